@@ -1,0 +1,49 @@
+# Each target sets up .venv when needed; a second call is instant.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+DEVELOP := .venv/.develop
+
+.PHONY: demo test test-slow test-gpu lint bench bench-gpu docs clean
+
+demo: $(READY)
+	$(BIN)/manyheads demo
+
+# Two passes: shapes checked by an import hook, then the tests of torch.compile, which that hook breaks.
+test: $(DEVELOP)
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not compile" --jaxtyping-packages=manyheads,beartype.beartype
+	$(BIN)/python -m pytest -m "compile and not slow and not gpu"
+
+test-slow: $(DEVELOP)
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-gpu: $(DEVELOP)
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(DEVELOP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(DEVELOP)
+	$(BIN)/python benchmarks/translator.py
+
+docs: $(DEVELOP)
+	$(BIN)/python -m pytest -q tests/docs
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Manyheads needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing): try make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+# torch first and by exact version, so that no other package chooses a larger build of it.
+$(READY): .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures]' -c constraints.txt
+	@touch $@
+
+$(DEVELOP): $(READY)
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures,test,bench,lint,tensorboard]' -c constraints.txt
+	@touch $@
+
+clean:
+	rm -rf .venv build dist src/*.egg-info

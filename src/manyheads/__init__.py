@@ -1,0 +1,33 @@
+"""Manyheads trains, runs and shows Transformers.
+
+The names below are the public surface; everything else is reached by its module. They are
+imported when first used, so that the command line answers before torch is loaded.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention import attend, attention_weights
+    from manyheads.presets import build, presets
+    from manyheads.run import load
+    from manyheads.view.capture import capture
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "attend": "manyheads.nn.attention",
+    "attention_weights": "manyheads.nn.attention",
+    "build": "manyheads.presets",
+    "capture": "manyheads.view.capture",
+    "load": "manyheads.run",
+    "presets": "manyheads.presets",
+}
+
+__all__ = ["attend", "attention_weights", "build", "capture", "load", "presets"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'manyheads' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,271 @@
+"""Settings: frozen dataclasses ↔ TOML, with checked `a.b=c` overrides.
+
+A choice between parts is a union of dataclasses, each with a `kind`; in TOML it is a word
+(`position = "rotary"`) or a table with that kind (`{kind = "rotary", base = 500.0}`). A single
+word for any other table sets the one field that has the word among its choices, so that
+`model.norm=post` means `model.norm.placement=post`.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from manyheads.errors import Mistake
+
+T = TypeVar("T")
+
+WORDS_FOR_NONE = ("none", "null", "off")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: the nearest right name, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'nothing'}"
+
+
+def parse(kind: type[T], value: object, where: str = "") -> T:
+    """Build `kind` from plain TOML or JSON values; a wrong name or type is a Mistake."""
+    result: T = _convert(kind, value, where, None)
+    return result
+
+
+def override(config: T, path: str, text: str) -> T:
+    """The same settings with the field at a dotted path set from a command-line text."""
+    result: T = _set(config, path.split("."), text, path)
+    return result
+
+
+def override_all(config: T, assignments: Sequence[str]) -> T:
+    """Apply `a.b=c` arguments from left to right; later ones win."""
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path:
+            raise Mistake(f"'{assignment}' is no setting: write it as name=value, e.g. seed=1")
+        config = override(config, path, text)
+    return config
+
+
+def dump(config: Any) -> dict[str, Any]:
+    """A dataclass as plain values; `None` fields are left out, as TOML has no null."""
+    table: dict[str, Any] = {}
+    if hasattr(type(config), "kind"):
+        table["kind"] = type(config).kind
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value is None:
+            if field.default is not None:
+                table[field.name] = "none"
+            continue
+        table[field.name] = dump(value) if dataclasses.is_dataclass(value) else _plain(value)
+    return table
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Mistake(f"{path} is not valid TOML: {error}") from None
+
+
+def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """TOML text of nested plain values: simple fields first, then one section a table."""
+    simple = [
+        f"{key} = {_toml_value(value)}" for key, value in table.items() if not _is_table(value)
+    ]
+    parts = ["\n".join(simple)] if simple else []
+    for key, value in table.items():
+        if _is_table(value):
+            parts.append(f"[{prefix}{key}]\n{to_toml(value, f'{prefix}{key}.')}")
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        text = repr(value)
+        return text if any(mark in text for mark in ".enf") else f"{text}.0"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    # DEL is the one character that JSON leaves bare and TOML forbids.
+    return (
+        json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        if isinstance(value, str)
+        else str(value)
+    )
+
+
+def _set(config: Any, path: list[str], text: str, whole: str) -> Any:
+    hints = get_type_hints(type(config))
+    names = [field.name for field in dataclasses.fields(config)]
+    if path[0] not in names:
+        here = whole[: len(whole) - len(".".join(path))]
+        raise Mistake(
+            f"there is no setting '{whole}': {nearest(path[0], names)} "
+            f"({here.rstrip('.') or 'the run'}"
+            f"{' is ' + type(config).kind if hasattr(type(config), 'kind') else ''})"
+        )
+    name, rest = path[0], path[1:]
+    current = getattr(config, name)
+    if rest and rest != ["kind"]:
+        if current is None:
+            current = _default_of(hints[name], whole)
+        if not dataclasses.is_dataclass(current):
+            raise Mistake(
+                f"'{'.'.join(whole.split('.')[: -len(rest)])}' is a single value: "
+                f"there is no '{whole}'"
+            )
+        value = _set(current, rest, text, whole)
+    else:
+        value = _convert(hints[name], text, whole, current)
+    return dataclasses.replace(config, **{name: value})
+
+
+def _default_of(hint: Any, where: str) -> Any:
+    """The part that an optional field holds, with its defaults, when only one is possible."""
+    options = [option for option in _options(hint) if dataclasses.is_dataclass(option)]
+    if len(options) != 1:
+        raise Mistake(f"'{where}': choose the kind of its part first")
+    return _convert(options[0], {}, where, None)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _convert(hint: Any, value: Any, where: str, current: Any) -> Any:
+    """`value` as the annotated type; `current` is what an override changes."""
+    options = _options(hint)
+    if isinstance(hint, type) and isinstance(value, hint) and not isinstance(value, bool):
+        return value
+    if len(options) > 1:
+        return _convert_union(options, value, where, current)
+    if dataclasses.is_dataclass(hint):
+        return _convert_table(hint, value, where, current)
+    if get_origin(hint) is Literal:
+        choices = [str(choice) for choice in get_args(hint)]
+        if str(value) in choices:
+            return get_args(hint)[choices.index(str(value))]
+        raise Mistake(f"{where}={value}: {nearest(str(value), choices)}")
+    if get_origin(hint) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            raise Mistake(f"{where} is a list: write it as a,b,c (not {value!r})")
+        return tuple(_convert(get_args(hint)[0], item, where, None) for item in items if item != "")
+    return _convert_simple(hint, value, where)
+
+
+def _convert_simple(hint: Any, value: Any, where: str) -> Any:
+    if hint is bool:
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if str(value).lower() in words:
+            return words[str(value).lower()]
+        raise Mistake(f"{where} is true or false (not '{value}')")
+    try:
+        if hint is int and isinstance(value, str):
+            number = float(value.replace("_", ""))
+            if number != int(number):
+                raise ValueError
+            # Through `int` where it can be: a float has only 53 bits.
+            plain = value.replace("_", "")
+            return int(plain) if plain.lstrip("+-").isdigit() else int(number)
+        if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
+            return float(value)
+        if hint is str and isinstance(value, (str, int, float)):
+            return str(value)
+        if hint is Path and isinstance(value, str):
+            return Path(value)
+    except (ValueError, OverflowError):
+        pass
+    names = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+    raise Mistake(f"{where} is {names.get(hint, hint)} (not {value!r})")
+
+
+def _convert_union(options: tuple[Any, ...], value: Any, where: str, current: Any) -> Any:
+    none = value is None or (isinstance(value, str) and value.lower() in WORDS_FOR_NONE)
+    if none and type(None) in options:
+        return None
+    rest = [option for option in options if option is not type(None)]
+    kinds = {option.kind: option for option in rest if hasattr(option, "kind")}
+    if kinds:
+        word = value.get("kind") if isinstance(value, Mapping) else value
+        if isinstance(word, tuple(kinds.values())):
+            return word
+        if word not in kinds:
+            known = [*kinds, "none"] if type(None) in options else list(kinds)
+            raise Mistake(f"{where}={word}: {nearest(str(word), known)}")
+        chosen = kinds[word]
+        same = current if isinstance(current, chosen) else None
+        return _convert_table(chosen, value if isinstance(value, Mapping) else {}, where, same)
+    if len(rest) == 1:
+        return _convert(rest[0], value, where, current)
+    errors = []
+    for option in rest:
+        try:
+            return _convert(option, value, where, current)
+        except Mistake as error:
+            errors.append(str(error))
+    raise Mistake(" or ".join(errors))
+
+
+def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(hint)}
+    hints = get_type_hints(hint)
+    if isinstance(value, str):
+        value = _word_as_table(hint, hints, fields, value, where)
+    if not isinstance(value, Mapping):
+        raise Mistake(f"{where or 'the file'} is a table of settings (not {value!r})")
+    given: dict[str, Any] = {}
+    for name, item in value.items():
+        if name == "kind" and hasattr(hint, "kind"):
+            continue
+        path = f"{where}.{name}" if where else name
+        if name not in fields:
+            raise Mistake(f"there is no setting '{path}': {nearest(name, fields)}")
+        given[name] = _convert(hints[name], item, path, None)
+    if current is not None:
+        return dataclasses.replace(current, **given)
+    missing = [
+        name
+        for name, field in fields.items()
+        if field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and name not in given
+    ]
+    if missing:
+        raise Mistake(f"'{where + '.' if where else ''}{missing[0]}' is needed: set it")
+    return hint(**given)
+
+
+def _word_as_table(
+    hint: Any, hints: Mapping[str, Any], fields: Iterable[str], word: str, where: str
+) -> dict[str, str]:
+    if getattr(hint, "kind", None) == word:
+        return {}
+    choices = {
+        name: [str(choice) for choice in get_args(hints[name])]
+        for name in fields
+        if get_origin(hints[name]) is Literal
+    }
+    for name, words in choices.items():
+        if word in words:
+            return {name: word}
+    every = [word for words in choices.values() for word in words]
+    advice = nearest(word, every) if every else f"set one of its fields, e.g. {where}.NAME=..."
+    raise Mistake(f"{where}={word}: {advice}")

@@ -1,0 +1,76 @@
+"""Keys and values of the positions already read, so that a step costs one position.
+
+The cache is keyed by the attention module, so that layers need not know their number. Because
+rules and position schemes speak of positions, a cached step is the same function as a full pass.
+"""
+
+from collections.abc import Callable
+
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from manyheads.nn.attention import KeysAndValues
+
+ROOM = 16  # positions to grow by, so that a step seldom copies
+
+
+class KeyValueCache:
+    """Self-attention keys and values that grow, cross-attention ones computed once."""
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._grown: dict[nn.Module, KeysAndValues] = {}
+        self._fixed: dict[nn.Module, KeysAndValues] = {}
+
+    @property
+    def length(self) -> int:
+        """Positions that are already in the cache."""
+        return self._length
+
+    def advance(self, positions: int) -> None:
+        """Called by the model once a pass is through all its layers."""
+        self._length += positions
+
+    def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
+        """Append the new positions of one module; gives all positions so far."""
+        end = self._length + keys.shape[2]
+        if owner not in self._grown or self._grown[owner][0].shape[2] < end:
+            room = end if self._length == 0 else end + max(ROOM, end // 2)
+            old = self._grown.get(owner)
+            self._grown[owner] = (
+                self._roomier(old and old[0], keys, room),
+                self._roomier(old and old[1], values, room),
+            )
+        all_keys, all_values = self._grown[owner]
+        all_keys[:, :, self._length : end] = keys
+        all_values[:, :, self._length : end] = values
+        return all_keys[:, :, :end], all_values[:, :, :end]
+
+    def _roomier(self, old: Tensor | None, new: Tensor, room: int) -> Tensor:
+        bigger = new.new_empty(*new.shape[:2], room, new.shape[3])
+        if old is not None:
+            bigger[:, :, : self._length] = old[:, :, : self._length]
+        return bigger
+
+    def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues:
+        """Keys and values of the memory: the same at every step."""
+        if owner not in self._fixed:
+            self._fixed[owner] = compute()
+        return self._fixed[owner]
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Keep these hypotheses, in this order (a row may be kept several times)."""
+        for owner, pair in self._grown.items():
+            keys, values = (x[:, :, : self._length].index_select(0, rows) for x in pair)
+            self._grown[owner] = (keys, values)
+
+    def keep_sentences(self, rows: Int[Tensor, " rows"]) -> None:
+        """Keep the memories of these sentences; the others are finished."""
+        for owner, pair in self._fixed.items():
+            keys, values = (x.index_select(0, rows) for x in pair)
+            self._fixed[owner] = (keys, values)
+
+    def bytes(self) -> int:
+        """What the cache holds now."""
+        kept = [*self._grown.values(), *self._fixed.values()]
+        return sum(x.numel() * x.element_size() for pair in kept for x in pair)

@@ -1,0 +1,57 @@
+"""The decoder-only Transformer: a language model (GPT)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from manyheads.nn.attention import Cache
+from manyheads.nn.block import Architecture, Stack, initialise
+from manyheads.nn.embedding import Head
+from manyheads.nn.masks import causal, look
+from manyheads.nn.shapes import Hidden, Logits, Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptConfig(Architecture):
+    """A causal language model; its head is tied to the embedding unless told otherwise."""
+
+    tie: Literal["all", "none"] = "all"
+    kind: ClassVar[str] = "gpt"
+
+    def build(self) -> "Gpt":
+        return Gpt(self)
+
+
+class Gpt(nn.Module):
+    """logits[:, t] predict the token after tokens[:, t]."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocabulary, config.dim)
+        self.embedding = config.embed.build(config.dim, config.dropout)
+        self.decoder = Stack(config, causal=True)
+        self.head = Head(config.vocabulary, config.dim, tied=config.tie == "all", bias=False)
+        initialise(self, config.initial, config.layers)
+
+    def hidden(
+        self, tokens: Tokens, real: Tensor | None = None, cache: Cache | None = None
+    ) -> Hidden:
+        start = 0 if cache is None else cache.length
+        length = tokens.shape[1]
+        self.decoder.position.refuse_past(start + length)
+        sight = look(causal, length, start=start, real=real, device=tokens.device)
+        x = self.embedding(self.tokens, tokens, self.decoder.position, sight.queries)
+        hidden: Tensor = self.decoder(x, sight, cache=cache)
+        if cache is not None:
+            cache.advance(length)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden, self.tokens)
+
+    def forward(
+        self, tokens: Tokens, real: Tensor | None = None, cache: Cache | None = None
+    ) -> Logits:
+        return self.logits(self.hidden(tokens, real, cache))

@@ -1,0 +1,112 @@
+"""The encoder–decoder Transformer: reads a source, writes a target (translation, T5, BART)."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from manyheads.nn.attention import Cache
+from manyheads.nn.block import Architecture, Stack, initialise
+from manyheads.nn.embedding import Head
+from manyheads.nn.feedforward import FeedForwardConfig
+from manyheads.nn.masks import Sight, causal, full, look
+from manyheads.nn.positions import PositionConfig
+from manyheads.nn.shapes import Hidden, Logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What one side has of its own; the rest is the model's."""
+
+    layers: int | None = None
+    heads: int | None = None
+    hidden: int | None = None
+    position: PositionConfig | None = None
+    feedforward: FeedForwardConfig | None = None
+    dropout: float | None = None
+
+    def of(self, shared: Architecture) -> Architecture:
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given = {name: value for name, value in own.items() if value is not None}
+        return dataclasses.replace(shared, **given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqConfig(Architecture):
+    """An encoder–decoder. `tie`: one matrix for source, target and output, or fewer."""
+
+    tie: Literal["all", "target", "none"] = "all"
+    encoder: Side = dataclasses.field(default_factory=Side)
+    decoder: Side = dataclasses.field(default_factory=Side)
+    kind: ClassVar[str] = "seq2seq"
+
+    def build(self) -> "Seq2Seq":
+        return Seq2Seq(self)
+
+
+@dataclass(eq=False)
+class Memory:
+    """The top of the encoder, and the sight of it that the decoder has."""
+
+    states: Tensor
+    sight: Sight
+
+
+class Seq2Seq(nn.Module):
+    """logits[:, t] predict the token after target[:, t] (teacher forcing)."""
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.config = config
+        encoder, decoder = config.encoder.of(config), config.decoder.of(config)
+        self.tokens = nn.Embedding(config.vocabulary, config.dim)
+        self.encoder_embedding = config.embed.build(config.dim, config.dropout)
+        self.encoder = Stack(encoder, causal=False)
+        if config.tie != "all":
+            self.target_tokens = nn.Embedding(config.vocabulary, config.dim)
+        self.decoder_embedding = config.embed.build(config.dim, config.dropout)
+        self.decoder = Stack(decoder, causal=True, memory_dim=config.dim)
+        self.head = Head(config.vocabulary, config.dim, tied=config.tie != "none", bias=False)
+        initialise(self, config.initial, encoder.layers + decoder.layers)
+
+    @property
+    def target_table(self) -> nn.Embedding:
+        return self.tokens if self.config.tie == "all" else self.target_tokens
+
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+        length = source.shape[1]
+        self.encoder.position.refuse_past(length)
+        sight = look(full, length, real=source_real, device=source.device)
+        x = self.encoder_embedding(self.tokens, source, self.encoder.position, sight.queries)
+        return Memory(self.encoder(x, sight), Sight(full, sight.queries, sight.keys, source_real))
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Memory,
+        target_real: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Hidden:
+        """Hidden states of the decoder; with a cache, of the positions after the cached ones."""
+        start = 0 if cache is None else cache.length
+        length = target.shape[1]
+        self.decoder.position.refuse_past(start + length)
+        sight = look(causal, length, start=start, real=target_real, device=target.device)
+        x = self.decoder_embedding(self.target_table, target, self.decoder.position, sight.queries)
+        hidden: Tensor = self.decoder(x, sight, memory.states, memory.sight, cache)
+        if cache is not None:
+            cache.advance(length)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden, self.target_table)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_real: Tensor | None = None,
+        target_real: Tensor | None = None,
+    ) -> Logits:
+        return self.logits(self.decode(target, self.encode(source, source_real), target_real))

@@ -1,0 +1,224 @@
+"""Attention: a query meets keys, the scores become weights, the weights mix values.
+
+    Attention(Q, K, V) = softmax(score(Q, K)) V
+    MultiHead(X) = Concat(head_1, …, head_h) W^O,  head_i = Attention(X W_i^Q, X W_i^K, X W_i^V)
+
+`attend` is the plain function; `SelfAttention` and `CrossAttention` project into heads first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from manyheads.config import parse
+from manyheads.errors import Mistake
+from manyheads.nn.cores import Core, Dense, Fused, dense_weights
+from manyheads.nn.masks import Causal, Full, Rule, Sight, full
+from manyheads.nn.positions import Position, PositionConfig, PositionSizes, RotaryPosition
+from manyheads.nn.scores import InnerScore, Score, ScoreConfig
+from manyheads.nn.shapes import Hidden, Keys, Queries, Real, Values, Weights
+from manyheads.nn.tiled import Tiled
+
+CoreConfig = Dense | Fused | Tiled
+KeysAndValues = tuple[Tensor, Tensor]
+P = TypeVar("P")
+
+
+def check_parts(core: Core, score: Score, position: Position) -> None:
+    """Refuse, when a model is built, a combination that would be wrong or cannot be computed."""
+    if isinstance(position, RotaryPosition) and type(score) is not InnerScore:
+        raise Mistake(
+            "rotary positions make a dot product depend on distance; a matrix or a network "
+            "between query and key undoes that: choose a dot score "
+            "(model.score=scaled-dot) or another position"
+        )
+    core.check(score, position)
+
+
+def attend(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    score: Score | ScoreConfig | str = "scaled-dot",
+    rule: Rule | str = full,
+    real: Real | None = None,
+    position: Position | PositionConfig | str = "none",
+    core: Core | str = "dense",
+    scale: float | None = None,
+) -> Queries:
+    """softmax(score(q, k)) · v on head tensors, with any score, rule, position and core.
+
+    Queries stand at the last positions of the keys, so that a cached step is the same call.
+    `scale` replaces the 1/√c of the scaled dot product.
+    """
+    q, k, sight, scored, placed = _prepare(q, k, score, rule, real, position, scale)
+    chosen: Core = parse(CoreConfig, core, "core") if isinstance(core, str) else core  # type: ignore[arg-type]
+    check_parts(chosen, scored, placed)
+    return chosen(q, k, v, sight, scored, placed)
+
+
+def attention_weights(
+    q: Queries,
+    k: Keys,
+    *,
+    score: Score | ScoreConfig | str = "scaled-dot",
+    rule: Rule | str = full,
+    real: Real | None = None,
+    position: Position | PositionConfig | str = "none",
+    scale: float | None = None,
+) -> Weights:
+    """The weights with which `attend` mixes the values."""
+    q, k, sight, scored, placed = _prepare(q, k, score, rule, real, position, scale)
+    check_parts(Dense(), scored, placed)
+    return dense_weights(q, k, sight, scored, placed)
+
+
+def _prepare(
+    q: Queries,
+    k: Keys,
+    score: Score | ScoreConfig | str,
+    rule: Rule | str,
+    real: Real | None,
+    position: Position | PositionConfig | str,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Sight, Score, Position]:
+    heads, head_dim, length = q.shape[1], q.shape[3], k.shape[2]
+    chosen: Rule = parse(Full | Causal, rule, "rule") if isinstance(rule, str) else rule  # type: ignore[arg-type]
+    sizes = PositionSizes(
+        dim=heads * head_dim,
+        heads=heads,
+        head_dim=head_dim,
+        max_length=length,
+        causal=isinstance(chosen, Causal),
+    )
+    scored = _built(
+        score, Score, ScoreConfig, "score", lambda config: config.build(heads, head_dim).to(q)
+    )
+    placed = _built(
+        position, Position, PositionConfig, "position", lambda config: config.build(sizes).to(q)
+    )
+    if scale is not None:
+        if type(scored) is not InnerScore:
+            raise Mistake("scale belongs to the dot product: leave it out with another score")
+        scored = InnerScore(scale)
+    keys = torch.arange(length, device=q.device)[None]
+    queries = keys[:, length - q.shape[2] :]
+    sight = Sight(chosen, queries, keys, real, square=q.shape[2] == length)
+    return placed.rotate(q, queries), placed.rotate(k, keys), sight, scored, placed
+
+
+def _built(part: object, module: type[P], config: Any, where: str, build: Callable[..., P]) -> P:
+    """A part given as a module, as its settings, or by name."""
+    if isinstance(part, module):
+        return part
+    return build(parse(config, part, where) if isinstance(part, str) else part)
+
+
+class Cache(Protocol):
+    """Keys and values of earlier positions, kept by attention module."""
+
+    @property
+    def length(self) -> int: ...
+
+    def advance(self, positions: int) -> None: ...
+
+    def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues: ...
+
+    def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """The sizes and parts that self- and cross-attention share."""
+
+    dim: int
+    heads: int
+    head_dim: int
+    kv_heads: int
+    bias: bool
+    dropout: float
+    score: ScoreConfig
+    core: CoreConfig
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise Mistake(
+                f"{self.heads} heads cannot share {self.kv_heads} key/value heads evenly: "
+                "choose a kv_heads that divides heads"
+            )
+
+    @property
+    def sizes(self) -> list[int]:
+        """Channels of all queries, all keys and all values."""
+        key_dim = self.score.key_dim(self.head_dim)
+        return [
+            self.heads * self.head_dim,
+            self.kv_heads * key_dim,
+            self.kv_heads * self.head_dim,
+        ]
+
+
+class SelfAttention(nn.Module):
+    """Queries, keys and values from the same sequence."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__()
+        self.heads = heads
+        self.project = nn.Linear(heads.dim, sum(heads.sizes), bias=heads.bias)
+        self.output = nn.Linear(heads.sizes[0], heads.dim, bias=heads.bias)
+        self.score = heads.score.build(heads.heads, heads.head_dim)
+        self.core: Core = heads.core
+
+    def forward(
+        self, x: Hidden, sight: Sight, position: Position, cache: Cache | None = None
+    ) -> Hidden:
+        q, k, v = self.project(x).split(self.heads.sizes, dim=-1)
+        q = rearrange(q, "b t (h c) -> b h t c", h=self.heads.heads)
+        k = rearrange(k, "b s (g e) -> b g s e", g=self.heads.kv_heads)
+        v = rearrange(v, "b s (g c) -> b g s c", g=self.heads.kv_heads)
+        q, k = position.rotate(q, sight.queries), position.rotate(k, sight.queries)
+        if cache is not None:
+            k, v = cache.extend(self, k, v)
+        dropout = self.heads.dropout if self.training else 0.0
+        mixed = self.core(q, k, v, sight, self.score, position, dropout)
+        return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
+
+
+class CrossAttention(nn.Module):
+    """Queries from the decoder, keys and values from the top of the encoder."""
+
+    def __init__(self, heads: Heads, memory_dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(heads.dim, heads.sizes[0], bias=heads.bias)
+        self.project = nn.Linear(memory_dim, sum(heads.sizes[1:]), bias=heads.bias)
+        self.output = nn.Linear(heads.sizes[0], heads.dim, bias=heads.bias)
+        self.score = heads.score.build(heads.heads, heads.head_dim)
+        self.position = Position()  # source and target positions are not comparable
+        self.core: Core = heads.core
+
+    def keys_and_values(self, memory: Tensor) -> KeysAndValues:
+        k, v = self.project(memory).split(self.heads.sizes[1:], dim=-1)
+        return (
+            rearrange(k, "b s (g e) -> b g s e", g=self.heads.kv_heads),
+            rearrange(v, "b s (g c) -> b g s c", g=self.heads.kv_heads),
+        )
+
+    def forward(
+        self, x: Tensor, memory: Tensor, sight: Sight, cache: Cache | None = None
+    ) -> Tensor:
+        if cache is None:
+            k, v = self.keys_and_values(memory)
+        else:
+            k, v = cache.once(self, lambda: self.keys_and_values(memory))
+        # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.
+        beams = x.shape[0] // k.shape[0]
+        q = rearrange(self.query(x), "(b n) t (h c) -> b h (n t) c", n=beams, h=self.heads.heads)
+        dropout = self.heads.dropout if self.training else 0.0
+        mixed = self.core(q, k, v, sight, self.score, self.position, dropout)
+        return self.output(rearrange(mixed, "b h (n t) c -> (b n) t (h c)", n=beams))

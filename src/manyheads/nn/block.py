@@ -1,0 +1,184 @@
+"""Blocks and stacks of blocks: encoder, decoder and encoder–decoder are made of these alone."""
+
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Literal
+
+from torch import Tensor, nn
+
+from manyheads.errors import Mistake
+from manyheads.nn.attention import (
+    Cache,
+    CoreConfig,
+    CrossAttention,
+    Heads,
+    SelfAttention,
+    check_parts,
+)
+from manyheads.nn.cores import Fused
+from manyheads.nn.embedding import Embed
+from manyheads.nn.feedforward import FeedForwardConfig, Plain
+from manyheads.nn.masks import Sight
+from manyheads.nn.positions import Position, PositionConfig, PositionSizes, Sinusoidal
+from manyheads.nn.residual import Norm, Residual
+from manyheads.nn.scores import ScaledDot, ScoreConfig
+from manyheads.nn.shapes import Hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The sizes and parts that every model of blocks shares."""
+
+    vocab_size: int | None = None
+    dim: int = 256
+    layers: int = 4
+    heads: int = 4
+    head_dim: int | None = None
+    kv_heads: int | None = None
+    hidden: int | None = None
+    max_length: int = 512
+    position: PositionConfig = field(default_factory=Sinusoidal)
+    norm: Norm = field(default_factory=Norm)
+    score: ScoreConfig = field(default_factory=ScaledDot)
+    core: CoreConfig = field(default_factory=Fused)
+    feedforward: FeedForwardConfig = field(default_factory=Plain)
+    embed: Embed = field(default_factory=Embed)
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    bias: bool = True
+    initial: Literal["xavier", "normal", "normal-scaled"] = "xavier"
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "layers", "heads", "max_length"):
+            if getattr(self, name) < 1:
+                raise Mistake(f"model.{name}={getattr(self, name)} must be at least 1")
+        if self.head_dim is None and self.dim % self.heads:
+            raise Mistake(
+                f"model.dim={self.dim} does not divide into {self.heads} heads: "
+                "change one of them, or give model.head_dim"
+            )
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise Mistake(f"model.{name}={getattr(self, name)} must be at least 0, below 1")
+
+    @property
+    def vocabulary(self) -> int:
+        if self.vocab_size is None:
+            raise Mistake("model.vocab_size is needed: a run takes it from its tokenizer")
+        return self.vocab_size
+
+    def attention_heads(self) -> Heads:
+        return Heads(
+            dim=self.dim,
+            heads=self.heads,
+            head_dim=self.head_dim or self.dim // self.heads,
+            kv_heads=self.kv_heads or self.heads,
+            bias=self.bias,
+            dropout=self.attention_dropout,
+            score=self.score,
+            core=self.core,
+        )
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention where there is a memory to look at, feed-forward."""
+
+    def __init__(self, config: Architecture, memory_dim: int | None) -> None:
+        super().__init__()
+        heads, dim = config.attention_heads(), config.dim
+        self.attention = SelfAttention(heads)
+        self.attention_residual = Residual(dim, config.norm, config.dropout)
+        if memory_dim is not None:
+            self.cross = CrossAttention(heads, memory_dim)
+            self.cross_residual = Residual(dim, config.norm, config.dropout)
+        self.feedforward = config.feedforward.build(dim, config.hidden or 4 * dim, config.bias)
+        self.feedforward_residual = Residual(dim, config.norm, config.dropout)
+
+    def forward(
+        self,
+        x: Hidden,
+        sight: Sight,
+        position: Position,
+        memory: Tensor | None = None,
+        memory_sight: Sight | None = None,
+        cache: Cache | None = None,
+    ) -> Hidden:
+        x = self.attention_residual(x, lambda y: self.attention(y, sight, position, cache))
+        if memory is not None:
+            x = self.cross_residual(x, lambda y: self.cross(y, memory, memory_sight, cache))
+        x = self.feedforward_residual(x, self.feedforward)
+        return x
+
+
+class Stack(nn.Module):
+    """N blocks, their positions (one for all, or one a layer), and the last norm of pre-norm."""
+
+    def __init__(
+        self, config: Architecture, *, causal: bool, memory_dim: int | None = None
+    ) -> None:
+        super().__init__()
+        heads = config.attention_heads()
+        sizes = PositionSizes(
+            dim=config.dim,
+            heads=heads.heads,
+            head_dim=heads.head_dim,
+            max_length=config.max_length,
+            causal=causal,
+        )
+        kinds = config.layers if config.position.per_layer else 1
+        self.positions = nn.ModuleList(config.position.build(sizes) for _ in range(kinds))
+        self.blocks = nn.ModuleList(Block(config, memory_dim) for _ in range(config.layers))
+        self.last_norm = config.norm.build_last(config.dim)
+        check_parts(config.core, self.blocks[0].attention.score, self.positions[0])  # type: ignore[arg-type, union-attr]
+
+    @property
+    def position(self) -> Position:
+        """The position that embeds; those that have one table a layer embed nothing."""
+        first = self.positions[0]
+        assert isinstance(first, Position)
+        return first
+
+    def forward(
+        self,
+        x: Hidden,
+        sight: Sight,
+        memory: Tensor | None = None,
+        memory_sight: Sight | None = None,
+        cache: Cache | None = None,
+    ) -> Hidden:
+        for block, position in zip(self.blocks, cycle(self.positions), strict=False):
+            x = block(x, sight, position, memory, memory_sight, cache)
+        return self.last_norm(x)
+
+
+def initialise(model: nn.Module, scheme: str, layers: int) -> None:
+    """Starting weights by the papers' schemes; biases zero, norms one.
+
+    xavier: each projection uniform by its own fans, embeddings N(0, 1/d) (Transformer);
+    normal: N(0, 0.02²) (BERT); normal-scaled: also 1/√(2·layers) on what writes to the
+    residual stream (GPT-2).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            if scheme == "xavier":
+                nn.init.xavier_uniform_(module.weight)
+            else:
+                nn.init.normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            std = module.embedding_dim**-0.5 if scheme == "xavier" else 0.02
+            nn.init.normal_(module.weight, std=std)
+    for module in model.modules():
+        if isinstance(module, (SelfAttention, CrossAttention)) and scheme == "xavier":
+            # Queries, keys and values share a matrix for speed; each keeps its own fans.
+            sizes = module.heads.sizes
+            pieces = sizes if isinstance(module, SelfAttention) else sizes[1:]
+            for piece in module.project.weight.split(pieces):
+                nn.init.xavier_uniform_(piece)
+        if isinstance(module, Block) and scheme == "normal-scaled":
+            writers = [
+                part for name, part in module.named_modules() if name.endswith(("output", "outer"))
+            ]
+            for writer in writers:
+                nn.init.normal_(writer.weight, std=0.02 * (2 * layers) ** -0.5)  # type: ignore[arg-type]

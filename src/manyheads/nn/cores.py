@@ -1,0 +1,152 @@
+"""How softmax(scores) · V is computed: the textbook, and PyTorch's best kernel.
+
+A core takes queries [b h t c], keys and values of as many or fewer heads, a `Sight`, a score
+and a position, and gives the mixed values. A core that cannot honour a combination says so in
+`check`, when the model is built. `tiled` has a room of its own (nn/tiled.py).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from einops import einsum, repeat
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from manyheads.errors import Mistake
+from manyheads.nn.masks import Sight
+from manyheads.nn.positions import Position
+from manyheads.nn.scores import InnerScore, Score
+from manyheads.nn.shapes import Keys, Queries, Values, Weights
+
+Mixed = Float[Tensor, "b h t c"]
+
+
+class Core(Protocol):
+    """softmax(scores) · V, and a check at build of what it can honour."""
+
+    def check(self, score: Score, position: Position) -> None: ...
+
+    def __call__(
+        self,
+        q: Queries,
+        k: Keys,
+        v: Values,
+        sight: Sight,
+        score: Score,
+        position: Position,
+        dropout: float = 0.0,
+    ) -> Mixed: ...
+
+
+def share_heads(x: Float[Tensor, "b g s c"], heads: int) -> Float[Tensor, "b h s c"]:
+    """Repeat key/value heads for the groups of query heads that share them."""
+    if x.shape[1] == heads:
+        return x
+    return repeat(x, "b g s c -> b (g r) s c", r=heads // x.shape[1])
+
+
+def dense_weights(q: Queries, k: Keys, sight: Sight, score: Score, position: Position) -> Weights:
+    """softmax over the keys of score(q, k) + bias, −∞ where a query must not see.
+
+    A query that sees no key at all gives no weight to any.
+    """
+    scores = score(q, share_heads(k, q.shape[1]))
+    bias = position.score(q, sight.queries, sight.keys)
+    if bias is not None:
+        scores = scores + bias
+    mask = sight.mask()
+    if mask is None:
+        return scores.softmax(-1)
+    blind = ~mask.any(-1, keepdim=True)
+    return scores.masked_fill(~mask & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The textbook: holds every score and every weight."""
+
+    kind: ClassVar[str] = "dense"
+
+    def check(self, score: Score, position: Position) -> None:
+        """Honours everything."""
+
+    def __call__(
+        self,
+        q: Queries,
+        k: Keys,
+        v: Values,
+        sight: Sight,
+        score: Score,
+        position: Position,
+        dropout: float = 0.0,
+    ) -> Mixed:
+        weights = F.dropout(dense_weights(q, k, sight, score, position), dropout)
+        mixed = einsum(weights, share_heads(v, q.shape[1]), "b h t s, b h s c -> b h t c")
+        spread = position.value(weights, sight.queries, sight.keys)
+        return mixed if spread is None else mixed + spread
+
+
+@dataclass(frozen=True)
+class Fused:
+    """PyTorch's fused kernels: no weights are held where the device has a kernel for it."""
+
+    kind: ClassVar[str] = "fused"
+
+    def check(self, score: Score, position: Position) -> None:
+        if not isinstance(score, InnerScore):
+            raise Mistake(
+                "the fused core computes inner products inside its kernel, and an additive score "
+                "is none: choose the dense or the tiled core (model.core=dense)"
+            )
+        if type(position).value is not Position.value:
+            raise Mistake(
+                "the fused core never holds the weights, and relative vectors on the values "
+                "(shaw) need them: choose the dense or the tiled core (model.core=dense)"
+            )
+
+    def __call__(
+        self,
+        q: Queries,
+        k: Keys,
+        v: Values,
+        sight: Sight,
+        score: Score,
+        position: Position,
+        dropout: float = 0.0,
+    ) -> Mixed:
+        assert isinstance(score, InnerScore)
+        bias = position.score(q, sight.queries, sight.keys)
+        triangle = bias is None and sight.is_triangle()
+        mask = None if triangle else sight.mask()
+        if bias is not None and mask is not None:
+            bias = bias.masked_fill(~mask, -torch.inf)
+        f, g = score.factors(q, share_heads(k, q.shape[1]))
+        return _kernel(
+            f,
+            g,
+            share_heads(v, q.shape[1]),
+            attn_mask=mask if bias is None else bias,
+            dropout_p=dropout,
+            is_causal=triangle,
+            scale=score.scale,
+        )
+
+
+# cuDNN's kernel is the fastest on CUDA where it applies; the others follow in order of speed.
+KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Tensor:
+    """PyTorch's fused attention, with the best backend for the device tried first."""
+    if q.device.type != "cuda":
+        return F.scaled_dot_product_attention(q, k, v, **settings)
+    with sdpa_kernel(KERNELS, set_priority=True):
+        return F.scaled_dot_product_attention(q, k, v, **settings)

@@ -1,0 +1,72 @@
+"""Tokens become vectors, and vectors become scores over tokens again."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manyheads.nn.positions import Position
+from manyheads.nn.residual import Norm
+from manyheads.nn.shapes import Hidden, Positions, Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """How a token's vector enters the stack: its scale, a norm after the sum, segments."""
+
+    scale: Literal["sqrt-dim", "one"] = "one"
+    norm: Norm | None = None
+    segments: int | None = None
+
+    def build(self, dim: int, dropout: float) -> "Embedding":
+        return Embedding(self, dim, dropout)
+
+
+class Embedding(nn.Module):
+    """token · scale + position + segment, then the norm and the dropout of the papers.
+
+    The table of token vectors is given at the call: several embeddings and the output head may
+    share one.
+    """
+
+    def __init__(self, config: Embed, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.scale = math.sqrt(dim) if config.scale == "sqrt-dim" else 1.0
+        self.segment = nn.Embedding(config.segments, dim) if config.segments else None
+        self.norm = config.norm.build(dim) if config.norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        table: nn.Embedding,
+        tokens: Tokens,
+        position: Position,
+        positions: Positions,
+        segments: Tokens | None = None,
+    ) -> Hidden:
+        x = position.embed(table(tokens) * self.scale, positions)
+        if self.segment is not None:
+            x = x + self.segment(torch.zeros_like(tokens) if segments is None else segments)
+        return self.dropout(self.norm(x))
+
+
+class Head(nn.Module):
+    """Hidden states → a score for each token: h Eᵀ (tied to the embedding) or h Wᵀ (+ b)."""
+
+    def __init__(self, vocab_size: int, dim: int, *, tied: bool, bias: bool) -> None:
+        super().__init__()
+        self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, dim))
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+        if self.weight is not None:
+            nn.init.normal_(self.weight, std=dim**-0.5)
+
+    def matrix(self, table: nn.Embedding) -> Float[Tensor, "v d"]:
+        """The output matrix: the embedding's own tensor where the two are tied."""
+        return table.weight if self.weight is None else self.weight
+
+    def forward(self, hidden: Float[Tensor, "*n d"], table: nn.Embedding) -> Float[Tensor, "*n v"]:
+        return F.linear(hidden, self.matrix(table), self.bias)

@@ -1,0 +1,184 @@
+"""Who may look at whom: rules over positions, and `Sight`, a rule with its positions.
+
+A rule is a predicate: True where the query at position i may see the key at position j.
+Because it speaks of positions and not of matrix indices, the same rule serves a full pass,
+a chunk and one cached step.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from manyheads.nn.shapes import KeyPositions, Positions, Real
+
+QueryAxis = Int[Tensor, "#b t 1"]
+KeyAxis = Int[Tensor, "#b 1 s"]
+Seen = Bool[Tensor, "#b #t #s"]
+
+
+class Rule:
+    """A predicate over (query position, key position). Subclasses are final dataclasses."""
+
+    kind: ClassVar[str]
+
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Full(Rule):
+    """Everyone sees everyone."""
+
+    kind: ClassVar[str] = "full"
+
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+        return torch.ones(1, 1, 1, dtype=torch.bool, device=keys.device)
+
+
+@dataclass(frozen=True)
+class Causal(Rule):
+    """A position sees itself and what came before: j ≤ i."""
+
+    kind: ClassVar[str] = "causal"
+
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+        return keys <= queries
+
+
+@dataclass(frozen=True)
+class Window(Rule):
+    """A position sees those at most `size` away, on either side: |i − j| ≤ size."""
+
+    size: int = 64
+    kind: ClassVar[str] = "window"
+
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+        return (queries - keys).abs() <= self.size
+
+
+@dataclass(frozen=True)
+class Prefix(Rule):
+    """The first `length` positions see each other; the rest see what came before."""
+
+    length: int = 0
+    kind: ClassVar[str] = "prefix"
+
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+        return (keys <= queries) | (keys < self.length)
+
+
+@dataclass(frozen=True)
+class Globals(Rule):
+    """The first `count` positions see all and are seen by all (Longformer's global tokens)."""
+
+    count: int = 1
+    kind: ClassVar[str] = "globals"
+
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+        return (queries < self.count) | (keys < self.count)
+
+
+@dataclass(frozen=True, eq=False)
+class SameDocument(Rule):
+    """In a packed row, a position sees only its own document; `documents` numbers them."""
+
+    documents: Int[Tensor, "b n"]
+    kind: ClassVar[str] = "same-document"
+
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+        rows = self.documents.shape[0]
+        own = self.documents.gather(1, queries[..., 0].expand(rows, -1))
+        other = self.documents.gather(1, keys[:, 0].expand(rows, -1))
+        return rearrange(own, "b t -> b t 1") == rearrange(other, "b s -> b 1 s")
+
+
+@dataclass(frozen=True)
+class Both(Rule):
+    """Seen where both rules say so."""
+
+    first: Rule
+    second: Rule
+    kind: ClassVar[str] = "both"
+
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+        return self.first(queries, keys) & self.second(queries, keys)
+
+
+@dataclass(frozen=True)
+class Either(Rule):
+    """Seen where one of two rules says so."""
+
+    first: Rule
+    second: Rule
+    kind: ClassVar[str] = "either"
+
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+        return self.first(queries, keys) | self.second(queries, keys)
+
+
+full = Full()
+causal = Causal()
+window = Window
+prefix = Prefix
+both = Both
+either = Either
+
+
+@dataclass(eq=False)
+class Sight:
+    """A rule, the positions it is asked about, and which keys are real (not padding).
+
+    `square` says that queries and keys are the same positions 0 … n−1 in every row, so that a
+    causal rule is the plain lower triangle and a kernel may use its own.
+    """
+
+    rule: Rule
+    queries: Positions
+    keys: KeyPositions
+    real: Real | None = None
+    square: bool = False
+    _mask: Tensor | None = field(default=None, init=False, repr=False)
+
+    def mask(self) -> Bool[Tensor, "#b 1 #t #s"] | None:
+        """True where a query sees a key; None where every query sees every key."""
+        if isinstance(self.rule, Full) and self.real is None:
+            return None
+        if self._mask is None:
+            self._mask = self._compute()
+        return self._mask
+
+    def _compute(self) -> Bool[Tensor, "#b 1 #t #s"]:
+        seen = self.rule(
+            rearrange(self.queries, "b t -> b t 1"), rearrange(self.keys, "b s -> b 1 s")
+        )
+        if self.real is not None:
+            seen = seen & rearrange(self.real, "b s -> b 1 s")
+        return rearrange(seen, "b t s -> b 1 t s")
+
+    def is_triangle(self) -> bool:
+        """Whether this is the plain causal triangle, which kernels know without a mask."""
+        return self.square and self.real is None and isinstance(self.rule, Causal)
+
+    def block(self, rows: slice, columns: slice) -> "Sight":
+        """The same sight for some of the queries and some of the keys."""
+        real = None if self.real is None else self.real[:, columns]
+        return Sight(self.rule, self.queries[:, rows], self.keys[:, columns], real)
+
+
+def look(
+    rule: Rule,
+    length: int,
+    *,
+    start: int = 0,
+    real: Real | None = None,
+    device: torch.device | str | None = None,
+) -> Sight:
+    """The sight of `length` positions after `start` cached ones on all positions so far."""
+    if length == 1 and isinstance(rule, Causal):
+        rule = full  # the newest position sees all there is: no mask to compute
+    keys = torch.arange(start + length, device=device)[None]
+    return Sight(rule, keys[:, start:], keys, real, square=start == 0)
