@@ -37,18 +37,21 @@ def parse(kind: type[T], value: object, where: str = "") -> T:
 
 def override(config: T, path: str, text: str) -> T:
     """The same settings with the field at a dotted path set from a command-line text."""
-    result: T = _set(config, path.split("."), text, path)
-    return result
+    return override_all(config, [f"{path}={text}"])
 
 
 def override_all(config: T, assignments: Sequence[str]) -> T:
-    """Apply `a.b=c` arguments from left to right; later ones win."""
+    """Apply `a.b=c` arguments from left to right; later ones win.
+
+    Parts are checked once all are applied: `model.heads=6 model.dim=384` may come in any order.
+    """
+    changed: Any = config
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise Mistake(f"'{assignment}' is no setting: write it as name=value, e.g. seed=1")
-        config = override(config, path, text)
-    return config
+        changed = _set(changed, path.split("."), text, path)
+    return parse(type(config), dump(changed))
 
 
 def dump(config: Any) -> dict[str, Any]:
@@ -134,7 +137,16 @@ def _set(config: Any, path: list[str], text: str, whole: str) -> Any:
         value = _set(current, rest, text, whole)
     else:
         value = _convert(hints[name], text, whole, current)
-    return dataclasses.replace(config, **{name: value})
+    return _unchecked(config, name, value)
+
+
+def _unchecked(config: Any, name: str, value: Any) -> Any:
+    """A copy with one field changed, whose `__post_init__` has not looked at it yet."""
+    copy = object.__new__(type(config))
+    for field in dataclasses.fields(config):
+        object.__setattr__(copy, field.name, getattr(config, field.name))
+    object.__setattr__(copy, name, value)
+    return copy
 
 
 def _default_of(hint: Any, where: str) -> Any:

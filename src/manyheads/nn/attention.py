@@ -8,7 +8,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -119,6 +119,7 @@ def _built(part: object, module: type[P], config: Any, where: str, build: Callab
     return build(parse(config, part, where) if isinstance(part, str) else part)
 
 
+@runtime_checkable
 class Cache(Protocol):
     """Keys and values of earlier positions, kept by attention module."""
 

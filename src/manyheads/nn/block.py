@@ -181,4 +181,4 @@ def initialise(model: nn.Module, scheme: str, layers: int) -> None:
                 part for name, part in module.named_modules() if name.endswith(("output", "outer"))
             ]
             for writer in writers:
-                nn.init.normal_(writer.weight, std=0.02 * (2 * layers) ** -0.5)  # type: ignore[arg-type]
+                nn.init.normal_(writer.weight, std=0.02 * (2 * layers) ** -0.5)

@@ -6,7 +6,7 @@ and a position, and gives the mixed values. A core that cannot honour a combinat
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from einops import einsum, repeat
@@ -24,6 +24,7 @@ from manyheads.nn.shapes import Keys, Queries, Values, Weights
 Mixed = Float[Tensor, "b h t c"]
 
 
+@runtime_checkable
 class Core(Protocol):
     """softmax(scores) · V, and a check at build of what it can honour."""
 
@@ -128,25 +129,23 @@ class Fused:
             f,
             g,
             share_heads(v, q.shape[1]),
-            attn_mask=mask if bias is None else bias,
+            mask if bias is None else bias,
             dropout_p=dropout,
             is_causal=triangle,
             scale=score.scale,
         )
 
 
-# cuDNN's kernel is the fastest on CUDA where it applies; the others follow in order of speed.
-KERNELS = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
+# In order of speed. cuDNN's kernel is the fastest, but with a mask it gives something else than
+# zeros to a query that sees nothing.
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+KERNELS_WITHOUT_MASK = [SDPBackend.CUDNN_ATTENTION, *KERNELS]
 
 
-def _kernel(q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Tensor:
+def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **settings: Any) -> Tensor:
     """PyTorch's fused attention, with the best backend for the device tried first."""
     if q.device.type != "cuda":
-        return F.scaled_dot_product_attention(q, k, v, **settings)
-    with sdpa_kernel(KERNELS, set_priority=True):
-        return F.scaled_dot_product_attention(q, k, v, **settings)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **settings)
+    kernels = KERNELS_WITHOUT_MASK if mask is None else KERNELS
+    with sdpa_kernel(kernels, set_priority=True):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **settings)

@@ -51,7 +51,7 @@ class Tiled:
         tiles = _Tiles(sight, score, position, dropout, seed, self.block)
         trained = [p for part in (score, position) for p in part.parameters() if p.requires_grad]
         heads = q.shape[1]
-        return _TiledAttention.apply(
+        return _TiledAttention.apply(  # type: ignore[no-untyped-call]
             tiles, q, share_heads(k, heads), share_heads(v, heads), *trained
         )
 

@@ -1,0 +1,238 @@
+"""Training and beam search of a small translator against `transformers`' Marian.
+
+Both are the same model with the same weights, run on the same sentences in one process, in
+turns; a figure is the median ratio of paired rounds.
+
+    make bench        (or: python benchmarks/translator.py --rounds 7 --json)
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from manyheads.data.batching import Batches
+from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
+from manyheads.decode.beam import Decode
+from manyheads.decode.translate import Translator
+from manyheads.tasks.translation import translation_loss
+from manyheads.tokens import Bpe
+from manyheads.train.loop import seed_step
+from manyheads.train.optimizer import Train, build_optimizer, learning_rate
+from marian import config, marian
+
+BEAM = 5
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--threads", type=int, default=2)
+    options.add_argument("--steps", type=int, default=400, help="updates before decoding")
+    options.add_argument("--sentences", type=int, default=128)
+    options.add_argument("--vocabulary", type=int, default=8000)
+    options.add_argument("--json", action="store_true")
+    given = options.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(1)
+
+    data = PhrasebookData(train_pairs=40_000)
+    corpus, test = data.read("train"), data.read("test")
+    tokenizer = Bpe(vocab_size=given.vocabulary).train([*corpus.sources, *corpus.targets])
+    # The output layer has the asked size even where the corpus yields fewer tokens.
+    ours = config(max(given.vocabulary, tokenizer.vocab_size)).build()
+    pairs = EncodedPairs(corpus, tokenizer, ours.config.max_length)
+    order = Batches(pairs.lengths, 2048, seed=1)
+    warm_up(ours, pairs, order, given.steps)
+    theirs = marian(ours, tokenizer)
+    check_equal(ours, theirs, pairs.batch(order.rows(0)), tokenizer.pad)
+    result = {
+        "parameters": sum(p.numel() for p in ours.parameters()),
+        "vocabulary": ours.config.vocab_size,
+        "threads": given.threads,
+        "training": training(ours, theirs, pairs, order, given.rounds),
+    }
+    # Training moved both models apart: decode with equal weights again.
+    theirs = marian(ours, tokenizer)
+    sentences = test.sources[: given.sentences]
+    result["decoding"] = decoding(ours, theirs, tokenizer, sentences, given.rounds)
+    print(json.dumps(result, indent=2) if given.json else report(result))
+
+
+def warm_up(model: torch.nn.Module, pairs: EncodedPairs, order: Batches, steps: int) -> None:
+    """Train until sentences end where they should, so that decoding does honest work."""
+    train = Train(steps=steps, warmup_steps=steps // 4, schedule="linear", learning_rate=1e-3)
+    optimizer = build_optimizer(model, train)
+    model.train()
+    for step in range(steps):
+        seed_step(1, step)
+        loss = translation_loss(model, pairs.batch(order.rows(step)), 0.0)
+        (loss.objective / loss.tokens).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(train, 256, step + 1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def labels_of(batch: Batch) -> torch.Tensor:
+    return batch.wanted.masked_fill(~batch.real, -100)
+
+
+def check_equal(ours: torch.nn.Module, theirs: torch.nn.Module, batch: Batch, pad: int) -> None:
+    """The two really are one model: equal logits at all real positions."""
+    ours.eval(), theirs.eval()
+    with torch.no_grad():
+        a = ours(batch.source, batch.target, batch.source_real)[batch.real]
+        b = theirs(
+            input_ids=batch.source,
+            attention_mask=batch.source_real.long(),
+            decoder_input_ids=batch.target,
+        ).logits[batch.real]
+    difference = float((a - b).abs().max())
+    assert difference < 1e-3, f"the two models differ by {difference}"
+
+
+def training(
+    ours: torch.nn.Module,
+    theirs: torch.nn.Module,
+    pairs: EncodedPairs,
+    order: Batches,
+    rounds: int,
+    steps: int = 6,
+) -> dict[str, float]:
+    """Updates on identical padded batches, plain cross-entropy, fused AdamW on both sides."""
+    optimizers = [build_optimizer(m, Train(learning_rate=1e-4)) for m in (ours, theirs)]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-5
+    ours.train(), theirs.train()
+
+    def our_update(batch: Batch) -> None:
+        loss = translation_loss(ours, batch, 0.0)
+        (loss.objective / loss.tokens).backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+
+    def their_update(batch: Batch) -> None:
+        theirs(
+            input_ids=batch.source,
+            attention_mask=batch.source_real.long(),
+            decoder_input_ids=batch.target,
+            labels=labels_of(batch),
+        ).loss.backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+
+    batches = [pairs.batch(order.rows(1000 + step)) for step in range(rounds * steps)]
+    tokens = sum(b.source_tokens + b.target_tokens for b in batches) / rounds
+
+    def one_round(update: Callable[[Batch], None], number: int) -> float:
+        began = time.perf_counter()
+        for batch in batches[number * steps : (number + 1) * steps]:
+            update(batch)
+        return time.perf_counter() - began
+
+    return compare(
+        lambda number: one_round(our_update, number),
+        lambda number: one_round(their_update, number),
+        rounds,
+        tokens,
+    )
+
+
+def decoding(
+    ours: torch.nn.Module,
+    theirs: torch.nn.Module,
+    tokenizer: object,
+    sentences: list[str],
+    rounds: int,
+    batch_size: int = 32,
+) -> dict[str, float]:
+    """Beam search of the same sentences, sorted by length and in batches on both sides."""
+    ours.eval(), theirs.eval()
+    encoded = tokenizer.encode_batch(sentences)
+    longest = 64
+    decode = Decode(beam=BEAM, length_penalty=1.0, longest_ratio=0.0, longest_extra=longest)
+    translator = Translator(ours, tokenizer, decode)
+    order = np.argsort([len(ids) for ids in encoded], kind="stable")
+    groups = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    inputs = []
+    for group in groups:
+        rows = [[*encoded[i], tokenizer.end] for i in group]
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [tokenizer.pad] * (width - len(row)) for row in rows])
+        inputs.append((ids, (ids != tokenizer.pad).long()))
+    written: dict[str, list[str]] = {}
+
+    def our_round(number: int) -> float:
+        began = time.perf_counter()
+        texts = [""] * len(sentences)
+        for group in groups:
+            for i, text in zip(
+                group, translator.translate([sentences[j] for j in group]), strict=True
+            ):
+                texts[i] = text
+        written["ours"] = texts
+        return time.perf_counter() - began
+
+    def their_round(number: int) -> float:
+        began = time.perf_counter()
+        texts = [""] * len(sentences)
+        for group, (ids, mask) in zip(groups, inputs, strict=True):
+            out = theirs.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                num_beams=BEAM,
+                max_length=longest + 1,
+                length_penalty=1.0,
+                early_stopping=True,
+            )
+            for i, text in zip(group, tokenizer.decode_batch(out.tolist()), strict=True):
+                texts[i] = text
+        written["theirs"] = texts
+        return time.perf_counter() - began
+
+    our_round(0), their_round(0)
+    tokens = sum(len(tokenizer.encode(text)) + 1 for text in written["theirs"])
+    figures = compare(our_round, their_round, rounds, tokens)
+    same = sum(a == b for a, b in zip(written["ours"], written["theirs"], strict=True))
+    return {**figures, "equal_translations": same / len(sentences)}
+
+
+def compare(
+    ours: Callable[[int], float],
+    theirs: Callable[[int], float],
+    rounds: int,
+    tokens: float,
+) -> dict[str, float]:
+    """Rounds in turns; the ratio is the median over rounds of their time by ours."""
+    times = [(ours(number), theirs(number)) for number in range(rounds)]
+    return {
+        "ratio": statistics.median(b / a for a, b in times),
+        "ours_tokens_per_second": tokens / statistics.median(a for a, _ in times),
+        "theirs_tokens_per_second": tokens / statistics.median(b for _, b in times),
+    }
+
+
+def report(result: dict[str, object]) -> str:
+    lines = [
+        f"{result['parameters']:,} parameters, vocabulary {result['vocabulary']}, "
+        f"{result['threads']} threads"
+    ]
+    for name in ("training", "decoding"):
+        row = result[name]
+        lines.append(
+            f"{name:>9}: {row['ratio']:.2f} × Marian "
+            f"({row['ours_tokens_per_second']:,.0f} against "
+            f"{row['theirs_tokens_per_second']:,.0f} tokens/s)"
+        )
+    lines.append(f"equal translations: {result['decoding']['equal_translations']:.1%}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m manyheads`."""
+
+from manyheads.cli import main
+
+main()

@@ -1,0 +1,402 @@
+"""Where the parameters, the FLOPs and the memory of a model go.
+
+Everything is read off a model built on the meta device, which has shapes and no numbers, so
+that the largest preset costs nothing. FLOPs are those of the matrix multiplications, two for
+each multiply-add, as the dense core does them: each query meets every key, seen or not.
+"""
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import torch
+from rich.console import Group
+from rich.table import Table
+from torch import nn
+from torch.nn import functional as F
+
+from manyheads.errors import Mistake
+from manyheads.models.bert import Bert
+from manyheads.models.gpt import Gpt
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.block import Block, Stack
+from manyheads.nn.cores import Dense
+from manyheads.nn.embedding import Head
+from manyheads.nn.feedforward import GatedFeedForward
+from manyheads.nn.positions import Position
+from manyheads.nn.scores import AdditiveScore, BilinearScore, ReducedRankScore
+from manyheads.presets import ModelConfig
+
+PARTS = ["embedding", "positions", "attention", "cross-attention", "feed-forward", "norms", "head"]
+BYTES = {"float32": 4, "bfloat16": 2}
+BACKWARD = 2  # each product has two gradients, each a product of the same size
+
+Attention = SelfAttention | CrossAttention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """Bytes in one number format: the weights, and the keys and values kept while writing.
+
+    `cache_per_token` is by kind of token; `cache` is for whole sequences, the batch of them.
+    """
+
+    weights: int
+    cache_per_token: dict[str, int]
+    cache: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Bytes in float32: weights, gradients, Adam's two moments, and activations.
+
+    Activations are an estimate of what the backward pass needs of each token: the input of
+    every projection and norm; queries, keys and values of every head; what the feed-forward's
+    activation needs beside its result; of the head, the logits; and where the core is dense,
+    each head's weights before and after the mask. For a block with gelu, of width d, with h
+    heads of size c and f hidden values, that is 4d + 4hc + 2f values, and 2hn more for dense
+    attention over n keys. Dropout masks and what a kernel borrows are left out.
+    """
+
+    weights: int
+    gradients: int
+    moments: int
+    activations_per_token: dict[str, int]
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.moments + self.activations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What a model costs. `flops` are forward, for one token of each kind, by part.
+
+    An encoder–decoder has source and target tokens, both sequences of `length`; the others have
+    one kind. A tensor that several parts share counts once, where a token meets it first.
+    """
+
+    kind: str
+    length: int
+    batch: int
+    parameters: int
+    parts: dict[str, int]
+    block_parameters: int
+    flops: dict[str, dict[str, int]]
+    inference: dict[str, Inference]
+    training: Training
+
+    @property
+    def forward_flops(self) -> dict[str, int]:
+        return {token: sum(parts.values()) for token, parts in self.flops.items()}
+
+    @property
+    def training_flops(self) -> dict[str, int]:
+        """Forward and backward: three times the forward ones."""
+        return {token: (1 + BACKWARD) * flops for token, flops in self.forward_flops.items()}
+
+    @property
+    def feedforward_share(self) -> dict[str, float]:
+        """Of the parameters of the blocks, and of all forward FLOPs."""
+        inner = sum(parts.get("feed-forward", 0) for parts in self.flops.values())
+        return {
+            "parameters": self.parts["feed-forward"] / self.block_parameters,
+            "flops": inner / sum(self.forward_flops.values()),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        table = dataclasses.asdict(self)
+        table["flops"] = {
+            token: {
+                "forward": self.forward_flops[token],
+                "training": self.training_flops[token],
+                "forward_parts": parts,
+                "training_parts": {part: (1 + BACKWARD) * n for part, n in parts.items()},
+            }
+            for token, parts in self.flops.items()
+        }
+        table["feedforward_share"] = self.feedforward_share
+        table["memory"] = {
+            "inference": table.pop("inference"),
+            "training": {**table.pop("training"), "total": self.training.total},
+        }
+        return table
+
+
+def account(config: ModelConfig, length: int | None = None, batch: int = 1) -> Account:
+    """Count a model at a sequence length (its longest, unless given) and a batch of sequences."""
+    length = config.max_length if length is None else length
+    if length < 1 or batch < 1:
+        raise Mistake(f"length={length}, batch={batch}: both must be at least 1")
+    with torch.device("meta"):
+        model = config.build()
+    for position in model.modules():
+        if isinstance(position, Position):
+            position.refuse_past(length)
+    parts = _parameters(model)
+    total = sum(parts.values())
+    streams = _streams(model, length)
+    kept = {token: BYTES["float32"] * stream.kept for token, stream in streams.items()}
+    return Account(
+        kind=config.kind,
+        length=length,
+        batch=batch,
+        parameters=total,
+        parts=parts,
+        block_parameters=sum(_size(part) for part in model.modules() if isinstance(part, Block)),
+        flops={token: dict(stream.flops) for token, stream in streams.items()},
+        inference={
+            form: Inference(
+                weights=size * total,
+                cache_per_token={token: size * stream.cached for token, stream in streams.items()},
+                cache=size * batch * length * sum(stream.cached for stream in streams.values()),
+            )
+            for form, size in BYTES.items()
+        },
+        training=Training(
+            weights=BYTES["float32"] * total,
+            gradients=BYTES["float32"] * total,
+            moments=2 * BYTES["float32"] * total,
+            activations_per_token=kept,
+            activations=batch * length * sum(kept.values()),
+        ),
+    )
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _parameters(model: nn.Module) -> dict[str, int]:
+    """Parameters by part: the outermost module that is a part by itself claims what it holds."""
+    part_of: dict[str, str | None] = {}
+    for name, module in model.named_modules():
+        above, _, own = name.rpartition(".")
+        part_of[name] = part_of.get(above) or _part(module, own)
+    counted: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        # What stands outside of all parts comes after the blocks: the projections of the heads.
+        counted[part_of[name.rpartition(".")[0]] or "head"] += parameter.numel()
+    return {part: counted[part] for part in PARTS}
+
+
+def _part(module: nn.Module, name: str) -> str | None:
+    # A feed-forward may be of any class; its name in the block is what makes it one.
+    if name == "feedforward":
+        return "feed-forward"
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "positions": Position,
+        "attention": SelfAttention,
+        "cross-attention": CrossAttention,
+        "norms": (nn.LayerNorm, nn.RMSNorm),
+        "embedding": nn.Embedding,
+    }
+    return next((part for part, kind in kinds.items() if isinstance(module, kind)), None)
+
+
+@dataclass
+class _Stream:
+    """For one token of a kind: FLOPs by part, values kept for the backward pass, and cached."""
+
+    flops: Counter[str] = dataclasses.field(default_factory=Counter)
+    kept: int = 0
+    cached: int = 0
+
+    def multiply(self, part: str, *products: int) -> None:
+        """Products of one token's vectors with matrices of these sizes."""
+        if sum(products):
+            self.flops[part] += 2 * sum(products)
+
+
+def _streams(model: nn.Module, length: int) -> dict[str, _Stream]:
+    """What a token of each kind costs, as `model(...)` runs it.
+
+    BERT's next-sentence head is left out: it reads one position of a whole text.
+    """
+    if isinstance(model, Seq2Seq):
+        source, target = _Stream(), _Stream()
+        source.kept += _norm_widths(model.encoder_embedding)
+        _add_stack(source, model.encoder, length)
+        source.kept += model.config.dim  # the memory, one for all layers of the decoder
+        target.kept += _norm_widths(model.decoder_embedding)
+        _add_stack(target, model.decoder, length, memory=source)
+        _add_head(target, model.head, model.target_table)
+        source.cached = _cached(model.decoder, CrossAttention)
+        target.cached = _cached(model.decoder, SelfAttention)
+        return {"source": source, "target": target}
+    assert isinstance(model, Gpt | Bert)
+    token = _Stream()
+    token.kept += _norm_widths(model.embedding)
+    if isinstance(model, Gpt):
+        _add_stack(token, model.decoder, length)
+        _add_head(token, model.head, model.tokens)
+        token.cached = _cached(model.decoder, SelfAttention)
+        return {"token": token}
+    _add_stack(token, model.encoder, length)
+    if model.config.masked is not None:
+        token.multiply("head", model.transform.weight.numel())
+        token.kept += 3 * model.config.dim  # before the projection, the activation and the norm
+        _add_head(token, model.head, model.tokens)
+    return {"token": token}
+
+
+def _add_head(token: _Stream, head: Head, table: nn.Embedding) -> None:
+    matrix = head.matrix(table)
+    token.multiply("head", matrix.numel())
+    token.kept += sum(matrix.shape)  # its input; and the logits, which the loss keeps
+
+
+def _add_stack(own: _Stream, stack: Stack, length: int, memory: _Stream | None = None) -> None:
+    """The blocks of a stack. `memory` is the stream whose tokens give keys to cross-attention."""
+    own.kept += _norm_widths(stack)
+    for block, position in zip(stack.blocks, cycle(stack.positions), strict=False):
+        assert isinstance(block, Block)
+        _add_attention("attention", own, own, block.attention, length)
+        # A position's own matrices meet each query and each mix; its look-up tables do not.
+        vectors = sum(matrix.numel() for matrix in position.parameters(recurse=False))
+        own.multiply("positions", block.attention.heads.heads * vectors)
+        if memory is not None:
+            _add_attention("cross-attention", own, memory, block.cross, length)
+        own.multiply("feed-forward", *_matrices(block.feedforward))
+        own.kept += block.attention.heads.dim + _kept_inside(block.feedforward)
+
+
+def _add_attention(
+    part: str, own: _Stream, other: _Stream, attention: Attention, keys: int
+) -> None:
+    """One token of `own` asks `keys` tokens of `other`, which pay for their keys and values."""
+    heads, core = attention.heads, attention.core
+    wide = heads.sizes[0]
+    if isinstance(attention, CrossAttention):
+        own.multiply(part, attention.query.weight.numel())
+    other.multiply(part, attention.project.weight.numel())
+    own.multiply(part, attention.output.weight.numel())
+    query_side, key_side, inner = _score_sizes(attention)
+    other.multiply(f"{part} scores", key_side)
+    own.multiply(f"{part} scores", query_side, heads.heads * inner * keys)
+    own.multiply(f"{part} mixing", wide * keys)
+    own.kept += heads.dim + 2 * wide
+    other.kept += sum(heads.sizes[1:])
+    if isinstance(core, Dense):
+        pair = inner if isinstance(attention.score, AdditiveScore) else 0
+        own.kept += heads.heads * keys * (2 + pair)
+
+
+def _score_sizes(attention: Attention) -> tuple[int, int, int]:
+    """Of a score, its matrix on a query's side, on a key's side, and what meets of each head."""
+    score = attention.score
+    if isinstance(score, BilinearScore):
+        return score.weight.numel(), 0, score.weight.shape[2]
+    if isinstance(score, ReducedRankScore | AdditiveScore):
+        return score.query.numel(), score.key.numel(), score.query.shape[1]
+    return 0, 0, attention.heads.head_dim
+
+
+def _matrices(module: nn.Module) -> list[int]:
+    return [part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear)]
+
+
+def _kept_inside(feedforward: nn.Module) -> int:
+    """The input of the last projection; of a gate both factors; and what the activation needs."""
+    linears = [part for part in feedforward.modules() if isinstance(part, nn.Linear)]
+    hidden = max(linear.in_features for linear in linears)
+    # The gradient of relu needs its result alone, which the next product keeps anyway.
+    bent = getattr(feedforward, "activation", None) is not F.relu
+    return hidden * (1 + bent + 2 * isinstance(feedforward, GatedFeedForward))
+
+
+def _norm_widths(module: nn.Module) -> int:
+    return sum(
+        part.weight.numel()
+        for part in module.modules()
+        if isinstance(part, nn.LayerNorm | nn.RMSNorm)
+    )
+
+
+def _cached(stack: Stack, kind: type[Attention]) -> int:
+    """Keys and values of one token in all layers: layers · kv_heads · (key size + value size)."""
+    return sum(sum(part.heads.sizes[1:]) for part in stack.modules() if isinstance(part, kind))
+
+
+def human(count: int) -> str:
+    """A count with three digits: 65.1M, 1.32B."""
+    return _scaled(count, 1000, ["", "K", "M", "B", "T", "Q"])
+
+
+def human_bytes(count: int) -> str:
+    return _scaled(count, 1024, [" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
+
+
+def _scaled(count: int, step: int, units: list[str]) -> str:
+    number, power = float(count), 0
+    while round(number) >= 1000 and power < len(units) - 1:
+        number, power = number / step, power + 1
+    whole = power == 0 or round(number, 1) >= 100
+    return f"{number:.0f}{units[power]}" if whole else f"{number:#.3g}{units[power]}"
+
+
+def table(account: Account) -> Group:
+    """For the terminal: a table of parameters and FLOPs by part, then one of memory."""
+    return Group(_parts_table(account), _memory_table(account))
+
+
+def _noun(token: str) -> str:
+    return token if token == "token" else f"{token} token"
+
+
+def _parts_table(account: Account) -> Table:
+    share = account.feedforward_share
+    table = Table(
+        title=f"{human(account.parameters)} parameters, FLOPs at length {account.length}",
+        caption=f"feed-forward: {share['parameters']:.0%} of the blocks' parameters, "
+        f"{share['flops']:.0%} of the FLOPs",
+    )
+    table.add_column("part")
+    table.add_column("parameters", justify="right")
+    table.add_column("share", justify="right")
+    for token in account.flops:
+        table.add_column(f"FLOPs / {_noun(token)}", justify="right")
+    rows = [f"{part}{work}" for part in PARTS for work in ("", " scores", " mixing")]
+    for part in rows:
+        size = account.parts.get(part, 0)
+        flops = [parts.get(part, 0) for parts in account.flops.values()]
+        if size or any(flops):
+            cells = [human(number) if number else "" for number in (size, *flops)]
+            percent = f"{size / account.parameters:.1%}" if size else ""
+            table.add_row(part, cells[0], percent, *cells[1:])
+    table.add_section()
+    forward, training = account.forward_flops.values(), account.training_flops.values()
+    table.add_row("all, forward", human(account.parameters), "100.0%", *map(human, forward))
+    table.add_row("forward and backward", "", "", *map(human, training))
+    return table
+
+
+def _memory_table(account: Account) -> Table:
+    sequences = f"{account.batch} × {account.length}"
+    table = Table(title="memory")
+    table.add_column("")
+    for form in account.inference:
+        table.add_column(f"inference, {form}", justify="right")
+    table.add_column("training, float32", justify="right")
+    training, both = account.training, list(account.inference.values())
+
+    def row(name: str, inference: list[int], trained: int = 0) -> None:
+        if any(inference) or trained:
+            table.add_row(name, *(human_bytes(x) if x else "" for x in (*inference, trained)))
+
+    row("weights", [each.weights for each in both], training.weights)
+    row("gradients", [0] * len(both), training.gradients)
+    row("Adam's moments", [0] * len(both), training.moments)
+    for token, kept in training.activations_per_token.items():
+        row(f"cache / {_noun(token)}", [each.cache_per_token[token] for each in both])
+        row(f"activations / {_noun(token)}", [0] * len(both), kept)
+    row(f"cache, {sequences} tokens", [each.cache for each in both])
+    row(f"activations, {sequences} tokens", [0] * len(both), training.activations)
+    table.add_section()
+    row("together", [each.weights + each.cache for each in both], training.total)
+    return table

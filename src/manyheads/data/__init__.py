@@ -1,0 +1,1 @@
+"""From files to batches: what a model is trained and tested on."""

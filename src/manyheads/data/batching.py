@@ -1,0 +1,96 @@
+"""Batches of similar length under a token budget, in an order that any step can be found from.
+
+An epoch is a seeded shuffle of the rows inside fixed length buckets, cut into batches, in a
+seeded order. How many batches there are depends on the lengths alone, so that the batch of
+step n is a pure function of (seed, n): resuming needs no state but the step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from manyheads.errors import Mistake
+
+Rows = Int[np.ndarray, " _"]  # any number of them: two lists of rows need not be equally long
+
+GROWTH = 1.15  # a bucket holds lengths up to this much apart: little padding, few shapes
+
+
+def bucket_edges(longest: int) -> list[int]:
+    """The greatest length of each bucket: 4, then steps of GROWTH, at least one apart."""
+    edges = [4]
+    while edges[-1] < longest:
+        edges.append(max(edges[-1] + 1, int(edges[-1] * GROWTH)))
+    return edges
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Rows of similar length, and how many of them fit into a batch."""
+
+    rows: Rows
+    size: int
+
+    @property
+    def batches(self) -> int:
+        return -(-len(self.rows) // self.size)
+
+
+class Batches:
+    """The batches of every step to come, over rows whose lengths are given.
+
+    The length of a row is the longest of its sides; a batch holds at most `batch_tokens`
+    positions of it, padding included.
+    """
+
+    def __init__(self, lengths: Rows, batch_tokens: int, seed: int) -> None:
+        self.lengths = lengths
+        self.seed = seed
+        longest = int(self.lengths.max(initial=1))
+        if longest > batch_tokens:
+            raise Mistake(
+                f"a sentence of {longest} tokens does not fit into a batch: "
+                f"train.batch_tokens={batch_tokens} must be at least as large"
+            )
+        edges = bucket_edges(longest)
+        homes = np.searchsorted(edges, self.lengths)
+        self.buckets = [
+            Bucket(rows, max(1, batch_tokens // min(edge, longest)))
+            for number, edge in enumerate(edges)
+            if len(rows := np.flatnonzero(homes == number))
+        ]
+        self.per_epoch = sum(bucket.batches for bucket in self.buckets)
+        self._epoch: tuple[int, list[Rows]] | None = None
+
+    def rows(self, step: int) -> Rows:
+        """The rows of the batch of this step (steps count from 0)."""
+        epoch, index = divmod(step, self.per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = (epoch, self._shuffle(epoch))
+        return self._epoch[1][index]
+
+    def _shuffle(self, epoch: int) -> list[Rows]:
+        random = np.random.default_rng([self.seed, epoch])
+        batches = []
+        for bucket in self.buckets:
+            rows = random.permutation(bucket.rows)
+            batches += np.array_split(rows, bucket.batches)
+        return [batches[i] for i in random.permutation(len(batches))]
+
+
+def split(rows: Rows, parts: int) -> list[Rows]:
+    """A batch as micro-batches for accumulation: together they are exactly the batch."""
+    return [part for part in np.array_split(rows, parts) if len(part)]
+
+
+def in_order_of_length(lengths: Rows, batch_tokens: int) -> list[Rows]:
+    """Batches for a single pass (validation, decoding): longest first, each row once."""
+    order = np.argsort(-lengths, kind="stable")
+    batches: list[Rows] = []
+    start = 0
+    while start < len(order):
+        size = max(1, batch_tokens // max(1, int(lengths[order[start]])))
+        batches.append(order[start : start + size])
+        start += size
+    return batches

@@ -1,0 +1,251 @@
+"""Parallel text as batches: source and target with their ends, padded, and what is real."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from manyheads.config import nearest
+from manyheads.data.batching import Rows
+from manyheads.data.corpus import hold_out, read_pairs
+from manyheads.data.phrasebook import Pair, sentences
+from manyheads.errors import BadData, Mistake
+from manyheads.tokens import Tokenizer
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sentence pairs of one split, where known with their gold word alignments."""
+
+    sources: list[str]
+    targets: list[str]
+    aligned: list[Pair] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhrasebookData:
+    """The built-in corpus: a grammar that writes pairs with gold alignments."""
+
+    pair: Literal["en-de", "en-fr"] = "en-de"
+    train_pairs: int = 100_000
+    valid_pairs: int = 500
+    test_pairs: int = 1000
+    kind: ClassVar[str] = "phrasebook"
+
+    def splits(self) -> list[str]:
+        return ["train", "valid", "test", "compositional"]
+
+    def read(self, split: str) -> Corpus:
+        if split not in self.splits():
+            raise Mistake(f"there is no split '{split}': {nearest(split, self.splits())}")
+        counts = {"train": self.train_pairs, "valid": self.valid_pairs}
+        pairs = sentences(self.pair, split, counts.get(split, self.test_pairs))
+        return Corpus([p.source for p in pairs], [p.target for p in pairs], pairs)
+
+
+STEMS = {
+    "train": ("train",),
+    "valid": ("valid", "val", "dev"),
+    "test": ("test", "test_2016_flickr"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesData:
+    """A user's own pair of files, one sentence a line.
+
+    `source` and `target` are files (in `folder`, where given) or the two endings of files that
+    share a stem: with folder=corpus source=en target=de, training reads corpus/train.en and
+    corpus/train.de, and validation and test read valid.* and test.* where they are. Without
+    validation files a seeded share `held_out` of the training pairs serves.
+    """
+
+    folder: str = ""
+    source: str = ""
+    target: str = ""
+    valid_source: str = ""
+    valid_target: str = ""
+    test_source: str = ""
+    test_target: str = ""
+    held_out: float = 0.02
+    empty_lines: Literal["refuse", "skip"] = "refuse"
+    kind: ClassVar[str] = "files"
+
+    def splits(self) -> list[str]:
+        return [split for split in ("train", "valid", "test") if self._has(split)]
+
+    def _has(self, split: str) -> bool:
+        return split != "test" or self._files(split) is not None
+
+    def read(self, split: str) -> Corpus:
+        if not self.source or not self.target:
+            raise Mistake(
+                "data.source and data.target are needed: two files, or two file endings in "
+                "data.folder, e.g. data.folder=corpus data.source=en data.target=de"
+            )
+        files = self._files(split)
+        if files is not None and split != "train":
+            return self._read(*files)
+        if split not in STEMS:
+            raise Mistake(f"there is no split '{split}': {nearest(split, STEMS)}")
+        if split == "test":
+            raise Mistake(
+                f"there are no files for the split '{split}': give data.{split}_source and "
+                f"data.{split}_target, or {split}.{self.source} in data.folder"
+            )
+        files = self._files("train")
+        if files is None:
+            files = (self._path(self.source), self._path(self.target))
+        whole = self._read(*files)
+        if self._files("valid") is not None:
+            return whole
+        rows = hold_out(len(whole.sources), self.held_out, seed=0)[split == "valid"]
+        return Corpus(
+            [whole.sources[i] for i in rows], [whole.targets[i] for i in rows], notes=whole.notes
+        )
+
+    def _path(self, name: str) -> Path:
+        path = Path(self.folder) / name if self.folder else Path(name)
+        if self.folder and not Path(self.folder).is_dir():
+            raise Mistake(f"data.folder={self.folder} is not a folder")
+        return path
+
+    def _files(self, split: str) -> tuple[Path, Path] | None:
+        """The two files of a split: as named, or found by stem; None if there are none."""
+        named = {
+            "train": (self.source, self.target),
+            "valid": (self.valid_source, self.valid_target),
+            "test": (self.test_source, self.test_target),
+        }.get(split, ("", ""))
+        if any(named) and not all(named):
+            raise Mistake(f"data.{split}_source and data.{split}_target go together: give both")
+        if all(named) and (split != "train" or _exists(self._path(named[0]))):
+            return self._path(named[0]), self._path(named[1])
+        for stem in STEMS.get(split, (split,)):
+            pair = self._path(f"{stem}.{self.source}"), self._path(f"{stem}.{self.target}")
+            if self.folder and _exists(pair[0]):
+                return pair
+        return None
+
+    def _read(self, source: Path, target: Path) -> Corpus:
+        result = read_pairs(source, target, empty_lines=self.empty_lines)
+        notes = [f"{source}, {target}: {len(result.pairs):,} pairs"]
+        if result.skipped:
+            notes.append(f"{result.skipped:,} pairs with an empty side were skipped")
+        sources, targets = [s for s, _ in result.pairs], [t for _, t in result.pairs]
+        return Corpus(sources, targets, notes=tuple(notes))
+
+
+def _exists(path: Path) -> bool:
+    return path.is_file() or path.with_name(path.name + ".gz").is_file()
+
+
+TranslationData = PhrasebookData | FilesData
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some sentence pairs. `target` begins with the start token, `wanted` ends with the end."""
+
+    source: Int[Tensor, "b s"]
+    source_real: Bool[Tensor, "b s"]
+    target: Int[Tensor, "b t"]
+    wanted: Int[Tensor, "b t"]
+    real: Bool[Tensor, "b t"]
+    source_tokens: int
+    target_tokens: int
+
+    def to(self, device: torch.device | str) -> "Batch":
+        tensors = (self.source, self.source_real, self.target, self.wanted, self.real)
+        moved = (tensor.to(device, non_blocking=True) for tensor in tensors)
+        source, source_real, target, wanted, real = moved
+        sizes = self.source_tokens, self.target_tokens
+        return Batch(source, source_real, target, wanted, real, *sizes)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Token sequences of different length in one flat array."""
+
+    flat: Int[np.ndarray, " tokens"]
+    starts: Int[np.ndarray, " rows_plus_one"]
+
+    @staticmethod
+    def of(sequences: list[list[int]]) -> "Ragged":
+        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+        flat = np.fromiter((token for sequence in sequences for token in sequence), np.int32)
+        return Ragged(flat, np.concatenate([[0], lengths.cumsum()]))
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " rows"]:
+        return np.diff(self.starts)
+
+    def padded(self, rows: Rows, pad: int) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
+        """These rows as a rectangle, and which of it is real."""
+        lengths = self.lengths[rows]
+        columns = np.arange(lengths.max(initial=0))
+        real = columns < lengths[:, None]
+        where = np.where(real, self.starts[rows][:, None] + columns, 0)
+        tokens = np.where(real, self.flat[where] if len(self.flat) else 0, pad)
+        return torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(real)
+
+
+class EncodedPairs:
+    """A corpus as token ids, from which batches of rows are made."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        max_length: int,
+        too_long: Literal["refuse", "skip"] = "refuse",
+    ) -> None:
+        if not corpus.sources:
+            raise BadData("the corpus holds no sentence pair")
+        end = tokenizer.end
+        sources = [[*ids, end] for ids in tokenizer.encode_batch(corpus.sources)]
+        targets = [[*ids, end] for ids in tokenizer.encode_batch(corpus.targets)]
+        long = [
+            row
+            for row, (s, t) in enumerate(zip(sources, targets, strict=True))
+            if max(len(s), len(t)) > max_length
+        ]
+        if long and too_long == "refuse":
+            tokens = max(len(sources[long[0]]), len(targets[long[0]]))
+            raise BadData(
+                f"{len(long)} pairs are longer than model.max_length={max_length}, first pair "
+                f"{long[0] + 1} with {tokens} tokens: raise it, or leave them out with "
+                "train.too_long=skip"
+            )
+        left_out = set(long)
+        self.kept = [row for row in range(len(sources)) if row not in left_out]
+        if not self.kept:
+            raise BadData(f"every pair is longer than model.max_length={max_length}: raise it")
+        self.sources = Ragged.of([sources[row] for row in self.kept])
+        self.targets = Ragged.of([targets[row] for row in self.kept])
+        self.start, self.pad = tokenizer.start, tokenizer.pad
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " rows"]:
+        """What a row costs: the longer of its sides."""
+        return np.maximum(self.sources.lengths, self.targets.lengths)
+
+    def batch(self, rows: Rows) -> Batch:
+        source, source_real = self.sources.padded(rows, self.pad)
+        wanted, real = self.targets.padded(rows, self.pad)
+        start = torch.full((len(rows), 1), self.start)
+        target = torch.cat([start, wanted[:, :-1]], dim=1)
+        return Batch(
+            source,
+            source_real,
+            target,
+            wanted,
+            real,
+            int(self.sources.lengths[rows].sum()),
+            int(self.targets.lengths[rows].sum()),
+        )

@@ -1,0 +1,67 @@
+"""Choosing the next token by chance: temperature, top-k, top-p."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyheads.errors import Mistake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """How to draw. top_k=0 and top_p=1 leave the whole distribution; temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise Mistake(f"temperature={self.temperature} must not be negative")
+        if not 0 < self.top_p <= 1:
+            raise Mistake(f"top_p={self.top_p} must be above 0, at most 1")
+        if self.top_k < 0:
+            raise Mistake(f"top_k={self.top_k} must not be negative; 0 turns it off")
+
+
+def filtered(logits: Float[Tensor, "rows v"], sample: Sample) -> Float[Tensor, "rows v"]:
+    """Logits at the temperature, −∞ outside the top k and the nucleus of mass top_p."""
+    if sample.temperature == 0:
+        best = logits.argmax(-1, keepdim=True)
+        return torch.full_like(logits, -torch.inf).scatter(-1, best, 0.0)
+    logits = logits / sample.temperature
+    if sample.top_k:
+        least = logits.topk(min(sample.top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if sample.top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        mass = ordered.softmax(-1)
+        # A token stays while the mass before it has not reached top_p; so the first one stays.
+        outside = mass.cumsum(-1) - mass >= sample.top_p
+        logits = logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+    return logits
+
+
+class Sampler:
+    """Draws for rows that each have random numbers of their own, whatever their neighbours."""
+
+    def __init__(self, sample: Sample, rows: int, first: int = 0) -> None:
+        self.sample = sample
+        self.random = [
+            torch.Generator().manual_seed((sample.seed * 1_000_003 + first + row) % 2**63)
+            for row in range(rows)
+        ]
+
+    def keep(self, rows: list[int]) -> None:
+        self.random = [self.random[row] for row in rows]
+
+    def draw(self, logits: Float[Tensor, "rows v"]) -> Int[Tensor, " rows"]:
+        """One token a row: the first whose cumulative probability passes a random number."""
+        mass = filtered(logits.float(), self.sample).softmax(-1).cumsum(-1)
+        chance = torch.cat([torch.rand(1, generator=random) for random in self.random])
+        # Below the total, which rounding may leave a little under one.
+        threshold = chance.to(mass.device)[:, None] * mass[:, -1:]
+        return (mass <= threshold).sum(-1).clamp(max=logits.shape[-1] - 1)

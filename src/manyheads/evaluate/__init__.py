@@ -1,0 +1,1 @@
+"""Scores, each number with its signature."""

@@ -1,0 +1,167 @@
+"""Published models by name: each a small change to a documented base, with its source.
+
+Exact names only; a wrong one names the nearest right one. A size that follows from another one
+in the papers (feed-forward width, head size) is left to follow, so that `build` can shrink any.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from manyheads.config import dump, nearest, override, parse
+from manyheads.errors import Mistake
+from manyheads.models.bert import BertConfig
+from manyheads.models.gpt import GptConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.embedding import Embed
+from manyheads.nn.feedforward import Plain
+from manyheads.nn.positions import Learned, Sinusoidal
+from manyheads.nn.residual import Norm
+
+ModelConfig = Seq2SeqConfig | GptConfig | BertConfig
+
+
+def transformer_base() -> Seq2SeqConfig:
+    """Attention Is All You Need (Vaswani et al. 2017), table 3, row "base".
+
+    The vocabulary is the joint one of English–German (section 5.1), shared by source, target
+    and output (section 3.4).
+    """
+    return Seq2SeqConfig(
+        vocab_size=37_000,
+        dim=512,
+        layers=6,
+        heads=8,
+        position=Sinusoidal(),
+        norm=Norm(placement="post"),
+        feedforward=Plain(activation="relu"),
+        embed=Embed(scale="sqrt-dim"),
+        tie="all",
+        dropout=0.1,
+        initial="xavier",
+    )
+
+
+def transformer_big() -> Seq2SeqConfig:
+    """The same, row "big". The paper's English–French run drops out as little as base does."""
+    return replace(transformer_base(), dim=1024, heads=16, dropout=0.3)
+
+
+def bert_base() -> BertConfig:
+    """BERT (Devlin et al. 2019), section 3, with both heads of its pretraining (appendix A.2)."""
+    norm = Norm(placement="post", eps=1e-12)
+    return BertConfig(
+        vocab_size=30_522,
+        dim=768,
+        layers=12,
+        heads=12,
+        max_length=512,
+        position=Learned(),
+        norm=norm,
+        feedforward=Plain(activation="gelu"),
+        embed=Embed(norm=norm, segments=2),
+        dropout=0.1,
+        attention_dropout=0.1,
+        initial="normal",
+    )
+
+
+def bert_large() -> BertConfig:
+    """The same, section 3, the large one."""
+    return replace(bert_base(), dim=1024, layers=24, heads=16)
+
+
+def gpt3_small() -> GptConfig:
+    """Language Models are Few-Shot Learners (Brown et al. 2020), table 2.1, the smallest row.
+
+    GPT-2's architecture (section 2.1), and the base of the larger sizes.
+    Every layer sees the whole past; the paper alternates such layers with banded sparse ones.
+    No dropout: weight decay is the one regularisation that the paper names (appendix B).
+    """
+    return GptConfig(
+        vocab_size=50_257,
+        dim=768,
+        layers=12,
+        heads=12,
+        max_length=2048,
+        position=Learned(),
+        norm=Norm(placement="pre"),
+        feedforward=Plain(activation="gelu-tanh"),
+        tie="all",
+        dropout=0.0,
+        initial="normal-scaled",
+    )
+
+
+# Layers, width, heads, head size of the larger rows. XL is printed with heads=24, but that many
+# of its head size would give far more parameters than the table says, so it has as many as fill
+# its width (`build` takes the printed number). 13b is as printed: its heads do not quite fill
+# its width.
+GPT3_SIZES: dict[str, tuple[int, int, int, int]] = {
+    "gpt3-medium": (24, 1024, 16, 64),
+    "gpt3-large": (24, 1536, 16, 96),
+    "gpt3-xl": (24, 2048, 16, 128),
+    "gpt3-2.7b": (32, 2560, 32, 80),
+    "gpt3-6.7b": (32, 4096, 32, 128),
+    "gpt3-13b": (40, 5140, 40, 128),
+    "gpt3-175b": (96, 12288, 96, 128),
+}
+
+
+def gpt3(name: str) -> GptConfig:
+    """One larger row of GPT-3's table of sizes."""
+    layers, dim, heads, size = GPT3_SIZES[name]
+    head_dim = None if heads * size == dim else size
+    return replace(gpt3_small(), layers=layers, dim=dim, heads=heads, head_dim=head_dim)
+
+
+_PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    "transformer-base": transformer_base,
+    "transformer-big": transformer_big,
+    "bert-base": bert_base,
+    "bert-large": bert_large,
+    "gpt3-small": gpt3_small,
+    **{name: partial(gpt3, name) for name in GPT3_SIZES},
+}
+
+
+def presets() -> list[str]:
+    """The names of all presets, families together and small before large."""
+    return list(_PRESETS)
+
+
+def preset(name: str) -> ModelConfig:
+    """The settings of a published model, by its exact name."""
+    if name not in _PRESETS:
+        raise Mistake(f"there is no preset '{name}': {nearest(name, _PRESETS)}")
+    return _PRESETS[name]()
+
+
+def build(name: str, **overrides: Any) -> nn.Module:
+    """A published model with fresh weights, and any of its settings changed.
+
+    `build("gpt3-small", layers=2, position="rotary", norm={"form": "rms"})`: a value is what a
+    recipe would hold, or a settings object; a word or a table changes only what it names.
+    """
+    return _changed(preset(name), overrides).build()
+
+
+def _changed(config: ModelConfig, overrides: Mapping[str, Any]) -> ModelConfig:
+    """All changes together, so that sizes that fit only each other need no order."""
+    plain: dict[str, Any] = {}
+    for name, value in overrides.items():
+        if isinstance(value, str) and is_dataclass(getattr(config, name, None)):
+            config = override(config, name, value)
+        else:
+            plain[name] = value
+    table = dump(config)
+    for name, value in plain.items():
+        known = table.get(name)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            same = value.get("kind", known.get("kind")) == known.get("kind")
+            value = {**known, **value} if same else value
+        table[name] = value
+    return parse(type(config), table)

@@ -1,0 +1,226 @@
+"""A run: its settings, its folder, and what is done with it.
+
+A run folder holds run.toml (resolved), tokenizer.json, model.safetensors, state/,
+metrics.jsonl and scores.json; it can be moved and rebuilds the model alone.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from manyheads.config import dump, nearest, override_all, parse, read_toml, to_toml
+from manyheads.data.translation import TranslationData
+from manyheads.decode.beam import Decode
+from manyheads.decode.translate import Translator
+from manyheads.errors import BadData, Mistake
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.tasks.translation import TranslationTask
+from manyheads.tokens import Tokenizer, Tokens
+from manyheads.train import checkpoint
+from manyheads.train.checkpoint import write_text
+from manyheads.train.loop import Trainer
+from manyheads.train.optimizer import Train
+
+SETTINGS = "run.toml"
+TOKENIZER = "tokenizer.json"
+SCORES = "scores.json"
+OWN = {SETTINGS, TOKENIZER, SCORES, checkpoint.WEIGHTS, checkpoint.STATE, "metrics.jsonl"}
+# What may change between two calls that train the same run.
+FREE = {"train.steps", "train.validate_every", "train.save_every", "train.log_every"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that a run is made of."""
+
+    task: Literal["translation"] = "translation"
+    data: TranslationData
+    tokens: Tokens
+    model: Seq2SeqConfig
+    train: Train
+    decode: Decode
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise Mistake(f"seed={self.seed} must be at least 0, below 2^63")
+
+
+def recipes() -> list[str]:
+    """The names of the built-in recipes."""
+    folder = resources.files("manyheads") / "recipes"
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
+
+
+def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
+    """A recipe, by built-in name or file, with `a.b=c` settings on top."""
+    path = Path(name)
+    if name in recipes():
+        table = read_toml(Path(str(resources.files("manyheads") / "recipes" / f"{name}.toml")))
+    elif path.is_file():
+        table = read_toml(path)
+    else:
+        raise Mistake(f"there is no recipe '{name}': {nearest(name, recipes())}")
+    return override_all(parse(Run, table), overrides)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError):
+        raise Mistake(f"device '{name}' is not here: use auto, cpu or cuda") from None
+    return device
+
+
+def check_folder(folder: Path) -> None:
+    """A run may go into a new or empty folder, or one that holds a run already."""
+    if folder.exists() and not folder.is_dir():
+        raise Mistake(f"{folder} is a file: choose another folder with --out")
+    if not folder.is_dir():
+        return
+    foreign = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
+    if not (folder / SETTINGS).exists() and set(foreign) - OWN:
+        raise Mistake(
+            f"{folder} holds something else ({sorted(set(foreign) - OWN)[0]}): "
+            "choose another folder with --out"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Mistake(f"{folder} cannot be made ({error.strerror}): choose another --out") from None
+
+
+def read_run(folder: Path) -> Run:
+    """The settings of a run folder."""
+    if not folder.is_dir():
+        raise Mistake(f"there is no run folder {folder}: train one with `manyheads train`")
+    if not (folder / SETTINGS).is_file():
+        raise BadData(f"{folder} is no run folder: it has no {SETTINGS}")
+    return parse(Run, read_toml(folder / SETTINGS))
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A trained run, ready to use."""
+
+    folder: Path
+    run: Run
+    model: Seq2Seq
+    tokenizer: Tokenizer
+
+    def translator(self, **changes: Any) -> Translator:
+        decode = dataclasses.replace(self.run.decode, **changes)
+        return Translator(self.model, self.tokenizer, decode)
+
+
+def open_run(folder: Path, device: torch.device | str = "cpu") -> OpenRun:
+    """Rebuild the model of a run folder with its trained weights."""
+    run = read_run(folder)
+    weights = folder / checkpoint.WEIGHTS
+    if not weights.exists() and (folder / checkpoint.STATE).exists():
+        raise Mistake(f"{folder} has no {checkpoint.WEIGHTS} yet: let it train to a validation")
+    tensors, _ = checkpoint.read_tensors(weights)
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    if tokenizer.vocab_size != run.model.vocab_size:
+        raise BadData(
+            f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, the model "
+            f"{run.model.vocab_size}: they do not belong together"
+        )
+    model = run.model.build()
+    checkpoint.load_weights(model, tensors, weights)
+    return OpenRun(folder, run, model.to(device).eval(), tokenizer)
+
+
+def load(run: str | Path, device: str = "cpu") -> nn.Module:
+    """The trained model of a run folder, with its `tokenizer` and its settings as `run`."""
+    opened = open_run(Path(run), device)
+    opened.model.tokenizer = opened.tokenizer  # type: ignore[assignment]
+    opened.model.run = opened.run  # type: ignore[assignment]
+    return opened.model
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One training process a folder: a second one is refused, and a killed one leaves no trace."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    make_folder(folder / checkpoint.STATE)
+    with (folder / checkpoint.STATE / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Mistake(f"{folder} is being trained by another process: wait for it") from None
+        yield
+
+
+def _differences(new: dict[str, Any], old: dict[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key in sorted(new.keys() | old.keys()):
+        a, b, name = new.get(key), old.get(key), f"{prefix}{key}"
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{name}.")
+        elif a != b and name not in FREE and not name.startswith("decode."):
+            found.append(f"{name} is {b} there and {a} here")
+    return found
+
+
+def prepare(run: Run, folder: Path) -> tuple[Run, Tokenizer]:
+    """Settle what the data decides (the tokenizer and its size) and write it down, once."""
+    make_folder(folder)
+    if (folder / SETTINGS).exists():
+        old = read_run(folder)
+        tokenizer = Tokenizer.load(folder / TOKENIZER)
+        model = dataclasses.replace(run.model, vocab_size=tokenizer.vocab_size)
+        run = dataclasses.replace(run, model=model)
+        found = _differences(dump(run), dump(old))
+        if found:
+            raise Mistake(f"{folder} holds another run ({found[0]}): choose another --out")
+    else:
+        corpus = run.data.read("train")
+        tokenizer = run.tokens.train([*corpus.sources, *corpus.targets])
+        tokenizer.save(folder / TOKENIZER)
+        model = dataclasses.replace(run.model, vocab_size=tokenizer.vocab_size)
+        run = dataclasses.replace(run, model=model)
+    write_text(folder / SETTINGS, to_toml(dump(run)))
+    return run, tokenizer
+
+
+def train(run: Run, folder: Path, device: torch.device) -> Trainer:
+    """A trainer for the run, at the step where its folder stands."""
+    checkpoint.drop_partials(folder)
+    run, tokenizer = prepare(run, folder)
+    task = TranslationTask(
+        run.data.read("train"),
+        run.data.read("valid"),
+        tokenizer,
+        run.train,
+        run.decode,
+        max_length=run.model.max_length,
+        seed=run.seed,
+        device=device,
+    )
+    torch.manual_seed(run.seed)
+    model = run.model.build().to(device)
+    return Trainer(model, task, run.train, dim=run.model.dim, seed=run.seed, folder=folder)
+
+
+def save_scores(folder: Path, scores: dict[str, Any]) -> None:
+    write_text(folder / SCORES, json.dumps(scores, indent=2) + "\n")

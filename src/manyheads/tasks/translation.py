@@ -1,0 +1,154 @@
+"""Translation: batches, loss and validation for the loop, and the scores of a finished run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from manyheads.data.batching import Batches, in_order_of_length, split
+from manyheads.data.translation import Batch, Corpus, EncodedPairs, TranslationData
+from manyheads.decode.beam import Decode
+from manyheads.decode.translate import Translator
+from manyheads.evaluate.alignment import AlignmentError, alignment_error
+from manyheads.evaluate.scores import Scores, perplexity, translation_scores
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.tokens import Tokenizer
+from manyheads.train.objective import Loss, cross_entropy
+from manyheads.train.optimizer import Train
+from manyheads.train.progress import Bar
+
+COMPOSITIONAL = "compositional"
+ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
+
+
+def translation_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
+    """Teacher forcing: every position predicts its next token at once.
+
+    Padding of the target stands behind everything real, where no causal query looks: no mask
+    is needed, and the head sees only real positions.
+    """
+    hidden = model.decode(batch.target, model.encode(batch.source, batch.source_real))
+    return cross_entropy(
+        hidden[batch.real],
+        model.head.matrix(model.target_table),
+        batch.wanted[batch.real],
+        smoothing=smoothing,
+    )
+
+
+def corpus_nll(model: Seq2Seq, data: EncodedPairs, batch_tokens: int) -> tuple[float, int]:
+    """Summed −log P of all targets, and their tokens."""
+    model.eval()
+    device = next(model.parameters()).device
+    total, tokens = 0.0, 0
+    with torch.no_grad():
+        for rows in in_order_of_length(data.lengths, batch_tokens):
+            loss = translation_loss(model, data.batch(rows).to(device), 0.0)
+            total, tokens = total + float(loss.nll), tokens + loss.tokens
+    return total, tokens
+
+
+class TranslationTask:
+    """What the training loop asks of translation."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        valid: Corpus,
+        tokenizer: Tokenizer,
+        train: Train,
+        decode: Decode,
+        *,
+        max_length: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.train, self.tokenizer, self.device = train, tokenizer, device
+        self.decode, self.valid_corpus = decode, valid
+        self.data = EncodedPairs(corpus, tokenizer, max_length, train.too_long)
+        self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long)
+        self.order = Batches(self.data.lengths, train.batch_tokens * train.accumulate, seed)
+
+    def batches(self, step: int) -> list[Batch]:
+        parts = split(self.order.rows(step), self.train.accumulate)
+        return [self.data.batch(rows).to(self.device) for rows in parts]
+
+    def tokens(self, batch: Batch) -> int:
+        return batch.target_tokens
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        assert isinstance(model, Seq2Seq)
+        return translation_loss(model, batch, self.train.label_smoothing)
+
+    def describe(self, step: int) -> str:
+        rows = [self.data.kept[row] + 1 for row in self.order.rows(step)]
+        return f"training pairs {', '.join(map(str, rows[:5]))} and {max(0, len(rows) - 5)} more"
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, Seq2Seq)
+        nll, tokens = corpus_nll(model, self.valid, self.train.batch_tokens)
+        scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
+        shown = self.decode.validate_sentences
+        if shown:
+            greedy = Translator(model, self.tokenizer, Decode(beam=1))
+            written = greedy.translate(self.valid_corpus.sources[:shown])
+            found = translation_scores(written, self.valid_corpus.targets[:shown])
+            scores["bleu"] = found["bleu"]
+        return scores
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a split, its translations, and where gold alignments are, their errors."""
+
+    scores: Scores
+    translations: list[str]
+    alignment: AlignmentError | None
+
+
+def evaluate_translation(
+    translator: Translator,
+    corpus: Corpus,
+    split_name: str,
+    advance: Callable[[int], None] = lambda done: None,
+) -> Evaluation:
+    """BLEU, chrF, exact match, perplexity and, with gold alignments, the alignment error."""
+    found = translator.search(corpus.sources, advance)
+    best = [hypotheses[0].tokens if hypotheses else [] for hypotheses in found]
+    written = translator.tokenizer.decode_batch(best)
+    scores = translation_scores(written, corpus.targets)
+    data = EncodedPairs(corpus, translator.tokenizer, translator.model.config.max_length, "skip")
+    nll, tokens = corpus_nll(translator.model, data, translator.decode.batch_tokens)
+    scores |= {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
+    scores |= {"split": split_name, "examples": len(corpus.sources)}
+    error = None
+    if corpus.aligned is not None:
+        error = alignment_error(
+            translator.model, translator.tokenizer, corpus.aligned[:ALIGNED_PAIRS]
+        )
+        scores["alignment_error"] = error.best
+    return Evaluation(scores, written, error)
+
+
+def evaluate_run(translator: Translator, data: TranslationData, split_name: str) -> Scores:
+    """The scores of a run on a split; the phrasebook's test also on unseen combinations."""
+    corpus = data.read(split_name)
+    with Bar("evaluate", len(corpus.sources)) as bar:
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            bar.update(done, "sentences")
+
+        evaluation = evaluate_translation(translator, corpus, split_name, advance)
+    scores = evaluation.scores
+    if split_name == "test" and COMPOSITIONAL in data.splits():
+        other = data.read(COMPOSITIONAL)
+        written = translator.translate(other.sources)
+        scores["compositional_bleu"] = translation_scores(written, other.targets)["bleu"]
+    if evaluation.alignment is not None:
+        layer, head = evaluation.alignment.best_head
+        scores["alignment_best_head"] = f"layer {layer + 1}, head {head + 1}"
+    return scores

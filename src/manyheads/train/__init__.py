@@ -1,0 +1,1 @@
+"""Training: objective, optimizer and schedule, checkpoint, one loop for every task."""

@@ -1,0 +1,97 @@
+"""Adam, and learning rates as pure functions of the step."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from manyheads.errors import Mistake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """How a run is trained. A step is one update of `accumulate` × `batch_tokens` tokens."""
+
+    steps: int = 10_000
+    batch_tokens: int = 4096
+    accumulate: int = 1
+    schedule: Literal["transformer", "cosine", "linear", "constant"] = "transformer"
+    learning_rate: float | None = None
+    warmup_steps: int = 4000
+    final_share: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-9
+    weight_decay: float = 0.0
+    clip: float | None = 1.0
+    label_smoothing: float = 0.1
+    too_long: Literal["refuse", "skip"] = "refuse"
+    validate_every: int = 1000
+    save_every: int = 1000
+    average: int = 1
+    log_every: int = 50
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("steps", "batch_tokens", "accumulate", "validate_every"),
+            *("save_every", "average", "log_every"),
+        ):
+            if getattr(self, name) < 1:
+                raise Mistake(f"train.{name}={getattr(self, name)} must be at least 1")
+        for name in ("label_smoothing", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise Mistake(f"train.{name}={getattr(self, name)} must be in [0, 1)")
+        if not 0 <= self.final_share <= 1:
+            raise Mistake(f"train.final_share={self.final_share} must be in [0, 1]")
+        for name in ("warmup_steps", "weight_decay", "eps"):
+            if not getattr(self, name) >= 0:
+                raise Mistake(f"train.{name}={getattr(self, name)} must not be negative")
+        for name in ("learning_rate", "clip"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise Mistake(f"train.{name}={value} must be above 0")
+        if self.learning_rate is None and self.schedule != "transformer":
+            raise Mistake(f"train.schedule={self.schedule} needs a train.learning_rate")
+
+
+def learning_rate(train: Train, dim: int, step: int) -> float:
+    """The learning rate of update number `step`, counted from 1.
+
+    transformer: d^−½ · min(step^−½, step · warmup^−3/2), the lectures' formula; where a
+    learning_rate is given, the same curve with that peak. The others rise in a straight line to
+    learning_rate and then fall by a cosine, in a straight line, or not at all, to final_share.
+    """
+    warmup = max(1, train.warmup_steps)
+    if train.schedule == "transformer":
+        curve = min(step**-0.5, step * warmup**-1.5)
+        peak = dim**-0.5 if train.learning_rate is None else train.learning_rate * warmup**0.5
+        return peak * curve
+    assert train.learning_rate is not None
+    if step < train.warmup_steps:
+        return train.learning_rate * step / train.warmup_steps
+    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
+    left = {
+        "cosine": 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
+        "linear": max(0.0, 1 - done),
+        "constant": 1.0,
+    }[train.schedule]
+    return train.learning_rate * (train.final_share + (1 - train.final_share) * left)
+
+
+def build_optimizer(model: nn.Module, train: Train) -> torch.optim.Optimizer:
+    """Adam with decoupled decay on the matrices; norms, biases and vectors do not decay."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": train.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        lr=0.0,
+        betas=(train.beta1, train.beta2),
+        eps=train.eps,
+        fused=True,
+    )

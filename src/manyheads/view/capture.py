@@ -1,0 +1,89 @@
+"""Attention maps of any model, also of one that runs a core which never holds them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.block import Stack
+from manyheads.nn.cores import Core, dense_weights
+from manyheads.nn.masks import Sight
+from manyheads.nn.positions import Position
+from manyheads.nn.scores import Score
+from manyheads.nn.shapes import Weights
+
+Kind = Literal["self", "cross"]
+
+
+@dataclass
+class Maps:
+    """The captured weights: by stack (encoder, decoder), kind (self, cross) and layer."""
+
+    found: dict[tuple[str, Kind, int], list[Tensor]] = field(default_factory=dict)
+
+    def all(self, kind: Kind, stack: str | None = None) -> list[Weights]:
+        """Maps of the last pass, [b, h, t, s] a layer.
+
+        An encoder–decoder has self-attention in both stacks: `stack` says which one, and the
+        encoder's is given if it does not.
+        """
+        keys = sorted(key for key, maps in self.found.items() if key[1] == kind and maps)
+        stacks = sorted({key[0] for key in keys})
+        if not keys or (stack is not None and stack not in stacks):
+            raise KeyError(f"no {kind}-attention of {stack or 'any stack'} was captured")
+        chosen = stack or ("encoder" if "encoder" in stacks else stacks[0])
+        return [self.found[key][-1] for key in keys if key[0] == chosen]
+
+    def __getitem__(self, kind: Kind) -> list[Weights]:
+        return self.all(kind)
+
+
+@dataclass(frozen=True)
+class _Recorder:
+    """A core that also keeps the weights; what the model computes stays what it was."""
+
+    core: Core
+    kept: list[Tensor]
+
+    def check(self, score: Score, position: Position) -> None:
+        self.core.check(score, position)
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sight: Sight,
+        score: Score,
+        position: Position,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        with torch.no_grad():
+            self.kept.append(dense_weights(q, k, sight, score, position).detach())
+        return self.core(q, k, v, sight, score, position, dropout)
+
+
+@contextmanager
+def capture(model: nn.Module) -> Iterator[Maps]:
+    """While open, every attention of the model leaves its weights in the yielded maps."""
+    maps = Maps()
+    swapped: list[tuple[SelfAttention | CrossAttention, Core]] = []
+    for name, stack in model.named_modules():
+        if not isinstance(stack, Stack):
+            continue
+        for layer, block in enumerate(stack.blocks):
+            for attention in block.modules():
+                if isinstance(attention, (SelfAttention, CrossAttention)):
+                    kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
+                    kept = maps.found.setdefault((name, kind, layer), [])
+                    swapped.append((attention, attention.core))
+                    attention.core = _Recorder(attention.core, kept)
+    try:
+        yield maps
+    finally:
+        for attention, core in swapped:
+            attention.core = core

@@ -1,0 +1,71 @@
+"""Pictures as files. matplotlib is imported here alone, when a picture is drawn."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.errors import Mistake
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise Mistake(
+            "pictures need matplotlib: install it with pip install 'manyheads[figures]'"
+        ) from None
+    return pyplot
+
+
+def heat_map(
+    weights: Float[Tensor, "t s"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    path: Path,
+    marks: Sequence[tuple[int, int]] = (),
+) -> None:
+    """Attention of each row's word over the columns' words; `marks` frame (row, column) cells."""
+    pyplot = _pyplot()
+    size = (2.5 + 0.45 * len(columns), 2.2 + 0.38 * len(rows))
+    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+    image = axes.imshow(weights.numpy(), cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, rotation=60, ha="left", rotation_mode="anchor")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.xaxis.tick_top()
+    for row, column in marks:
+        frame = pyplot.Rectangle(
+            (column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#ff5c39", linewidth=1.8
+        )
+        axes.add_patch(frame)
+    axes.set_xlabel(title)
+    figure.colorbar(image, ax=axes, label="attention weight", fraction=0.05)
+    _save(figure, path)
+
+
+def curves(
+    runs: Mapping[str, Sequence[tuple[int, float]]], title: str, label: str, path: Path
+) -> None:
+    """One line a run: a score against the step."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for name, points in runs.items():
+        axes.plot([step for step, _ in points], [value for _, value in points], label=name)
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    _pyplot().close(figure)

@@ -1,0 +1,58 @@
+"""Whole models compile to one graph, and the compiled model is the same model.
+
+The shape-checking import hook cannot be traced, so these run in a pass without it:
+`pytest -m compile`.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import Model, tiny, words
+from torch import Tensor
+
+from manyheads.models.bert import BertConfig
+from manyheads.models.gpt import GptConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
+
+CELLS: list[tuple[Model, str]] = [
+    (GptConfig, "rotary"),
+    (GptConfig, "alibi"),
+    (BertConfig, "learned"),
+    (BertConfig, "t5"),
+    (Seq2SeqConfig, "sinusoidal"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _unhooked(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--jaxtyping-packages", None):
+        pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
+    torch.compiler.reset()
+
+
+def inputs(kind: Model, rows: int, length: int) -> list[Tensor]:
+    real = torch.ones(rows, length, dtype=torch.bool)
+    real[-1, length - 2 :] = False
+    if kind is Seq2SeqConfig:
+        return [words(rows, length), words(rows, length + 1), real]
+    return [words(rows, length), real]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("kind", "position"), CELLS)
+def test_compiled_is_eager(kind: Model, position: str) -> None:
+    """One graph, with the logits and the parameters' gradients of the eager model."""
+    model: Any = tiny(kind, position, "fused", layers=1).build().double()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for length in (5, 7):  # the second length must not need another kind of graph
+        given = inputs(kind, 3, length)
+        gradients = []
+        for run in (model, compiled):
+            model.zero_grad()
+            logits = run(*given)
+            logits.square().sum().backward()
+            found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+            gradients.append({"": logits.detach(), **found})
+        assert len(gradients[0]) > 10
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-10)

@@ -1,0 +1,48 @@
+"""Models small enough to test every combination of parts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.models.bert import BertConfig
+from manyheads.models.gpt import GptConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.attention import CoreConfig
+from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.positions import (
+    Alibi,
+    Buckets,
+    Learned,
+    NoPosition,
+    PositionConfig,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+)
+from manyheads.nn.tiled import Tiled
+
+VOCAB = 17
+POSITIONS: dict[str, PositionConfig] = {
+    "none": NoPosition(),
+    "sinusoidal": Sinusoidal(),
+    "learned": Learned(),
+    "rotary": Rotary(),
+    "shaw": Shaw(max_distance=2),
+    "t5": Buckets(buckets=6, max_distance=5),
+    "alibi": Alibi(),
+}
+CORES: dict[str, CoreConfig] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=4)}
+PARTS = [(p, c) for p in POSITIONS for c in CORES if (p, c) != ("shaw", "fused")]
+Model = type[GptConfig] | type[BertConfig] | type[Seq2SeqConfig]
+
+
+def tiny(kind: Model, position: str = "sinusoidal", core: str = "fused", **changes: Any) -> Any:
+    """A configuration of two layers of two heads, without dropout."""
+    sizes = {"vocab_size": VOCAB, "dim": 8, "layers": 2, "heads": 2, "hidden": 12}
+    parts = {"position": POSITIONS[position], "core": CORES[core]}
+    return kind(**{**sizes, **parts, "max_length": 32, "dropout": 0.0, **changes})
+
+
+def words(*shape: int) -> Tensor:
+    return torch.randint(VOCAB, shape)

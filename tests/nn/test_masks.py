@@ -1,0 +1,99 @@
+"""Rules over positions, and the sight that they make."""
+
+import pytest
+import torch
+from textbook import DOCUMENTS, RULES
+
+from manyheads.nn.masks import Full, Sight, both, causal, either, full, look, prefix, window
+
+REAL = torch.tensor([[True] * 6, [True, True, False, True, True, False]])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule_is_its_predicate(name: str) -> None:
+    """A query sees exactly the keys that the rule's sentence lets it see, padding never."""
+    rule, sees = RULES[name]
+    for real in (None, REAL):
+        mask = look(rule, 6, real=real).mask()
+        expected = [
+            [
+                [sees(row, i, j) and (real is None or bool(real[row, j])) for j in range(6)]
+                for i in range(6)
+            ]
+            for row in range(2)
+        ]
+        found = torch.ones(2, 1, 6, 6, dtype=torch.bool) if mask is None else mask
+        assert found.expand(2, 1, 6, 6)[:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_later_step_is_a_row_of_the_whole(name: str) -> None:
+    """Cached and chunked passes see what the same rows of a full pass see."""
+    rule = RULES[name][0]
+    whole = look(rule, 6, real=REAL).mask()
+    assert whole is not None
+    whole = whole.expand(2, 1, 6, 6)
+    for start, length in ((0, 2), (3, 2), (5, 1), (2, 4)):
+        end = start + length
+        part = look(rule, length, start=start, real=REAL[:, :end]).mask()
+        assert part is not None
+        seen = part.expand(2, 1, length, end)
+        assert torch.equal(seen, whole[:, :, start:end, :end])
+
+
+def test_one_step_needs_no_triangle() -> None:
+    """The newest position sees all there is, so a single causal step asks for no mask."""
+    assert look(causal, 1, start=4).mask() is None
+    assert look(causal, 2, start=4).mask() is not None
+    assert look(window(1), 1, start=4).mask() is not None
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_block_is_a_piece_of_the_whole(name: str) -> None:
+    """The sight of some rows and columns has that piece of the mask."""
+    sight = look(RULES[name][0], 6, real=REAL)
+    whole = sight.mask()
+    part = sight.block(slice(1, 4), slice(2, 6)).mask()
+    assert whole is not None
+    assert part is not None
+    expected = whole.expand(2, 1, 6, 6)[:, :, 1:4, 2:6]
+    assert torch.equal(part.expand(2, 1, 3, 4), expected)
+
+
+def test_rules_combine() -> None:
+    """`both` sees where two rules agree, `either` where one says so."""
+    queries, keys = torch.arange(6)[None, :, None], torch.arange(6)[None, None]
+    one, other = causal(queries, keys), window(1)(queries, keys)
+    assert torch.equal(both(causal, window(1))(queries, keys), one & other)
+    assert torch.equal(either(causal, window(1))(queries, keys), one | other)
+    assert not torch.equal(one & other, one | other)
+    nested = both(either(prefix(2), window(0)), window(3))
+    assert nested(queries, keys).sum() < window(3)(queries, keys).sum()
+
+
+def test_full_needs_no_mask() -> None:
+    """Where everyone sees everyone there is nothing to hold; padding needs one row a sentence."""
+    assert look(full, 6).mask() is None
+    mask = look(Full(), 6, real=REAL).mask()
+    assert mask is not None
+    assert mask.shape == (2, 1, 1, 6)
+
+
+def test_only_the_plain_triangle_is_one() -> None:
+    """A kernel may use its own triangle only for the causal rule on the same whole positions."""
+    assert look(causal, 5).is_triangle()
+    assert not look(causal, 5, real=torch.ones(1, 5, dtype=torch.bool)).is_triangle()
+    assert not look(causal, 5, start=2).is_triangle()
+    assert not look(full, 5).is_triangle()
+    assert not look(both(causal, window(3)), 5).is_triangle()
+    shifted = torch.arange(3, 8)[None]
+    assert not Sight(causal, shifted, torch.arange(8)[None]).is_triangle()
+
+
+def test_documents_do_not_mix() -> None:
+    """In a packed row the causal rule starts anew with each document."""
+    mask = look(both(causal, RULES["same-document"][0]), 6).mask()
+    assert mask is not None
+    for row, documents in enumerate(DOCUMENTS):
+        lengths = mask[row, 0].sum(-1).tolist()
+        assert lengths == [documents[: i + 1].count(documents[i]) for i in range(6)]

@@ -1,0 +1,283 @@
+"""The account against PyTorch's own counters: parameters, FLOPs, cache and kept activations."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from manyheads.account import Account, account, human, human_bytes, table
+from manyheads.decode.cache import KeyValueCache
+from manyheads.errors import Mistake
+from manyheads.models.bert import BertConfig
+from manyheads.models.gpt import GptConfig
+from manyheads.models.seq2seq import Seq2SeqConfig, Side
+from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.embedding import Embed
+from manyheads.nn.feedforward import Gated, Plain
+from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
+from manyheads.nn.residual import Norm
+from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank
+from manyheads.presets import ModelConfig, preset, presets
+
+BATCH, LENGTH = 3, 10
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "dim": 16,
+    "layers": 2,
+    "heads": 4,
+    "hidden": 24,
+    "max_length": 12,
+    "core": Dense(),
+    "dropout": 0.0,
+}
+CONFIGS: dict[str, ModelConfig] = {
+    "gpt": GptConfig(**SIZES, position=Learned()),
+    "gpt-untied-grouped-gated": GptConfig(
+        **SIZES, tie="none", kv_heads=2, feedforward=Gated(), position=Rotary(), bias=False
+    ),
+    "gpt-wide-heads": GptConfig(**SIZES, head_dim=6, position=Alibi(), norm=Norm(form="rms")),
+    "gpt-shaw": GptConfig(**SIZES, position=Shaw(max_distance=5)),
+    "gpt-bilinear": GptConfig(**SIZES, score=Bilinear(key_size=3)),
+    "gpt-reduced-rank": GptConfig(**SIZES, score=ReducedRank(rank=2)),
+    "gpt-additive": GptConfig(**SIZES, score=Additive(width=7)),
+    "bert": BertConfig(
+        **SIZES, position=Learned(), norm=Norm(placement="post"), embed=Embed(norm=Norm())
+    ),
+    "bert-segments": BertConfig(**SIZES, embed=Embed(segments=2), next_sentence=None),
+    "bert-bare": BertConfig(**SIZES, masked=None, feedforward=Plain(activation="gelu")),
+    "seq2seq": Seq2SeqConfig(**SIZES),
+    "seq2seq-two-tables": Seq2SeqConfig(**SIZES, tie="target", position=Buckets(), score=Dot()),
+    "seq2seq-sides": Seq2SeqConfig(
+        **SIZES,
+        tie="none",
+        encoder=Side(layers=3, hidden=20),
+        decoder=Side(layers=1, heads=2),
+        score=ReducedRank(rank=3),
+    ),
+}
+
+
+def inputs(config: ModelConfig, batch: int = BATCH, length: int = LENGTH) -> list[Tensor]:
+    tokens = torch.randint(config.vocabulary, (batch, length))
+    return [tokens, tokens] if isinstance(config, Seq2SeqConfig) else [tokens]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_all_counted_once(name: str) -> None:
+    config = CONFIGS[name]
+    counted, model = account(config), config.build()
+    assert counted.parameters == sum(p.numel() for p in model.parameters())
+    assert sum(counted.parts.values()) == counted.parameters
+    parts = counted.parts
+    table = config.vocabulary * config.dim
+    assert parts["embedding"] >= table
+    assert (parts["cross-attention"] > 0) == isinstance(config, Seq2SeqConfig)
+    inner = sum(p.numel() for key, p in model.named_parameters() if ".feedforward." in key)
+    assert parts["feed-forward"] == inner
+    norms = sum(p.numel() for key, p in model.named_parameters() if "norm." in key)
+    assert parts["norms"] == norms
+    blocks = sum(p.numel() for key, p in model.named_parameters() if ".blocks." in key)
+    assert counted.block_parameters == blocks
+    assert counted.feedforward_share["parameters"] == inner / blocks
+
+
+def test_a_tied_head_has_no_parameters_but_costs_flops() -> None:
+    tied, untied = (account(CONFIGS[name]) for name in ("gpt", "gpt-untied-grouped-gated"))
+    table = SIZES["vocab_size"] * SIZES["dim"]
+    assert tied.parts["head"] == 0
+    assert untied.parts["head"] == table
+    assert tied.flops["token"]["head"] == untied.flops["token"]["head"] == 2 * table
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_flops_equal_what_pytorch_counts(name: str) -> None:
+    config = CONFIGS[name]
+    model = config.build().eval()
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        model(*inputs(config))
+    counted = account(config, length=LENGTH)
+    assert BATCH * LENGTH * sum(counted.forward_flops.values()) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-sides"])
+def test_source_and_target_tokens_pay_their_own_way(name: str) -> None:
+    config = CONFIGS[name]
+    model, counted = config.build().eval(), account(config, length=LENGTH)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        memory = model.encode(inputs(config)[0])  # type: ignore[union-attr]
+        for block in model.decoder.blocks:  # type: ignore[union-attr]
+            block.cross.keys_and_values(memory.states)
+    source = counted.forward_flops["source"] - counted.flops["source"].get(
+        "cross-attention scores", 0
+    )
+    assert BATCH * LENGTH * source == counter.get_total_flops()
+
+
+def test_training_costs_three_forward_passes() -> None:
+    config = CONFIGS["gpt"]
+    model = config.build()
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(*inputs(config)).sum().backward()
+    counted = account(config, length=LENGTH)
+    assert BATCH * LENGTH * counted.training_flops["token"] == counter.get_total_flops()
+
+
+def test_textbook_formula_of_a_block() -> None:
+    """24 d² FLOPs for projections, 4 n d for the scores and the mix, with f = 4d."""
+    dim, length = 16, 7
+    config = GptConfig(vocab_size=9, dim=dim, layers=1, heads=2, max_length=length)
+    flops = account(config).flops["token"]
+    assert flops["attention"] + flops["feed-forward"] == 24 * dim**2
+    assert flops["attention scores"] + flops["attention mixing"] == 4 * length * dim
+    assert flops["head"] == 2 * 9 * dim
+    assert account(config).parts["feed-forward"] == 8 * dim**2 + 5 * dim
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt-untied-grouped-gated", "gpt-bilinear"])
+def test_cache_is_what_a_cache_holds(name: str) -> None:
+    config, cache = CONFIGS[name], KeyValueCache()
+    config.build().eval()(inputs(config)[0], cache=cache)
+    counted = account(config, length=LENGTH, batch=BATCH).inference["float32"]
+    assert counted.cache == cache.bytes()
+    assert counted.cache == BATCH * LENGTH * counted.cache_per_token["token"]
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-sides"])
+def test_cache_of_an_encoder_decoder(name: str) -> None:
+    config, cache = CONFIGS[name], KeyValueCache()
+    source, target = inputs(config)
+    model: Any = config.build().eval()
+    model.decode(target, model.encode(source), cache=cache)
+    counted = account(config, length=LENGTH, batch=BATCH).inference["float32"]
+    assert counted.cache == cache.bytes()
+    assert counted.cache == BATCH * LENGTH * sum(counted.cache_per_token.values())
+
+
+def kept_bytes(model: nn.Module, given: list[Tensor], padded: bool) -> int:
+    """What autograd keeps of a forward pass with its loss, each storage once, weights aside."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        if x.is_floating_point() and x.untyped_storage().data_ptr() not in weights:
+            kept[x.untyped_storage().data_ptr()] = x
+        return x
+
+    real = (torch.arange(given[0].shape[1]) < given[0].shape[1] - 1).expand(given[0].shape)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        logits = model(*given, *(real for _ in given if padded))
+        loss = F.cross_entropy(logits.flatten(0, 1), given[-1].flatten())
+    assert loss.requires_grad
+    return sum(x.untyped_storage().nbytes() for x in kept.values())
+
+
+@pytest.mark.parametrize("core", [Dense(), Fused()], ids=["dense", "fused"])
+@pytest.mark.parametrize("family", [GptConfig, BertConfig, Seq2SeqConfig])
+@pytest.mark.parametrize("feedforward", [Plain(), Plain(activation="gelu"), Gated()])
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_activations_are_near_what_autograd_keeps(
+    core: Any, family: Any, feedforward: Any, placement: Any
+) -> None:
+    config = family(
+        vocab_size=300,
+        dim=64,
+        heads=4,
+        layers=3,
+        core=core,
+        dropout=0.0,
+        feedforward=feedforward,
+        norm=Norm(placement=placement),
+    )
+    given = inputs(config, batch=2, length=96)
+    # A mask makes the dense core hold its weights twice, and the CPU's kernel borrow floats.
+    measured = kept_bytes(config.build(), given, padded=isinstance(core, Dense))
+    counted = account(config, length=96, batch=2).training
+    assert counted.activations == pytest.approx(measured, rel=0.1)
+
+
+def test_memory_adds_up() -> None:
+    counted = account(preset("gpt3-small"), batch=4)
+    training = counted.training
+    assert counted.inference["float32"].weights == training.weights == 4 * counted.parameters
+    assert counted.inference["bfloat16"].weights == 2 * counted.parameters
+    assert training.total - training.activations == 16 * counted.parameters
+    single = account(preset("gpt3-small"))
+    assert training.activations == 4 * single.training.activations
+    assert counted.flops == single.flops
+
+
+def test_no_encoder_keeps_a_cache() -> None:
+    assert account(CONFIGS["bert"]).inference["float32"].cache == 0
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_accounted_for(name: str) -> None:
+    counted = account(preset(name))
+    given = json.loads(json.dumps(counted.as_dict()))
+    assert isinstance(given["parameters"], int)
+    assert given["parameters"] == sum(given["parts"].values())
+    for token, flops in given["flops"].items():
+        assert flops["forward"] == sum(flops["forward_parts"].values())
+        assert flops["training"] == sum(flops["training_parts"].values())
+        assert flops["training"] == counted.training_flops[token]
+    assert given["memory"]["training"]["total"] == counted.training.total
+    # The lectures' claim: most of a block's parameters are in its feed-forward.
+    assert given["feedforward_share"]["parameters"] > 0.5
+    assert human(counted.parameters) in shown(counted)
+
+
+def shown(counted: Account) -> str:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(table(counted))
+    return capture.get()
+
+
+def test_tables_show_every_part() -> None:
+    counted = account(CONFIGS["seq2seq-sides"])
+    text = shown(counted)
+    for flops in counted.flops.values():
+        assert all(f" {part} " in text for part in flops)
+    assert "FLOPs / source token" in text
+    assert "cache / target token" in text
+    assert "cache" not in shown(account(CONFIGS["bert"]))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1_000, "1.00K"),
+        (65_100_000, "65.1M"),
+        (999_600_000, "1.00B"),
+        (1_315_723_264, "1.32B"),
+        (99_960_000, "100M"),
+        (174_604_259_328, "175B"),
+        (3 * 10**18, "3000Q"),
+    ],
+)
+def test_human_counts(count: int, text: str) -> None:
+    assert human(count) == text
+
+
+def test_human_bytes() -> None:
+    assert human_bytes(512) == "512 B"
+    assert human_bytes(3 * 2**29) == "1.50 GiB"
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [({"length": 0}, "at least 1"), ({"batch": 0}, "at least 1"), ({"length": 13}, "end at 12")],
+)
+def test_a_mistake_says_what_to_do(settings: dict[str, int], advice: str) -> None:
+    with pytest.raises(Mistake, match=advice):
+        account(CONFIGS["gpt"], **settings)

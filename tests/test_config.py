@@ -1,0 +1,127 @@
+"""Settings: what is written comes back, and a wrong name or type is told with the right one."""
+
+import tomllib
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyheads.config import dump, override, override_all, parse, to_toml
+from manyheads.errors import Mistake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    size: int = 3
+    kind: ClassVar[str] = "wheel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sail:
+    area: float = 1.5
+    cloth: Literal["linen", "silk"] = "linen"
+    kind: ClassVar[str] = "sail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paint:
+    colour: Literal["red", "blue"] = "red"
+    coats: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cart:
+    drive: Wheel | Sail = field(default_factory=Wheel)
+    paint: Paint = field(default_factory=Paint)
+    spare: Wheel | None = None
+    name: str = "cart"
+    load: float = 0.5
+    seats: int = 2
+    crew: int = 2
+    open: bool = True
+    stops: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.crew > self.seats:
+            raise Mistake("more crew than seats")
+
+
+def test_what_is_dumped_as_toml_parses_to_the_same_settings() -> None:
+    cart = Cart(drive=Sail(area=2.0, cloth="silk"), spare=Wheel(size=9), stops=("a", "b"))
+    assert parse(Cart, tomllib.loads(to_toml(dump(cart)))) == cart
+
+
+@given(st.text(st.characters(codec="utf-8")), st.floats(allow_nan=False), st.integers())
+def test_any_text_and_number_survives_toml(name: str, load: float, seats: int) -> None:
+    cart = Cart(name=name, load=load, seats=seats, crew=min(seats, 0))
+    assert parse(Cart, tomllib.loads(to_toml(dump(cart)))) == cart
+
+
+def test_overrides_set_fields_by_type() -> None:
+    cart = override_all(
+        Cart(), ["drive=sail", "drive.area=3", "open=no", "stops=x,y", "seats=1e3", "spare=wheel"]
+    )
+    assert cart == Cart(
+        drive=Sail(area=3.0), open=False, stops=("x", "y"), seats=1000, spare=Wheel()
+    )
+
+
+def test_a_word_sets_the_field_that_has_it_among_its_choices_and_keeps_the_rest() -> None:
+    cart = override(Cart(paint=Paint(coats=4)), "paint", "blue")
+    assert cart.paint == Paint(colour="blue", coats=4)
+
+
+def test_naming_the_present_kind_again_keeps_its_fields() -> None:
+    assert override(Cart(drive=Sail(area=9.0)), "drive", "sail").drive == Sail(area=9.0)
+
+
+def test_an_optional_part_opens_with_its_defaults_and_closes_with_none() -> None:
+    opened = override(Cart(), "spare.size", "7")
+    assert opened.spare == Wheel(size=7)
+    assert override(opened, "spare", "none").spare is None
+
+
+def test_fields_that_check_each_other_may_come_in_any_order() -> None:
+    assert override_all(Cart(), ["crew=5", "seats=6"]) == override_all(
+        Cart(), ["seats=6", "crew=5"]
+    )
+    with pytest.raises(Mistake, match="more crew than seats"):
+        override_all(Cart(), ["crew=5"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("seets=3", "seats"),
+        ("drive.aera=3", "size"),
+        ("drive=sial", "sail"),
+        ("paint=blu", "blue"),
+        ("seats=two", "whole number"),
+        ("seats=2.5", "whole number"),
+        ("load=heavy", "a number"),
+        ("open=perhaps", "true or false"),
+        ("name.first=x", "single value"),
+        ("seats", "name=value"),
+        ("=3", "name=value"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_that_names_the_right_one(setting: str, message: str) -> None:
+    with pytest.raises(Mistake, match=message) as caught:
+        override_all(Cart(), [setting])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_key_in_a_file_names_its_path() -> None:
+    with pytest.raises(Mistake, match=r"drive\.aria.*area"):
+        parse(Cart, {"drive": {"kind": "sail", "aria": 1.0}})
+
+
+def test_a_missing_field_is_named() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Needy:
+        must: int
+
+    with pytest.raises(Mistake, match="'must' is needed"):
+        parse(Needy, {})

@@ -1,0 +1,69 @@
+"""What only a GPU can show; run by hand with `make test-gpu`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyheads.data.translation import PhrasebookData
+from manyheads.decode.beam import Decode
+from manyheads.decode.translate import Translator
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.attention import attend
+from manyheads.nn.masks import causal, full, window
+from manyheads.run import read_recipe, train
+from manyheads.tokens import Bpe
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("position", ["none", "rotary", "t5", "alibi"])
+@pytest.mark.parametrize("rule", [full, causal, window(3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_fused_equals_dense_on_cuda(
+    rule: object, position: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 65, 64, device="cuda", dtype=dtype) for _ in range(3))
+    real = torch.arange(65, device="cuda") < torch.tensor([[65], [40]], device="cuda")
+    for keys in (None, real):
+        if position == "t5":
+            torch.manual_seed(1)
+        fused = attend(q, k, v, rule=rule, position=position, real=keys, core="fused")
+        if position == "t5":
+            torch.manual_seed(1)
+        dense = attend(q, k, v, rule=rule, position=position, real=keys, core="dense")
+        assert torch.allclose(fused, dense, atol=tolerance)
+
+
+def test_training_in_bfloat16_learns_and_resumes(tmp_path: Path) -> None:
+    settings = ["data.train_pairs=2000", "data.valid_pairs=50", "train.save_every=30"]
+    run = read_recipe("phrasebook", [*settings, "train.steps=60", "decode.validate_sentences=0"])
+    trainer = train(run, tmp_path, torch.device("cuda"))
+    assert trainer.dtype == torch.bfloat16
+    first = trainer.task.validate(trainer.model)["loss"]
+    assert trainer.run().best < first
+    assert train(run, tmp_path, torch.device("cuda")).progress.step == 60
+
+
+def test_beam_search_on_the_gpu_equals_the_cpu() -> None:
+    corpus = PhrasebookData(train_pairs=500, test_pairs=40).read("train")
+    tokenizer = Bpe(vocab_size=600).train([*corpus.sources, *corpus.targets])
+    model = Seq2SeqConfig(vocab_size=tokenizer.vocab_size, dim=32, layers=1, heads=2).build()
+    decode = Decode(beam=3)
+    on_cpu = Translator(model, tokenizer, decode).search(corpus.sources[:40])
+    on_gpu = Translator(model.double().cuda(), tokenizer, decode).search(corpus.sources[:40])
+    same = sum(a[0].tokens == b[0].tokens for a, b in zip(on_cpu, on_gpu, strict=True))
+    assert same >= 38  # float32 against float64: a tie may fall the other way
+
+
+def test_compiled_model_equals_eager() -> None:
+    torch.manual_seed(0)
+    model = Seq2SeqConfig(vocab_size=100, dim=64, layers=2, heads=1, dropout=0.0).build().cuda()
+    source = torch.randint(100, (4, 32), device="cuda")
+    target = torch.randint(100, (4, 32), device="cuda")
+    compiled = torch.compile(model, fullgraph=True)
+    assert torch.allclose(compiled(source, target), model(source, target), atol=1e-3)

@@ -1,0 +1,180 @@
+"""Every preset against its paper: its size, its shape, and that it runs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manyheads.errors import Mistake
+from manyheads.models.bert import Bert, BertConfig
+from manyheads.models.gpt import Gpt
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.nn.positions import RotaryPosition
+from manyheads.nn.residual import Norm
+from manyheads.presets import build, preset, presets
+
+# Millions of parameters as the papers print them.
+PUBLISHED = {
+    "transformer-base": 65,
+    "transformer-big": 213,
+    "bert-base": 110,
+    "bert-large": 340,
+    "gpt3-small": 125,
+    "gpt3-medium": 350,
+    "gpt3-large": 760,
+    "gpt3-xl": 1_300,
+    "gpt3-2.7b": 2_700,
+    "gpt3-6.7b": 6_700,
+    "gpt3-13b": 13_000,
+    "gpt3-175b": 175_000,
+}
+
+# Layers (of each stack), width, heads, head size, feed-forward width. XL's heads are those that
+# fit its printed parameters; the paper prints 24 (see the test below).
+SHAPES = {
+    "transformer-base": (6, 512, 8, 64, 2048),
+    "transformer-big": (6, 1024, 16, 64, 4096),
+    "bert-base": (12, 768, 12, 64, 3072),
+    "bert-large": (24, 1024, 16, 64, 4096),
+    "gpt3-small": (12, 768, 12, 64, 4 * 768),
+    "gpt3-medium": (24, 1024, 16, 64, 4 * 1024),
+    "gpt3-large": (24, 1536, 16, 96, 4 * 1536),
+    "gpt3-xl": (24, 2048, 16, 128, 4 * 2048),
+    "gpt3-2.7b": (32, 2560, 32, 80, 4 * 2560),
+    "gpt3-6.7b": (32, 4096, 32, 128, 4 * 4096),
+    "gpt3-13b": (40, 5140, 40, 128, 4 * 5140),
+    "gpt3-175b": (96, 12288, 96, 128, 4 * 12288),
+}
+
+TINY: dict[str, Any] = {"layers": 2, "dim": 24, "heads": 2, "vocab_size": 50, "max_length": 12}
+
+
+def weightless(name: str, **overrides: Any) -> nn.Module:
+    with torch.device("meta"):
+        return build(name, **overrides)
+
+
+def size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def stacks(model: nn.Module) -> list[Any]:
+    return [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
+
+
+def logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    return model(tokens, tokens) if isinstance(model, Seq2Seq) else model(tokens)
+
+
+def test_no_preset_is_missing_from_the_tables() -> None:
+    assert presets() == list(PUBLISHED) == list(SHAPES)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_match_the_paper(name: str) -> None:
+    assert size(weightless(name)) == pytest.approx(PUBLISHED[name] * 10**6, rel=0.03)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shape_matches_the_paper(name: str) -> None:
+    layers, dim, heads, head_dim, hidden = SHAPES[name]
+    for stack in stacks(weightless(name)):
+        assert len(stack.blocks) == layers
+        for block in stack.blocks:
+            assert block.attention.project.weight.shape == (3 * heads * head_dim, dim)
+            assert block.attention.output.weight.shape == (dim, heads * head_dim)
+            assert block.attention.heads.heads == heads
+            assert block.feedforward.inner.weight.shape == (hidden, dim)
+
+
+def test_gpt3_xl_as_printed_is_possible() -> None:
+    model = weightless("gpt3-xl", heads=24, head_dim=128)
+    assert size(model) == pytest.approx(1.52e9, rel=0.01)
+    with pytest.raises(Mistake, match="head_dim"):
+        weightless("gpt3-xl", heads=24)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_tiny_version_runs_and_learns(name: str) -> None:
+    tiny = {**TINY, "head_dim": 12} if preset(name).head_dim else TINY
+    model = build(name, **tiny)
+    tokens = torch.randint(50, (3, 12))
+    out = logits(model, tokens)
+    assert out.shape == (3, 12, 50)
+    out.logsumexp(-1).mean().backward()
+    used = [p for key, p in model.named_parameters() if not key.startswith(("pooler", "next_"))]
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in used)
+
+
+@pytest.mark.parametrize("name", ["bert-base", "bert-large"])
+def test_bert_has_what_it_is_pretrained_with(name: str) -> None:
+    model = build(name, **TINY)
+    assert isinstance(model, Bert)
+    tokens = torch.randint(50, (3, 12))
+    assert model.follows(model.hidden(tokens, segments=tokens % 2)).shape == (3, 2)
+
+
+@pytest.mark.parametrize("name", ["transformer-base", "transformer-big", "gpt3-small"])
+def test_head_is_tied_to_the_embedding(name: str) -> None:
+    model = build(name, **TINY)
+    assert isinstance(model, Seq2Seq | Gpt)
+    assert model.head.matrix(model.tokens) is model.tokens.weight
+    assert size(build(name, **TINY, tie="none")) > size(model)
+
+
+def test_words_tables_and_objects_change_one_part() -> None:
+    model = build(
+        "bert-base",
+        **TINY,
+        position="rotary",
+        norm="pre",
+        embed={"segments": 3},
+        feedforward={"kind": "gated", "activation": "gelu"},
+        next_sentence=None,
+        core="dense",
+    )
+    assert isinstance(model, Bert)
+    assert isinstance(model.encoder.position, RotaryPosition)
+    assert model.config.norm == Norm(placement="pre", eps=1e-12)  # the rest of the preset's stays
+    assert model.config.embed.norm == Norm(placement="post", eps=1e-12)
+    assert model.config.embed.segments == 3
+    assert model.config.feedforward.kind == "gated"
+    assert model.config.next_sentence is None
+    rms = build("gpt3-small", **TINY, norm=Norm(form="rms"))
+    assert isinstance(rms.get_submodule("decoder.last_norm"), nn.RMSNorm)
+    sides = build("transformer-base", **TINY | {"layers": 1}, decoder={"layers": 3})
+    assert [len(stack.blocks) for stack in stacks(sides)] == [1, 3]
+
+
+def test_sizes_that_fit_only_each_other_need_no_order() -> None:
+    small = {**TINY, "dim": 30, "heads": 5}
+    for sizes in (small, dict(reversed(small.items()))):
+        assert stacks(build("gpt3-small", **sizes))[0].blocks[0].attention.heads.head_dim == 6
+
+
+def test_preset_gives_a_fresh_value_that_rebuilds() -> None:
+    config = preset("bert-base")
+    assert isinstance(config, BertConfig)
+    assert config == preset("bert-base")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "advice"),
+    [
+        ("gpt3-smal", {}, "did you mean 'gpt3-small'"),
+        ("zzz", {}, "known: bert-base"),
+        ("GPT3-small", {}, "there is no preset"),
+        ("bert-base", {"layer": 2}, "did you mean 'layers'"),
+        ("bert-base", {"postion": "rotary"}, "did you mean 'position'"),
+        ("bert-base", {"position": "rotery"}, "did you mean 'rotary'"),
+        ("bert-base", {"layers": "two"}, "whole number"),
+        ("bert-base", {"layers": None}, "whole number"),
+        ("bert-base", {"norm": "mid"}, "norm=mid"),
+        ("bert-base", {"embed": {"segment": 1}}, "did you mean 'segments'"),
+    ],
+)
+def test_a_mistake_says_what_to_do(name: str, overrides: dict[str, Any], advice: str) -> None:
+    with pytest.raises(Mistake, match=advice) as raised:
+        build(name, **overrides)
+    assert "\n" not in str(raised.value)
