@@ -13,7 +13,7 @@ import tomllib
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 from manyheads.errors import Mistake
 
@@ -29,10 +29,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'nothing'}"
 
 
-def parse(kind: type[T], value: object, where: str = "") -> T:
+@overload
+def parse(kind: type[T], value: object, where: str = "") -> T: ...
+@overload
+def parse(kind: Any, value: object, where: str = "") -> Any: ...
+def parse(kind: Any, value: object, where: str = "") -> Any:
     """Build `kind` from plain TOML or JSON values; a wrong name or type is a Mistake."""
-    result: T = _convert(kind, value, where, None)
-    return result
+    return _convert(kind, value, where, None)
 
 
 def override(config: T, path: str, text: str) -> T:

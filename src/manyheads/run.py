@@ -64,12 +64,15 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     """A recipe, by built-in name or file, with `a.b=c` settings on top."""
     path = Path(name)
     if name in recipes():
-        table = read_toml(Path(str(resources.files("manyheads") / "recipes" / f"{name}.toml")))
-    elif path.is_file():
-        table = read_toml(path)
-    else:
+        path = Path(str(resources.files("manyheads") / "recipes" / f"{name}.toml"))
+    elif not path.is_file():
         raise Mistake(f"there is no recipe '{name}': {nearest(name, recipes())}")
-    return override_all(parse(Run, table), overrides)
+    table = read_toml(path)
+    try:
+        run = parse(Run, table)
+    except Mistake as error:
+        raise Mistake(f"{path}: {error}") from None
+    return override_all(run, overrides)
 
 
 def choose_device(name: str) -> torch.device:
@@ -111,7 +114,11 @@ def read_run(folder: Path) -> Run:
         raise Mistake(f"there is no run folder {folder}: train one with `manyheads train`")
     if not (folder / SETTINGS).is_file():
         raise BadData(f"{folder} is no run folder: it has no {SETTINGS}")
-    return parse(Run, read_toml(folder / SETTINGS))
+    table = read_toml(folder / SETTINGS)
+    try:
+        return parse(Run, table)
+    except Mistake as error:
+        raise BadData(f"{folder / SETTINGS} does not describe a run: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """A stream of lines through a translator: as many lines out as came in, in order."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import BinaryIO
 
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
@@ -14,7 +13,7 @@ BYTE_ORDER_MARK = "\ufeff"
 BREAKS = str.maketrans("\r\n", "  ")  # a translation that holds one is still one line
 
 
-def read_lines(stream: BinaryIO) -> Iterator[str]:
+def read_lines(stream: Iterable[bytes]) -> Iterator[str]:
     """Lines of a UTF-8 stream, as they come."""
     for number, raw in enumerate(stream, start=1):
         try:
@@ -51,7 +50,7 @@ def pieces(translator: Translator, line: str) -> list[str]:
 
 def translate_lines(
     translator: Translator,
-    stream: BinaryIO,
+    stream: Iterable[bytes],
     n_best: int = 1,
     sample: Sample | None = None,
     warn: Callable[[str], None] = lambda line: None,

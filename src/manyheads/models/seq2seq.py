@@ -61,11 +61,11 @@ class Seq2Seq(nn.Module):
         self.config = config
         encoder, decoder = config.encoder.of(config), config.decoder.of(config)
         self.tokens = nn.Embedding(config.vocabulary, config.dim)
-        self.encoder_embedding = config.embed.build(config.dim, config.dropout)
+        self.encoder_embedding = config.embed.build(config.dim, encoder.dropout)
         self.encoder = Stack(encoder, causal=False)
         if config.tie != "all":
             self.target_tokens = nn.Embedding(config.vocabulary, config.dim)
-        self.decoder_embedding = config.embed.build(config.dim, config.dropout)
+        self.decoder_embedding = config.embed.build(config.dim, decoder.dropout)
         self.decoder = Stack(decoder, causal=True, memory_dim=config.dim)
         self.head = Head(config.vocabulary, config.dim, tied=config.tie != "none", bias=False)
         initialise(self, config.initial, encoder.layers + decoder.layers)

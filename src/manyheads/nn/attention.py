@@ -57,7 +57,7 @@ def attend(
     `scale` replaces the 1/√c of the scaled dot product.
     """
     q, k, sight, scored, placed = _prepare(q, k, score, rule, real, position, scale)
-    chosen: Core = parse(CoreConfig, core, "core") if isinstance(core, str) else core  # type: ignore[arg-type]
+    chosen: Core = parse(CoreConfig, core, "core") if isinstance(core, str) else core
     check_parts(chosen, scored, placed)
     return chosen(q, k, v, sight, scored, placed)
 
@@ -88,13 +88,13 @@ def _prepare(
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Sight, Score, Position]:
     heads, head_dim, length = q.shape[1], q.shape[3], k.shape[2]
-    chosen: Rule = parse(Full | Causal, rule, "rule") if isinstance(rule, str) else rule  # type: ignore[arg-type]
+    chosen: Rule = parse(Full | Causal, rule, "rule") if isinstance(rule, str) else rule
     sizes = PositionSizes(
         dim=heads * head_dim,
         heads=heads,
         head_dim=head_dim,
         max_length=length,
-        causal=isinstance(chosen, Causal),
+        causal=chosen.past_only,
     )
     scored = _built(
         score, Score, ScoreConfig, "score", lambda config: config.build(heads, head_dim).to(q)
@@ -107,7 +107,7 @@ def _prepare(
             raise Mistake("scale belongs to the dot product: leave it out with another score")
         scored = InnerScore(scale)
     keys = torch.arange(length, device=q.device)[None]
-    queries = keys[:, length - q.shape[2] :]
+    queries = torch.arange(length - q.shape[2], length, device=q.device)[None]
     sight = Sight(chosen, queries, keys, real, square=q.shape[2] == length)
     return placed.rotate(q, queries), placed.rotate(k, keys), sight, scored, placed
 
@@ -220,6 +220,9 @@ class CrossAttention(nn.Module):
         # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.
         beams = x.shape[0] // k.shape[0]
         q = rearrange(self.query(x), "(b n) t (h c) -> b h (n t) c", n=beams, h=self.heads.heads)
+        # What a memory's key is for a query does not hang on where the query stands.
+        queries = sight.keys.new_zeros(1, q.shape[2])
+        sight = Sight(sight.rule, queries, sight.keys, sight.real)
         dropout = self.heads.dropout if self.training else 0.0
         mixed = self.core(q, k, v, sight, self.score, self.position, dropout)
         return self.output(rearrange(mixed, "b h (n t) c -> (b n) t (h c)", n=beams))

@@ -52,6 +52,10 @@ class Architecture:
         for name in ("dim", "layers", "heads", "max_length"):
             if getattr(self, name) < 1:
                 raise Mistake(f"model.{name}={getattr(self, name)} must be at least 1")
+        for name in ("head_dim", "kv_heads", "hidden", "vocab_size"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise Mistake(f"model.{name}={given} must be at least 1")
         if self.head_dim is None and self.dim % self.heads:
             raise Mistake(
                 f"model.dim={self.dim} does not divide into {self.heads} heads: "

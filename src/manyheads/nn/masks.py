@@ -25,6 +25,11 @@ class Rule:
 
     kind: ClassVar[str]
 
+    @property
+    def past_only(self) -> bool:
+        """Whether no query ever sees a later key."""
+        return False
+
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
         raise NotImplementedError
 
@@ -44,6 +49,10 @@ class Causal(Rule):
     """A position sees itself and what came before: j ≤ i."""
 
     kind: ClassVar[str] = "causal"
+
+    @property
+    def past_only(self) -> bool:
+        return True
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
         return keys <= queries
@@ -104,6 +113,10 @@ class Both(Rule):
     second: Rule
     kind: ClassVar[str] = "both"
 
+    @property
+    def past_only(self) -> bool:
+        return self.first.past_only or self.second.past_only
+
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
         return self.first(queries, keys) & self.second(queries, keys)
 
@@ -115,6 +128,10 @@ class Either(Rule):
     first: Rule
     second: Rule
     kind: ClassVar[str] = "either"
+
+    @property
+    def past_only(self) -> bool:
+        return self.first.past_only and self.second.past_only
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
         return self.first(queries, keys) | self.second(queries, keys)

@@ -166,15 +166,18 @@ class BucketPosition(Position):
 class AlibiPosition(Position):
     """−slope_h · |i − j| on the scores: each head is short-sighted in its own measure."""
 
-    slopes: Tensor
+    exponents: Tensor
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.register_buffer("slopes", torch.tensor(alibi_slopes(heads)), persistent=False)
+        # The exponents are exact in any precision, the slopes are not.
+        exponents = [math.log2(slope) for slope in alibi_slopes(heads)]
+        self.register_buffer("exponents", torch.tensor(exponents), persistent=False)
 
     def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> Bias | None:
         distance = rearrange(queries, "b t -> b 1 t 1") - rearrange(keys, "b s -> b 1 1 s")
-        return -repeat(self.slopes, "h -> 1 h 1 1").to(q.dtype) * distance.abs()
+        slopes = repeat(self.exponents.to(q.dtype).exp2(), "h -> 1 h 1 1")
+        return -slopes * distance.abs()
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -271,6 +274,12 @@ class Buckets:
     per_layer: ClassVar[bool] = False
 
     def build(self, sizes: PositionSizes) -> Position:
+        least = 2 if sizes.causal else 4
+        if self.buckets < least or self.max_distance <= self.buckets // least:
+            raise Mistake(
+                f"position.buckets={self.buckets} must be at least {least}, and "
+                f"position.max_distance={self.max_distance} beyond the exact buckets"
+            )
         return BucketPosition(self.buckets, self.max_distance, sizes.heads, not sizes.causal)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import nn
 
-from manyheads.errors import Mistake
+from manyheads.errors import BadData, Mistake
 from manyheads.train import checkpoint
 from manyheads.train.checkpoint import Progress
 from manyheads.train.objective import Loss
@@ -267,8 +267,13 @@ class Metrics:
             pass
 
     def write(self, step: int, split: str, scores: dict[str, float]) -> None:
-        self.file.write(json.dumps({"step": step, "split": split, **scores}) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps({"step": step, "split": split, **scores}) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise BadData(
+                f"{self.path} could not be saved ({error}): make room and go on"
+            ) from None
         if self.board is not None:
             for name, value in scores.items():
                 self.board.add_scalar(f"{split}/{name}", value, step)
