@@ -26,6 +26,7 @@ from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from marian import config, marian
 
 BEAM = 5
+STEPS = 6  # updates a round
 
 
 def main() -> None:
@@ -102,9 +103,12 @@ def training(
     pairs: EncodedPairs,
     order: Batches,
     rounds: int,
-    steps: int = 6,
-) -> dict[str, float]:
-    """Updates on identical padded batches, plain cross-entropy, fused AdamW on both sides."""
+) -> dict[str, dict[str, float]]:
+    """Updates on the same sentences, plain cross-entropy, fused AdamW on both sides.
+
+    Once in identical batches, which shows the model alone, and once each in its own: ours from
+    length buckets, theirs in any order.
+    """
     optimizers = [build_optimizer(m, Train(learning_rate=1e-4)) for m in (ours, theirs)]
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -127,21 +131,32 @@ def training(
         optimizers[1].step()
         optimizers[1].zero_grad()
 
-    batches = [pairs.batch(order.rows(1000 + step)) for step in range(rounds * steps)]
-    tokens = sum(b.source_tokens + b.target_tokens for b in batches) / rounds
-
-    def one_round(update: Callable[[Batch], None], number: int) -> float:
+    def one_round(update: Callable[[Batch], None], batches: list[Batch]) -> float:
         began = time.perf_counter()
-        for batch in batches[number * steps : (number + 1) * steps]:
+        for batch in batches:
             update(batch)
         return time.perf_counter() - began
 
-    return compare(
-        lambda number: one_round(our_update, number),
-        lambda number: one_round(their_update, number),
-        rounds,
-        tokens,
-    )
+    figures = {}
+    for name in ("same batches", "own batches"):
+        mine, other = [], []
+        for number in range(rounds):
+            steps = range(1000 + number * STEPS, 1000 + (number + 1) * STEPS)
+            parts = [order.rows(step) for step in steps]
+            mine.append([pairs.batch(rows) for rows in parts])
+            if name == "own batches":
+                # As transformers' Trainer does unless told otherwise: any order, padded.
+                mixed = np.random.default_rng(number).permutation(np.concatenate(parts))
+                parts = np.array_split(mixed, STEPS)
+            other.append([pairs.batch(rows) for rows in parts])
+        tokens = sum(b.source_tokens + b.target_tokens for part in mine for b in part) / rounds
+        figures[name] = compare(
+            lambda number, mine=mine: one_round(our_update, mine[number]),
+            lambda number, other=other: one_round(their_update, other[number]),
+            rounds,
+            tokens,
+        )
+    return figures
 
 
 def decoding(
@@ -223,10 +238,10 @@ def report(result: dict[str, object]) -> str:
         f"{result['parameters']:,} parameters, vocabulary {result['vocabulary']}, "
         f"{result['threads']} threads"
     ]
-    for name in ("training", "decoding"):
-        row = result[name]
+    rows = {f"training, {name}": row for name, row in result["training"].items()}
+    for name, row in (rows | {"decoding": result["decoding"]}).items():
         lines.append(
-            f"{name:>9}: {row['ratio']:.2f} × Marian "
+            f"{name:>22}: {row['ratio']:.2f} × Marian "
             f"({row['ours_tokens_per_second']:,.0f} against "
             f"{row['theirs_tokens_per_second']:,.0f} tokens/s)"
         )

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -45,14 +46,33 @@ def main() -> None:
     except Mistake as error:
         _say(f"manyheads: {error}")
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader has gone; Python must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except SystemExit:  # how every command ends
+        _write("")
+        raise
     except OSError as error:
         # A full disk, a missing permission: it names its file, and is nothing to debug here.
         _say(f"manyheads: {error}")
         sys.exit(BadData.exit_code)
+
+
+def _write(text: str) -> None:
+    """To stdout, at once. A reader that has gone is no error, and Python must not say so either."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _command() -> str:
+    """How a person in this folder calls the program."""
+    if shutil.which("manyheads"):
+        return "manyheads"
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return shlex.join([sys.executable, "-m", "manyheads"])
+    here = called.is_absolute() and called.is_relative_to(Path.cwd())
+    return shlex.quote(str(called.relative_to(Path.cwd()) if here else called))
 
 
 def _say(line: str) -> None:
@@ -96,8 +116,7 @@ def _train(run: "Run", out: Path, device: "torch.device") -> None:
             _say(f"{count:,} parameters on {device}, {trainer.dtype}".replace("torch.", ""))
             trainer.run()
         except Stopped as stopped:
-            command = shlex.join(["manyheads", *sys.argv[1:]])
-            _say(f"manyheads: {stopped}; go on with: {command}")
+            _say(f"manyheads: {stopped}; go on with: {_command()} {shlex.join(sys.argv[1:])}")
             raise typer.Exit(stopped.exit_code) from None
 
 
@@ -113,7 +132,7 @@ def demo(
 
     chosen = _device(device, threads)
     _train(_recipe("phrasebook", None, seed), out, chosen)
-    show(out, chosen)
+    show(out, chosen, _command())
 
 
 @app.command()
@@ -145,6 +164,10 @@ def train(
 @app.command()
 def evaluate(
     run: RunFolder,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[data.x=y]...", help="Where the data is, if it has moved"),
+    ] = None,
     split: Annotated[str, typer.Option(help="train, valid, test, ...")] = "test",
     beam: Annotated[int | None, typer.Option(help="Beam width; the run's unless given")] = None,
     as_json: Json = False,
@@ -152,20 +175,25 @@ def evaluate(
     threads: Threads = None,
 ) -> None:
     """Score a run on a split of its data, each number with its signature."""
+    from manyheads.config import override_all
     from manyheads.run import open_run, save_scores
-    from manyheads.tasks.translation import evaluate_run
+    from manyheads.tasks.translation import evaluate_translation
 
     opened = open_run(run, _device(device, threads))
-    scores = evaluate_run(opened.translator(**_given(beam=beam)), opened.run.data, split)
+    translator = opened.translator(**_given(beam=beam))
+    data = override_all(opened.run, overrides or []).data
+    scores = evaluate_translation(translator, data, split).scores
     save_scores(run, scores)
     if as_json:
         _print_json(scores)
         return
     for name, value in scores.items():
-        if name != "signature":
-            print(
-                f"{name:>20}  {value:.4f}" if isinstance(value, float) else f"{name:>20}  {value}"
-            )
+        if isinstance(value, float):
+            print(f"{name:>20}  {value:.4f}")
+        elif isinstance(value, (str, int)):
+            print(f"{name:>20}  {value}")
+    for layer, rates in enumerate(scores.get("alignment_error_by_head", []), start=1):
+        print(f"{f'errors of layer {layer}':>20}  {'  '.join(f'{rate:.3f}' for rate in rates)}")
     for name, signature in scores["signature"].items():
         print(f"{name + ' signature':>20}  {signature}")
 
@@ -202,7 +230,7 @@ def translate(
     width = beam if n_best == 1 else max(beam or 1, n_best)
     translator = open_run(run, _device(device, threads)).translator(**_given(beam=width))
     for line in translate_lines(translator, sys.stdin.buffer, n_best, drawing, warn=_say):
-        print(line, flush=True)
+        _write(line + "\n")
 
 
 @app.command()

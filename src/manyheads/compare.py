@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manyheads.run import Run, open_run
-from manyheads.tasks.translation import evaluate_run
+from manyheads.tasks.translation import evaluate_translation
 from manyheads.view.figures import curves
 
 SHOWN = (
@@ -41,7 +41,7 @@ def compare_runs(
         folder = out / re.sub(r"[^\w.=-]+", "_", name)
         train(run, folder)
         opened = open_run(folder, device)
-        scores = evaluate_run(opened.translator(), run.data, split)
+        scores = evaluate_translation(opened.translator(), run.data, split).scores
         count = sum(p.numel() for p in opened.model.parameters())
         rows.append({"settings": name, "parameters": count, "folder": str(folder), **scores})
         lines[name] = validation_curve(folder)
@@ -56,7 +56,8 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
     table = Table(title=title)
     columns = [name for name in SHOWN if any(name in row for row in rows)]
     for column in ("settings", "parameters", *columns):
-        table.add_column(column, justify="left" if column == "settings" else "right")
+        first = column == "settings"
+        table.add_column(column, justify="left" if first else "right", no_wrap=first)
     for row in rows:
         numbers = [f"{row[name]:.3f}" if name in row else "" for name in columns]
         table.add_row(row["settings"], f"{row['parameters']:,}", *numbers)

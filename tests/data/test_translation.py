@@ -86,7 +86,7 @@ def test_too_long_pairs_are_refused_or_left_out(letters: Tokenizer) -> None:
         EncodedPairs(corpus, letters, longest - 1)
     line = one_line(caught)
     assert f"model.max_length={longest - 1}" in line
-    assert f"first pair 2 with {longest} tokens" in line
+    assert f"first is pair 2 with {longest} tokens" in line
     assert "train.too_long=skip" in line
     data = EncodedPairs(corpus, letters, longest - 1, "skip")
     assert data.kept == [0, 2]
@@ -94,6 +94,15 @@ def test_too_long_pairs_are_refused_or_left_out(letters: Tokenizer) -> None:
     assert data.batch(np.array([1])).wanted.tolist() == [letters.encode("nein") + end]
     with pytest.raises(BadData, match=r"longer than model\.max_length=2"):
         EncodedPairs(corpus, letters, 2, "skip")
+
+
+def test_a_pair_is_numbered_as_in_its_files(letters: Tokenizer) -> None:
+    corpus = Corpus(SOURCES, TARGETS, name="a.txt, b.txt", rows=[4, 9, 11])
+    with pytest.raises(BadData) as caught:
+        EncodedPairs(corpus, letters, 20)
+    assert one_line(caught).startswith("a.txt, b.txt: 1 pairs are longer")
+    assert "the first is pair 10 " in one_line(caught)
+    assert EncodedPairs(corpus, letters, 20, "skip").numbers == [5, 12]
 
 
 def test_an_empty_corpus_is_refused(letters: Tokenizer) -> None:
@@ -171,6 +180,9 @@ def test_without_validation_files_a_seeded_share_is_held_out(tmp_path: Path) -> 
     again = FilesData(source=source, target=target, held_out=0.1)
     assert again.read("valid").sources == valid.sources
     assert valid.sources != numbered(200, "en")[:20]
+    # A message about a pair counts as the files do.
+    assert valid.rows is not None
+    assert [f"en {row}" for row in valid.rows] == valid.sources
     assert data.splits() == ["train", "valid"]
 
 

@@ -37,6 +37,21 @@ class Bucket:
         return -(-len(self.rows) // self.size)
 
 
+def _buckets(lengths: Rows, longest: int, batch_tokens: int) -> list[Bucket]:
+    """Rows by length; those too few for one batch go with the next longer ones."""
+    edges = bucket_edges(longest)
+    homes = np.searchsorted(edges, lengths)
+    buckets: list[Bucket] = []
+    waiting = np.empty(0, dtype=np.int64)
+    for number, edge in enumerate(edges):
+        waiting = np.concatenate([waiting, np.flatnonzero(homes == number)])
+        size = max(1, batch_tokens // min(edge, longest))
+        if len(waiting) >= size or (edge >= longest and len(waiting)):
+            buckets.append(Bucket(waiting, size))
+            waiting = waiting[:0]
+    return buckets
+
+
 class Batches:
     """The batches of every step to come, over rows whose lengths are given.
 
@@ -53,13 +68,7 @@ class Batches:
                 f"a sentence of {longest} tokens does not fit into a batch: "
                 f"train.batch_tokens={batch_tokens} must be at least as large"
             )
-        edges = bucket_edges(longest)
-        homes = np.searchsorted(edges, self.lengths)
-        self.buckets = [
-            Bucket(rows, max(1, batch_tokens // min(edge, longest)))
-            for number, edge in enumerate(edges)
-            if len(rows := np.flatnonzero(homes == number))
-        ]
+        self.buckets = _buckets(self.lengths, longest, batch_tokens)
         self.per_epoch = sum(bucket.batches for bucket in self.buckets)
         self._epoch: tuple[int, list[Rows]] | None = None
 

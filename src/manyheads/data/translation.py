@@ -19,12 +19,18 @@ from manyheads.tokens import Tokenizer
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sentence pairs of one split, where known with their gold word alignments."""
+    """Sentence pairs of one split, where known with their gold word alignments.
+
+    `name` is what a message calls it, and `rows` are their places in the files, counted from 0,
+    where the split has not all of them.
+    """
 
     sources: list[str]
     targets: list[str]
     aligned: list[Pair] | None = None
     notes: tuple[str, ...] = ()
+    name: str = "the corpus"
+    rows: list[int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +112,11 @@ class FilesData:
             return whole
         rows = hold_out(len(whole.sources), self.held_out, seed=0)[split == "valid"]
         return Corpus(
-            [whole.sources[i] for i in rows], [whole.targets[i] for i in rows], notes=whole.notes
+            [whole.sources[i] for i in rows],
+            [whole.targets[i] for i in rows],
+            notes=whole.notes,
+            name=whole.name,
+            rows=rows,
         )
 
     def _path(self, name: str) -> Path:
@@ -138,7 +148,7 @@ class FilesData:
         if result.skipped:
             notes.append(f"{result.skipped:,} pairs with an empty side were skipped")
         sources, targets = [s for s, _ in result.pairs], [t for _, t in result.pairs]
-        return Corpus(sources, targets, notes=tuple(notes))
+        return Corpus(sources, targets, notes=tuple(notes), name=f"{source}, {target}")
 
 
 def _exists(path: Path) -> bool:
@@ -206,7 +216,7 @@ class EncodedPairs:
         too_long: Literal["refuse", "skip"] = "refuse",
     ) -> None:
         if not corpus.sources:
-            raise BadData("the corpus holds no sentence pair")
+            raise BadData(f"{corpus.name} holds no sentence pair")
         end = tokenizer.end
         sources = [[*ids, end] for ids in tokenizer.encode_batch(corpus.sources)]
         targets = [[*ids, end] for ids in tokenizer.encode_batch(corpus.targets)]
@@ -215,17 +225,22 @@ class EncodedPairs:
             for row, (s, t) in enumerate(zip(sources, targets, strict=True))
             if max(len(s), len(t)) > max_length
         ]
+        # As a person counts them in the files.
+        numbers = [row + 1 for row in corpus.rows or range(len(sources))]
         if long and too_long == "refuse":
             tokens = max(len(sources[long[0]]), len(targets[long[0]]))
             raise BadData(
-                f"{len(long)} pairs are longer than model.max_length={max_length}, first pair "
-                f"{long[0] + 1} with {tokens} tokens: raise it, or leave them out with "
-                "train.too_long=skip"
+                f"{corpus.name}: {len(long)} pairs are longer than model.max_length={max_length}, "
+                f"the first is pair {numbers[long[0]]} with {tokens} tokens: raise it, or leave "
+                "them out with train.too_long=skip"
             )
         left_out = set(long)
         self.kept = [row for row in range(len(sources)) if row not in left_out]
         if not self.kept:
-            raise BadData(f"every pair is longer than model.max_length={max_length}: raise it")
+            raise BadData(
+                f"{corpus.name}: every pair is longer than model.max_length={max_length}: raise it"
+            )
+        self.numbers = [numbers[row] for row in self.kept]
         self.sources = Ragged.of([sources[row] for row in self.kept])
         self.targets = Ragged.of([targets[row] for row in self.kept])
         self.start, self.pad = tokenizer.start, tokenizer.pad

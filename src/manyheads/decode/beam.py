@@ -1,8 +1,8 @@
 """Beam search over a batch of sentences, all of it in tensors.
 
 A hypothesis y is ranked by log P(y) / lp(y), with the length penalty of the GNMT paper,
-lp(y) = ((5 + |y|) / 6)^α. A sentence is done when `beam` hypotheses have ended, or when no
-living one can still overtake them; what a sentence gets never hangs on its neighbours.
+lp(y) = ((5 + |y|) / 6)^α. A sentence is done when `beam` hypotheses have ended; what it gets
+never hangs on its neighbours.
 """
 
 from collections.abc import Sequence
@@ -187,15 +187,10 @@ class BeamSearch:
         search.ended_length = torch.cat([search.ended_length, lengths], 1).gather(1, order)
 
     def _done(self, search: _Search, length: int) -> Bool[Tensor, " n"]:
-        """All places taken, and by hypotheses that nothing living can overtake any more; or
-        beam endings found; or the limit reached."""
-        worst = search.ended_score.min(dim=1).values
-        best_alive = search.alive_log.max(dim=1).values
-        # log P only falls, and the penalty is greatest at the limit (α ≥ 0).
-        reach = best_alive / length_penalty(
-            search.limits.to(best_alive.dtype), max(0.0, self.alpha)
-        )
-        return (worst > NEVER) | (reach <= worst) | (search.limits <= length)
+        """`beam` hypotheses have ended, or the limit is reached, or nothing lives any more."""
+        full = (search.ended_score > NEVER).all(dim=1)
+        dead = (search.alive_log == NEVER).all(dim=1)
+        return full | dead | (search.limits <= length)
 
     def _collect(
         self, search: _Search, done: Bool[Tensor, " n"], results: list[list[Hypothesis]]

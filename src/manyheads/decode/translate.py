@@ -74,11 +74,13 @@ class Translator:
             banned=self.banned,
         )
         results: list[list[Hypothesis]] = [[] for _ in sentences]
+        done = 0
         for rows, source, real, limits in self._batches(sentences, self.decode.beam):
             found = search(Seq2SeqStepper(self.model, source, real), limits)
             for row, hypotheses in zip(rows.tolist(), found, strict=True):
                 results[row] = hypotheses
-            advance(len(rows))
+            done += len(rows)
+            advance(done)
         return results
 
     def translate(self, sentences: Sequence[str]) -> list[str]:

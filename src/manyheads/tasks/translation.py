@@ -1,6 +1,5 @@
 """Translation: batches, loss and validation for the loop, and the scores of a finished run."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -82,8 +81,9 @@ class TranslationTask:
         return translation_loss(model, batch, self.train.label_smoothing)
 
     def describe(self, step: int) -> str:
-        rows = [self.data.kept[row] + 1 for row in self.order.rows(step)]
-        return f"training pairs {', '.join(map(str, rows[:5]))} and {max(0, len(rows) - 5)} more"
+        pairs = [self.data.numbers[row] for row in self.order.rows(step)]
+        rest = f" and {len(pairs) - 5} more" if len(pairs) > 5 else ""
+        return f"training pairs {', '.join(map(str, pairs[:5]))}{rest}"
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Seq2Seq)
@@ -103,52 +103,36 @@ class Evaluation:
     """The scores of a split, its translations, and where gold alignments are, their errors."""
 
     scores: Scores
+    corpus: Corpus
     translations: list[str]
     alignment: AlignmentError | None
 
 
 def evaluate_translation(
-    translator: Translator,
-    corpus: Corpus,
-    split_name: str,
-    advance: Callable[[int], None] = lambda done: None,
+    translator: Translator, data: TranslationData, split_name: str
 ) -> Evaluation:
-    """BLEU, chrF, exact match, perplexity and, with gold alignments, the alignment error."""
-    found = translator.search(corpus.sources, advance)
-    best = [hypotheses[0].tokens if hypotheses else [] for hypotheses in found]
-    written = translator.tokenizer.decode_batch(best)
-    scores = translation_scores(written, corpus.targets)
-    data = EncodedPairs(corpus, translator.tokenizer, translator.model.config.max_length, "skip")
-    nll, tokens = corpus_nll(translator.model, data, translator.decode.batch_tokens)
-    scores |= {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
-    scores |= {"split": split_name, "examples": len(corpus.sources)}
-    error = None
-    if corpus.aligned is not None:
-        error = alignment_error(
-            translator.model, translator.tokenizer, corpus.aligned[:ALIGNED_PAIRS]
-        )
-        scores["alignment_error"] = error.best
-    return Evaluation(scores, written, error)
+    """BLEU, chrF, exact match and perplexity of a split, each as it was computed.
 
-
-def evaluate_run(translator: Translator, data: TranslationData, split_name: str) -> Scores:
-    """The scores of a run on a split; the phrasebook's test also on unseen combinations."""
+    With gold alignments also the alignment error of every head; the phrasebook's test also has
+    its BLEU on word combinations that training never held.
+    """
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
-        done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            bar.update(done, "sentences")
-
-        evaluation = evaluate_translation(translator, corpus, split_name, advance)
-    scores = evaluation.scores
+        found = translator.search(corpus.sources, lambda done: bar.update(done, "sentences"))
+    written = translator.tokenizer.decode_batch([h[0].tokens if h else [] for h in found])
+    scores = translation_scores(written, corpus.targets)
+    encoded = EncodedPairs(corpus, translator.tokenizer, translator.model.config.max_length, "skip")
+    nll, tokens = corpus_nll(translator.model, encoded, translator.decode.batch_tokens)
+    scores |= {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
+    scores |= {"split": split_name, "examples": len(corpus.sources)}
     if split_name == "test" and COMPOSITIONAL in data.splits():
         other = data.read(COMPOSITIONAL)
-        written = translator.translate(other.sources)
-        scores["compositional_bleu"] = translation_scores(written, other.targets)["bleu"]
-    if evaluation.alignment is not None:
-        layer, head = evaluation.alignment.best_head
-        scores["alignment_best_head"] = f"layer {layer + 1}, head {head + 1}"
-    return scores
+        unseen = translation_scores(translator.translate(other.sources), other.targets)
+        scores["compositional_bleu"] = unseen["bleu"]
+    error = None
+    if corpus.aligned is not None:
+        some = corpus.aligned[:ALIGNED_PAIRS]
+        error = alignment_error(translator.model, translator.tokenizer, some)
+        scores["alignment_error"] = error.best
+        scores["alignment_error_by_head"] = error.rates
+    return Evaluation(scores, corpus, written, error)

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -258,13 +259,9 @@ class Metrics:
             kept = [line for line in lines if _step_of(line) <= step]
             checkpoint.write_text(self.path, "".join(f"{line}\n" for line in kept))
         self.file = self.path.open("a", encoding="utf-8")
+        self.folder, self.first = folder, step + 1
         self.board: Any = None
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-        except ImportError:
-            pass
+        self.has_board = find_spec("tensorboard") is not None
 
     def write(self, step: int, split: str, scores: dict[str, float]) -> None:
         try:
@@ -274,6 +271,11 @@ class Metrics:
             raise BadData(
                 f"{self.path} could not be saved ({error}): make room and go on"
             ) from None
+        if self.has_board and self.board is None:
+            # Only now: importing it takes seconds.
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.first)
         if self.board is not None:
             for name, value in scores.items():
                 self.board.add_scalar(f"{split}/{name}", value, step)

@@ -68,13 +68,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             h, y = hidden[rows], wanted[rows, None]
             logits = F.linear(h, matrix.to(h.dtype), None if bias is None else bias.to(h.dtype))
             logits = logits.to(precise)
-            total = logits.logsumexp(-1, keepdim=True)
-            nll_sum += (total - logits.gather(-1, y)).sum()
-            if smoothing:
-                even_sum += total.sum() - logits.sum() / classes
+            highest, at = logits.amax(-1, keepdim=True), logits.gather(-1, y)
+            even = logits.mean(-1, keepdim=True) if smoothing else at
+            # One exponential serves both the sum and the gradient.
+            powers = logits.sub_(highest).exp_()
+            total = powers.sum(-1, keepdim=True)
+            log_total = highest + total.log()
+            nll_sum += (log_total - at).sum()
+            even_sum += (log_total - even).sum()
             if d_hidden is None or d_matrix is None:
                 continue
-            d_logits = logits.sub_(total).exp_()
+            d_logits = powers.div_(total)
             if smoothing:
                 d_logits -= smoothing / classes
             d_logits.scatter_add_(-1, y, torch.full_like(total, smoothing - 1.0))

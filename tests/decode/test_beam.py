@@ -1,0 +1,346 @@
+"""Beam search against greedy loops, brute force, a plain restatement, itself in other batches."""
+
+import math
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toys import (
+    BANNED,
+    CELLS,
+    END,
+    LONGEST,
+    SCHEMES,
+    START,
+    WORDS,
+    NextLogits,
+    Recomputing,
+    chance,
+    full_pass,
+    same,
+    searched,
+    toy_model,
+    toy_source,
+    toy_translator,
+)
+
+from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, Stepper, length_penalty
+from manyheads.decode.translate import Seq2SeqStepper
+from manyheads.errors import Mistake
+from manyheads.models.seq2seq import Seq2Seq
+
+LENGTHS = (3, 8, 1, 5, 12, 7)
+LIMITS = [11, 4, 9, 11, 6, 11]
+
+
+def greedy(next_logits: NextLogits, sentence: int, limit: int, banned: Iterable[int]) -> list[int]:
+    """The likeliest token that is not banned, again and again, until the end or the limit."""
+    tokens: list[int] = []
+    while len(tokens) < limit - 1:
+        logits = next_logits(torch.tensor([sentence]), torch.tensor([[START, *tokens]]))[0]
+        allowed = [token for token in range(len(logits)) if token not in set(banned)]
+        best = max(allowed, key=lambda token: float(logits[token]))
+        if best == END:
+            break
+        tokens.append(best)
+    return tokens
+
+
+def log_probability(next_logits: NextLogits, sentence: int, tokens: list[int]) -> float:
+    """log P of the tokens and the end after them, one prefix at a time."""
+    total, prefix = 0.0, [START]
+    for token in [*tokens, END]:
+        logits = next_logits(torch.tensor([sentence]), torch.tensor([prefix]))[0].double()
+        total += float(logits.log_softmax(-1)[token])
+        prefix.append(token)
+    return total
+
+
+def plain_beam(
+    next_logits: NextLogits, sentence: int, limit: int, banned: list[int], decode: Decode
+) -> list[Hypothesis]:
+    """Beam search with lists: the best 2k continuations; ends among the first k of them count,
+    the best k others live on; done at k ends or at the limit, where everything ends."""
+    alive: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[Hypothesis] = []
+    for length in range(1, limit + 1):
+        grown = []
+        for log, tokens in alive:
+            logits = next_logits(torch.tensor([sentence]), torch.tensor([[START, *tokens]]))[0]
+            for token, more in enumerate(logits.double().log_softmax(-1).tolist()):
+                if token not in banned and (length < limit or token == END):
+                    grown.append((log + more, [*tokens, token]))
+        grown = sorted(grown, reverse=True)[: 2 * decode.beam]
+        for log, tokens in grown[: decode.beam]:
+            if tokens[-1] == END:
+                score = log / ((5 + length) / 6) ** decode.length_penalty
+                ended.append(Hypothesis(tokens[:-1], log, score))
+        alive = [(log, tokens) for log, tokens in grown if tokens[-1] != END][: decode.beam]
+        if len(ended) >= decode.beam:
+            break
+    return sorted(ended, key=lambda h: -h.score)[: decode.beam]
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return toy_source(*LENGTHS)
+
+
+def one_by_one(
+    model: Seq2Seq, source: Tensor, real: Tensor, limits: list[int], **decode: Any
+) -> list[list[Hypothesis]]:
+    """Each sentence alone, without padding."""
+    found = []
+    for row, limit in enumerate(limits):
+        own = source[row : row + 1, real[row]]
+        found += searched(model, own, torch.ones_like(own, dtype=torch.bool), [limit], **decode)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("length", "alpha", "penalty"),
+    [(1, 0.6, 1.0), (7, 1.0, 2.0), (7, 0.5, 2**0.5), (13, 2.0, 9.0), (31, 0.0, 1.0), (1, 9.0, 1.0)],
+)
+def test_length_penalty_is_that_of_gnmt(length: int, alpha: float, penalty: float) -> None:
+    """lp(y) = ((5 + |y|) / 6)^α, of a number and of a tensor."""
+    assert length_penalty(float(length), alpha) == pytest.approx(penalty)
+    found = length_penalty(torch.tensor([float(length)]), alpha)
+    assert float(found) == pytest.approx(penalty)
+
+
+def test_steppers_are_steppers() -> None:
+    """The model's stepper and the tests' own keep the same promise."""
+    assert isinstance(Seq2SeqStepper(toy_model(), *toy_source(2)), Stepper)
+    assert isinstance(Recomputing(chance(5), 1, 1), Stepper)
+
+
+@pytest.mark.parametrize(("position", "core"), SCHEMES)
+def test_beam_one_is_greedy(position: str, core: str) -> None:
+    """Beam 1 writes what a greedy loop over uncached full passes writes."""
+    model, (source, real) = toy_model(position, core), batch()
+    with torch.no_grad():
+        wanted = [
+            greedy(full_pass(model, source, real), row, limit, BANNED)
+            for row, limit in enumerate(LIMITS)
+        ]
+    found = searched(model, source, real, LIMITS, beam=1)
+    assert [[h.tokens for h in line] for line in found] == [[tokens] for tokens in wanted]
+    assert len({len(tokens) for tokens in wanted}) > 2
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 3.0, -1.0])
+@pytest.mark.parametrize("beam", [40, 47])
+def test_a_beam_that_holds_everything_is_brute_force(beam: int, alpha: float) -> None:
+    """All 40 sentences of at most 3 tokens of 3 words, in order of log P / lp, and no others."""
+    words, limit, sentences = [3, 4, 5], 4, 3
+    model = chance(7)
+    wanted = []
+    for sentence in range(sentences):
+        line = []
+        for size in range(limit):
+            for tokens in map(list, product(words, repeat=size)):
+                log = log_probability(model, sentence, tokens)
+                score = log / ((5 + size + 1) / 6) ** alpha
+                line.append(Hypothesis(tokens, log, score))
+        wanted.append(sorted(line, key=lambda h: -h.score))
+    decode = Decode(beam=beam, length_penalty=alpha)
+    search = BeamSearch(decode, start=START, end=END, banned=[0, 1, 6])
+    found = search(Recomputing(model, sentences, beam), torch.tensor([limit] * sentences))
+    assert [len(line) for line in found] == [40] * sentences
+    same(found, wanted)
+
+
+def test_brute_force_of_a_transformer() -> None:
+    """With a real decoder: all 9 sentences of at most one token of 8 words, and their order."""
+    model, (source, real) = toy_model(), toy_source(4, 2)
+    words = range(len(BANNED) + 1, len(BANNED) + 1 + len(WORDS))
+    wanted = []
+    with torch.no_grad():
+        for row in range(2):
+            line = []
+            for size in range(2):
+                for tokens in map(list, product(words, repeat=size)):
+                    log = log_probability(full_pass(model, source, real), row, tokens)
+                    line.append(Hypothesis(tokens, log, log / ((6 + size) / 6) ** 0.6))
+            wanted.append(sorted(line, key=lambda h: -h.score))
+    same(searched(model, source, real, [2, 2], beam=12), wanted)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("beam", [1, 2, 3, 5])
+def test_the_search_with_tensors_is_the_search_with_lists(beam: int, alpha: float) -> None:
+    """A batch of pure chance gives what a plain loop over one sentence gives, end likely or not."""
+    limits = [9, 1, 6, 9, 2, 7]
+    for end in (0.0, 2.0, -3.0):
+        model, decode = chance(8, end=end), Decode(beam=beam, length_penalty=alpha)
+        search = BeamSearch(decode, start=START, end=END, banned=[0, 1])
+        found = search(Recomputing(model, len(limits), beam), torch.tensor(limits))
+        wanted = [plain_beam(model, row, limit, [0, 1], decode) for row, limit in enumerate(limits)]
+        same(found, wanted)
+
+
+@pytest.mark.parametrize("beam", [1, 3, 5])
+@pytest.mark.parametrize(("position", "core"), SCHEMES)
+def test_a_batch_is_its_sentences(position: str, core: str, beam: int) -> None:
+    """What a sentence gets hangs neither on its neighbours nor on its place nor on padding."""
+    model, (source, real) = toy_model(position, core), batch()
+    alone = one_by_one(model, source, real, LIMITS, beam=beam)
+    assert len({len(line[0].tokens) for line in alone}) > 2
+    same(searched(model, source, real, LIMITS, beam=beam), alone)
+    for order in ([5, 4, 3, 2, 1, 0], [4, 1, 4], [3, 0]):
+        limits = [LIMITS[row] for row in order]
+        found = searched(model, source[order], real[order], limits, beam=beam)
+        same(found, [alone[row] for row in order])
+
+
+@pytest.mark.parametrize("early", [{0}, {4}, {7, 0, 2}, {1, 2, 3, 4, 5, 6, 7}])
+@pytest.mark.parametrize("beam", [1, 3])
+def test_neighbours_may_finish_early_or_late(beam: int, early: set[int]) -> None:
+    """A sentence that is done stays as it is until enough of its neighbours are done as well,
+    also where what it might still find would be ranked higher."""
+    decode = Decode(beam=beam, length_penalty=6.0)
+    short, long = chance(8, end=3.0), chance(8, end=-9.0)
+
+    def model(homes: Tensor, prefixes: Tensor) -> Tensor:
+        ends = torch.isin(homes, torch.tensor([*early]))[:, None]
+        return torch.where(ends, short(homes, prefixes), long(homes, prefixes))
+
+    limits = [14, 11, 14, 9, 12, 14, 13, 10]
+    search = BeamSearch(decode, start=START, end=END, banned=[0, 1])
+    stepper = Recomputing(model, len(limits), beam)
+    found = search(stepper, torch.tensor(limits))
+    wanted = [plain_beam(model, row, limit, [0, 1], decode) for row, limit in enumerate(limits)]
+    same(found, wanted)
+    # A single finished sentence did wait in the batch, several did leave it.
+    assert (stepper.steps[5] == stepper.steps[0]) == (len(early) == 1)
+    assert stepper.steps[-1] < stepper.steps[0]
+
+
+@pytest.mark.parametrize(("position", "core"), CELLS)
+def test_cached_steps_are_full_passes(position: str, core: str) -> None:
+    """The cache, its reordering and its shrinking change nothing in any cell of the grid."""
+    model, (source, real), beam = toy_model(position, core), batch(), 3
+    search = BeamSearch(Decode(beam=beam), start=START, end=END, banned=BANNED)
+    with torch.no_grad():
+        stepper = Recomputing(full_pass(model, source, real), len(LENGTHS), beam)
+        wanted = search(stepper, torch.tensor(LIMITS))
+    same(searched(model, source, real, LIMITS, beam=beam), wanted)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+def test_scores_are_those_of_teacher_forcing(alpha: float) -> None:
+    """score = log P(tokens and end | source) / lp, from one pass over the whole hypothesis."""
+    model, (source, real) = toy_model("rotary"), batch()
+    found = searched(model, source, real, LIMITS, beam=4, length_penalty=alpha)
+    for row, line in enumerate(found):
+        for hypothesis in line:
+            target = torch.tensor([[START, *hypothesis.tokens]])
+            wanted = torch.tensor([*hypothesis.tokens, END])
+            with torch.no_grad():
+                logits = model(source[row : row + 1], target, real[row : row + 1])[0]
+            log = float(logits.log_softmax(-1).gather(1, wanted[:, None]).sum())
+            assert hypothesis.log_probability == pytest.approx(log, abs=2e-5)
+            penalty = ((5 + len(wanted)) / 6) ** alpha
+            assert hypothesis.score == pytest.approx(log / penalty, abs=2e-5)
+
+
+@pytest.mark.parametrize("beam", [2, 5])
+@pytest.mark.parametrize(("position", "core"), SCHEMES)
+def test_hypotheses_are_sorted_distinct_and_within_their_limits(
+    position: str, core: str, beam: int
+) -> None:
+    """As many as the beam, best first, no two alike, no banned token, end within the limit."""
+    model, (source, real) = toy_model(position, core), batch()
+    found = searched(model, source, real, LIMITS, beam=beam)
+    for line, limit in zip(found, LIMITS, strict=True):
+        assert len(line) == beam
+        scores = [h.score for h in line]
+        assert scores == sorted(scores, reverse=True)
+        assert all(math.isfinite(score) for score in scores)
+        assert len({tuple(h.tokens) for h in line}) == beam
+        assert max(len(h.tokens) for h in line) <= limit - 1
+        assert not {token for h in line for token in h.tokens} & {*BANNED, END}
+
+
+def test_the_limit_forces_an_end_that_counts() -> None:
+    """A model that never ends by itself is ended at the limit and pays the end's price."""
+    never = -12.0
+    model = chance(6, end=never)
+    search = BeamSearch(Decode(beam=3), start=START, end=END, banned=[0, 1])
+    found = search(Recomputing(model, 2, 3), torch.tensor([1, 4]))
+    assert [h.tokens for h in found[0]] == [[]]
+    assert [len(h.tokens) for h in found[1]] == [3, 3, 3]
+    for row, line in enumerate(found):
+        for h in line:
+            log = log_probability(model, row, h.tokens)
+            assert h.log_probability == pytest.approx(log, abs=1e-4)
+            assert log < -5
+
+
+def test_banned_tokens_keep_their_share() -> None:
+    """log P is the model's own: forbidding a token does not make the others likelier."""
+    logits = torch.tensor([0.0, 0.0, 1.0, 5.0, 2.0])
+    search = BeamSearch(Decode(beam=1), start=START, end=END, banned=[0, 1, 3])
+    found = search(Recomputing(lambda h, p: logits.expand(len(h), -1), 1, 1), torch.tensor([2]))
+    share = logits.log_softmax(-1)
+    assert found[0][0].tokens == [4]
+    assert found[0][0].log_probability == pytest.approx(float(share[4] + share[END]))
+
+
+def test_the_end_cannot_be_banned() -> None:
+    """A tokenizer whose separator is its end must still be able to end."""
+    search = BeamSearch(Decode(beam=2), start=START, end=END, banned=[0, 1, END])
+    found = search(Recomputing(chance(6, end=4.0), 1, 2), torch.tensor([5]))
+    assert len(found[0]) == 2
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 20, 60, 4096])
+def test_the_size_of_batches_does_not_matter(batch_tokens: int) -> None:
+    """A translator gives the same n-best lists, in the order of its sentences, in any batches."""
+    lines = ["a b c", "h", "b b b b b b b", "", "c d e f g h a b", "g a", "d", "a b c"]
+    alone = [toy_translator(beam=3).search([line])[0] for line in lines]
+    same(toy_translator(beam=3, batch_tokens=batch_tokens).search(lines), alone)
+    assert len({tuple(line[0].tokens) for line in alone}) > 3
+
+
+def test_no_sentence_is_no_work() -> None:
+    """An empty list of sentences is answered by an empty list."""
+    assert toy_translator().search([]) == []
+    assert toy_translator().translate([]) == []
+
+
+def test_searching_keeps_no_graph() -> None:
+    """Nothing of a search is recorded for a backward pass: neither the encoder nor the decoder."""
+    translator = toy_translator()
+    recorded: list[bool] = []
+    for stack in (translator.model.encoder, translator.model.decoder):
+        stack.register_forward_hook(lambda m, i, out: recorded.append(out.requires_grad))
+    translator.search(["a b"])
+    assert recorded
+    assert not any(recorded)
+
+
+@pytest.mark.parametrize(
+    ("source", "longest", "limit"), [(1, 100, 8), (10, 100, 26), (90, 100, 100), (3, 2, 2)]
+)
+def test_limits_follow_the_source(source: int, longest: int, limit: int) -> None:
+    """ratio · source + extra tokens, at most as many as the model has positions for."""
+    assert Decode(longest_ratio=2.0, longest_extra=6).limit(source, longest) == limit
+
+
+@pytest.mark.parametrize("wrong", [{"beam": 0}, {"longest_extra": 0}])
+def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
+    """A beam of none and a translation of no length are mistakes, named by their setting."""
+    with pytest.raises(Mistake, match=f"decode.{next(iter(wrong))}"):
+        Decode(**wrong)
+
+
+def test_a_learned_table_is_never_left() -> None:
+    """A limit of all positions is reached without asking for one more."""
+    model = toy_model("learned")
+    source, real = toy_source(LONGEST, 2)
+    found = searched(model, source, real, [LONGEST, LONGEST], beam=2)
+    assert max(len(h.tokens) for line in found for h in line) <= LONGEST - 1

@@ -1,0 +1,161 @@
+"""Toy translators: a vocabulary of words, peaked distributions, and steppers without a cache."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tokenizers
+import torch
+from tokenizers import models, pre_tokenizers
+from torch import Tensor
+
+from manyheads.decode.beam import BeamSearch, Decode, Hypothesis
+from manyheads.decode.translate import Seq2SeqStepper, Translator
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.nn.attention import CoreConfig
+from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.positions import (
+    Alibi,
+    Buckets,
+    Learned,
+    NoPosition,
+    PositionConfig,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+)
+from manyheads.nn.tiled import Tiled
+from manyheads.tokens import SPECIALS, Tokenizer
+
+POSITIONS: dict[str, PositionConfig] = {
+    "none": NoPosition(),
+    "sinusoidal": Sinusoidal(),
+    "learned": Learned(),
+    "rotary": Rotary(),
+    "shaw": Shaw(max_distance=2),
+    "t5": Buckets(buckets=6, max_distance=5),
+    "alibi": Alibi(),
+}
+CORES: dict[str, CoreConfig] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=4)}
+CELLS = [(p, c) for p in POSITIONS for c in CORES if (p, c) != ("shaw", "fused")]
+# One core a position: the one that honours it and is used most.
+SCHEMES = [(p, "dense" if p == "shaw" else "fused") for p in POSITIONS]
+
+# Weights with which some sentences end early, some late and some at the limit.
+SEEDS = {
+    "none": 12,
+    "sinusoidal": 57,
+    "learned": 33,
+    "rotary": 28,
+    "shaw": 15,
+    "t5": 1,
+    "alibi": 12,
+}
+
+WORDS = [*"abcdefgh"]
+PAD, START, END = 0, 1, 2
+BANNED = [0, 1, 3, 4, 5, 6]
+LONGEST = 24
+
+NextLogits = Callable[[Tensor, Tensor], Tensor]
+
+
+def toy_tokenizer() -> Tokenizer:
+    """Eight words, split at spaces, after the special tokens."""
+    vocabulary = {token: number for number, token in enumerate([*SPECIALS, *WORDS])}
+    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.add_special_tokens(SPECIALS)
+    return Tokenizer(inner)
+
+
+def toy_model(position: str = "sinusoidal", core: str = "fused", **changes: Any) -> Seq2Seq:
+    """Random weights, in float64 so that rounding never decides between two hypotheses, and
+    larger than usual, so that a next token is likely or unlikely and the source matters."""
+    torch.manual_seed(changes.pop("seed", SEEDS[position]))
+    sizes = {"vocab_size": len(SPECIALS) + len(WORDS), "dim": 16, "layers": 2, "heads": 2}
+    parts = {"position": POSITIONS[position], "core": CORES[core], "dropout": 0.0}
+    fixed: Any = {"tie": "none", "hidden": 24, "max_length": LONGEST}
+    model = Seq2SeqConfig(**{**sizes, **parts, **fixed, **changes}).build().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(1.8)
+    return model
+
+
+def toy_translator(position: str = "sinusoidal", core: str = "fused", **decode: Any) -> Translator:
+    settings = {"longest_ratio": 1.5, "longest_extra": 3, **decode}
+    return Translator(toy_model(position, core), toy_tokenizer(), Decode(**settings))
+
+
+def toy_source(*lengths: int) -> tuple[Tensor, Tensor]:
+    """Random sources of these lengths, padded, and what of them is real."""
+    real = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    words = torch.randint(len(SPECIALS), len(SPECIALS) + len(WORDS), real.shape)
+    return words.masked_fill(~real, PAD), real
+
+
+class Recomputing:
+    """A stepper that keeps whole prefixes and asks a function for the logits after each of them.
+
+    The function gets the number of each row's sentence and its prefix, start token included.
+    """
+
+    def __init__(self, next_logits: NextLogits, sentences: int, beam: int) -> None:
+        self.next_logits, self.beam = next_logits, beam
+        self.sentences = torch.arange(sentences)
+        self.prefixes = torch.zeros(sentences * beam, 0, dtype=torch.long)
+        self.steps: list[int] = []
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.steps.append(len(tokens))
+        self.prefixes = torch.cat([self.prefixes, tokens[:, None]], dim=1)
+        return self.next_logits(self.sentences.repeat_interleave(self.beam), self.prefixes).clone()
+
+    def reorder(self, rows: Tensor) -> None:
+        self.prefixes = self.prefixes[rows]
+
+    def keep_sentences(self, sentences: Tensor) -> None:
+        self.sentences = self.sentences[sentences]
+
+
+def full_pass(model: Seq2Seq, source: Tensor, real: Tensor) -> NextLogits:
+    """Next logits of a model by a whole pass over source and prefix: no cache, no sharing."""
+    with torch.no_grad():
+        return lambda homes, prefixes: model(source[homes], prefixes, real[homes])[:, -1].float()
+
+
+def chance(vocabulary: int, peak: float = 2.0, end: float = 0.0) -> NextLogits:
+    """A language model of pure chance: logits drawn anew for each sentence and prefix."""
+
+    def next_logits(homes: Tensor, prefixes: Tensor) -> Tensor:
+        rows = []
+        for home, prefix in zip(homes.tolist(), prefixes.tolist(), strict=True):
+            seed = hash((home, *prefix)) % 2**62
+            logits = peak * torch.randn(vocabulary, generator=torch.Generator().manual_seed(seed))
+            logits[END] += end
+            rows.append(logits)
+        return torch.stack(rows)
+
+    return next_logits
+
+
+def searched(
+    model: Seq2Seq, source: Tensor, real: Tensor, limits: list[int], **decode: Any
+) -> list[list[Hypothesis]]:
+    """Beam search as the translator does it."""
+    search = BeamSearch(Decode(**decode), start=START, end=END, banned=BANNED)
+    return search(Seq2SeqStepper(model, source, real), torch.tensor(limits))
+
+
+def same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
+    """The same hypotheses in the same order, with the same scores but for rounding."""
+    assert [[h.tokens for h in line] for line in found] == [
+        [h.tokens for h in line] for line in wanted
+    ]
+    for field in ("log_probability", "score"):
+        ours, theirs = (
+            torch.tensor([getattr(h, field) for line in lines for h in line])
+            for lines in (found, wanted)
+        )
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)

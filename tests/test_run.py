@@ -1,0 +1,160 @@
+"""A run: settings there and back, a folder that rebuilds its model, and no setting without use."""
+
+import ast
+import dataclasses
+import tomllib
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+import manyheads
+from manyheads import run as runs
+from manyheads.config import dump, parse, to_toml
+from manyheads.errors import Mistake
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.run import Run, choose_device, open_run, read_recipe, read_run, recipes
+from manyheads.tokens import Tokenizer
+from manyheads.train.checkpoint import read_tensors
+
+PACKAGE = Path(manyheads.__file__).parent
+TINY = (
+    *("data.train_pairs=30", "data.valid_pairs=2", "data.test_pairs=2", "tokens.vocab_size=300"),
+    *("model.dim=16", "model.layers=1", "model.heads=2", "model.hidden=32", "train.steps=2"),
+    *("train.warmup_steps=2", "train.validate_every=2", "decode.validate_sentences=0"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    run = read_recipe("phrasebook", [*TINY, "model.position=rotary", "seed=7"])
+    runs.train(run, out, torch.device("cpu")).run()
+    return out
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_goes_there_and_back_and_builds(name: str) -> None:
+    run = read_recipe(name)
+    table = tomllib.loads(to_toml(dump(run)))
+    assert table == dump(run)
+    assert parse(Run, table) == run
+    with torch.device("meta"):
+        model = dataclasses.replace(run.model, vocab_size=1000).build()
+    assert sum(p.numel() for p in model.parameters()) > 0
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+def test_there_are_recipes() -> None:
+    assert "phrasebook" in recipes()
+
+
+def test_settings_on_top_of_a_recipe() -> None:
+    run = read_recipe("phrasebook", ["model.dim=64", "model.norm=post", "seed=3", "seed=4"])
+    assert (run.model.dim, run.model.norm.placement, run.seed) == (64, "post", 4)
+    plain = read_recipe("phrasebook")
+    assert dataclasses.replace(run.model, dim=plain.model.dim, norm=plain.model.norm) == plain.model
+
+
+def test_the_folder_holds_the_run_and_rebuilds_its_model(folder: Path) -> None:
+    run = read_run(folder)
+    asked = read_recipe("phrasebook", [*TINY, "model.position=rotary", "seed=7"])
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    size = tokenizer.vocab_size
+    assert run == dataclasses.replace(
+        asked, model=dataclasses.replace(asked.model, vocab_size=size)
+    )
+    opened = open_run(folder)
+    weights, about = read_tensors(folder / "model.safetensors")
+    assert about["step"] == 2
+    assert opened.model.state_dict().keys() == weights.keys()
+    for name, tensor in opened.model.state_dict().items():
+        assert torch.equal(tensor, weights[name])
+    assert not opened.model.training
+    assert opened.translator(beam=3).decode.beam == 3
+    assert opened.translator().decode == run.decode
+
+
+def test_load_gives_the_model_with_its_tokenizer_and_its_run(folder: Path) -> None:
+    for where in (folder, str(folder)):
+        model = manyheads.load(where)
+        assert isinstance(model, Seq2Seq)
+        assert model.tokenizer.vocab_size == model.config.vocab_size  # type: ignore[union-attr]
+        assert model.run == read_run(folder)
+    source = torch.tensor([[*model.tokenizer.encode("The dog sleeps."), model.tokenizer.end]])  # type: ignore
+    target = torch.tensor([[model.tokenizer.start]])  # type: ignore[union-attr]
+    with torch.no_grad():
+        logits = model(source, target)
+        assert logits.shape == (1, 1, model.config.vocab_size)
+        assert torch.equal(logits, open_run(folder).model(source, target))
+
+
+def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
+    ends = []
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        run = read_recipe("phrasebook", [*TINY, f"seed={seed}"])
+        runs.train(run, tmp_path / name, torch.device("cpu")).run()
+        ends.append(read_tensors(tmp_path / name / "model.safetensors")[0])
+    table = "tokens.weight"
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert not torch.equal(ends[0][table], ends[2][table])
+
+
+@pytest.mark.parametrize("name", ["cup", "cuda:99", "meta", "xla", ""])
+def test_a_device_that_is_not_here(name: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        choose_device(name)
+    assert f"device '{name}' is not here" in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_no_generator_takes(seed: int) -> None:
+    with pytest.raises(Mistake, match=f"seed={seed}"):
+        read_recipe("phrasebook", [f"seed={seed}"])
+
+
+def config_classes(hint: Any) -> Iterator[type]:
+    """The dataclasses that an annotation can hold, and all that theirs can."""
+    if get_origin(hint) in (Union, types.UnionType, tuple):
+        for option in get_args(hint):
+            yield from config_classes(option)
+    elif dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        yield hint
+        for inner in get_type_hints(hint).values():
+            yield from config_classes(inner)
+
+
+class Reads(ast.NodeVisitor):
+    """Attributes that are read, outside the checks of `__post_init__`."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if node.name != "__post_init__":
+            self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self.names.add(node.attr)
+        self.generic_visit(node)
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    """A knob that nothing reads is a lie; checking its value is not reading it."""
+    reads = Reads()
+    for path in PACKAGE.rglob("*.py"):
+        reads.visit(ast.parse(path.read_text(encoding="utf-8")))
+    classes = set(config_classes(Run))
+    assert len(classes) > 20
+    dead = sorted(
+        f"{each.__name__}.{field.name}"
+        for each in classes
+        for field in dataclasses.fields(each)
+        if field.name not in reads.names
+    )
+    assert not dead

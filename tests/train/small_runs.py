@@ -1,0 +1,80 @@
+"""Runs that train in a second, on a toy language pair: words in, their mirror images out."""
+
+import random
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from manyheads import run as runs
+from manyheads.train.loop import Trainer
+
+WORDS = ("red", "blue", "green", "small", "big", "dog", "cat", "bird", "tree", "house")
+CPU = torch.device("cpu")
+
+RECIPE = """
+[data]
+kind = "files"
+source = "{folder}/pairs.source"
+target = "{folder}/pairs.target"
+held_out = 0.1
+
+[tokens]
+kind = "bpe"
+vocab_size = 300
+
+[model]
+dim = 16
+layers = 1
+heads = 2
+hidden = 32
+max_length = 64
+dropout = 0.1
+
+[train]
+steps = 24
+batch_tokens = 300
+warmup_steps = 8
+validate_every = 6
+save_every = 6
+log_every = 3
+
+[decode]
+beam = 2
+validate_sentences = 0
+"""
+
+
+def write_recipe(folder: Path, pairs: int = 150) -> Path:
+    """A corpus of word lists and their mirror images, and a recipe that trains on it."""
+    draw = random.Random(1)
+    lists = [draw.choices(WORDS, k=draw.randint(1, 7)) for _ in range(pairs)]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, order in (("source", 1), ("target", -1)):
+        lines = "".join(" ".join(words[::order]) + "\n" for words in lists)
+        (folder / f"pairs.{name}").write_text(lines, encoding="utf-8")
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE.format(folder=folder), encoding="utf-8")
+    return recipe
+
+
+def trainer(recipe: Path, out: Path, *overrides: str) -> Trainer:
+    """What `manyheads train RECIPE OVERRIDES --out OUT` makes before it runs."""
+    return runs.train(runs.read_recipe(str(recipe), overrides), out, CPU)
+
+
+def kept(out: Path) -> dict[str, Tensor]:
+    """Every tensor that a run leaves: the model to use, last weights, moments, snapshots."""
+    tensors = {}
+    for path in [out / "model.safetensors", *sorted((out / "state").glob("*.safetensors"))]:
+        tensors |= {f"{path.name} {name}": tensor for name, tensor in load_file(path).items()}
+    return tensors
+
+
+def assert_same_bits(one: Path, other: Path) -> None:
+    ours, theirs = kept(one), kept(other)
+    assert ours.keys() == theirs.keys()
+    assert any(" adam.exp_avg_sq." in name for name in ours)
+    different = [name for name, tensor in ours.items() if not torch.equal(tensor, theirs[name])]
+    assert not different

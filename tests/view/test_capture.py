@@ -1,0 +1,217 @@
+"""Attention maps come out of any model, whatever core it runs, and leave no trace in it."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manyheads.models.bert import BertConfig
+from manyheads.models.gpt import GptConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.attention import CoreConfig, CrossAttention, SelfAttention
+from manyheads.nn.cores import Core, Dense, Fused
+from manyheads.nn.positions import Alibi, Buckets, Learned, PositionConfig, Rotary, Shaw
+from manyheads.nn.tiled import Tiled
+from manyheads.view.capture import Maps, capture
+
+LAYERS, HEADS, VOCAB = 2, 2, 11
+CORES: dict[str, CoreConfig] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=3)}
+POSITIONS: dict[str, PositionConfig] = {
+    "learned": Learned(),
+    "rotary": Rotary(),
+    "alibi": Alibi(),
+    "t5": Buckets(buckets=6, max_distance=5),
+    "shaw": Shaw(max_distance=2),
+}
+CELLS = [(p, c) for p in POSITIONS for c in CORES if (p, c) != ("shaw", "fused")]
+MODELS: dict[str, Any] = {"seq2seq": Seq2SeqConfig, "gpt": GptConfig, "bert": BertConfig}
+
+SOURCE = torch.randint(VOCAB, (3, 7), generator=torch.Generator().manual_seed(0))
+TARGET = torch.randint(VOCAB, (3, 5), generator=torch.Generator().manual_seed(1))
+REAL = torch.arange(7)[None] < torch.tensor([7, 4, 1])[:, None]
+
+
+def built(kind: str, position: str = "rotary", core: str = "fused", **changes: Any) -> nn.Module:
+    sizes = {"vocab_size": VOCAB, "dim": 8, "layers": LAYERS, "heads": HEADS, "max_length": 16}
+    parts = {"position": POSITIONS[position], "core": CORES[core], "dropout": 0.0}
+    return MODELS[kind](**{**sizes, **parts, **changes}).build().double().eval()
+
+
+def run(model: nn.Module) -> Tensor:
+    """One pass over padded sentences (a language model: over whole ones)."""
+    if isinstance(model.config, Seq2SeqConfig):
+        return model(SOURCE, TARGET, REAL)
+    return model(SOURCE, REAL) if isinstance(model.config, BertConfig) else model(SOURCE)
+
+
+def cores(model: nn.Module) -> list[Core]:
+    return [m.core for m in model.modules() if isinstance(m, (SelfAttention, CrossAttention))]
+
+
+def maps_of(kind: str, maps: Maps) -> dict[str, list[Tensor]]:
+    """Every map that a model of this kind has."""
+    if kind != "seq2seq":
+        return {"self": maps["self"]}
+    return {
+        "encoder": maps.all("self", "encoder"),
+        "decoder": maps.all("self", "decoder"),
+        "cross": maps["cross"],
+    }
+
+
+@pytest.mark.parametrize(("position", "core"), CELLS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_maps_are_those_of_the_textbook(kind: str, position: str, core: str) -> None:
+    """Every layer's map: rows sum to 1, nothing on the future or on padding, and equal to those
+    of the same weights in a model that runs dense."""
+    model, dense = built(kind, position, core), built(kind, position, "dense")
+    dense.load_state_dict(model.state_dict())
+    found, wanted = {}, {}
+    for which, store in ((model, found), (dense, wanted)):
+        with torch.no_grad(), capture(which) as maps:
+            run(which)
+        store.update(maps_of(kind, maps))
+    shapes = {
+        "self": (3, HEADS, 7, 7),
+        "encoder": (3, HEADS, 7, 7),
+        "decoder": (3, HEADS, 5, 5),
+        "cross": (3, HEADS, 5, 7),
+    }
+    padded = {"cross", "encoder"} | ({"self"} if kind == "bert" else set())
+    causal = {"decoder"} | ({"self"} if kind == "gpt" else set())
+    for name, layers in found.items():
+        assert len(layers) == LAYERS
+        for weights, other in zip(layers, wanted[name], strict=True):
+            assert weights.shape == shapes[name]
+            torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+            assert (weights >= 0).all()
+            if name in padded:
+                assert (weights.masked_select(~REAL[:, None, None]) == 0).all()
+                assert (weights.masked_select(REAL[:, None, None]) > 0).all()
+            if name in causal:
+                assert (weights.triu(1) == 0).all()
+                assert (weights.tril().sum(-1) > 0.999).all()
+            torch.testing.assert_close(weights, other)
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("kind", MODELS)
+def test_looking_changes_nothing(kind: str, core: str) -> None:
+    """The output inside the context is the output outside it, bit for bit, and so are gradients."""
+    model = built(kind, core=core)
+    outside = run(model)
+    with capture(model):
+        inside = run(model)
+    assert torch.equal(inside, outside)
+    grads = []
+    for look in (False, True):
+        model.zero_grad()
+        with capture(model) if look else torch.enable_grad():
+            run(model).square().sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(map(torch.equal, *grads))
+    assert grads[0]
+
+
+@pytest.mark.parametrize("core", ["dense", "fused", "tiled"])
+def test_looking_draws_no_random_numbers(core: str) -> None:
+    """In training too: the same seed drops the same weights with and without the context."""
+    model = built("gpt", core=core, dropout=0.2, attention_dropout=0.2).train()
+    torch.manual_seed(1)
+    outside = run(model)
+    torch.manual_seed(1)
+    with capture(model) as maps:
+        inside = run(model)
+    assert torch.equal(inside, outside)
+    total = maps["self"][0].sum(-1)
+    torch.testing.assert_close(total, torch.ones_like(total))  # before dropout
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_cores_come_back(kind: str) -> None:
+    """Afterwards every attention has its own core again, also after an error and when nested."""
+    model = built(kind, core="tiled")
+    before = cores(model)
+    with capture(model):
+        assert all(now is not was for now, was in zip(cores(model), before, strict=True))
+        run(model)
+    assert all(now is was for now, was in zip(cores(model), before, strict=True))
+    with pytest.raises(ZeroDivisionError), capture(model):
+        _ = run(model) * (1 / 0)
+    assert all(now is was for now, was in zip(cores(model), before, strict=True))
+    with capture(model) as outer:
+        with capture(model) as inner:
+            run(model)
+        run(model)
+    assert all(now is was for now, was in zip(cores(model), before, strict=True))
+    assert torch.equal(outer["self"][0], inner["self"][0])
+
+
+def test_an_error_inside_the_model_restores_the_cores() -> None:
+    """A pass that fails in the middle leaves no recorder behind."""
+    model = built("bert", "learned")
+    before = cores(model)
+    with pytest.raises(ValueError, match="positions"), capture(model):
+        model(torch.zeros(1, 17, dtype=torch.long))
+    assert all(now is was for now, was in zip(cores(model), before, strict=True))
+
+
+def test_the_last_pass_is_given() -> None:
+    """After two passes the maps are those of the second; nothing is recorded after the end."""
+    model = built("gpt")
+    with torch.no_grad(), capture(model) as maps:
+        model(SOURCE[:, :3])
+        model(SOURCE)
+    model(SOURCE[:, :2])
+    assert [layer.shape[-1] for layer in maps["self"]] == [7, 7]
+
+
+def test_maps_hold_no_graph() -> None:
+    """A map is a number to look at: it carries no gradient, also where the pass does."""
+    model = built("seq2seq")
+    with capture(model) as maps:
+        assert run(model).requires_grad
+    for layers in maps_of("seq2seq", maps).values():
+        assert not any(layer.requires_grad for layer in layers)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda maps: maps["cross"],
+        lambda maps: maps.all("self", "encoder"),
+        lambda maps: maps.all("cross", "decoder"),
+    ],
+)
+def test_what_a_model_has_not_is_refused(ask: Callable[[Maps], Any]) -> None:
+    """A language model has neither cross-attention nor an encoder."""
+    model = built("gpt")
+    with capture(model) as maps:
+        run(model)
+    with pytest.raises(KeyError, match="captured"):
+        ask(maps)
+
+
+def test_before_any_pass_there_is_nothing() -> None:
+    """Maps that no pass has filled are refused, not empty."""
+    with capture(built("gpt")) as maps, pytest.raises(KeyError, match="captured"):
+        _ = maps["self"]
+
+
+def test_layers_are_in_order() -> None:
+    """More than ten layers: layer n is the n-th map."""
+    model = built("gpt", core="dense", layers=12)
+    with torch.no_grad(), capture(model) as maps:
+        run(model)
+    whole = [layer.clone() for layer in maps["self"]]
+    assert len(whole) == 12
+    for layer in (1, 10):
+        changed = copy.deepcopy(model)
+        changed.decoder.blocks[layer].attention.project.weight.data.mul_(2)
+        with torch.no_grad(), capture(changed) as maps:
+            run(changed)
+        same = [torch.equal(a, b) for a, b in zip(maps["self"], whole, strict=True)]
+        assert same == [n < layer for n in range(12)]
