@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEVELOP := .venv/.develop
 
-.PHONY: demo test test-slow test-gpu lint bench bench-gpu docs clean
+.PHONY: demo test test-slow test-gpu lint bench docs clean
 
 demo: $(READY)
 	$(BIN)/manyheads demo

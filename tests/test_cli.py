@@ -504,3 +504,44 @@ def test_demo_shows_what_was_learned(
     for sentence in read_run(out).data.read("test").sources[:5]:
         assert sentence in printed
     assert f"manyheads translate {out}" in printed
+
+
+# --- options that would do nothing, and lines that are too long ---
+
+
+def test_options_that_would_do_nothing_are_refused(run: Path) -> None:
+    assert "--sample" in mistake("translate", run, "--temperature", "0.5")
+    assert "--n-best" in mistake("translate", run, "--sample", "--n-best", "2")
+    assert "train.steps=9" in mistake("evaluate", run, "train.steps=9")
+
+
+def test_evaluate_takes_settings_of_decoding(run: Path) -> None:
+    greedy = json.loads(result("evaluate", run, "--split", "valid", "--beam", "1", "--json"))
+    same = json.loads(result("evaluate", run, "decode.beam=1", "--split", "valid", "--json"))
+    assert same == greedy
+
+
+def test_translations_are_utf8_whatever_the_locale(run: Path) -> None:
+    words = [sys.executable, "-m", "manyheads", "tokens", str(run), "weiter"]
+    found = subprocess.run(
+        words, capture_output=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert "←" in found.stdout.decode("utf-8")
+
+
+def test_a_line_past_learned_positions_stops_neither_training_nor_evaluation(
+    tmp_path: Path,
+) -> None:
+    for side in ("en", "de"):
+        lines = [f"{side} a{i} b{i}" for i in range(30)]
+        (tmp_path / f"train.{side}").write_text("\n".join(lines))
+        for split in ("valid", "test"):
+            (tmp_path / f"{split}.{side}").write_text("x y\n" + "long " * 60 + "\nz")
+    own = (f"data.folder={tmp_path}", "data.source=en", "data.target=de")
+    small = [setting for setting in TINY if not setting.startswith("data.")]
+    more = ("model.position=learned", "model.max_length=24", "train.too_long=skip")
+    out = tmp_path / "run"
+    code, _, said = call("train", "translation", *own, *small, *more, "--out", out)
+    assert code == 0, said
+    assert "left out" in said
+    assert json.loads(result("evaluate", out, "--json"))["examples"] == 3

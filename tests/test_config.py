@@ -1,5 +1,6 @@
 """Settings: what is written comes back, and a wrong name or type is told with the right one."""
 
+import dataclasses
 import tomllib
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from manyheads.config import dump, override, override_all, parse, to_toml
 from manyheads.errors import Mistake
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.positions import NoPosition, Position, Rotary, RotaryPosition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,49 @@ def test_fields_that_check_each_other_may_come_in_any_order() -> None:
     )
     with pytest.raises(Mistake, match="more crew than seats"):
         override_all(Cart(), ["crew=5"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bare:
+    kind: ClassVar[str] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boat:
+    mast: Bare | Sail | None = None
+    flag: Bare | Sail | None = field(default_factory=Sail)
+    oars: Wheel | Sail | None = field(default_factory=Sail)
+    depth: float | None = 2.0
+
+
+def test_a_part_called_none_is_not_no_part() -> None:
+    boat = override_all(Boat(), ["mast=none", "flag=none", "oars=none", "depth=none"])
+    assert boat == Boat(mast=Bare(), flag=Bare(), oars=None, depth=None)
+    assert override_all(boat, ["mast=null", "flag=off"]) == Boat(oars=None, depth=None, flag=None)
+    with pytest.raises(Mistake, match="known: none, null, sail"):
+        override(Boat(), "flag", "zzz")
+    with pytest.raises(Mistake, match="known: none, null, sail"):
+        parse(Boat, {"flag": [1]})
+
+
+@pytest.mark.parametrize("mast", [None, Bare(), Sail(area=2.0)])
+@pytest.mark.parametrize("flag", [None, Bare(), Sail(area=2.0)])
+@pytest.mark.parametrize("oars", [None, Wheel()])
+def test_no_part_and_a_part_called_none_both_survive_toml(
+    mast: Bare | Sail | None, flag: Bare | Sail | None, oars: Wheel | None
+) -> None:
+    for depth in (None, 3.0):
+        boat = Boat(mast=mast, flag=flag, oars=oars, depth=depth)
+        assert parse(Boat, tomllib.loads(to_toml(dump(boat)))) == boat
+
+
+def test_one_side_of_a_model_can_have_no_position() -> None:
+    model = override(Seq2SeqConfig(position=Rotary()), "encoder.position", "none")
+    assert (model.encoder.position, model.decoder.position) == (NoPosition(), None)
+    assert parse(Seq2SeqConfig, tomllib.loads(to_toml(dump(model)))) == model
+    built = dataclasses.replace(model, vocab_size=9, dim=8, heads=2, layers=1).build()
+    assert type(built.encoder.position) is Position
+    assert type(built.decoder.position) is RotaryPosition
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -228,7 +229,7 @@ def test_killed_inside_a_save(moment: str, recipe: Path, whole: Path, tmp_path: 
 
     def die_in_save() -> int:
         calls = [0]
-        home: Any = checkpoint if moment == "save_file" else checkpoint.os
+        home: Any = checkpoint if moment == "save_file" else os
         plain = getattr(home, moment)
 
         def dying(*args: Any, **kwargs: Any) -> Any:
@@ -439,16 +440,19 @@ def test_weights_from_elsewhere(recipe: Path, hurt: Path) -> None:
 def test_weights_of_another_model(recipe: Path, hurt: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert train(recipe, other, *SHORT, "model.dim=32")[0] == 0
-    for name, use in (("model", used), ("state/last", lambda folder: again(recipe, folder))):
+    for name, use, reasons in (
+        ("model", used, ["another model"]),
+        ("state/last", lambda folder: again(recipe, folder), ["does not fit", "32]", "16]"]),
+    ):
         path = f"{name}.safetensors"
         shutil.copy(other / path, hurt / path)
         result = use(hurt)
         assert result[0] == 3
-        mistake(result, str(hurt / path), "does not fit", "32]", "16]")
+        mistake(result, str(hurt / path), *reasons)
     deeper = tmp_path / "deeper"
     assert train(recipe, deeper, *SHORT, "model.layers=2")[0] == 0
     shutil.copy(deeper / "model.safetensors", hurt / "model.safetensors")
-    mistake(used(hurt), "does not fit", "unknown", "blocks.1.")
+    mistake(used(hurt), "another model")
 
 
 @pytest.mark.parametrize(
@@ -492,3 +496,59 @@ def test_a_damaged_tokenizer(content: bytes, recipe: Path, hurt: Path) -> None:
     for result in (used(hurt), again(recipe, hurt)):
         assert result[0] == 3
         mistake(result, str(hurt / "tokenizer.json"))
+
+
+def test_a_flipped_bit_is_noticed(recipe: Path, hurt: Path) -> None:
+    """Anywhere in a file of weights: one clear line, never another model."""
+    for name, use in (("model", used), ("state/last", lambda folder: again(recipe, folder))):
+        path = hurt / f"{name}.safetensors"
+        whole = path.read_bytes()
+        random = Random(1)
+        for place in [random.randrange(len(whole)) for _ in range(6)] + [len(whole) - 1]:
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+            result = use(hurt)
+            assert result[0] == 3, (name, place, result)
+            mistake(result, str(path))
+        path.write_bytes(whole)
+
+
+def test_settings_that_change_what_the_weights_mean(hurt: Path) -> None:
+    """As many heads again fit the same tensors, and would compute something else."""
+    settings = hurt / "run.toml"
+    settings.write_text(settings.read_text().replace("heads = 2", "heads = 1"))
+    result = used(hurt)
+    assert result[0] == 3
+    mistake(result, "another model")
+
+
+def test_going_on_with_other_data_is_refused(tmp_path: Path) -> None:
+    for side in ("en", "de"):
+        lines = [f"{side} word{i} word{i + 1}" for i in range(40)]
+        (tmp_path / f"train.{side}").write_text("\n".join(lines))
+    small = ["model.dim=16", "model.layers=1", "model.heads=2", "tokens.vocab_size=300"]
+    own = [f"data.folder={tmp_path}", "data.source=en", "data.target=de", *small]
+    asked = ("train", "translation", *own, "decode.validate_sentences=0", "--out", tmp_path / "run")
+    assert call(*asked, "train.steps=2", "--device", "cpu")[0] == 0
+    with (tmp_path / "train.en").open("a") as file, (tmp_path / "train.de").open("a") as other:
+        file.write("\none more")
+        other.write("\none more")
+    result = call(*asked, "train.steps=4", "--device", "cpu")
+    assert result[0] == 3
+    mistake(result, "training data is not what", "step 2")
+
+
+def test_fewer_steps_than_are_done_are_refused(recipe: Path, hurt: Path) -> None:
+    mistake(train(recipe, hurt, "train.steps=1", "train.average=1"), "already", "train.steps=1")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state/last.safetensors", "notes.txt"])
+def test_what_somebody_else_put_into_the_folder_stays(
+    name: str, recipe: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"precious")
+    result = train(recipe, tmp_path / "run")
+    assert result[0] == 2
+    mistake(result, "something else", name)
+    assert path.read_bytes() == b"precious"

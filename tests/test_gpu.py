@@ -10,7 +10,8 @@ from manyheads.decode.beam import Decode
 from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import attend
-from manyheads.nn.masks import causal, full, window
+from manyheads.nn.masks import Causal, causal, full, window
+from manyheads.nn.positions import Alibi, Buckets, NoPosition, PositionSizes, Rotary
 from manyheads.run import read_recipe, train
 from manyheads.tokens import Bpe
 
@@ -20,7 +21,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("position", ["none", "rotary", "t5", "alibi"])
+POSITIONS = {config.kind: config for config in (NoPosition(), Rotary(), Buckets(), Alibi())}
+
+
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("rule", [full, causal, window(3)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
 def test_fused_equals_dense_on_cuda(
@@ -29,13 +33,13 @@ def test_fused_equals_dense_on_cuda(
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 4, 65, 64, device="cuda", dtype=dtype) for _ in range(3))
     real = torch.arange(65, device="cuda") < torch.tensor([[65], [40]], device="cuda")
+    sizes = PositionSizes(
+        dim=256, heads=4, head_dim=64, max_length=65, causal=isinstance(rule, Causal)
+    )
+    placed = POSITIONS[position].build(sizes).to(q)
     for keys in (None, real):
-        if position == "t5":
-            torch.manual_seed(1)
-        fused = attend(q, k, v, rule=rule, position=position, real=keys, core="fused")
-        if position == "t5":
-            torch.manual_seed(1)
-        dense = attend(q, k, v, rule=rule, position=position, real=keys, core="dense")
+        fused = attend(q, k, v, rule=rule, position=placed, real=keys, core="fused")
+        dense = attend(q, k, v, rule=rule, position=placed, real=keys, core="dense")
         assert torch.allclose(fused, dense, atol=tolerance)
 
 

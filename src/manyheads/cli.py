@@ -1,5 +1,7 @@
 """The command line. torch is imported inside the commands, so that help is instant."""
 
+import dataclasses
+import io
 import json
 import os
 import shlex
@@ -41,6 +43,9 @@ def main() -> None:
     """Run a command; a user's mistake is one line and an exit code, never a traceback."""
     # Threads that sleep while they wait: spinning ones slow a shared machine many times over.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")  # as what is read, whatever the locale
     try:
         app()
     except Mistake as error:
@@ -112,6 +117,8 @@ def _train(run: "Run", out: Path, device: "torch.device") -> None:
     with locked(out):
         try:
             trainer = prepare_training(run, out, device)
+            for note in trainer.task.notes:
+                _say(note)
             count = sum(p.numel() for p in trainer.model.parameters())
             _say(f"{count:,} parameters on {device}, {trainer.dtype}".replace("torch.", ""))
             trainer.run()
@@ -166,7 +173,7 @@ def evaluate(
     run: RunFolder,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[data.x=y]...", help="Where the data is, if it has moved"),
+        typer.Argument(metavar="[a.b=c]...", help="data.* (if it has moved) and decode.*"),
     ] = None,
     split: Annotated[str, typer.Option(help="train, valid, test, ...")] = "test",
     beam: Annotated[int | None, typer.Option(help="Beam width; the run's unless given")] = None,
@@ -180,9 +187,14 @@ def evaluate(
     from manyheads.tasks.translation import evaluate_translation
 
     opened = open_run(run, _device(device, threads))
-    translator = opened.translator(**_given(beam=beam))
-    data = override_all(opened.run, overrides or []).data
-    scores = evaluate_translation(translator, data, split).scores
+    for setting in overrides or []:
+        if not setting.startswith(("data.", "decode.")):
+            raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
+    changed = override_all(
+        opened.run, [*(overrides or []), *([f"decode.beam={beam}"] if beam is not None else [])]
+    )
+    translator = dataclasses.replace(opened, run=changed).translator()
+    scores = evaluate_translation(translator, changed.data, split).scores
     save_scores(run, scores)
     if as_json:
         _print_json(scores)
@@ -222,14 +234,21 @@ def translate(
     from manyheads.decode.sample import Sample
     from manyheads.run import open_run
 
-    drawing = (
-        Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed) if sample else None
-    )
+    draw = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    if draw != Sample() and not sample:
+        raise Mistake("--temperature, --top-k, --top-p and --seed are for drawing: add --sample")
     if n_best < 1:
         raise Mistake(f"--n-best {n_best} must be at least 1")
+    if sample and n_best > 1:
+        raise Mistake("--n-best lists what a search found: leave out --sample")
     width = beam if n_best == 1 else max(beam or 1, n_best)
     translator = open_run(run, _device(device, threads)).translator(**_given(beam=width))
-    for line in translate_lines(translator, sys.stdin.buffer, n_best, drawing, warn=_say):
+    # A person at a terminal waits for each line; a file is quicker in batches.
+    at_once = 1 if sys.stdin.isatty() else None
+    drawing = draw if sample else None
+    for line in translate_lines(
+        translator, sys.stdin.buffer, n_best, drawing, warn=_say, at_once=at_once
+    ):
         _write(line + "\n")
 
 

@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from manyheads.errors import Mistake
 from manyheads.run import Run, open_run
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.view.figures import curves
@@ -46,8 +47,12 @@ def compare_runs(
         rows.append({"settings": name, "parameters": count, "folder": str(folder), **scores})
         lines[name] = validation_curve(folder)
     picture = out / "compare.png"
-    curves(lines, "validation loss", "loss (nats per token)", picture)
-    Console(stderr=True).print(f"picture: {picture}", markup=False, soft_wrap=True)
+    try:
+        curves(lines, "validation loss", "loss (nats per token)", picture)
+        said = f"picture: {picture}"
+    except Mistake as error:  # no matplotlib: the table is worth having all the same
+        said = str(error)
+    Console(stderr=True).print(said, markup=False, soft_wrap=True)
     return rows
 
 

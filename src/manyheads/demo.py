@@ -1,9 +1,12 @@
 """What `manyheads demo` shows once its model is trained."""
 
+from itertools import combinations
 from pathlib import Path
 
 import torch
 
+from manyheads.data.phrasebook import Pair
+from manyheads.errors import Mistake
 from manyheads.evaluate.alignment import word_maps
 from manyheads.run import OpenRun, open_run, save_scores
 from manyheads.tasks.translation import Evaluation, evaluate_translation
@@ -30,8 +33,11 @@ def show(folder: Path, device: torch.device, command: str) -> None:
         if written != wanted:
             print(f"    (the phrasebook has: {wanted})")
     picture = folder / "attention.png"
-    draw_alignment(opened, evaluation, picture)
-    print(f"\nWhat its best head looks at: {picture}\n")
+    try:
+        draw_alignment(opened, evaluation, picture)
+        print(f"\nWhat its best head looks at: {picture}\n")
+    except Mistake as error:  # no matplotlib: the rest is worth having all the same
+        print(f"\n{error}\n")
     print("Next:")
     print(f"  echo 'The small dog sees the tree.' | {command} translate {folder}")
     print(f"  {command} evaluate {folder} --split compositional")
@@ -40,13 +46,19 @@ def show(folder: Path, device: torch.device, command: str) -> None:
     print(f"  {command} train phrasebook data.pair=en-fr --out runs/french")
 
 
+def crossings(pair: Pair) -> int:
+    """How often two links cross: how much the order of the words differs."""
+    links = sorted(pair.alignment)
+    return sum(a < c and b > d for (a, b), (c, d) in combinations(links, 2))
+
+
 def draw_alignment(opened: OpenRun, evaluation: Evaluation, picture: Path) -> None:
     """Cross-attention of the best head on a test sentence, gold links framed."""
     pairs, error = evaluation.corpus.aligned, evaluation.alignment
     assert pairs is not None
     assert error is not None
     short = [pair for pair in pairs if len(pair.target_words) <= WORDS_IN_PICTURE]
-    pair = max(short[:40], key=lambda pair: len(pair.target_words))
+    pair = max(short[:100], key=crossings)
     layer, head = error.best_head
     _, weights = next(word_maps(opened.model, opened.tokenizer, [pair]))
     heat_map(

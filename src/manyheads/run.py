@@ -6,6 +6,7 @@ metrics.jsonl and scores.json; it can be moved and rebuilds the model alone.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,22 +18,22 @@ import torch
 from torch import nn
 
 from manyheads.config import dump, nearest, override_all, parse, read_toml, to_toml
-from manyheads.data.translation import TranslationData
+from manyheads.data.translation import Corpus, TranslationData
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import Translator
 from manyheads.errors import BadData, Mistake
+from manyheads.files import PARTIAL, drop_partials, write_text
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.nn.cores import Dense
 from manyheads.tasks.translation import TranslationTask
 from manyheads.tokens import Tokenizer, Tokens
 from manyheads.train import checkpoint
-from manyheads.train.checkpoint import write_text
 from manyheads.train.loop import Trainer
 from manyheads.train.optimizer import Train
 
 SETTINGS = "run.toml"
 TOKENIZER = "tokenizer.json"
 SCORES = "scores.json"
-OWN = {SETTINGS, TOKENIZER, SCORES, checkpoint.WEIGHTS, checkpoint.STATE, "metrics.jsonl"}
 # What may change between two calls that train the same run.
 FREE = {"train.steps", "train.validate_every", "train.save_every", "train.log_every"}
 
@@ -72,7 +73,11 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         run = parse(Run, table)
     except Mistake as error:
         raise Mistake(f"{path}: {error}") from None
-    return override_all(run, overrides)
+    run = override_all(run, overrides)
+    # A model whose parts do not go together is refused before anything is read or written.
+    with torch.device("meta"):
+        dataclasses.replace(run.model, vocab_size=run.model.vocab_size or 1).build()
+    return run
 
 
 def choose_device(name: str) -> torch.device:
@@ -93,10 +98,14 @@ def check_folder(folder: Path) -> None:
         raise Mistake(f"{folder} is a file: choose another folder with --out")
     if not folder.is_dir():
         return
-    foreign = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
-    if not (folder / SETTINGS).exists() and set(foreign) - OWN:
+    if (folder / SETTINGS).exists():
+        return
+    # What a run that was killed before its first step has left.
+    own = {folder / TOKENIZER, folder / checkpoint.STATE, folder / checkpoint.STATE / "lock"}
+    foreign = [path for path in folder.rglob("*") if path not in own and path.suffix != PARTIAL]
+    if foreign:
         raise Mistake(
-            f"{folder} holds something else ({sorted(set(foreign) - OWN)[0]}): "
+            f"{folder} holds something else ({min(foreign).relative_to(folder)}): "
             "choose another folder with --out"
         )
 
@@ -141,7 +150,9 @@ def open_run(folder: Path, device: torch.device | str = "cpu") -> OpenRun:
     weights = folder / checkpoint.WEIGHTS
     if not weights.exists() and (folder / checkpoint.STATE).exists():
         raise Mistake(f"{folder} has no {checkpoint.WEIGHTS} yet: let it train to a validation")
-    tensors, _ = checkpoint.read_tensors(weights)
+    tensors, about = checkpoint.read_tensors(weights)
+    if about.get("model") != model_digest(run.model):
+        raise BadData(f"{weights} belongs to another model than {folder / SETTINGS} describes")
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     if tokenizer.vocab_size != run.model.vocab_size:
         raise BadData(
@@ -173,7 +184,7 @@ def locked(folder: Path) -> Iterator[None]:
     with (folder / checkpoint.STATE / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise Mistake(f"{folder} is being trained by another process: wait for it") from None
         yield
 
@@ -189,7 +200,7 @@ def _differences(new: dict[str, Any], old: dict[str, Any], prefix: str = "") -> 
     return found
 
 
-def prepare(run: Run, folder: Path) -> tuple[Run, Tokenizer]:
+def prepare(run: Run, folder: Path, corpus: Corpus) -> tuple[Run, Tokenizer]:
     """Settle what the data decides (the tokenizer and its size) and write it down, once."""
     make_folder(folder)
     if (folder / SETTINGS).exists():
@@ -201,7 +212,6 @@ def prepare(run: Run, folder: Path) -> tuple[Run, Tokenizer]:
         if found:
             raise Mistake(f"{folder} holds another run ({found[0]}): choose another --out")
     else:
-        corpus = run.data.read("train")
         tokenizer = run.tokens.train([*corpus.sources, *corpus.targets])
         tokenizer.save(folder / TOKENIZER)
         model = dataclasses.replace(run.model, vocab_size=tokenizer.vocab_size)
@@ -212,10 +222,11 @@ def prepare(run: Run, folder: Path) -> tuple[Run, Tokenizer]:
 
 def train(run: Run, folder: Path, device: torch.device) -> Trainer:
     """A trainer for the run, at the step where its folder stands."""
-    checkpoint.drop_partials(folder)
-    run, tokenizer = prepare(run, folder)
+    drop_partials(folder)
+    corpus = run.data.read("train")
+    run, tokenizer = prepare(run, folder, corpus)
     task = TranslationTask(
-        run.data.read("train"),
+        corpus,
         run.data.read("valid"),
         tokenizer,
         run.train,
@@ -226,7 +237,21 @@ def train(run: Run, folder: Path, device: torch.device) -> Trainer:
     )
     torch.manual_seed(run.seed)
     model = run.model.build().to(device)
-    return Trainer(model, task, run.train, dim=run.model.dim, seed=run.seed, folder=folder)
+    return Trainer(
+        model,
+        task,
+        run.train,
+        dim=run.model.dim,
+        seed=run.seed,
+        folder=folder,
+        about={"model": model_digest(run.model)},
+    )
+
+
+def model_digest(model: Seq2SeqConfig) -> str:
+    """Names the settings that decide what weights mean: all but how they are computed with."""
+    table = dump(dataclasses.replace(model, core=Dense()))
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def save_scores(folder: Path, scores: dict[str, Any]) -> None:

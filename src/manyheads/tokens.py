@@ -5,7 +5,6 @@ the bytes of its UTF-8 form, so nothing is ever unknown.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from manyheads.errors import BadData, Mistake
+from manyheads.files import write_text
 
 # In the order of their ids.
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<sep>", "<cls>"]
@@ -179,15 +179,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write the tokenizer whole or not at all."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(self._inner.to_str(pretty=True) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_text(path, self._inner.to_str(pretty=True) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":

@@ -25,7 +25,7 @@ LONGEST_FUNCTION = 70
 
 # A module imports only from modules that stand earlier here. A name stands for all that is in it.
 STAGES = [
-    "errors config tokens",
+    "errors files config tokens",
     "data.corpus data.phrasebook data.batching data.translation",
     "nn.shapes nn.masks nn.positions nn.scores nn.cores nn.tiled nn.attention nn.feedforward",
     "nn.residual nn.embedding nn.block models presets account",

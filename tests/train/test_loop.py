@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -280,6 +280,9 @@ def test_a_line_of_metrics_that_was_cut_is_forgotten(recipe: Path, tmp_path: Pat
 
 class Scripted:
     """A task of one linear layer whose validation losses are given."""
+
+    digest = "numbers"
+    notes: ClassVar[list[str]] = []
 
     def __init__(self, losses: list[float]) -> None:
         self.losses = iter(losses)

@@ -1,5 +1,6 @@
 """Parallel text as batches: source and target with their ends, padded, and what is real."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -43,6 +44,13 @@ class PhrasebookData:
     test_pairs: int = 1000
     kind: ClassVar[str] = "phrasebook"
 
+    def __post_init__(self) -> None:
+        # No split has endlessly many sentences: the last ones would be drawn for ever.
+        for split, most in (("train", 300_000), ("valid", 20_000), ("test", 20_000)):
+            pairs = getattr(self, f"{split}_pairs")
+            if not 1 <= pairs <= most:
+                raise Mistake(f"data.{split}_pairs={pairs} must be from 1 to {most:_}")
+
     def splits(self) -> list[str]:
         return ["train", "valid", "test", "compositional"]
 
@@ -81,6 +89,10 @@ class FilesData:
     held_out: float = 0.02
     empty_lines: Literal["refuse", "skip"] = "refuse"
     kind: ClassVar[str] = "files"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise Mistake(f"data.held_out={self.held_out} must be above 0, below 1")
 
     def splits(self) -> list[str]:
         return [split for split in ("train", "valid", "test") if self._has(split)]
@@ -240,10 +252,23 @@ class EncodedPairs:
             raise BadData(
                 f"{corpus.name}: every pair is longer than model.max_length={max_length}: raise it"
             )
+        self.notes = (
+            [f"{corpus.name}: {len(long):,} pairs of over {max_length} tokens were left out"]
+            if long
+            else []
+        )
         self.numbers = [numbers[row] for row in self.kept]
         self.sources = Ragged.of([sources[row] for row in self.kept])
         self.targets = Ragged.of([targets[row] for row in self.kept])
         self.start, self.pad = tokenizer.start, tokenizer.pad
+
+    def digest(self) -> str:
+        """Names these sequences of tokens: any other corpus or order has another name."""
+        total = hashlib.sha256()
+        for side in (self.sources, self.targets):
+            total.update(side.starts.tobytes())
+            total.update(side.flat.tobytes())
+        return total.hexdigest()[:16]
 
     @property
     def lengths(self) -> Int[np.ndarray, " rows"]:

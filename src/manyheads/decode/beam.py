@@ -14,7 +14,7 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.errors import Mistake
+from manyheads.errors import Mistake, check_at_least
 
 NEVER = float("-inf")
 
@@ -31,14 +31,17 @@ class Decode:
     validate_sentences: int = 200
 
     def __post_init__(self) -> None:
-        if self.beam < 1:
-            raise Mistake(f"decode.beam={self.beam} must be at least 1")
-        if self.longest_extra < 1:
-            raise Mistake(f"decode.longest_extra={self.longest_extra} must be at least 1")
+        for name in ("beam", "longest_extra", "batch_tokens"):
+            check_at_least(f"decode.{name}", getattr(self, name), 1)
+        for name in ("longest_ratio", "validate_sentences"):
+            check_at_least(f"decode.{name}", getattr(self, name), 0)
+        if not 0 <= self.length_penalty <= 10:
+            raise Mistake(f"decode.length_penalty={self.length_penalty} must be from 0 to 10")
 
     def limit(self, source_length: int, max_length: int) -> int:
         """The most tokens a translation may have, its end included."""
-        return min(max_length, int(self.longest_ratio * source_length) + self.longest_extra)
+        by_source = int(min(max_length, self.longest_ratio * source_length))
+        return min(max_length, by_source + self.longest_extra)
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,6 @@ class BeamSearch:
             length += 1
             logits = stepper.step(rearrange(search.alive[:, :, -1], "n k -> (n k)"))
             rows = self._extend(search, logits, length)
-            stepper.reorder(rows)
             done = self._done(search, length)
             # A done sentence is frozen at once, whenever its neighbours let it leave the batch.
             search.alive_log.masked_fill_(done[:, None], NEVER)
@@ -113,9 +115,11 @@ class BeamSearch:
             if bool(done.any()) and (4 * int(done.sum()) >= len(done) or bool(done.all())):
                 self._collect(search, done, results)
                 kept = (~done).nonzero()[:, 0]
-                stepper.reorder(_rows_of(kept, self.beam))
+                stepper.reorder(rows[_rows_of(kept, self.beam)])
                 stepper.keep_sentences(kept)
                 search.keep(kept)
+            elif self.beam > 1:
+                stepper.reorder(rows)
         return results
 
     def _begin(self, limits: Int[Tensor, " n"]) -> _Search:

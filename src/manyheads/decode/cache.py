@@ -6,6 +6,7 @@ rules and position schemes speak of positions, a cached step is the same functio
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ class KeyValueCache:
     def __init__(self) -> None:
         self._length = 0
         self._grown: dict[nn.Module, KeysAndValues] = {}
+        self._spare: dict[nn.Module, KeysAndValues] = {}
         self._fixed: dict[nn.Module, KeysAndValues] = {}
 
     @property
@@ -35,7 +37,7 @@ class KeyValueCache:
         """Append the new positions of one module; gives all positions so far."""
         end = self._length + keys.shape[2]
         if owner not in self._grown or self._grown[owner][0].shape[2] < end:
-            room = end if self._length == 0 else end + max(ROOM, end // 2)
+            room = end + max(ROOM, end // 2)
             old = self._grown.get(owner)
             self._grown[owner] = (
                 self._roomier(old and old[0], keys, room),
@@ -47,7 +49,7 @@ class KeyValueCache:
         return all_keys[:, :, :end], all_values[:, :, :end]
 
     def _roomier(self, old: Tensor | None, new: Tensor, room: int) -> Tensor:
-        bigger = new.new_empty(*new.shape[:2], room, new.shape[3])
+        bigger = _empty(new, new.shape[0], room)
         if old is not None:
             bigger[:, :, : self._length] = old[:, :, : self._length]
         return bigger
@@ -58,11 +60,19 @@ class KeyValueCache:
             self._fixed[owner] = compute()
         return self._fixed[owner]
 
+    @torch.no_grad()
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these hypotheses, in this order (a row may be kept several times)."""
         for owner, pair in self._grown.items():
-            keys, values = (x[:, :, : self._length].index_select(0, rows) for x in pair)
-            self._grown[owner] = (keys, values)
+            # Two sets of buffers take turns, so that a step copies once and allocates nothing.
+            spare = self._spare.get(owner)
+            room = (len(rows), pair[0].shape[2])
+            if spare is None or (spare[0].shape[0], spare[0].shape[2]) != room:
+                spare = (_empty(pair[0], *room), _empty(pair[1], *room))
+            for old, new in zip(pair, spare, strict=True):
+                old, new = old[:, :, : self._length], new[:, :, : self._length]
+                torch.index_select(old, 0, rows, out=new)
+            self._grown[owner], self._spare[owner] = spare, pair
 
     def keep_sentences(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the memories of these sentences; the others are finished."""
@@ -71,6 +81,11 @@ class KeyValueCache:
             self._fixed[owner] = (keys, values)
 
     def bytes(self) -> int:
-        """What the cache holds now."""
-        kept = [*self._grown.values(), *self._fixed.values()]
-        return sum(x.numel() * x.element_size() for pair in kept for x in pair)
+        """What the cached positions take, room to grow apart."""
+        grown = [x[:, :, : self._length] for pair in self._grown.values() for x in pair]
+        fixed = [x for pair in self._fixed.values() for x in pair]
+        return sum(x.numel() * x.element_size() for x in (*grown, *fixed))
+
+
+def _empty(like: Tensor, rows: int, positions: int) -> Tensor:
+    return like.new_empty(rows, like.shape[1], positions, like.shape[3])

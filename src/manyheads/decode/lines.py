@@ -1,7 +1,7 @@
 """A stream of lines through a translator: as many lines out as came in, in order."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from manyheads.decode.sample import Sample
@@ -48,17 +48,30 @@ def pieces(translator: Translator, line: str) -> list[str]:
     return parts
 
 
+def translate_whole(
+    translator: Translator,
+    sentences: Sequence[str],
+    advance: Callable[[int], None] = lambda done: None,
+) -> list[str]:
+    """The best translation of each sentence; a too long one is put together from its pieces."""
+    parts = [pieces(translator, sentence) for sentence in sentences]
+    found = translator.search([part for whole in parts for part in whole], advance)
+    best = iter(translator.tokenizer.decode_batch([h[0].tokens if h else [] for h in found]))
+    return [" ".join(next(best) for _ in whole) for whole in parts]
+
+
 def translate_lines(
     translator: Translator,
     stream: Iterable[bytes],
     n_best: int = 1,
     sample: Sample | None = None,
     warn: Callable[[str], None] = lambda line: None,
+    at_once: int | None = None,
 ) -> Iterator[str]:
     """Translations of a stream. An empty line stays empty, a too long one goes in pieces."""
     lines = read_lines(stream)
     before = drawn = 0
-    while chunk := list(islice(lines, LINES_AT_ONCE)):
+    while chunk := list(islice(lines, at_once or LINES_AT_ONCE)):
         parts = [pieces(translator, line) if line.strip() else [] for line in chunk]
         for number, found in enumerate(parts, start=before + 1):
             if len(found) > 1:

@@ -8,6 +8,7 @@ from torch import nn
 from manyheads.data.batching import Batches, in_order_of_length, split
 from manyheads.data.translation import Batch, Corpus, EncodedPairs, TranslationData
 from manyheads.decode.beam import Decode
+from manyheads.decode.lines import translate_whole
 from manyheads.decode.translate import Translator
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
@@ -67,6 +68,8 @@ class TranslationTask:
         self.decode, self.valid_corpus = decode, valid
         self.data = EncodedPairs(corpus, tokenizer, max_length, train.too_long)
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long)
+        self.digest = self.data.digest()
+        self.notes = [*corpus.notes, *valid.notes, *self.data.notes, *self.valid.notes]
         self.order = Batches(self.data.lengths, train.batch_tokens * train.accumulate, seed)
 
     def batches(self, step: int) -> list[Batch]:
@@ -92,8 +95,10 @@ class TranslationTask:
         shown = self.decode.validate_sentences
         if shown:
             greedy = Translator(model, self.tokenizer, Decode(beam=1))
-            written = greedy.translate(self.valid_corpus.sources[:shown])
-            found = translation_scores(written, self.valid_corpus.targets[:shown])
+            rows = self.valid.kept[:shown]
+            written = greedy.translate([self.valid_corpus.sources[row] for row in rows])
+            wanted = [self.valid_corpus.targets[row] for row in rows]
+            found = translation_scores(written, wanted)
             scores["bleu"] = found["bleu"]
         return scores
 
@@ -118,8 +123,9 @@ def evaluate_translation(
     """
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
-        found = translator.search(corpus.sources, lambda done: bar.update(done, "sentences"))
-    written = translator.tokenizer.decode_batch([h[0].tokens if h else [] for h in found])
+        written = translate_whole(
+            translator, corpus.sources, lambda done: bar.update(done, "sentences")
+        )
     scores = translation_scores(written, corpus.targets)
     encoded = EncodedPairs(corpus, translator.tokenizer, translator.model.config.max_length, "skip")
     nll, tokens = corpus_nll(translator.model, encoded, translator.decode.batch_tokens)
@@ -127,7 +133,7 @@ def evaluate_translation(
     scores |= {"split": split_name, "examples": len(corpus.sources)}
     if split_name == "test" and COMPOSITIONAL in data.splits():
         other = data.read(COMPOSITIONAL)
-        unseen = translation_scores(translator.translate(other.sources), other.targets)
+        unseen = translation_scores(translate_whole(translator, other.sources), other.targets)
         scores["compositional_bleu"] = unseen["bleu"]
     error = None
     if corpus.aligned is not None:

@@ -5,10 +5,8 @@ on needs: weights, Adam's moments, and in its header the step and the best score
 numbers need no state: every step draws from a seed made of the run's seed and the step.
 """
 
-import contextlib
 import json
-import os
-import struct
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,50 +17,37 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from manyheads.errors import BadData
+from manyheads.files import replace_file
 
 WEIGHTS = "model.safetensors"
 STATE = "state"
 LAST = "state/last.safetensors"
 FORMAT = "manyheads-1"
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Write beside, flush to the disk, then replace: a reader sees the old file or the new."""
+    """One safetensors file, whole or not at all; its header holds `about` and a check sum."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    header = {"format": FORMAT, "about": json.dumps(about)}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        save_file(plain, beside, header)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        kept = "the one before it is untouched" if path.exists() else "nothing was written"
-        raise BadData(f"{path} could not be saved ({error}): {kept}; make room and go on") from None
+    header = {"format": FORMAT, "about": json.dumps(about), "checksum": checksum(plain)}
+
+    def write(beside: Path) -> None:
+        try:
+            save_file(plain, beside, header)
+        except SafetensorError as error:  # its own word for a full disk
+            raise OSError(str(error)) from None
+
+    replace_file(path, write)
 
 
-def write_text(path: Path, text: str) -> None:
-    """The same promise for small text files."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise BadData(f"{path} could not be saved ({error}): make room and try again") from None
-
-
-def drop_partials(folder: Path) -> None:
-    """Remove what killed processes left half-written; the caller holds the folder's lock."""
-    for path in (*folder.glob(".*.partial"), *(folder / STATE).glob(".*.partial")):
-        path.unlink(missing_ok=True)
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """A check sum over names and bytes: a flipped bit is noticed, not computed with."""
+    total = 0
+    for name in sorted(tensors):
+        raw: Any = tensors[name].flatten().view(torch.uint8).numpy()
+        total = zlib.crc32(raw, zlib.crc32(name.encode(), total))
+    return f"{total:08x}"
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -73,11 +58,17 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
         tensors = load_file(path)
-    except (SafetensorError, OSError, struct.error, ValueError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise BadData(f"{path} is damaged or no safetensors file ({error})") from None
     if header.get("format") != FORMAT:
         raise BadData(f"{path} was not written by Manyheads: import foreign weights instead")
-    return tensors, json.loads(header["about"])
+    if header.get("checksum") != checksum(tensors):
+        raise BadData(f"{path} is damaged: its bytes do not match their check sum")
+    try:
+        about = json.loads(header["about"])
+    except (ValueError, KeyError):
+        raise BadData(f"{path} is damaged: its header cannot be read") from None
+    return tensors, about
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
@@ -107,6 +98,7 @@ class Progress:
     best: float | None = None
     best_step: int = 0
     snapshots: list[int] = field(default_factory=list)
+    data: str = ""
 
 
 def save_state(
@@ -128,12 +120,17 @@ def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     load_weights(model, weights, path)
     for name, parameter in model.named_parameters():
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            moment = tensors.get(f"adam.{key}.{name}")
-            if moment is not None:
-                device = None if key == "step" else parameter.device
-                optimizer.state[parameter][key] = moment.to(device)
-    return Progress(**about)
+        moments = {key: tensors.get(f"adam.{key}.{name}") for key in MOMENTS}
+        if any(moment is None for moment in moments.values()):
+            raise BadData(f"{path} has no optimizer state for {name}: it cannot be gone on from")
+        for key, moment in moments.items():
+            assert moment is not None
+            # The fused update wants all of them, the step too, where the parameter is.
+            optimizer.state[parameter][key] = moment.to(parameter.device)
+    try:
+        return Progress(**about)
+    except TypeError:
+        raise BadData(f"{path} is damaged: its header does not say how far it is") from None
 
 
 def snapshot(folder: Path, model: nn.Module, progress: Progress, keep: int) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from manyheads.errors import BadData, Mistake
+from manyheads.files import write_text
 from manyheads.train import checkpoint
 from manyheads.train.checkpoint import Progress
 from manyheads.train.objective import Loss
@@ -32,6 +33,9 @@ B = TypeVar("B")
 @runtime_checkable
 class Task(Protocol[B]):
     """What the loop needs to know of a task."""
+
+    notes: list[str]  # what a person should know of its data
+    digest: str  # names the training data: going on with another would not be going on
 
     def batches(self, step: int) -> list[B]:
         """The micro-batches of a step: a pure function of it."""
@@ -97,16 +101,35 @@ class Trainer:
     """Trains a model on a task into a run folder, going on where the folder left off."""
 
     def __init__(
-        self, model: nn.Module, task: Task[Any], train: Train, *, dim: int, seed: int, folder: Path
+        self,
+        model: nn.Module,
+        task: Task[Any],
+        train: Train,
+        *,
+        dim: int,
+        seed: int,
+        folder: Path,
+        about: dict[str, str] | None = None,
     ) -> None:
+        self.about = about or {}
         self.model, self.task, self.train = model, task, train
         self.dim, self.seed, self.folder = dim, seed, folder
         self.device = next(model.parameters()).device
         self.dtype = precision_of(train, self.device)
         self.optimizer = build_optimizer(model, train)
-        self.progress = Progress()
+        self.progress = Progress(data=task.digest)
         if (folder / checkpoint.LAST).exists():
             self.progress = checkpoint.load_state(folder, model, self.optimizer)
+            if self.progress.data != task.digest:
+                raise BadData(
+                    f"the training data is not what {folder} was trained on to step "
+                    f"{self.progress.step}: bring it back, or choose another --out"
+                )
+            if self.progress.step > train.steps:
+                raise Mistake(
+                    f"{folder} is at step {self.progress.step} already, past "
+                    f"train.steps={train.steps}"
+                )
         self.metrics = Metrics(folder, self.progress.step)
 
     def run(self) -> Progress:
@@ -201,9 +224,9 @@ class Trainer:
         self.metrics.write(progress.step, "valid", scores)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
         bar.say(f"step {progress.step}  {shown}")
-        if progress.best is None or scores["loss"] < progress.best:
+        if progress.best is None or not scores["loss"] >= progress.best:
             progress.best, progress.best_step = scores["loss"], progress.step
-            about = {"step": progress.step, **scores}
+            about = {"step": progress.step, **scores, **self.about}
             checkpoint.write_tensors(
                 self.folder / checkpoint.WEIGHTS, self.model.state_dict(), about
             )
@@ -219,7 +242,7 @@ class Trainer:
         """With averaging, the model to use is the mean of the last snapshots, else the best."""
         if self.train.average > 1:
             mean = checkpoint.average(self.folder, self.progress)
-            about = {"averaged_steps": self.progress.snapshots}
+            about = {"averaged_steps": self.progress.snapshots, **self.about}
             checkpoint.write_tensors(self.folder / checkpoint.WEIGHTS, mean, about)
         tensors, _ = checkpoint.read_tensors(self.folder / checkpoint.WEIGHTS)
         checkpoint.load_weights(self.model, tensors, self.folder / checkpoint.WEIGHTS)
@@ -257,7 +280,7 @@ class Metrics:
             # Steps after the last save will be done again: forget what was said of them.
             lines = self.path.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if _step_of(line) <= step]
-            checkpoint.write_text(self.path, "".join(f"{line}\n" for line in kept))
+            write_text(self.path, "".join(f"{line}\n" for line in kept))
         self.file = self.path.open("a", encoding="utf-8")
         self.folder, self.first = folder, step + 1
         self.board: Any = None
