@@ -11,9 +11,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from manyheads.data.batching import Batches
 from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
@@ -33,9 +35,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--threads", type=int, default=2)
-    options.add_argument("--steps", type=int, default=400, help="updates before decoding")
+    options.add_argument("--steps", type=int, default=2500, help="updates before decoding")
+    options.add_argument("--kept", type=Path, default=Path("runs/benchmark.safetensors"))
     options.add_argument("--sentences", type=int, default=128)
-    options.add_argument("--vocabulary", type=int, default=8000)
+    options.add_argument("--vocabulary", type=int, default=4000)
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
     torch.set_num_threads(given.threads)
@@ -48,7 +51,7 @@ def main() -> None:
     ours = config(max(given.vocabulary, tokenizer.vocab_size)).build()
     pairs = EncodedPairs(corpus, tokenizer, ours.config.max_length)
     order = Batches(pairs.lengths, 2048, seed=1)
-    warm_up(ours, pairs, order, given.steps)
+    warm_up(ours, pairs, order, given.steps, given.kept)
     theirs = marian(ours, tokenizer)
     check_equal(ours, theirs, pairs.batch(order.rows(0)), tokenizer.pad)
     result = {
@@ -64,9 +67,17 @@ def main() -> None:
     print(json.dumps(result, indent=2) if given.json else report(result))
 
 
-def warm_up(model: torch.nn.Module, pairs: EncodedPairs, order: Batches, steps: int) -> None:
-    """Train until sentences end where they should, so that decoding does honest work."""
-    train = Train(steps=steps, warmup_steps=steps // 4, schedule="linear", learning_rate=1e-3)
+def warm_up(
+    model: torch.nn.Module, pairs: EncodedPairs, order: Batches, steps: int, kept: Path
+) -> None:
+    """Train until sentences end where they should, so that decoding does honest work.
+
+    That takes most of an hour on two cores, so the weights are kept for the next time.
+    """
+    if kept.exists():
+        model.load_state_dict({k: v.float() for k, v in load_file(kept).items()})
+        return
+    train = Train(steps=steps, warmup_steps=400, schedule="linear", learning_rate=1e-3)
     optimizer = build_optimizer(model, train)
     model.train()
     for step in range(steps):
@@ -77,6 +88,8 @@ def warm_up(model: torch.nn.Module, pairs: EncodedPairs, order: Batches, steps: 
             group["lr"] = learning_rate(train, 256, step + 1)
         optimizer.step()
         optimizer.zero_grad()
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    save_file(dict(model.state_dict()), kept)
 
 
 def labels_of(batch: Batch) -> torch.Tensor:
@@ -171,7 +184,13 @@ def decoding(
     ours.eval(), theirs.eval()
     encoded = tokenizer.encode_batch(sentences)
     longest = 64
-    decode = Decode(beam=BEAM, length_penalty=1.0, longest_ratio=0.0, longest_extra=longest)
+    decode = Decode(
+        beam=BEAM,
+        length_penalty=1.0,
+        longest_ratio=0.0,
+        longest_extra=longest,
+        batch_tokens=100_000,  # the groups below are the batches
+    )
     translator = Translator(ours, tokenizer, decode)
     order = np.argsort([len(ids) for ids in encoded], kind="stable")
     groups = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]

@@ -66,7 +66,8 @@ def dump(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         if value is None:
             if field.default is not None:
-                table[field.name] = "none"
+                options = _options(get_type_hints(type(config))[field.name])
+                table[field.name] = _words_for_none(options)[0]
             continue
         table[field.name] = dump(value) if dataclasses.is_dataclass(value) else _plain(value)
     return table
@@ -164,6 +165,15 @@ def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
+def _kinds(options: Iterable[Any]) -> dict[str, Any]:
+    return {option.kind: option for option in options if hasattr(option, "kind")}
+
+
+def _words_for_none(options: Iterable[Any]) -> list[str]:
+    """A part may be called "none" itself; then that word means the part."""
+    return [word for word in WORDS_FOR_NONE if word not in _kinds(options)]
+
+
 def _convert(hint: Any, value: Any, where: str, current: Any) -> Any:
     """`value` as the annotated type; `current` is what an override changes."""
     options = _options(hint)
@@ -213,17 +223,18 @@ def _convert_simple(hint: Any, value: Any, where: str) -> Any:
 
 
 def _convert_union(options: tuple[Any, ...], value: Any, where: str, current: Any) -> Any:
-    none = value is None or (isinstance(value, str) and value.lower() in WORDS_FOR_NONE)
+    words_for_none = _words_for_none(options)
+    none = value is None or (isinstance(value, str) and value.lower() in words_for_none)
     if none and type(None) in options:
         return None
     rest = [option for option in options if option is not type(None)]
-    kinds = {option.kind: option for option in rest if hasattr(option, "kind")}
+    kinds = _kinds(rest)
     if kinds:
         word = value.get("kind") if isinstance(value, Mapping) else value
         if isinstance(word, tuple(kinds.values())):
             return word
-        if word not in kinds:
-            known = [*kinds, "none"] if type(None) in options else list(kinds)
+        if not isinstance(word, str) or word not in kinds:
+            known = [*kinds, words_for_none[0]] if type(None) in options else list(kinds)
             raise Mistake(f"{where}={word}: {nearest(str(word), known)}")
         chosen = kinds[word]
         same = current if isinstance(current, chosen) else None

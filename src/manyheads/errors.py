@@ -27,7 +27,7 @@ def check_above_zero(name: str, value: float | int | None) -> None:
         raise Mistake(f"{name}={value} must be above 0{_finite(value)}")
 
 
-def check_dropout(name: str, value: float | int | None) -> None:
+def check_share(name: str, value: float | int | None) -> None:
     """Refuse a share that drops everything, more, or less than nothing."""
     if value is not None and not 0 <= value < 1:
         raise Mistake(f"{name}={value} must be at least 0, below 1")

@@ -131,7 +131,7 @@ def test_beam_one_is_greedy(position: str, core: str) -> None:
     assert len({len(tokens) for tokens in wanted}) > 2
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 3.0, -1.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 3.0])
 @pytest.mark.parametrize("beam", [40, 47])
 def test_a_beam_that_holds_everything_is_brute_force(beam: int, alpha: float) -> None:
     """All 40 sentences of at most 3 tokens of 3 words, in order of log P / lp, and no others."""
@@ -215,8 +215,26 @@ def test_neighbours_may_finish_early_or_late(beam: int, early: set[int]) -> None
     wanted = [plain_beam(model, row, limit, [0, 1], decode) for row, limit in enumerate(limits)]
     same(found, wanted)
     # A single finished sentence did wait in the batch, several did leave it.
-    assert (stepper.steps[5] == stepper.steps[0]) == (len(early) == 1)
-    assert stepper.steps[-1] < stepper.steps[0]
+    whole = len(limits) * beam
+    assert (stepper.steps[5] == whole) == (len(early) == 1)
+    assert stepper.steps[-1] < whole
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("n_best", [1, 2])
+def test_stopping_when_the_best_are_decided_changes_none_of_them(n_best: int, alpha: float) -> None:
+    """The n best are those of the whole search, found in fewer steps."""
+    decode, limits = Decode(beam=5, length_penalty=alpha), torch.tensor([12] * 30)
+    found, steps = [], []
+    for wanted in (n_best, 5):
+        search = BeamSearch(decode, start=START, end=END, banned=[0, 1], n_best=wanted)
+        stepper = Recomputing(chance(8, peak=3.0, end=1.0), len(limits), 5)
+        found.append([line[:n_best] for line in search(stepper, limits)])
+        steps.append(sum(stepper.steps))
+    same(*found)
+    assert steps[0] <= steps[1]
+    if alpha < 1:  # a strong penalty lets little be decided early
+        assert steps[0] < steps[1]
 
 
 @pytest.mark.parametrize(("position", "core"), CELLS)

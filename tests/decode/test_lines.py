@@ -151,7 +151,7 @@ def test_a_line_break_in_a_translation_is_a_space(translator: Translator, n_best
             return ["one\ntwo\rthree" for _ in sentences]
 
         def search(
-            self, sentences: Sequence[str], advance: object = None
+            self, sentences: Sequence[str], advance: object = None, n_best: int | None = None
         ) -> list[list[Hypothesis]]:
             ids = self.tokenizer.encode("one\ntwo\rthree")
             return [[Hypothesis(ids, -1.0, -1.0)] for _ in sentences]

@@ -104,13 +104,14 @@ class Recomputing:
     def __init__(self, next_logits: NextLogits, sentences: int, beam: int) -> None:
         self.next_logits, self.beam = next_logits, beam
         self.sentences = torch.arange(sentences)
-        self.prefixes = torch.zeros(sentences * beam, 0, dtype=torch.long)
+        self.prefixes = torch.zeros(sentences, 0, dtype=torch.long)  # one row each at first
         self.steps: list[int] = []
 
     def step(self, tokens: Tensor) -> Tensor:
         self.steps.append(len(tokens))
         self.prefixes = torch.cat([self.prefixes, tokens[:, None]], dim=1)
-        return self.next_logits(self.sentences.repeat_interleave(self.beam), self.prefixes).clone()
+        beams = len(tokens) // len(self.sentences)
+        return self.next_logits(self.sentences.repeat_interleave(beams), self.prefixes).clone()
 
     def reorder(self, rows: Tensor) -> None:
         self.prefixes = self.prefixes[rows]

@@ -1,5 +1,6 @@
 """`attend` against the textbook, the lectures' worked examples, and its own derivatives."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,10 +9,12 @@ from textbook import POSITIONS, RULES, SCORES, Place, attention, refused, scaled
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from manyheads.errors import Mistake
 from manyheads.nn.attention import attend, attention_weights
 from manyheads.nn.cores import Core, Dense, Fused
 from manyheads.nn.masks import causal, full, prefix, window
-from manyheads.nn.positions import PositionSizes
+from manyheads.nn.positions import PositionSizes, Shaw
+from manyheads.nn.scores import Additive, Bilinear
 from manyheads.nn.tiled import Tiled
 
 CORES: dict[str, Core] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=2)}
@@ -186,8 +189,11 @@ def test_scale_replaces_the_root() -> None:
     q, k, v = normal(1, 1, 2, 4), normal(1, 1, 3, 4), normal(1, 1, 3, 4)
     torch.testing.assert_close(attend(q, k, v, scale=0.5), attend(q, k, v))
     torch.testing.assert_close(attend(q, k, v, scale=1.0), attend(q, k, v, score="dot"))
-    with pytest.raises(ValueError, match="scale"):
-        attend(q, k, v, score="additive", scale=1.0)
+    with pytest.raises(Mistake, match="scale"):
+        attend(q, k, v, score=Additive().build(1, 4).double(), scale=1.0)
+    for scale in (math.nan, math.inf):
+        with pytest.raises(Mistake, match="scale"):
+            attend(q, k, v, scale=scale)
 
 
 def test_names_and_parts_mean_the_same() -> None:
@@ -198,6 +204,29 @@ def test_names_and_parts_mean_the_same() -> None:
     torch.testing.assert_close(by_name, attend(q, k, v, rule=causal, position=placed, core=Tiled()))
     with pytest.raises(ValueError, match="did you mean 'tiled'"):
         attend(q, k, v, core="tilde")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"score": name} for name in ("bilinear", "reduced-rank", "additive")),
+        *({"position": name} for name in ("shaw", "t5", "learned")),
+        {"score": Bilinear()},
+        {"position": Shaw(max_distance=2)},
+    ],
+)
+def test_parts_with_weights_are_given_built(part: dict[str, Any]) -> None:
+    """Their weights would be others at each call: two calls would not speak of the same thing."""
+    q, k, v = normal(1, 2, 3, 8), normal(1, 2, 3, 8), normal(1, 2, 3, 8)
+    with pytest.raises(Mistake, match=r"has weights.*build it once.*\(\)\.build\("):
+        attend(q, k, v, **part)
+    with pytest.raises(Mistake, match="has weights"):
+        attention_weights(q, k, **part)
+
+
+def test_positions_that_embed_change_nothing_in_attention() -> None:
+    q, k, v = normal(1, 2, 3, 4), normal(1, 2, 3, 4), normal(1, 2, 3, 4)
+    assert torch.equal(attend(q, k, v, position="sinusoidal"), attend(q, k, v))
 
 
 def test_unseen_keys_do_not_matter() -> None:

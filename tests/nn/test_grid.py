@@ -6,25 +6,39 @@ from typing import Literal, get_args
 
 import pytest
 import torch
-from textbook import POSITIONS, RULES, SCORES, refused
+from textbook import DOCUMENTS, POSITIONS, RULES, SCORES, Sees, refused
 from torch import Tensor
 
+from manyheads.decode.cache import KeyValueCache
+from manyheads.models.gpt import GptConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.cores import Dense, Fused
-from manyheads.nn.masks import Rule, look
+from manyheads.nn.masks import Rule, SameDocument, look
 from manyheads.nn.positions import PositionConfig
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import ScoreConfig
 from manyheads.nn.tiled import Tiled
 
 LENGTH = 6
+STEPS = range(LENGTH)
 CORES: dict[str, CoreConfig] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=4)}
 GRID_POSITIONS = [name for name in POSITIONS if name != "rotary-interleaved"]
 CELLS = list(product(SCORES, GRID_POSITIONS, CORES))
 WORKING = [cell for cell in CELLS if not refused(*cell)]
 REFUSING = [cell for cell in CELLS if refused(*cell)]
 Placement = Literal["pre", "post"]
+# The grid's rows are one sentence, and padding follows it: one list of documents for all rows.
+GRID_RULES: dict[str, tuple[Rule, Sees]] = {
+    **RULES,
+    "same-document": (
+        SameDocument(torch.tensor([[*DOCUMENTS[0], 2, 2]])),
+        RULES["same-document"][1],
+    ),
+}
+# Cores may know the full rule and the causal one without a mask; the others are masks alike.
+PADDED = ("full", "causal", "either")
 
 
 def build(score: str, position: str, core: str, placement: Placement, *, causal: bool) -> Stack:
@@ -70,34 +84,99 @@ def sentence() -> Tensor:
 
 @cache
 def by_dense(
-    score: str, position: str, placement: Placement, rule: str, causal: bool
-) -> tuple[Tensor, Tensor]:
-    return run(
-        build(score, position, "dense", placement, causal=causal), RULES[rule][0], sentence()
-    )
+    score: str, position: str, placement: Placement, causal: bool
+) -> dict[str, tuple[Tensor, Tensor]]:
+    stack = build(score, position, "dense", placement, causal=causal)
+    return {name: run(stack, rule, sentence()) for name, (rule, _) in rules(causal).items()}
+
+
+def rules(causal: bool) -> dict[str, tuple[Rule, Sees]]:
+    """Those for a stack that looks back only, or the others."""
+    return {name: pair for name, pair in GRID_RULES.items() if pair[0].past_only == causal}
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize(("score", "position", "core"), WORKING)
 def test_cell_works(score: str, position: str, core: str, placement: Placement) -> None:
-    """The cell agrees with dense, looks only where it may, and does not feel padding."""
+    """Under every rule the cell agrees with dense and looks only where it may, never at padding."""
     x = sentence()
     junk = torch.cat([x, 5 * torch.randn(LENGTH, 2, 8, dtype=torch.float64)], dim=1)
     real = (torch.arange(LENGTH + 2) < LENGTH).expand(LENGTH, -1)
-    for causal, names in ((True, ("causal", "both")), (False, ("full", "window", "prefix"))):
+    for causal in (True, False):
+        dense = by_dense(score, position, placement, causal)
         stack = build(score, position, core, placement, causal=causal)
-        for name in names:
-            rule, sees = RULES[name]
-            out, gradient = run(stack, rule, x)
-            expected, expected_gradient = by_dense(score, position, placement, name, causal)
-            agree(out, expected)
-            agree(gradient, expected_gradient)
+        for name, (rule, sees) in rules(causal).items():
+            out, gradient = dense[name] if core == "dense" else run(stack, rule, x)
+            agree(out, dense[name][0])
+            agree(gradient, dense[name][1])
             depends = (gradient != 0).any(-1).tolist()
-            assert depends == [[sees(0, i, j) for j in range(LENGTH)] for i in range(LENGTH)]
+            # The residual carries each position to itself, seen or not.
+            assert depends == [[i == j or sees(0, i, j) for j in STEPS] for i in STEPS]
+            if name not in PADDED:
+                continue
             padded, padded_gradient = run(stack, rule, junk, real)
             agree(padded[:, :LENGTH], out)
             agree(padded_gradient[:, :LENGTH], gradient)
             assert (padded_gradient[:, LENGTH:] == 0).all()
+
+
+@pytest.mark.parametrize(("score", "position", "core"), WORKING)
+@torch.no_grad()
+def test_cell_steps(score: str, position: str, core: str) -> None:
+    """Token after token through a cache gives the logits of one full pass."""
+    torch.manual_seed(3)
+    config = GptConfig(
+        vocab_size=9,
+        dim=8,
+        layers=1,
+        heads=2,
+        hidden=8,
+        max_length=LENGTH,
+        position=POSITIONS[position][0],
+        score=SCORES[score][0],
+        core=CORES[core],
+    )
+    model, tokens = config.build().double().eval(), torch.randint(9, (2, LENGTH))
+    cache = KeyValueCache()
+    steps = [model(tokens[:, [n]], cache=cache) for n in STEPS]
+    agree(torch.cat(steps, dim=1), model(tokens))
+
+
+def across(score: str, core: str, source: Tensor, real: Tensor) -> list[Tensor]:
+    """Logits and every gradient of a model that looks across at a padded source."""
+    torch.manual_seed(4)
+    config = Seq2SeqConfig(
+        vocab_size=9,
+        dim=8,
+        layers=1,
+        heads=2,
+        hidden=8,
+        dropout=0.0,
+        tie="target",
+        score=SCORES[score][0],
+        core=CORES[core],
+    )
+    model, target = config.build().double(), torch.randint(9, (3, LENGTH))
+    logits = model(source, target, real)
+    (logits * torch.linspace(-1, 2, 9, dtype=logits.dtype)).sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(gradients) == len(list(model.parameters()))
+    return [logits.detach(), *gradients]
+
+
+ACROSS = [pair for pair in product(SCORES, CORES) if not refused(pair[0], "none", pair[1])]
+
+
+@pytest.mark.parametrize(("score", "core"), ACROSS)
+def test_cell_looks_across(score: str, core: str) -> None:
+    """Cross-attention to a longer, padded source: like dense, and blind to the padding."""
+    source, lengths = torch.randint(9, (3, LENGTH + 3)), torch.tensor([[LENGTH + 3], [5], [2]])
+    real = torch.arange(LENGTH + 3) < lengths
+    found = across(score, core, source, real)
+    for one, other in zip(found, across(score, "dense", source, real), strict=True):
+        agree(one, other)
+    changed = across(score, core, torch.where(real, source, (source + 1) % 9), real)
+    agree(changed[0], found[0])
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -108,10 +187,18 @@ def test_cell_refuses(score: str, position: str, core: str, placement: Placement
         build(score, position, core, placement, causal=True)
 
 
+def kinds_of(rule: type[Rule]) -> set[type[Rule]]:
+    """The package's rules below this one; tests may have rules of their own."""
+    below = rule.__subclasses__()
+    own = {kind for kind in below if kind.__module__.startswith("manyheads.")}
+    return own.union(*(kinds_of(kind) for kind in below))
+
+
 def test_the_grid_is_whole() -> None:
-    """Every score and position that can be configured stands in the grid, and most cells work."""
+    """Every score, rule, position and core stands in the grid, and most cells work."""
     assert {type(config) for config, _ in SCORES.values()} == set(get_args(ScoreConfig))
     assert {type(config) for config, _ in POSITIONS.values()} == set(get_args(PositionConfig))
     assert {type(core) for core in CORES.values()} == set(get_args(CoreConfig))
+    assert {type(rule) for rule, _ in GRID_RULES.values()} == kinds_of(Rule)
     assert len(GRID_POSITIONS) == len(get_args(PositionConfig))
     assert (len(WORKING), len(REFUSING)) == (86, 19)

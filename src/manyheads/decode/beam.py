@@ -1,8 +1,9 @@
 """Beam search over a batch of sentences, all of it in tensors.
 
 A hypothesis y is ranked by log P(y) / lp(y), with the length penalty of the GNMT paper,
-lp(y) = ((5 + |y|) / 6)^α. A sentence is done when `beam` hypotheses have ended; what it gets
-never hangs on its neighbours.
+lp(y) = ((5 + |y|) / 6)^α. A sentence is done when `beam` hypotheses have ended, or earlier when
+no living one can still come among the n best that are wanted; what it gets never hangs on its
+neighbours.
 """
 
 from collections.abc import Sequence
@@ -93,21 +94,35 @@ class _Search:
 class BeamSearch:
     """Searches with given settings and special tokens."""
 
-    def __init__(self, decode: Decode, *, start: int, end: int, banned: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Decode,
+        *,
+        start: int,
+        end: int,
+        banned: Sequence[int] = (),
+        n_best: int | None = None,
+    ) -> None:
         self.beam, self.alpha = decode.beam, decode.length_penalty
+        self.n_best = min(n_best or decode.beam, decode.beam)
         self.start, self.end = start, end
         self.banned = [token for token in banned if token != end]
 
     @torch.no_grad()
     def __call__(self, stepper: Stepper, limits: Int[Tensor, " n"]) -> list[list[Hypothesis]]:
-        """For each sentence its hypotheses, best first. `stepper` has n sentences × beam rows."""
+        """For each sentence its hypotheses, best first.
+
+        `stepper` begins with one row a sentence, and goes on with `beam` of them.
+        """
         search = self._begin(limits)
         results: list[list[Hypothesis]] = [[] for _ in limits]
         length = 0
         while len(search.home):
             length += 1
-            logits = stepper.step(rearrange(search.alive[:, :, -1], "n k -> (n k)"))
+            logits = self._step(stepper, search, length)
             rows = self._extend(search, logits, length)
+            if length == 1:
+                rows = rows // self.beam
             done = self._done(search, length)
             # A done sentence is frozen at once, whenever its neighbours let it leave the batch.
             search.alive_log.masked_fill_(done[:, None], NEVER)
@@ -121,6 +136,13 @@ class BeamSearch:
             elif self.beam > 1:
                 stepper.reorder(rows)
         return results
+
+    def _step(self, stepper: Stepper, search: _Search, length: int) -> Float[Tensor, "rows v"]:
+        """The next logits of every row; at first all rows of a sentence are one."""
+        newest = search.alive[:, :, -1]
+        if length == 1:
+            return stepper.step(newest[:, 0]).repeat_interleave(self.beam, dim=0)
+        return stepper.step(rearrange(newest, "n k -> (n k)"))
 
     def _begin(self, limits: Int[Tensor, " n"]) -> _Search:
         n, k, device = len(limits), self.beam, limits.device
@@ -191,10 +213,15 @@ class BeamSearch:
         search.ended_length = torch.cat([search.ended_length, lengths], 1).gather(1, order)
 
     def _done(self, search: _Search, length: int) -> Bool[Tensor, " n"]:
-        """`beam` hypotheses have ended, or the limit is reached, or nothing lives any more."""
+        """All places are taken, or the n best are decided, or the limit is reached.
+
+        log P only falls and lp only grows, so that a living hypothesis can come to no better
+        score than its log P now over lp at the limit.
+        """
         full = (search.ended_score > NEVER).all(dim=1)
-        dead = (search.alive_log == NEVER).all(dim=1)
-        return full | dead | (search.limits <= length)
+        reach = search.alive_log.amax(dim=1) / length_penalty(search.limits, self.alpha)
+        decided = reach <= search.ended_score[:, self.n_best - 1]
+        return full | decided | (search.limits <= length)
 
     def _collect(
         self, search: _Search, done: Bool[Tensor, " n"], results: list[list[Hypothesis]]

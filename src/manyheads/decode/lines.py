@@ -55,7 +55,7 @@ def translate_whole(
 ) -> list[str]:
     """The best translation of each sentence; a too long one is put together from its pieces."""
     parts = [pieces(translator, sentence) for sentence in sentences]
-    found = translator.search([part for whole in parts for part in whole], advance)
+    found = translator.search([part for whole in parts for part in whole], advance, n_best=1)
     best = iter(translator.tokenizer.decode_batch([h[0].tokens if h else [] for h in found]))
     return [" ".join(next(best) for _ in whole) for whole in parts]
 
@@ -97,7 +97,7 @@ def _n_best(
     translator: Translator, parts: list[list[str]], flat: list[str], n_best: int, before: int
 ) -> Iterator[str]:
     """`number ||| text ||| score` lines; a line in pieces has the n-th best of each piece."""
-    found = iter(translator.search(flat))
+    found = iter(translator.search(flat, n_best=n_best))
     for number, line in enumerate(parts, start=before):
         hypotheses = [next(found) for _ in line]
         for rank in range(n_best if hypotheses else 1):

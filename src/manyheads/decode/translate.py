@@ -65,13 +65,15 @@ class Translator:
         self,
         sentences: Sequence[str],
         advance: Callable[[int], None] = lambda done: None,
+        n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
-        """The n-best hypotheses of each sentence, best first."""
+        """The n best hypotheses of each sentence (the whole beam unless told), best first."""
         search = BeamSearch(
             self.decode,
             start=self.tokenizer.start,
             end=self.tokenizer.end,
             banned=self.banned,
+            n_best=n_best,
         )
         results: list[list[Hypothesis]] = [[] for _ in sentences]
         done = 0
@@ -85,7 +87,7 @@ class Translator:
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
         """The best translation of each sentence."""
-        best = [found[0].tokens if found else [] for found in self.search(sentences)]
+        best = [found[0].tokens if found else [] for found in self.search(sentences, n_best=1)]
         return self.tokenizer.decode_batch(best)
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.errors import check_at_least
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Head
 from manyheads.nn.feedforward import ACTIVATIONS, Activation
@@ -25,6 +26,9 @@ class NextSentence:
     """Predicts from the first position whether the second text follows the first."""
 
     classes: int = 2
+
+    def __post_init__(self) -> None:
+        check_at_least("next_sentence.classes", self.classes, 2)
 
 
 @dataclass(frozen=True, kw_only=True)

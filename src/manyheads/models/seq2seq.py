@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from manyheads.errors import check_at_least, check_share
 from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Head
@@ -40,6 +41,13 @@ class Seq2SeqConfig(Architecture):
     encoder: Side = dataclasses.field(default_factory=Side)
     decoder: Side = dataclasses.field(default_factory=Side)
     kind: ClassVar[str] = "seq2seq"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, side in (("encoder", self.encoder), ("decoder", self.decoder)):
+            for size in ("layers", "heads", "hidden"):
+                check_at_least(f"model.{name}.{size}", getattr(side, size), 1)
+            check_share(f"model.{name}.dropout", side.dropout)
 
     def build(self) -> "Seq2Seq":
         return Seq2Seq(self)

@@ -19,13 +19,13 @@ from manyheads.errors import Mistake
 from manyheads.nn.cores import Core, Dense, Fused, dense_weights
 from manyheads.nn.masks import Causal, Full, Rule, Sight, full
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes, RotaryPosition
-from manyheads.nn.scores import InnerScore, Score, ScoreConfig
+from manyheads.nn.scores import InnerScore, ScaledDot, Score, ScoreConfig
 from manyheads.nn.shapes import Hidden, Keys, Queries, Real, Values, Weights
 from manyheads.nn.tiled import Tiled
 
 CoreConfig = Dense | Fused | Tiled
 KeysAndValues = tuple[Tensor, Tensor]
-P = TypeVar("P")
+P = TypeVar("P", bound=nn.Module)
 
 
 def check_parts(core: Core, score: Score, position: Position) -> None:
@@ -54,6 +54,8 @@ def attend(
     """softmax(score(q, k)) · v on head tensors, with any score, rule, position and core.
 
     Queries stand at the last positions of the keys, so that a cached step is the same call.
+    Positions that are added to embeddings (sinusoidal, learned) change nothing here: attention
+    begins after them. A part that has weights is given as a built module, not by name.
     `scale` replaces the 1/√c of the scaled dot product.
     """
     q, k, sight, scored, placed = _prepare(q, k, score, rule, real, position, scale)
@@ -105,7 +107,7 @@ def _prepare(
     if scale is not None:
         if type(scored) is not InnerScore:
             raise Mistake("scale belongs to the dot product: leave it out with another score")
-        scored = InnerScore(scale)
+        scored = ScaledDot(scale=scale).build(heads, head_dim)
     keys = torch.arange(length, device=q.device)[None]
     queries = torch.arange(length - q.shape[2], length, device=q.device)[None]
     sight = Sight(chosen, queries, keys, real, square=q.shape[2] == length)
@@ -116,7 +118,15 @@ def _built(part: object, module: type[P], config: Any, where: str, build: Callab
     """A part given as a module, as its settings, or by name."""
     if isinstance(part, module):
         return part
-    return build(parse(config, part, where) if isinstance(part, str) else part)
+    chosen: Any = parse(config, part, where) if isinstance(part, str) else part
+    built = build(chosen)
+    if any(True for _ in built.parameters()):
+        sizes = "heads, head_dim" if module is Score else "PositionSizes(...)"
+        raise Mistake(
+            f"{where}={chosen.kind} has weights, and each call would draw others: build it once "
+            f"and pass that, e.g. {where}={type(chosen).__name__}().build({sizes})"
+        )
+    return built
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyheads.errors import check_at_least
 from manyheads.nn.positions import Position
 from manyheads.nn.residual import Norm
 from manyheads.nn.shapes import Hidden, Positions, Tokens
@@ -21,6 +22,9 @@ class Embed:
     scale: Literal["sqrt-dim", "one"] = "one"
     norm: Norm | None = None
     segments: int | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least("embed.segments", self.segments, 1)
 
     def build(self, dim: int, dropout: float) -> "Embedding":
         return Embedding(self, dim, dropout)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyheads.errors import check_share
 from manyheads.nn.shapes import Hidden
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu"]
@@ -57,6 +58,9 @@ class Plain:
     dropout: float = 0.0
     kind: ClassVar[str] = "plain"
 
+    def __post_init__(self) -> None:
+        check_share("feedforward.dropout", self.dropout)
+
     def build(self, dim: int, hidden: int, bias: bool) -> nn.Module:
         return FeedForward(dim, hidden, self.activation, bias, self.dropout)
 
@@ -68,6 +72,9 @@ class Gated:
     activation: Activation = "silu"
     dropout: float = 0.0
     kind: ClassVar[str] = "gated"
+
+    def __post_init__(self) -> None:
+        check_share("feedforward.dropout", self.dropout)
 
     def build(self, dim: int, hidden: int, bias: bool) -> nn.Module:
         return GatedFeedForward(dim, hidden, self.activation, bias, self.dropout)

@@ -13,6 +13,7 @@ from einops import rearrange
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from manyheads.errors import check_at_least
 from manyheads.nn.shapes import KeyPositions, Positions, Real
 
 QueryAxis = Int[Tensor, "#b t 1"]
@@ -65,6 +66,9 @@ class Window(Rule):
     size: int = 64
     kind: ClassVar[str] = "window"
 
+    def __post_init__(self) -> None:
+        check_at_least("window size", self.size, 0)
+
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
         return (queries - keys).abs() <= self.size
 
@@ -76,6 +80,9 @@ class Prefix(Rule):
     length: int = 0
     kind: ClassVar[str] = "prefix"
 
+    def __post_init__(self) -> None:
+        check_at_least("prefix length", self.length, 0)
+
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
         return (keys <= queries) | (keys < self.length)
 
@@ -86,6 +93,9 @@ class Globals(Rule):
 
     count: int = 1
     kind: ClassVar[str] = "globals"
+
+    def __post_init__(self) -> None:
+        check_at_least("globals count", self.count, 0)
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
         return (queries < self.count) | (keys < self.count)

@@ -15,7 +15,7 @@ from einops import rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake
+from manyheads.errors import Mistake, check_above_zero, check_at_least
 from manyheads.nn.shapes import Hidden, KeyPositions, Positions, Queries, Weights
 
 Bias = Float[Tensor, "#b h t s"]
@@ -219,6 +219,9 @@ class Sinusoidal:
     kind: ClassVar[str] = "sinusoidal"
     per_layer: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        check_above_zero("position.base", self.base)
+
     def build(self, sizes: PositionSizes) -> Position:
         return SinusoidalPosition(self.base, self.layout)
 
@@ -243,6 +246,9 @@ class Rotary:
     kind: ClassVar[str] = "rotary"
     per_layer: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        check_above_zero("position.base", self.base)
+
     def build(self, sizes: PositionSizes) -> Position:
         if sizes.head_dim % 2:
             raise Mistake(
@@ -259,6 +265,9 @@ class Shaw:
     max_distance: int = 16
     kind: ClassVar[str] = "shaw"
     per_layer: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_at_least("position.max_distance", self.max_distance, 1)
 
     def build(self, sizes: PositionSizes) -> Position:
         return ShawPosition(self.max_distance, sizes.head_dim)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from manyheads.errors import check_above_zero
 from manyheads.nn.shapes import Hidden
 
 
@@ -20,6 +21,9 @@ class Norm:
     placement: Literal["pre", "post"] = "pre"
     form: Literal["layer", "rms"] = "layer"
     eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_above_zero("norm.eps", self.eps)
 
     def build(self, dim: int) -> nn.Module:
         if self.form == "rms":

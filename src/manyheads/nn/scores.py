@@ -14,7 +14,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake
+from manyheads.errors import Mistake, check_at_least
 
 Query = Float[Tensor, "b h t c"]
 Key = Float[Tensor, "b h s e"]
@@ -112,6 +112,10 @@ class ScaledDot:
     scale: float | None = None
     kind: ClassVar[str] = "scaled-dot"
 
+    def __post_init__(self) -> None:
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise Mistake(f"score.scale={self.scale} must be a finite number")
+
     def key_dim(self, head_dim: int) -> int:
         return head_dim
 
@@ -125,6 +129,9 @@ class Bilinear:
 
     key_size: int | None = None
     kind: ClassVar[str] = "bilinear"
+
+    def __post_init__(self) -> None:
+        check_at_least("score.key_size", self.key_size, 1)
 
     def key_dim(self, head_dim: int) -> int:
         return self.key_size or head_dim
@@ -140,6 +147,10 @@ class ReducedRank:
     rank: int = 8
     key_size: int | None = None
     kind: ClassVar[str] = "reduced-rank"
+
+    def __post_init__(self) -> None:
+        check_at_least("score.rank", self.rank, 1)
+        check_at_least("score.key_size", self.key_size, 1)
 
     def key_dim(self, head_dim: int) -> int:
         return self.key_size or head_dim
@@ -160,6 +171,10 @@ class Additive:
     width: int | None = None
     key_size: int | None = None
     kind: ClassVar[str] = "additive"
+
+    def __post_init__(self) -> None:
+        check_at_least("score.width", self.width, 1)
+        check_at_least("score.key_size", self.key_size, 1)
 
     def key_dim(self, head_dim: int) -> int:
         return self.key_size or head_dim

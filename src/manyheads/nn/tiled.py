@@ -7,17 +7,22 @@ Forward, for each block of queries, over the blocks of keys with a running maxim
 
 Only o and log-sum-exp L = m + log l are kept. Backward recomputes each block's scores and with
 P = exp(S − L), D = rowsum(dO ∘ O) takes dS = P ∘ (dP − D) back through the score.
+
+Half precision is for what comes in and goes out: every block, sum and gradient is computed in at
+least float32, under autocast too, and rounded once at the end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from einops import einsum
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
+from manyheads.errors import Mistake
 from manyheads.nn.cores import share_heads
 from manyheads.nn.masks import Sight
 from manyheads.nn.positions import Position
@@ -34,6 +39,10 @@ class Tiled:
     block: int = 512
     kind: ClassVar[str] = "tiled"
 
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise Mistake(f"core.block={self.block} must be at least 1")
+
     def check(self, score: Score, position: Position) -> None:
         """Honours everything: it sees the scores, one block at a time."""
 
@@ -48,12 +57,28 @@ class Tiled:
         dropout: float = 0.0,
     ) -> Mixed:
         seed = int(torch.randint(2**62, ())) if dropout else 0
-        tiles = _Tiles(sight, score, position, dropout, seed, self.block)
-        trained = [p for part in (score, position) for p in part.parameters() if p.requires_grad]
+        tiles = _Tiles(sight, _Parts(score, position), dropout, seed, self.block)
         heads = q.shape[1]
         return _TiledAttention.apply(  # type: ignore[no-untyped-call]
-            tiles, q, share_heads(k, heads), share_heads(v, heads), *trained
+            tiles, q, share_heads(k, heads), share_heads(v, heads), *tiles.parts.parameters()
         )
+
+
+def _precise(x: Tensor) -> Tensor:
+    """The same numbers in at least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
+
+
+class _Parts(nn.Module):
+    """Score and position under one roof, so that both can compute with given weights."""
+
+    def __init__(self, score: Score, position: Position) -> None:
+        super().__init__()
+        self.score = score
+        self.position = position
+
+    def forward(self, compute: Callable[..., Any], *inputs: Any) -> Any:
+        return compute(*inputs)
 
 
 @dataclass(frozen=True)
@@ -61,11 +86,20 @@ class _Tiles:
     """What the forward and the backward pass compute alike for one block."""
 
     sight: Sight
-    score: Score
-    position: Position
+    parts: _Parts
     dropout: float
     seed: int
     block: int
+
+    def precisely(
+        self, compute: Callable[..., Any], weights: list[Tensor], q: Tensor, *inputs: Any
+    ) -> Any:
+        """compute(weights, q, …) without autocast, `weights` being those of score and position."""
+        names = [name for name, _ in self.parts.named_parameters()]
+        state = {name: _precise(buffer) for name, buffer in self.parts.named_buffers()}
+        state |= zip(names, weights, strict=True)
+        with torch.autocast(q.device.type, enabled=False):
+            return functional_call(self.parts, state, (compute, self, weights, q, *inputs))
 
     def rows(self) -> Iterator[slice]:
         length = self.sight.queries.shape[1]
@@ -82,8 +116,8 @@ class _Tiles:
 
     def scores(self, q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
         sight = self.sight.block(rows, columns)
-        scores: Tensor = self.score(q, k)
-        bias = self.position.score(q, sight.queries, sight.keys)
+        scores: Tensor = self.parts.score(q, k)
+        bias = self.parts.position.score(q, sight.queries, sight.keys)
         if bias is not None:
             scores = scores + bias
         mask = sight.mask()
@@ -98,66 +132,104 @@ class _Tiles:
             weights = weights * (chance >= self.dropout) / (1 - self.dropout)
         mixed = einsum(weights, v, "b h t s, b h s c -> b h t c")
         sight = self.sight.block(rows, columns)
-        spread = self.position.value(weights, sight.queries, sight.keys)
+        spread = self.parts.position.value(weights, sight.queries, sight.keys)
         return mixed if spread is None else mixed + spread
+
+
+def _forward(
+    tiles: _Tiles, weights: list[Tensor], q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mixed values and the log-sum-exp, both in the precision of the sums."""
+    log_sum = q.new_empty(*q.shape[:3], 1, dtype=torch.promote_types(q.dtype, torch.float32))
+    out = log_sum.new_empty(*q.shape[:3], v.shape[-1])
+    for rows in tiles.rows():
+        qb = _precise(q[:, :, rows])
+        m = torch.full_like(log_sum[:, :, rows], -torch.inf)
+        total = torch.zeros_like(m)
+        o = torch.zeros_like(out[:, :, rows])
+        for columns in tiles.columns(rows):
+            kb, vb = _precise(k[:, :, columns]), _precise(v[:, :, columns])
+            scores = tiles.scores(qb, kb, rows, columns)
+            highest = torch.maximum(m, scores.amax(-1, keepdim=True))
+            # A row that has seen nothing yet keeps −∞; exp must not see ∞ − ∞.
+            safe = highest.masked_fill(highest == -torch.inf, 0.0)
+            p, shrink = (scores - safe).exp(), (m - safe).exp()
+            total = shrink * total + p.sum(-1, keepdim=True)
+            o = shrink * o + tiles.mix(p, vb, rows, columns)
+            m = highest
+        blind = total == 0
+        out[:, :, rows] = o / total.masked_fill(blind, 1.0)
+        log_sum[:, :, rows] = (m + total.log()).masked_fill(blind, torch.inf)
+    return out, log_sum
+
+
+def _backward(
+    tiles: _Tiles,
+    weights: list[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    log_sum: Tensor,
+    grad: Tensor,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients of q, k, v and of those weights that want one."""
+    trained = [weight for weight in weights if weight.requires_grad]
+    dq, dk, dv = (torch.zeros_like(x, dtype=out.dtype) for x in (q, k, v))
+    d_trained = [torch.zeros_like(weight) for weight in trained]
+    for rows in tiles.rows():
+        grad_b = _precise(grad[:, :, rows])
+        inner = (grad_b * out[:, :, rows]).sum(-1, keepdim=True)
+        for columns in tiles.columns(rows):
+            with torch.enable_grad():
+                qb, kb, vb = (
+                    _precise(x[:, :, part]).detach().requires_grad_()
+                    for x, part in ((q, rows), (k, columns), (v, columns))
+                )
+                scores = tiles.scores(qb, kb, rows, columns)
+                p = (scores.detach() - log_sum[:, :, rows]).exp().requires_grad_()
+                mixed = tiles.mix(p, vb, rows, columns)
+            dp, d_vb, *d_mix = torch.autograd.grad(
+                mixed, [p, vb, *trained], grad_b, allow_unused=True
+            )
+            ds = p.detach() * (dp - inner)
+            d_qb, d_kb, *d_score = torch.autograd.grad(
+                scores, [qb, kb, *trained], ds, allow_unused=True
+            )
+            dq[:, :, rows] += d_qb
+            dk[:, :, columns] += d_kb
+            dv[:, :, columns] += d_vb
+            for total, *parts in zip(d_trained, d_mix, d_score, strict=True):
+                for part in parts:
+                    if part is not None:
+                        total += part
+    return [dq, dk, dv], d_trained
 
 
 class _TiledAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tiles: _Tiles, q: Tensor, k: Tensor, v: Tensor, *trained: Tensor
+        ctx: Any, tiles: _Tiles, q: Tensor, k: Tensor, v: Tensor, *weights: Tensor
     ) -> Tensor:
-        out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
-        log_sum = q.new_empty(*q.shape[:3], 1)
-        for rows in tiles.rows():
-            m = q.new_full((*q.shape[:2], rows.stop - rows.start, 1), -torch.inf)
-            total = torch.zeros_like(m)
-            o = torch.zeros_like(out[:, :, rows])
-            for columns in tiles.columns(rows):
-                scores = tiles.scores(q[:, :, rows], k[:, :, columns], rows, columns)
-                highest = torch.maximum(m, scores.amax(-1, keepdim=True))
-                # A row that has seen nothing yet keeps −∞; exp must not see ∞ − ∞.
-                safe = highest.masked_fill(highest == -torch.inf, 0.0)
-                p, shrink = (scores - safe).exp(), (m - safe).exp()
-                total = shrink * total + p.sum(-1, keepdim=True)
-                o = shrink * o + tiles.mix(p, v[:, :, columns], rows, columns)
-                m = highest
-            blind = total == 0
-            out[:, :, rows] = o / total.masked_fill(blind, 1.0)
-            log_sum[:, :, rows] = (m + total.log()).masked_fill(blind, torch.inf)
+        precise = [_precise(weight) for weight in weights]
+        out, log_sum = tiles.precisely(_forward, precise, q, k, v)
         ctx.tiles = tiles
-        ctx.save_for_backward(q, k, v, out, log_sum, *trained)
-        return out
+        ctx.save_for_backward(q, k, v, out, log_sum, *weights)
+        return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tiles, (grad,) = ctx.tiles, grads
-        q, k, v, out, log_sum, *trained = ctx.saved_tensors
-        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        d_trained = [torch.zeros_like(p) for p in trained]
-        inner = (grad * out).sum(-1, keepdim=True)
-        for rows in tiles.rows():
-            for columns in tiles.columns(rows):
-                with torch.enable_grad():
-                    qb, kb, vb = (
-                        x[:, :, part].detach().requires_grad_()
-                        for x, part in ((q, rows), (k, columns), (v, columns))
-                    )
-                    scores = tiles.scores(qb, kb, rows, columns)
-                    p = (scores.detach() - log_sum[:, :, rows]).exp().requires_grad_()
-                    mixed = tiles.mix(p, vb, rows, columns)
-                dp, d_vb, *d_mix = torch.autograd.grad(
-                    mixed, [p, vb, *trained], grad[:, :, rows], allow_unused=True
-                )
-                ds = p.detach() * (dp - inner[:, :, rows])
-                d_qb, d_kb, *d_score = torch.autograd.grad(
-                    scores, [qb, kb, *trained], ds, allow_unused=True
-                )
-                dq[:, :, rows] += d_qb
-                dk[:, :, columns] += d_kb
-                dv[:, :, columns] += d_vb
-                for total, *parts in zip(d_trained, d_mix, d_score, strict=True):
-                    for part in parts:
-                        if part is not None:
-                            total += part
-        return None, dq, dk, dv, *d_trained
+        q, k, v, out, log_sum, *weights = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[4:]
+        precise = [
+            _precise(weight).detach().requires_grad_(wants)
+            for weight, wants in zip(weights, wanted, strict=True)
+        ]
+        inputs, trained = ctx.tiles.precisely(_backward, precise, q, k, v, out, log_sum, *grads)
+        of_trained = iter(trained)
+        of_weights = [next(of_trained) if wants else None for wants in wanted]
+        # Autograd takes gradients of the dtype of what they belong to.
+        return None, *(
+            None if gradient is None else gradient.to(x.dtype)
+            for gradient, x in zip([*inputs, *of_weights], (q, k, v, *weights), strict=True)
+        )

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from manyheads.errors import Mistake
+from manyheads.errors import Mistake, check_above_zero, check_at_least, check_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +39,15 @@ class Train:
             *("steps", "batch_tokens", "accumulate", "validate_every"),
             *("save_every", "average", "log_every"),
         ):
-            if getattr(self, name) < 1:
-                raise Mistake(f"train.{name}={getattr(self, name)} must be at least 1")
+            check_at_least(f"train.{name}", getattr(self, name), 1)
         for name in ("label_smoothing", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise Mistake(f"train.{name}={getattr(self, name)} must be in [0, 1)")
+            check_share(f"train.{name}", getattr(self, name))
         if not 0 <= self.final_share <= 1:
             raise Mistake(f"train.final_share={self.final_share} must be in [0, 1]")
         for name in ("warmup_steps", "weight_decay", "eps"):
-            if not getattr(self, name) >= 0:
-                raise Mistake(f"train.{name}={getattr(self, name)} must not be negative")
+            check_at_least(f"train.{name}", getattr(self, name), 0)
         for name in ("learning_rate", "clip"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise Mistake(f"train.{name}={value} must be above 0")
+            check_above_zero(f"train.{name}", getattr(self, name))
         if self.learning_rate is None and self.schedule != "transformer":
             raise Mistake(f"train.schedule={self.schedule} needs a train.learning_rate")
 

@@ -1,0 +1,132 @@
+"""A number that makes no sense is refused where it is set, whichever number it is."""
+
+import dataclasses
+import types
+from collections.abc import Iterator
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+from manyheads.config import dump, override_all
+from manyheads.data.translation import PhrasebookData
+from manyheads.decode.beam import Decode
+from manyheads.errors import Mistake
+from manyheads.models.bert import BertConfig
+from manyheads.models.gpt import GptConfig
+from manyheads.nn.masks import Globals, Prefix, Window
+from manyheads.run import Run, read_recipe, recipes
+
+# With these every part can be built: the dense core takes any score and any position.
+SMALL = ["dim=16", "heads=2", "layers=1", "vocab_size=9", "core=dense"]
+
+# Settings that may be −1, NaN or infinite all the same, with the reason.
+EXCEPTIONS = {
+    "score.scale=-1": "looks for the least alike key: odd, but a number like another",
+}
+
+
+def numbers(kind: Any, prefix: str = "") -> Iterator[tuple[list[str], str]]:
+    """Every number under a dataclass, with the choices of parts that lead to it."""
+    for field in dataclasses.fields(kind):
+        path, hint = f"{prefix}{field.name}", get_type_hints(kind)[field.name]
+        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        parts = [option for option in options if dataclasses.is_dataclass(option)]
+        for part in parts:
+            choice = [f"{path}={part.kind}"] if len(parts) > 1 else []  # type: ignore[attr-defined]
+            for choices, number in numbers(part, f"{path}."):
+                yield [*choice, *choices], number
+        if int in options or float in options:
+            yield [], path
+
+
+def built(config: Any, settings: list[str]) -> None:
+    config = override_all(config, settings)
+    with torch.device("meta"):
+        (config.model if isinstance(config, Run) else config).build()
+
+
+def small(name: str) -> Any:
+    if name in recipes():
+        return read_recipe(name, [f"model.{setting}" for setting in SMALL])
+    return override_all({"bert": BertConfig(), "gpt": GptConfig()}[name], SMALL)
+
+
+@pytest.mark.parametrize("name", [*recipes(), "bert", "gpt"])
+def test_a_number_without_sense_is_refused(name: str) -> None:
+    config = small(name)
+    found = list(numbers(type(config)))
+    assert len(found) > 20
+    wrong = []
+    for choices, path in found:
+        built(config, choices)  # what is refused below is the number, not the choice
+        for value in ("-1", "0", "nan", "inf"):
+            setting = f"{path}={value}"
+            try:
+                built(config, [*choices, setting])
+            except Mistake as mistake:
+                said = str(mistake)
+                if path.split(".")[-1] not in said or "\n" in said:
+                    wrong.append(f"{setting} is told as: {said}")
+            else:
+                if value != "0" and not setting.endswith(tuple(EXCEPTIONS)):
+                    wrong.append(f"{setting} is accepted")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_part_is_looked_at() -> None:
+    """The walk of the test above reaches the alternatives, and the sides of a model."""
+    found = {path for _, path in numbers(Run)}
+    for path in (
+        *("seed", "data.train_pairs", "data.held_out", "tokens.vocab_size", "train.clip"),
+        *("model.core.block", "model.score.rank", "model.embed.norm.eps", "model.embed.segments"),
+        *("model.encoder.position.buckets", "model.decoder.feedforward.dropout"),
+    ):
+        assert path in found
+    for name in recipes():
+        assert set(_paths(dump(read_recipe(name)))) <= found
+
+
+def _paths(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _paths(value, f"{prefix}{key}.")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{prefix}{key}"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("model.dropout=2", "model.feedforward.dropout=2", "model.encoder.dropout=1"),
+        *("model.embed.segments=0", "model.norm.eps=0", "model.position.base=0"),
+        *("data.train_pairs=300_001", "data.valid_pairs=20_001", "data.test_pairs=20_001"),
+        *("data.train_pairs=0", "decode.length_penalty=1e300", "decode.batch_tokens=0"),
+    ],
+)
+def test_other_numbers_without_sense(setting: str) -> None:
+    with pytest.raises(Mistake, match=setting.split("=")[0].split(".")[-1]):
+        read_recipe("phrasebook", [setting])
+
+
+@pytest.mark.parametrize("share", ["0", "1"])
+def test_a_held_out_share_leaves_something_on_both_sides(share: str) -> None:
+    with pytest.raises(Mistake, match="held_out"):
+        read_recipe("translation", [f"data.held_out={share}"])
+
+
+def test_limits_name_what_is_possible() -> None:
+    with pytest.raises(Mistake, match="from 1 to 300_000"):
+        PhrasebookData(train_pairs=10**9)
+    assert PhrasebookData(train_pairs=300_000, valid_pairs=20_000).train_pairs == 300_000
+
+
+@pytest.mark.parametrize("rule", [Window, Prefix, Globals])
+def test_rules_do_not_count_below_zero(rule: Any) -> None:
+    rule(0)
+    with pytest.raises(Mistake, match="at least 0"):
+        rule(-1)
+
+
+def test_a_huge_ratio_is_cut_at_the_longest() -> None:
+    assert Decode(longest_ratio=1e308).limit(1000, 128) == 128
