@@ -10,7 +10,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,14 @@ from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import Translator
 from manyheads.tasks.translation import translation_loss
-from manyheads.tokens import Bpe
+from manyheads.tokens import Bpe, Tokenizer
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from marian import config, marian
 
 BEAM = 5
+BATCH = 32
+LONGEST = 64
 STEPS = 6  # updates a round
 
 
@@ -175,66 +177,80 @@ def training(
 def decoding(
     ours: torch.nn.Module,
     theirs: torch.nn.Module,
-    tokenizer: object,
+    tokenizer: Tokenizer,
     sentences: list[str],
     rounds: int,
-    batch_size: int = 32,
-) -> dict[str, float]:
-    """Beam search of the same sentences, sorted by length and in batches on both sides."""
+) -> dict[str, dict[str, float]]:
+    """Beam search of the same sentences with the same weights, and how many come out equal.
+
+    Once in identical batches of sentences of similar length, and once as a user has them: ours
+    sorts by itself, theirs takes a batch as it comes.
+    """
     ours.eval(), theirs.eval()
     encoded = tokenizer.encode_batch(sentences)
-    longest = 64
-    decode = Decode(
-        beam=BEAM,
+    sorted_rows = np.argsort([len(ids) for ids in encoded], kind="stable")
+    as_they_come = np.arange(len(sentences))
+    figures = {}
+    for name, order in (("same batches", sorted_rows), ("own batches", as_they_come)):
+        groups = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
+        whole = 100_000 if name == "same batches" else Decode().batch_tokens
+        decode = Decode(
+            beam=BEAM,
+            length_penalty=1.0,
+            longest_ratio=0.0,
+            longest_extra=LONGEST,
+            batch_tokens=whole,
+        )
+        translator = Translator(ours, tokenizer, decode)
+        parts = groups if name == "same batches" else [order]
+        written = {
+            "ours": lambda parts=parts, translator=translator: translate(
+                parts, lambda rows: translator.translate([sentences[row] for row in rows])
+            ),
+            "theirs": lambda groups=groups: translate(
+                groups, lambda rows: generate(theirs, tokenizer, [encoded[row] for row in rows])
+            ),
+        }
+        texts = {side: write() for side, write in written.items()}  # warms both up, too
+        tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts["theirs"])
+        same = sum(a == b for a, b in zip(texts["ours"], texts["theirs"], strict=True))
+        figures[name] = compare(
+            lambda _, write=written["ours"]: seconds(write),
+            lambda _, write=written["theirs"]: seconds(write),
+            rounds,
+            tokens,
+        ) | {"equal_translations": same / len(sentences)}
+    return figures
+
+
+def translate(groups: Sequence[np.ndarray], write: Callable[[np.ndarray], list[str]]) -> list[str]:
+    """Texts of all rows, a group at a time."""
+    texts = {}
+    for rows in groups:
+        texts.update(zip(rows.tolist(), write(rows), strict=True))
+    return [texts[row] for row in sorted(texts)]
+
+
+def generate(theirs: torch.nn.Module, tokenizer: Tokenizer, sources: list[list[int]]) -> list[str]:
+    """A padded batch through `transformers`' beam search."""
+    rows = [[*ids, tokenizer.end] for ids in sources]
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [tokenizer.pad] * (width - len(row)) for row in rows])
+    out = theirs.generate(
+        input_ids=ids,
+        attention_mask=(ids != tokenizer.pad).long(),
+        num_beams=BEAM,
+        max_length=LONGEST + 1,
         length_penalty=1.0,
-        longest_ratio=0.0,
-        longest_extra=longest,
-        batch_tokens=100_000,  # the groups below are the batches
+        early_stopping=True,
     )
-    translator = Translator(ours, tokenizer, decode)
-    order = np.argsort([len(ids) for ids in encoded], kind="stable")
-    groups = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-    inputs = []
-    for group in groups:
-        rows = [[*encoded[i], tokenizer.end] for i in group]
-        width = max(map(len, rows))
-        ids = torch.tensor([row + [tokenizer.pad] * (width - len(row)) for row in rows])
-        inputs.append((ids, (ids != tokenizer.pad).long()))
-    written: dict[str, list[str]] = {}
+    return tokenizer.decode_batch(out.tolist())
 
-    def our_round(number: int) -> float:
-        began = time.perf_counter()
-        texts = [""] * len(sentences)
-        for group in groups:
-            for i, text in zip(
-                group, translator.translate([sentences[j] for j in group]), strict=True
-            ):
-                texts[i] = text
-        written["ours"] = texts
-        return time.perf_counter() - began
 
-    def their_round(number: int) -> float:
-        began = time.perf_counter()
-        texts = [""] * len(sentences)
-        for group, (ids, mask) in zip(groups, inputs, strict=True):
-            out = theirs.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                num_beams=BEAM,
-                max_length=longest + 1,
-                length_penalty=1.0,
-                early_stopping=True,
-            )
-            for i, text in zip(group, tokenizer.decode_batch(out.tolist()), strict=True):
-                texts[i] = text
-        written["theirs"] = texts
-        return time.perf_counter() - began
-
-    our_round(0), their_round(0)
-    tokens = sum(len(tokenizer.encode(text)) + 1 for text in written["theirs"])
-    figures = compare(our_round, their_round, rounds, tokens)
-    same = sum(a == b for a, b in zip(written["ours"], written["theirs"], strict=True))
-    return {**figures, "equal_translations": same / len(sentences)}
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def compare(
@@ -257,14 +273,14 @@ def report(result: dict[str, object]) -> str:
         f"{result['parameters']:,} parameters, vocabulary {result['vocabulary']}, "
         f"{result['threads']} threads"
     ]
-    rows = {f"training, {name}": row for name, row in result["training"].items()}
-    for name, row in (rows | {"decoding": result["decoding"]}).items():
-        lines.append(
-            f"{name:>22}: {row['ratio']:.2f} × Marian "
-            f"({row['ours_tokens_per_second']:,.0f} against "
-            f"{row['theirs_tokens_per_second']:,.0f} tokens/s)"
-        )
-    lines.append(f"equal translations: {result['decoding']['equal_translations']:.1%}")
+    for work in ("training", "decoding"):
+        for name, row in result[work].items():
+            same = f", {row['equal_translations']:.0%} equal" if work == "decoding" else ""
+            lines.append(
+                f"{work}, {name}: {row['ratio']:.2f} × Marian "
+                f"({row['ours_tokens_per_second']:,.0f} against "
+                f"{row['theirs_tokens_per_second']:,.0f} tokens/s{same})"
+            )
     return "\n".join(lines)
 
 
