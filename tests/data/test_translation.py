@@ -260,3 +260,15 @@ def test_the_phrasebook_gives_as_many_pairs_as_asked_with_their_alignments() -> 
         assert [pair.source for pair in corpus.aligned] == corpus.sources
         assert [pair.target for pair in corpus.aligned] == corpus.targets
     assert data.splits() == ["train", "valid", "test", "compositional"]
+
+
+def test_several_test_sets_are_found_by_name_and_the_first_one_is_test(tmp_path: Path) -> None:
+    for stem in ("train", "valid", "test_2017", "test_2016"):
+        for side in ("en", "de"):
+            (tmp_path / f"{stem}.{side}").write_text(f"{stem} {side}\n")
+    data = FilesData(folder=str(tmp_path), source="en", target="de")
+    assert data.read("test").sources == ["test_2016 en"]
+    assert data.read("test_2017").targets == ["test_2017 de"]
+    (tmp_path / "test.en").write_text("plain\n")
+    (tmp_path / "test.de").write_text("plain\n")
+    assert data.read("test").sources == ["plain"]

@@ -65,7 +65,7 @@ class PhrasebookData:
 STEMS = {
     "train": ("train",),
     "valid": ("valid", "val", "dev"),
-    "test": ("test", "test_2016_flickr"),
+    "test": ("test",),
 }
 
 
@@ -75,7 +75,7 @@ class FilesData:
 
     `source` and `target` are files (in `folder`, where given) or the two endings of files that
     share a stem: with folder=corpus source=en target=de, training reads corpus/train.en and
-    corpus/train.de, and validation and test read valid.* and test.* where they are. Without
+    corpus/train.de, and validation and test read valid.* and test.* (or the first test…) there. Without
     validation files a seeded share `held_out` of the training pairs serves.
     """
 
@@ -148,11 +148,21 @@ class FilesData:
             raise Mistake(f"data.{split}_source and data.{split}_target go together: give both")
         if all(named) and (split != "train" or _exists(self._path(named[0]))):
             return self._path(named[0]), self._path(named[1])
-        for stem in STEMS.get(split, (split,)):
+        for stem in (*STEMS.get(split, (split,)), *self._longer_stems(split)):
             pair = self._path(f"{stem}.{self.source}"), self._path(f"{stem}.{self.target}")
             if self.folder and _exists(pair[0]):
                 return pair
         return None
+
+    def _longer_stems(self, split: str) -> list[str]:
+        """test_2016, test_2017, …: where there is no plain test.en, the first of them serves."""
+        if split != "test" or not self.folder:
+            return []
+        ending = f".{self.source}"
+        names = {
+            path.name.removesuffix(".gz") for path in Path(self.folder).glob(f"test*{ending}*")
+        }
+        return sorted(name.removesuffix(ending) for name in names if name.endswith(ending))
 
     def _read(self, source: Path, target: Path) -> Corpus:
         result = read_pairs(source, target, empty_lines=self.empty_lines)
