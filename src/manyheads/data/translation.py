@@ -75,8 +75,8 @@ class FilesData:
 
     `source` and `target` are files (in `folder`, where given) or the two endings of files that
     share a stem: with folder=corpus source=en target=de, training reads corpus/train.en and
-    corpus/train.de, and validation and test read valid.* and test.* (or the first test…) there. Without
-    validation files a seeded share `held_out` of the training pairs serves.
+    corpus/train.de, and validation and test read valid.* and test.* (or the first test…) there.
+    Without validation files a seeded share `held_out` of the training pairs serves.
     """
 
     folder: str = ""
