@@ -545,3 +545,20 @@ def test_a_line_past_learned_positions_stops_neither_training_nor_evaluation(
     assert code == 0, said
     assert "left out" in said
     assert json.loads(result("evaluate", out, "--json"))["examples"] == 3
+
+
+def test_a_training_that_never_began_leaves_no_folder(tmp_path: Path) -> None:
+    words = ("train", "translation", "data.source=a.en", "data.target=a.de")
+    mistake(*words, f"data.folder={tmp_path}", "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_next_command_that_training_names_works(tmp_path: Path) -> None:
+    for side in ("en", "de"):
+        (tmp_path / f"train.{side}").write_text("\n".join(f"{side} a{i} b{i}" for i in range(60)))
+    own = (f"data.folder={tmp_path}", "data.source=en", "data.target=de")
+    small = [setting for setting in TINY if not setting.startswith("data.")]
+    code, _, said = call("train", "translation", *own, *small, "--out", tmp_path / "run")
+    assert code == 0, said
+    assert said.count("60 pairs") == 1
+    assert call("evaluate", *said.split(" evaluate ")[1].split())[0] == 0

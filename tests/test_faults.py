@@ -537,6 +537,13 @@ def test_going_on_with_other_data_is_refused(tmp_path: Path) -> None:
     mistake(result, "training data is not what", "step 2")
 
 
+def test_files_of_equal_runs_are_equal_byte_for_byte(recipe: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        assert train(recipe, tmp_path / name, *SHORT)[0] == 0
+    for file in ("model.safetensors", "state/last.safetensors", "run.toml", "tokenizer.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
 def test_fewer_steps_than_are_done_are_refused(recipe: Path, hurt: Path) -> None:
     mistake(train(recipe, hurt, "train.steps=1", "train.average=1"), "already", "train.steps=1")
 

@@ -109,11 +109,12 @@ def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "
 
 def _train(run: "Run", out: Path, device: "torch.device") -> None:
     """Train to the end, or stop on a signal with a word on how to go on."""
-    from manyheads.run import check_folder, locked
+    from manyheads.run import SETTINGS, check_folder, locked
     from manyheads.run import train as prepare_training
     from manyheads.train.loop import Stopped
 
     check_folder(out)
+    new = not out.exists()
     with locked(out):
         try:
             trainer = prepare_training(run, out, device)
@@ -122,6 +123,10 @@ def _train(run: "Run", out: Path, device: "torch.device") -> None:
             count = sum(p.numel() for p in trainer.model.parameters())
             _say(f"{count:,} parameters on {device}, {trainer.dtype}".replace("torch.", ""))
             trainer.run()
+        except Mistake:
+            if new and not (out / SETTINGS).exists():
+                shutil.rmtree(out, ignore_errors=True)  # nothing was begun: leave no folder
+            raise
         except Stopped as stopped:
             _say(f"manyheads: {stopped}; go on with: {_command()} {shlex.join(sys.argv[1:])}")
             raise typer.Exit(stopped.exit_code) from None
@@ -165,7 +170,8 @@ def train(
         return
     folder = out or Path("runs") / Path(recipe).stem
     _train(run, folder, _device(device, threads))
-    _say(f"trained: {folder}; next: manyheads evaluate {folder}")
+    split = "" if "test" in run.data.splits() else " --split valid"
+    _say(f"trained: {folder}; next: {_command()} evaluate {folder}{split}")
 
 
 @app.command()
@@ -335,4 +341,7 @@ def compare(
         _print_json({"runs": rows, "split": split})
     else:
         seeds = sorted({run.seed for run in plans.values()})
-        Console().print(table_of(rows, f"{split}, seed {', '.join(map(str, seeds))}"))
+        # Never so narrow that numbers are cut: a pipe has 80 columns, a terminal may wrap.
+        Console(width=max(140, Console().width)).print(
+            table_of(rows, f"{split}, seed {', '.join(map(str, seeds))}")
+        )

@@ -114,7 +114,8 @@ class FilesData:
         if split == "test":
             raise Mistake(
                 f"there are no files for the split '{split}': give data.{split}_source and "
-                f"data.{split}_target, or {split}.{self.source} in data.folder"
+                f"data.{split}_target, or {split}.{self.source} in data.folder, or use --split "
+                "valid"
             )
         files = self._files("train")
         if files is None:
@@ -134,7 +135,9 @@ class FilesData:
     def _path(self, name: str) -> Path:
         path = Path(self.folder) / name if self.folder else Path(name)
         if self.folder and not Path(self.folder).is_dir():
-            raise Mistake(f"data.folder={self.folder} is not a folder")
+            raise Mistake(
+                f"data.folder={self.folder} is not a folder (seen from here): give data.folder=..."
+            )
         return path
 
     def _files(self, split: str) -> tuple[Path, Path] | None:

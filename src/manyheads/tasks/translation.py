@@ -69,7 +69,8 @@ class TranslationTask:
         self.data = EncodedPairs(corpus, tokenizer, max_length, train.too_long)
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long)
         self.digest = self.data.digest()
-        self.notes = [*corpus.notes, *valid.notes, *self.data.notes, *self.valid.notes]
+        notes = [*corpus.notes, *valid.notes, *self.data.notes, *self.valid.notes]
+        self.notes = list(dict.fromkeys(notes))  # a held-out share comes from the same files
         self.order = Batches(self.data.lengths, train.batch_tokens * train.accumulate, seed)
 
     def batches(self, step: int) -> list[Batch]:

@@ -22,7 +22,8 @@ from manyheads.files import replace_file
 WEIGHTS = "model.safetensors"
 STATE = "state"
 LAST = "state/last.safetensors"
-FORMAT = "manyheads-1"
+FORMAT = 1
+HEADER = "manyheads"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -30,7 +31,8 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any])
     """One safetensors file, whole or not at all; its header holds `about` and a check sum."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = {"format": FORMAT, "about": json.dumps(about), "checksum": checksum(plain)}
+    facts = {"format": FORMAT, "checksum": checksum(plain), "about": about}
+    header = {HEADER: json.dumps(facts)}  # one key: several would be written in any order
 
     def write(beside: Path) -> None:
         try:
@@ -56,18 +58,20 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise BadData(f"{path} is missing: is {path.parent} a run folder?")
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
+            header = (file.metadata() or {}).get(HEADER)
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise BadData(f"{path} is damaged or no safetensors file ({error})") from None
-    if header.get("format") != FORMAT:
+    if header is None:
         raise BadData(f"{path} was not written by Manyheads: import foreign weights instead")
-    if header.get("checksum") != checksum(tensors):
-        raise BadData(f"{path} is damaged: its bytes do not match their check sum")
     try:
-        about = json.loads(header["about"])
-    except (ValueError, KeyError):
+        facts = json.loads(header)
+        known, sound = facts["format"] == FORMAT, facts["checksum"] == checksum(tensors)
+        about = dict(facts["about"])
+    except (ValueError, KeyError, TypeError):
         raise BadData(f"{path} is damaged: its header cannot be read") from None
+    if not known or not sound:
+        raise BadData(f"{path} is damaged: its bytes do not match their check sum")
     return tensors, about
 
 
