@@ -55,9 +55,6 @@ class Sampler:
             for row in range(rows)
         ]
 
-    def keep(self, rows: list[int]) -> None:
-        self.random = [self.random[row] for row in rows]
-
     def draw(self, logits: Float[Tensor, "rows v"]) -> Int[Tensor, " rows"]:
         """One token a row: the first whose cumulative probability passes a random number."""
         mass = filtered(logits.float(), self.sample).softmax(-1).cumsum(-1)
