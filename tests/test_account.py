@@ -15,9 +15,10 @@ from manyheads.decode.cache import KeyValueCache
 from manyheads.errors import Mistake
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
+from manyheads.models.heads import Detect, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig, Side
 from manyheads.nn.cores import Dense, Fused
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import Embed, Output
 from manyheads.nn.feedforward import Gated, Plain
 from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
 from manyheads.nn.residual import Norm
@@ -48,9 +49,15 @@ CONFIGS: dict[str, ModelConfig] = {
     "bert": BertConfig(
         **SIZES, position=Learned(), norm=Norm(placement="post"), embed=Embed(norm=Norm())
     ),
-    "bert-segments": BertConfig(**SIZES, embed=Embed(segments=2), next_sentence=None),
-    "bert-bare": BertConfig(**SIZES, masked=None, feedforward=Plain(activation="gelu")),
+    "bert-segments": BertConfig(**SIZES, embed=Embed(segments=2)),
+    "bert-bare": BertConfig(**SIZES, head=None, feedforward=Plain(activation="gelu")),
+    "bert-narrow-table": BertConfig(**SIZES, embed=Embed(dim=5, norm=Norm()), head=Detect()),
+    "bert-tags": BertConfig(**SIZES, head=Tag(labels=("a", "b", "c"))),
     "seq2seq": Seq2SeqConfig(**SIZES),
+    "seq2seq-inputs": Seq2SeqConfig(
+        **SIZES, tie="inputs", output=Output(bias="trained"), qkv_bias=False
+    ),
+    "seq2seq-two-vocabularies": Seq2SeqConfig(**SIZES, tie="target", target_vocab_size=31),
     "seq2seq-two-tables": Seq2SeqConfig(**SIZES, tie="target", position=Buckets(), score=Dot()),
     "seq2seq-sides": Seq2SeqConfig(
         **SIZES,
@@ -63,7 +70,9 @@ CONFIGS: dict[str, ModelConfig] = {
 
 
 def inputs(config: ModelConfig, batch: int = BATCH, length: int = LENGTH) -> list[Tensor]:
-    tokens = torch.randint(config.vocabulary, (batch, length))
+    tokens = torch.randint(
+        getattr(config, "target_vocab_size", None) or config.vocabulary, (batch, length)
+    )
     return [tokens, tokens] if isinstance(config, Seq2SeqConfig) else [tokens]
 
 
@@ -74,7 +83,7 @@ def test_parameters_are_all_counted_once(name: str) -> None:
     assert counted.parameters == sum(p.numel() for p in model.parameters())
     assert sum(counted.parts.values()) == counted.parameters
     parts = counted.parts
-    table = config.vocabulary * config.dim
+    table = config.vocabulary * config.embed.width(config.dim)
     assert parts["embedding"] >= table
     assert (parts["cross-attention"] > 0) == isinstance(config, Seq2SeqConfig)
     inner = sum(p.numel() for key, p in model.named_parameters() if ".feedforward." in key)

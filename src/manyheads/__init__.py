@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from manyheads.exchange.huggingface import from_huggingface, to_huggingface
     from manyheads.nn.attention import attend, attention_weights
     from manyheads.presets import build, presets
     from manyheads.run import load
@@ -20,11 +21,22 @@ _HOMES = {
     "attention_weights": "manyheads.nn.attention",
     "build": "manyheads.presets",
     "capture": "manyheads.view.capture",
+    "from_huggingface": "manyheads.exchange.huggingface",
     "load": "manyheads.run",
     "presets": "manyheads.presets",
+    "to_huggingface": "manyheads.exchange.huggingface",
 }
 
-__all__ = ["attend", "attention_weights", "build", "capture", "load", "presets"]
+__all__ = [
+    "attend",
+    "attention_weights",
+    "build",
+    "capture",
+    "from_huggingface",
+    "load",
+    "presets",
+    "to_huggingface",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -20,7 +20,9 @@ from torch.nn import functional as F
 from manyheads.errors import Mistake
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
+from manyheads.models.heads import MaskedHead
 from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.vit import Patches, Vit, VitConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.cores import Dense
@@ -130,6 +132,8 @@ class Account:
 
 def account(config: ModelConfig, length: int | None = None, batch: int = 1) -> Account:
     """Count a model at a sequence length (its longest, unless given) and a batch of sequences."""
+    if isinstance(config, VitConfig):
+        length = config.positions  # an image has as many patches as it has
     length = config.max_length if length is None else length
     if length < 1 or batch < 1:
         raise Mistake(f"length={length}, batch={batch}: both must be at least 1")
@@ -177,7 +181,7 @@ def _parameters(model: nn.Module) -> dict[str, int]:
     part_of: dict[str, str | None] = {}
     for name, module in model.named_modules():
         above, _, own = name.rpartition(".")
-        part_of[name] = part_of.get(above) or _part(module, own)
+        part_of[name] = part_of.get(above) or _part(module, own, above)
     counted: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         # What stands outside of all parts comes after the blocks: the projections of the heads.
@@ -185,16 +189,18 @@ def _parameters(model: nn.Module) -> dict[str, int]:
     return {part: counted[part] for part in PARTS}
 
 
-def _part(module: nn.Module, name: str) -> str | None:
+def _part(module: nn.Module, name: str, above: str) -> str | None:
     # A feed-forward may be of any class; its name in the block is what makes it one.
     if name == "feedforward":
         return "feed-forward"
+    if name == "project" and above.endswith("embedding"):
+        return "embedding"  # of a table narrower than the model
     kinds: dict[str, type | tuple[type, ...]] = {
         "positions": Position,
         "attention": SelfAttention,
         "cross-attention": CrossAttention,
         "norms": (nn.LayerNorm, nn.RMSNorm),
-        "embedding": nn.Embedding,
+        "embedding": (nn.Embedding, Patches),
     }
     return next((part for part, kind in kinds.items() if isinstance(module, kind)), None)
 
@@ -216,7 +222,7 @@ class _Stream:
 def _streams(model: nn.Module, length: int) -> dict[str, _Stream]:
     """What a token of each kind costs, as `model(...)` runs it.
 
-    BERT's next-sentence head is left out: it reads one position of a whole text.
+    Heads that read one vector of a whole text or image are left out.
     """
     if isinstance(model, Seq2Seq):
         source, target = _Stream(), _Stream()
@@ -229,19 +235,29 @@ def _streams(model: nn.Module, length: int) -> dict[str, _Stream]:
         source.cached = _cached(model.decoder, CrossAttention)
         target.cached = _cached(model.decoder, SelfAttention)
         return {"source": source, "target": target}
-    assert isinstance(model, Gpt | Bert)
+    assert isinstance(model, Gpt | Bert | Vit)
     token = _Stream()
+    if isinstance(model, Vit):
+        token.multiply("embedding", model.patches.project.weight.numel())
+        _add_stack(token, model.encoder, length)
+        return {"patch": token}
     token.kept += _norm_widths(model.embedding)
+    token.multiply("embedding", *_matrices(model.embedding))
     if isinstance(model, Gpt):
         _add_stack(token, model.decoder, length)
         _add_head(token, model.head, model.tokens)
         token.cached = _cached(model.decoder, SelfAttention)
         return {"token": token}
     _add_stack(token, model.encoder, length)
-    if model.config.masked is not None:
-        token.multiply("head", model.transform.weight.numel())
-        token.kept += 3 * model.config.dim  # before the projection, the activation and the norm
-        _add_head(token, model.head, model.tokens)
+    head = getattr(model, "head", None)
+    if isinstance(head, MaskedHead):
+        token.multiply("head", head.project.weight.numel())
+        # Before the projection, the activation and the norm.
+        token.kept += head.project.in_features + 2 * head.project.out_features
+        _add_head(token, head.output, model.tokens)
+    elif head is not None and not head.pooled:
+        token.multiply("head", *_matrices(head))
+        token.kept += sum(part.in_features for part in _linears(head))
     return {"token": token}
 
 
@@ -297,14 +313,17 @@ def _score_sizes(attention: Attention) -> tuple[int, int, int]:
     return 0, 0, attention.heads.head_dim
 
 
+def _linears(module: nn.Module) -> list[nn.Linear]:
+    return [part for part in module.modules() if isinstance(part, nn.Linear)]
+
+
 def _matrices(module: nn.Module) -> list[int]:
-    return [part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear)]
+    return [part.weight.numel() for part in _linears(module)]
 
 
 def _kept_inside(feedforward: nn.Module) -> int:
     """The input of the last projection; of a gate both factors; and what the activation needs."""
-    linears = [part for part in feedforward.modules() if isinstance(part, nn.Linear)]
-    hidden = max(linear.in_features for linear in linears)
+    hidden = max(linear.in_features for linear in _linears(feedforward))
     # The gradient of relu needs its result alone, which the next product keeps anyway.
     bent = getattr(feedforward, "activation", None) is not F.relu
     return hidden * (1 + bent + 2 * isinstance(feedforward, GatedFeedForward))

@@ -13,15 +13,17 @@ from torch import nn
 
 from manyheads.config import dump, nearest, override, parse
 from manyheads.errors import Mistake
-from manyheads.models.bert import BertConfig
+from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig
+from manyheads.models.heads import Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.models.vit import VitConfig
 from manyheads.nn.embedding import Embed
 from manyheads.nn.feedforward import Plain
 from manyheads.nn.positions import Learned, Sinusoidal
 from manyheads.nn.residual import Norm
 
-ModelConfig = Seq2SeqConfig | GptConfig | BertConfig
+ModelConfig = Seq2SeqConfig | GptConfig | BertConfig | VitConfig
 
 
 def transformer_base() -> Seq2SeqConfig:
@@ -63,6 +65,8 @@ def bert_base() -> BertConfig:
         norm=norm,
         feedforward=Plain(activation="gelu"),
         embed=Embed(norm=norm, segments=2),
+        pooler=Pooler(),
+        next_sentence=NextSentence(),
         dropout=0.1,
         attention_dropout=0.1,
         initial="normal",

@@ -177,6 +177,10 @@ class Tokenizer:
         """The id of a token by its exact content in the vocabulary."""
         return self._inner.token_to_id(content)
 
+    def content(self, number: int) -> str | None:
+        """The exact content of a token by its id; None where a foreign vocabulary has a hole."""
+        return self._inner.id_to_token(number)
+
     def save(self, path: Path) -> None:
         """Write the tokenizer whole or not at all."""
         write_text(path, self._inner.to_str(pretty=True) + "\n")

@@ -32,6 +32,7 @@ STAGES = [
     "train.objective train.optimizer train.progress train.checkpoint train.loop",
     "decode.cache decode.sample decode.beam decode.translate decode.lines",
     "view.capture evaluate.scores evaluate.alignment view.figures",
+    "exchange.foreign exchange.families exchange.huggingface",
     "tasks run compare demo cli",
 ]
 ORDER = [name for stage in STAGES for name in stage.split()]

@@ -11,6 +11,7 @@ from torch import Tensor
 from manyheads.config import dump, parse
 from manyheads.decode.cache import KeyValueCache
 from manyheads.models.bert import BertConfig, NextSentence
+from manyheads.models.heads import Pooler
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig, Side
 from manyheads.nn.embedding import Embed
@@ -203,8 +204,8 @@ def test_cache_counts_its_bytes() -> None:
         *(tiny(kind, position, "tiled") for kind in MODELS for position in POSITIONS),
         GptConfig(vocab_size=9, tie="none", score=Dot(), norm=Norm(placement="post", form="rms")),
         GptConfig(score=Bilinear(key_size=3), kv_heads=2, bias=False, initial="normal-scaled"),
-        BertConfig(masked=None, next_sentence=None, embed=Embed(norm=Norm(), segments=2)),
-        BertConfig(next_sentence=NextSentence(classes=3), feedforward=Gated(activation="gelu")),
+        BertConfig(head=None, embed=Embed(norm=Norm(), segments=2)),
+        BertConfig(next_sentence=NextSentence(classes=3), pooler=Pooler(), feedforward=Gated(activation="gelu")),
         Seq2SeqConfig(
             encoder=Side(layers=1, position=NoPosition(), dropout=0.3),
             decoder=Side(heads=2, feedforward=Gated(), position=Shaw(max_distance=4)),
@@ -284,7 +285,7 @@ def test_head_size_is_free() -> None:
 
 def test_bert_without_heads_gives_hidden_states() -> None:
     """A bare stack gives hidden states, and its segments tell two texts apart."""
-    bert = tiny(BertConfig, masked=None, next_sentence=None, embed=Embed(segments=2)).build()
+    bert = tiny(BertConfig, head=None, embed=Embed(segments=2)).build()
     tokens, segments = words(2, 5), torch.tensor([[0, 0, 1, 1, 1]]).expand(2, -1)
     assert bert(tokens).shape == (2, 5, 8)
     torch.testing.assert_close(bert(tokens), bert(tokens, segments=torch.zeros_like(tokens)))
@@ -293,7 +294,7 @@ def test_bert_without_heads_gives_hidden_states() -> None:
 
 def test_bert_says_what_follows() -> None:
     """The next-sentence logits come from the first position, one for each class."""
-    bert = tiny(BertConfig, next_sentence=NextSentence(classes=3)).build()
+    bert = tiny(BertConfig, next_sentence=NextSentence(classes=3), pooler=Pooler()).build()
     hidden = bert.hidden(words(4, 5))
     assert bert.follows(hidden).shape == (4, 3)
     torch.testing.assert_close(bert.follows(hidden), bert.follows(hidden[:, :1]))
@@ -324,7 +325,8 @@ def test_dropout_is_for_training(kind: Model) -> None:
 def test_every_parameter_learns(initial: str, position: str) -> None:
     """No parameter is left out of the computation, and none starts as garbage."""
     for kind in MODELS:
-        model = tiny(kind, position, "dense", initial=initial).build()
+        own = {"next_sentence": NextSentence(), "pooler": Pooler()} if kind is BertConfig else {}
+        model = tiny(kind, position, "dense", initial=initial, **own).build()
         loss = run(model, words(3, 9)).square().sum()
         if kind is BertConfig:
             loss = loss + model.follows(model.hidden(words(3, 9))).square().sum()

@@ -26,11 +26,11 @@ def test_embedding_is_its_sum(scale: str) -> None:
 def test_heads_score_every_token() -> None:
     """h Eᵀ with the embedding's own matrix where tied, else h Wᵀ; plus b where there is one."""
     table, hidden = nn.Embedding(9, 4), torch.randn(2, 3, 4)
-    tied = Head(9, 4, tied=True, bias=True)
+    tied = Head(9, 4, tied=True, bias="trained")
     assert tied.matrix(table) is table.weight
     assert tied.bias is not None
     nn.init.normal_(tied.bias)
     torch.testing.assert_close(tied(hidden, table), hidden @ table.weight.T + tied.bias)
-    own = Head(9, 4, tied=False, bias=False)
+    own = Head(9, 4, tied=False, bias="none")
     assert own.weight is not None
     torch.testing.assert_close(own(hidden, table), hidden @ own.weight.T)

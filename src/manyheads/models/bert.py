@@ -6,24 +6,16 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import check_at_least
+from manyheads.errors import Mistake, check_at_least
+from manyheads.models.heads import EncoderHead, HeadSizes, Masked, Pooler
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Head
-from manyheads.nn.feedforward import ACTIVATIONS, Activation
 from manyheads.nn.masks import full, look
 from manyheads.nn.shapes import Hidden, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedHead:
-    """Predicts the masked tokens: a projection, an activation, a norm, the tied matrix."""
-
-    activation: Activation = "gelu"
-
-
-@dataclass(frozen=True, kw_only=True)
 class NextSentence:
-    """Predicts from the first position whether the second text follows the first."""
+    """Predicts from the pooled vector whether the second text follows the first."""
 
     classes: int = 2
 
@@ -33,33 +25,46 @@ class NextSentence:
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(Architecture):
-    """A bidirectional encoder with the heads it is pretrained with."""
+    """A bidirectional encoder, with the heads that stand on it."""
 
-    masked: MaskedHead | None = field(default_factory=MaskedHead)
-    next_sentence: NextSentence | None = field(default_factory=NextSentence)
+    head: EncoderHead | None = field(default_factory=Masked)
+    pooler: Pooler | None = None
+    next_sentence: NextSentence | None = None
     kind: ClassVar[str] = "bert"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.next_sentence is not None and self.pooler is None:
+            raise Mistake("model.next_sentence reads the pooled vector: set model.pooler=tanh")
 
     def build(self) -> "Bert":
         return Bert(self)
 
 
 class Bert(nn.Module):
-    """Gives masked-language-model logits, or hidden states without that head."""
+    """Gives what its head gives; without a head next-sentence logits or hidden states."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocabulary, config.dim)
+        width = config.embed.width(config.dim)
+        self.tokens = nn.Embedding(config.vocabulary, width)
         self.embedding = config.embed.build(config.dim, config.dropout)
         self.encoder = Stack(config, causal=False)
-        if config.masked is not None:
-            self.transform = nn.Linear(config.dim, config.dim)
-            self.activation = ACTIVATIONS[config.masked.activation]
-            self.transform_norm = config.norm.build(config.dim)
-            self.head = Head(config.vocabulary, config.dim, tied=True, bias=True)
+        pooled_dim = config.pooler.width(config.dim) if config.pooler else config.dim
+        self.pooler = config.pooler.build(config.dim) if config.pooler else nn.Identity()
+        sizes = HeadSizes(
+            dim=config.dim,
+            pooled_dim=pooled_dim,
+            embedded_dim=width,
+            vocab_size=config.vocabulary,
+            norm=config.norm,
+            dropout=config.dropout,
+        )
+        if config.head is not None:
+            self.head = config.head.build(sizes)
         if config.next_sentence is not None:
-            self.pooler = nn.Linear(config.dim, config.dim)
-            self.next_sentence = nn.Linear(config.dim, config.next_sentence.classes)
+            self.next_sentence = nn.Linear(pooled_dim, config.next_sentence.classes)
         initialise(self, config.initial, config.layers)
 
     def hidden(
@@ -70,15 +75,22 @@ class Bert(nn.Module):
         x = self.embedding(self.tokens, tokens, self.encoder.position, sight.queries, segments)
         return self.encoder(x, sight)
 
-    def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
-        return self.head(self.transform_norm(self.activation(self.transform(hidden))), self.tokens)
+    def pool(self, hidden: Hidden) -> Float[Tensor, "b p"]:
+        """One vector a text: the first position's, through the pooler where there is one."""
+        return self.pooler(hidden[:, 0])
+
+    def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*m"]:
+        """What the head says of single vectors, e.g. of the masked positions alone."""
+        return self.head(hidden, self.tokens)
 
     def follows(self, hidden: Hidden) -> Float[Tensor, "b classes"]:
-        """Next-sentence logits from the first position."""
-        return self.next_sentence(self.pooler(hidden[:, 0]).tanh())
+        """Next-sentence logits."""
+        return self.next_sentence(self.pool(hidden))
 
     def forward(
         self, tokens: Tokens, real: Tensor | None = None, segments: Tensor | None = None
-    ) -> Float[Tensor, "b t n"]:
+    ) -> Float[Tensor, "b *n"]:
         hidden = self.hidden(tokens, real, segments)
-        return hidden if self.config.masked is None else self.logits(hidden)
+        if self.config.head is None:
+            return hidden if self.config.next_sentence is None else self.follows(hidden)
+        return self.logits(self.pool(hidden) if self.head.pooled else hidden)

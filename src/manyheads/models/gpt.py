@@ -1,13 +1,13 @@
 """The decoder-only Transformer: a language model (GPT)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import Output
 from manyheads.nn.masks import causal, look
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
@@ -17,6 +17,7 @@ class GptConfig(Architecture):
     """A causal language model; its head is tied to the embedding unless told otherwise."""
 
     tie: Literal["all", "none"] = "all"
+    output: Output = field(default_factory=Output)
     kind: ClassVar[str] = "gpt"
 
     def build(self) -> "Gpt":
@@ -32,7 +33,7 @@ class Gpt(nn.Module):
         self.tokens = nn.Embedding(config.vocabulary, config.dim)
         self.embedding = config.embed.build(config.dim, config.dropout)
         self.decoder = Stack(config, causal=True)
-        self.head = Head(config.vocabulary, config.dim, tied=config.tie == "all", bias=False)
+        self.head = config.output.build(config.vocabulary, config.dim, tied=config.tie == "all")
         initialise(self, config.initial, config.layers)
 
     def hidden(

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from manyheads.errors import check_at_least, check_share
+from manyheads.errors import Mistake, check_at_least, check_share
 from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import Output
 from manyheads.nn.feedforward import FeedForwardConfig
 from manyheads.nn.masks import Sight, causal, full, look
 from manyheads.nn.positions import PositionConfig
@@ -35,9 +35,16 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqConfig(Architecture):
-    """An encoder–decoder. `tie`: one matrix for source, target and output, or fewer."""
+    """An encoder–decoder.
 
-    tie: Literal["all", "target", "none"] = "all"
+    `tie`: one matrix for source, target and output (all), for source and target (inputs), for
+    target and output (target), or for none. Where source and target do not share one, the target
+    may have a vocabulary of another size.
+    """
+
+    tie: Literal["all", "inputs", "target", "none"] = "all"
+    target_vocab_size: int | None = None
+    output: Output = dataclasses.field(default_factory=Output)
     encoder: Side = dataclasses.field(default_factory=Side)
     decoder: Side = dataclasses.field(default_factory=Side)
     kind: ClassVar[str] = "seq2seq"
@@ -48,6 +55,21 @@ class Seq2SeqConfig(Architecture):
             for size in ("layers", "heads", "hidden"):
                 check_at_least(f"model.{name}.{size}", getattr(side, size), 1)
             check_share(f"model.{name}.dropout", side.dropout)
+        check_at_least("model.target_vocab_size", self.target_vocab_size, 1)
+        if self.shares_inputs and self.target_vocab_size not in (None, self.vocab_size):
+            raise Mistake(
+                f"model.tie={self.tie} shares one table, so model.target_vocab_size="
+                f"{self.target_vocab_size} must be left out: or choose model.tie=target"
+            )
+
+    @property
+    def shares_inputs(self) -> bool:
+        """Whether source and target tokens are looked up in one table."""
+        return self.tie in ("all", "inputs")
+
+    @property
+    def target_vocabulary(self) -> int:
+        return self.target_vocab_size or self.vocabulary
 
     def build(self) -> "Seq2Seq":
         return Seq2Seq(self)
@@ -71,16 +93,17 @@ class Seq2Seq(nn.Module):
         self.tokens = nn.Embedding(config.vocabulary, config.dim)
         self.encoder_embedding = config.embed.build(config.dim, encoder.dropout)
         self.encoder = Stack(encoder, causal=False)
-        if config.tie != "all":
-            self.target_tokens = nn.Embedding(config.vocabulary, config.dim)
+        if not config.shares_inputs:
+            self.target_tokens = nn.Embedding(config.target_vocabulary, config.dim)
         self.decoder_embedding = config.embed.build(config.dim, decoder.dropout)
         self.decoder = Stack(decoder, causal=True, memory_dim=config.dim)
-        self.head = Head(config.vocabulary, config.dim, tied=config.tie != "none", bias=False)
+        tied = config.tie in ("all", "target")
+        self.head = config.output.build(config.target_vocabulary, config.dim, tied=tied)
         initialise(self, config.initial, encoder.layers + decoder.layers)
 
     @property
     def target_table(self) -> nn.Embedding:
-        return self.tokens if self.config.tie == "all" else self.target_tokens
+        return self.tokens if self.config.shares_inputs else self.target_tokens
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
         length = source.shape[1]

@@ -152,6 +152,7 @@ class Heads:
     head_dim: int
     kv_heads: int
     bias: bool
+    qkv_bias: bool
     dropout: float
     score: ScoreConfig
     core: CoreConfig
@@ -180,7 +181,7 @@ class SelfAttention(nn.Module):
     def __init__(self, heads: Heads) -> None:
         super().__init__()
         self.heads = heads
-        self.project = nn.Linear(heads.dim, sum(heads.sizes), bias=heads.bias)
+        self.project = nn.Linear(heads.dim, sum(heads.sizes), bias=heads.qkv_bias)
         self.output = nn.Linear(heads.sizes[0], heads.dim, bias=heads.bias)
         self.score = heads.score.build(heads.heads, heads.head_dim)
         self.core: Core = heads.core
@@ -206,8 +207,8 @@ class CrossAttention(nn.Module):
     def __init__(self, heads: Heads, memory_dim: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query = nn.Linear(heads.dim, heads.sizes[0], bias=heads.bias)
-        self.project = nn.Linear(memory_dim, sum(heads.sizes[1:]), bias=heads.bias)
+        self.query = nn.Linear(heads.dim, heads.sizes[0], bias=heads.qkv_bias)
+        self.project = nn.Linear(memory_dim, sum(heads.sizes[1:]), bias=heads.qkv_bias)
         self.output = nn.Linear(heads.sizes[0], heads.dim, bias=heads.bias)
         self.score = heads.score.build(heads.heads, heads.head_dim)
         self.position = Position()  # source and target positions are not comparable

@@ -27,7 +27,11 @@ from manyheads.nn.shapes import Hidden
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """The sizes and parts that every model of blocks shares."""
+    """The sizes and parts that every model of blocks shares.
+
+    `bias` is that of all projections, `attention_bias` of those of attention where it differs,
+    `qkv_bias` of those to queries, keys and values.
+    """
 
     vocab_size: int | None = None
     dim: int = 256
@@ -46,6 +50,8 @@ class Architecture:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     bias: bool = True
+    attention_bias: bool | None = None
+    qkv_bias: bool | None = None
     initial: Literal["xavier", "normal", "normal-scaled"] = "xavier"
 
     def __post_init__(self) -> None:
@@ -72,12 +78,14 @@ class Architecture:
         return self.vocab_size
 
     def attention_heads(self) -> Heads:
+        bias = self.bias if self.attention_bias is None else self.attention_bias
         return Heads(
             dim=self.dim,
             heads=self.heads,
             head_dim=self.head_dim or self.dim // self.heads,
             kv_heads=self.kv_heads or self.heads,
-            bias=self.bias,
+            bias=bias,
+            qkv_bias=bias if self.qkv_bias is None else self.qkv_bias,
             dropout=self.attention_dropout,
             score=self.score,
             core=self.core,
@@ -123,7 +131,7 @@ class Stack(nn.Module):
         super().__init__()
         heads = config.attention_heads()
         sizes = PositionSizes(
-            dim=config.dim,
+            dim=config.embed.width(config.dim),
             heads=heads.heads,
             head_dim=heads.head_dim,
             max_length=config.max_length,

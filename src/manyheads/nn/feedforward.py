@@ -5,19 +5,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import check_share
 from manyheads.nn.shapes import Hidden
 
-Activation = Literal["relu", "gelu", "gelu-tanh", "silu"]
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu-tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 
 

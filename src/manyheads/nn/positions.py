@@ -76,15 +76,16 @@ class SinusoidalPosition(Position):
 
 
 class LearnedPosition(Position):
-    """One trained vector a position, up to a last one."""
+    """One trained vector a position, up to a last one; the first `offset` rows are no position."""
 
-    def __init__(self, max_length: int, dim: int) -> None:
+    def __init__(self, max_length: int, dim: int, offset: int) -> None:
         super().__init__()
         self.max_length = max_length
-        self.table = nn.Embedding(max_length, dim)
+        self.offset = offset
+        self.table = nn.Embedding(max_length + offset, dim)
 
     def embed(self, x: Hidden, positions: Positions) -> Hidden:
-        return x + self.table(positions)
+        return x + self.table(positions + self.offset)
 
 
 class RotaryPosition(Position):
@@ -190,7 +191,10 @@ def alibi_slopes(heads: int) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class PositionSizes:
-    """What a scheme may need to know of the stack that it is built for."""
+    """What a scheme may need to know of the stack that it is built for.
+
+    `dim` is the width at which positions are added: that of the token table.
+    """
 
     dim: int
     heads: int
@@ -228,13 +232,20 @@ class Sinusoidal:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A trained vector for each position up to model.max_length."""
+    """A trained vector for each position up to model.max_length.
 
+    `offset` rows stand unused before the first (RoBERTa and BART counted from their padding on).
+    """
+
+    offset: int = 0
     kind: ClassVar[str] = "learned"
     per_layer: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        check_at_least("position.offset", self.offset, 0)
+
     def build(self, sizes: PositionSizes) -> Position:
-        return LearnedPosition(sizes.max_length, sizes.dim)
+        return LearnedPosition(sizes.max_length, sizes.dim, self.offset)
 
 
 @dataclass(frozen=True, kw_only=True)

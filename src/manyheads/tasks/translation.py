@@ -30,9 +30,10 @@ def translation_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
     """
     hidden = model.decode(batch.target, model.encode(batch.source, batch.source_real))
     return cross_entropy(
-        hidden[batch.real],
+        model.head.enter(hidden[batch.real]),
         model.head.matrix(model.target_table),
         batch.wanted[batch.real],
+        bias=model.head.bias,
         smoothing=smoothing,
     )
 

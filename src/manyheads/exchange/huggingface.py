@@ -1,0 +1,261 @@
+"""Weights in from and out to HuggingFace's `transformers`.
+
+A folder is read without that package: config.json, safetensors, tokenizer.json; nothing is
+fetched, unpickled or run. Writing builds their model with our weights in it.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from manyheads.config import nearest
+from manyheads.errors import BadData, Mistake
+from manyheads.exchange.families.decoders import GPT2, LLAMA
+from manyheads.exchange.families.encoders import BERT, DISTILBERT, ELECTRA, ROBERTA
+from manyheads.exchange.families.images import VIT
+from manyheads.exchange.families.pairs import BART, MARIAN, PEGASUS, T5
+from manyheads.exchange.foreign import (
+    Family,
+    Foreign,
+    give,
+    read_settings,
+    take,
+    write_settings,
+)
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.models.vit import VitConfig
+from manyheads.presets import ModelConfig
+from manyheads.tokens import SPECIALS, Tokenizer
+
+# In the order in which they are tried for a model of ours.
+FAMILIES = [BERT, ROBERTA, DISTILBERT, ELECTRA, GPT2, LLAMA, T5, BART, MARIAN, PEGASUS, VIT]
+KINDS = {family.kind: family for family in FAMILIES}
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+WEIGHTS = "model.safetensors"
+SHARDS = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+SPECIAL = (
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a foreign folder or object held."""
+
+    model: nn.Module
+    tokenizer: Tokenizer | None
+    settings: dict[str, Any]
+    generation: dict[str, Any]
+
+    @property
+    def special(self) -> dict[str, int]:
+        """The tokens that are more than text, by their foreign names."""
+        known = {**self.settings, **{k: v for k, v in self.generation.items() if v is not None}}
+        found = {name: known.get(name) for name in SPECIAL}
+        # Some models end with any of several tokens; the first is the usual one.
+        one = {n: v[0] if isinstance(v, list) and v else v for n, v in found.items()}
+        return {name: value for name, value in one.items() if isinstance(value, int)}
+
+
+def from_huggingface(model_or_dir: Any) -> nn.Module:
+    """Our model with the weights of a `transformers` model or of a folder that holds one.
+
+    Where the folder has a tokenizer.json, the model carries it as `tokenizer`.
+    """
+    arrival = receive(model_or_dir)
+    if arrival.tokenizer is not None:
+        arrival.model.tokenizer = arrival.tokenizer  # type: ignore[assignment]
+    arrival.model.special = arrival.special  # type: ignore[assignment]
+    return arrival.model
+
+
+def receive(model_or_dir: Any) -> Arrival:
+    """The model, the tokenizer and the foreign settings of an object or a folder."""
+    if isinstance(model_or_dir, str | Path):
+        return _receive_folder(Path(model_or_dir))
+    if not hasattr(model_or_dir, "config") or not hasattr(model_or_dir, "state_dict"):
+        raise Mistake(f"neither a folder nor a transformers model: {type(model_or_dir).__name__}")
+    settings = model_or_dir.config.to_dict()
+    settings["architectures"] = [type(model_or_dir).__name__]
+    tensors = {name: tensor.clone() for name, tensor in model_or_dir.state_dict().items()}
+    written = getattr(model_or_dir, "generation_config", None)
+    generation = written.to_dict() if written is not None else {}
+    return Arrival(_convert(settings, tensors), None, settings, generation)
+
+
+def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+    family = _family(settings)
+    named = {family.canonical(name): tensor for name, tensor in tensors.items()}
+    config = read_settings(family, Foreign(settings, named, settings["architectures"][0]))
+    with torch.device("meta"):
+        model = config.build()
+    model.load_state_dict(take(family, model, named), assign=True)
+    return model.eval()
+
+
+def _family(settings: dict[str, Any]) -> Family:
+    kind = settings.get("model_type")
+    if kind not in KINDS:
+        raise Mistake(f"models of type '{kind}' are not read: {nearest(str(kind), KINDS)}")
+    if settings.get("quantization_config"):
+        raise Mistake(
+            "the weights are quantized, and only whole ones are read: save them as floats"
+        )
+    family = KINDS[kind]
+    architectures = settings.get("architectures") or [next(iter(family.heads))]
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+        raise BadData(f"{CONFIG} has architectures={architectures}: name one class")
+    settings["architectures"] = architectures
+    return family
+
+
+def _receive_folder(folder: Path) -> Arrival:
+    if not folder.is_dir():
+        raise Mistake(f"there is no folder {folder}: give one with {CONFIG} and {WEIGHTS}")
+    if not (folder / CONFIG).is_file():
+        raise BadData(f"{folder} is no model folder: it has no {CONFIG}")
+    settings = _read_json(folder / CONFIG)
+    code = sorted(folder.glob("*.py"))
+    if code or settings.get("auto_map"):
+        named = code[0].name if code else "auto_map in config.json"
+        raise Mistake(
+            f"{folder} comes with code ({named}), and code is never run: only weights are"
+        )
+    tensors = _read_weights(folder)
+    try:
+        model = _convert(settings, tensors)
+    except Mistake as error:
+        raise type(error)(f"{folder}: {error}") from None
+    file = folder / TOKENIZER
+    tokenizer = Tokenizer.load(file) if file.is_file() else None
+    generation = _read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    return Arrival(model, tokenizer, settings, generation)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadData(f"{path} cannot be read as JSON ({error}): copy it again") from None
+    if not isinstance(table, dict):
+        raise BadData(f"{path} is no table of settings: copy it again")
+    return table
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, halves as float32: exact, and what a CPU computes with."""
+    tensors: dict[str, Tensor] = {}
+    for file in _weight_files(folder):
+        try:
+            tensors |= load_file(file)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise BadData(f"{file} is damaged or cut off ({error}): copy it again") from None
+    half = (torch.float16, torch.bfloat16)
+    return {name: x.float() if x.dtype in half else x for name, x in tensors.items()}
+
+
+def _weight_files(folder: Path) -> Iterator[Path]:
+    if (folder / WEIGHTS).is_file():
+        yield folder / WEIGHTS
+        return
+    if not (folder / SHARDS).is_file():
+        pickled = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
+        if pickled:
+            raise Mistake(
+                f"{folder} holds its weights as {pickled[0]} alone, which could run code when "
+                "read: save them as safetensors first (save_pretrained does)"
+            )
+        raise BadData(f"{folder} has no {WEIGHTS}: copy it again")
+    places = _read_json(folder / SHARDS).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise BadData(f"{folder / SHARDS} has no weight_map: copy it again")
+    for name in sorted({str(place) for place in places.values()}):
+        if Path(name).name != name:
+            raise BadData(f"{folder / SHARDS} names a file outside of its folder: {name}")
+        if not (folder / name).is_file():
+            raise BadData(f"{folder} has no {name}, which {SHARDS} names: copy it again")
+        yield folder / name
+
+
+def to_huggingface(model: nn.Module) -> Any:
+    """A `transformers` model with our weights: of the first family that has all its parts."""
+    config: Any = model.config
+    family, architecture, settings = _departure(config)
+    transformers = import_transformers()
+    kind = getattr(transformers, architecture)
+    settings = {**special_tokens(model), **settings}
+    theirs = kind(kind.config_class(**settings)).to(next(model.parameters()).dtype).eval()
+    actual = {family.canonical(name): name for name in theirs.state_dict()}
+    shapes = {name: theirs.state_dict()[place].shape for name, place in actual.items()}
+    given = give(family, model, shapes)
+    _untie(theirs, family, given, actual)
+    found = theirs.load_state_dict({actual[n]: t for n, t in given.items()}, strict=False)
+    missing = {family.canonical(name) for name in found.missing_keys}
+    read = missing - set(family.same.values())  # a table that separate ones stand for
+    lost = sorted(name for name in read if not family.nobody_needs(name))
+    if lost:
+        raise Mistake(f"{architecture} wants {lost[0]}, which this model has not")
+    return theirs
+
+
+def special_tokens(model: nn.Module) -> dict[str, Any]:
+    """What `transformers` calls our special tokens: as they came, or as our tokenizer has them."""
+    came = getattr(model, "special", None)
+    if isinstance(came, dict):
+        return came
+    if isinstance(model.config, VitConfig):
+        return {}
+    tokenizer = getattr(model, "tokenizer", None)
+    ids = [SPECIALS.index(name) for name in ("<pad>", "<s>", "</s>")]
+    if isinstance(tokenizer, Tokenizer):
+        ids = [tokenizer.pad, tokenizer.start, tokenizer.end]
+    named = dict(zip(SPECIAL, ids, strict=False))
+    paired = {"decoder_start_token_id": ids[1], "forced_eos_token_id": ids[2]}
+    return {**named, **paired} if isinstance(model.config, Seq2SeqConfig) else named
+
+
+def _untie(theirs: Any, family: Family, given: dict[str, Tensor], actual: dict[str, str]) -> None:
+    """Part what their class ties and our model does not, as reading such a file would."""
+    for second, first in family.same.items():
+        if second in given and first in given and not torch.equal(given[second], given[first]):
+            module, _, leaf = actual[second].rpartition(".")
+            setattr(theirs.get_submodule(module), leaf, nn.Parameter(given[second].clone()))
+            theirs.all_tied_weights_keys.pop(actual[second], None)
+
+
+def _departure(config: ModelConfig) -> tuple[Family, str, dict[str, Any]]:
+    reasons = []
+    for family in FAMILIES:
+        if type(config) is not family.model:
+            continue
+        try:
+            return family, *write_settings(family, config)
+        except Mistake as reason:
+            reasons.append(str(reason))
+    raise Mistake(f"no model of transformers has these parts: {'; '.join(reasons)}")
+
+
+def import_transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise Mistake(
+            "writing for HuggingFace needs transformers: pip install 'manyheads[exchange]'"
+        ) from None
+    return transformers

@@ -1,0 +1,272 @@
+"""Random models of `transformers`, large and small in everything, with weights that matter.
+
+`transformers` computes some things in float32 even in a float64 model: the root mean square of
+T5 and Llama, Llama's angles, Marian's stored sinusoids. `exact` lifts these to the precision of
+the model, so that the rest can be compared to the last digits.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.llama import modeling_llama
+from transformers.models.t5 import modeling_t5
+
+transformers.logging.set_verbosity_error()
+
+ACTS = ["gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh", "tanh"]
+ENCODERS = {
+    "bert": [
+        "BertModel",
+        "BertForMaskedLM",
+        "BertForPreTraining",
+        "BertForNextSentencePrediction",
+        "BertForSequenceClassification",
+        "BertForTokenClassification",
+    ],
+    "roberta": [
+        "RobertaModel",
+        "RobertaForMaskedLM",
+        "RobertaForSequenceClassification",
+        "RobertaForTokenClassification",
+    ],
+    "electra": [
+        "ElectraModel",
+        "ElectraForMaskedLM",
+        "ElectraForPreTraining",
+        "ElectraForSequenceClassification",
+        "ElectraForTokenClassification",
+    ],
+    "distilbert": [
+        "DistilBertModel",
+        "DistilBertForMaskedLM",
+        "DistilBertForSequenceClassification",
+        "DistilBertForTokenClassification",
+    ],
+}
+CLASSES = {
+    **ENCODERS,
+    "gpt2": ["GPT2LMHeadModel"],
+    "llama": ["LlamaForCausalLM"],
+    "t5": ["T5ForConditionalGeneration"],
+    "bart": ["BartForConditionalGeneration"],
+    "marian": ["MarianMTModel"],
+    "pegasus": ["PegasusForConditionalGeneration"],
+    "vit": ["ViTModel", "ViTForImageClassification"],
+}
+PAIRS = ("t5", "bart", "marian", "pegasus")
+LONGEST = 24
+
+
+def draw(family: str, seed: int, dtype: torch.dtype = torch.float32) -> Any:
+    """A model of the family whose sizes and choices hang on the seed."""
+    rng = random.Random(f"{family} {seed}")
+    name = CLASSES[family][seed % len(CLASSES[family])]
+    kind = getattr(transformers, name)
+    torch.manual_seed(seed)
+    model = kind(kind.config_class(**_settings(family, rng))).to(dtype).eval()
+    if family == "t5" and rng.random() < 0.5:  # as a file with a head of its own would be read
+        model.lm_head.weight = nn.Parameter(torch.empty_like(model.shared.weight))
+        model.all_tied_weights_keys.pop("lm_head.weight")
+    strengthen(model)
+    if hasattr(model, "final_logits_bias") and rng.random() < 0.5:
+        model.final_logits_bias.normal_()
+    return model
+
+
+def _settings(family: str, rng: random.Random) -> dict[str, Any]:
+    heads = rng.choice([1, 2, 3, 4])
+    dim = heads * rng.choice([4, 6, 8])
+    layers, hidden = rng.choice([1, 2, 3]), rng.choice([7, 16, 33])
+    vocab = rng.randint(20, 50)
+    labels = rng.randint(1, 5)
+    tops = {
+        "id2label": {number: f"label {rng.random():.3f}" for number in range(labels)},
+        "tie_word_embeddings": rng.random() < 0.6,
+    }
+    eps = rng.choice([1e-12, 1e-6, 1e-5, 1e-3])
+    if family in ("bert", "roberta", "electra"):
+        own = {"embedding_size": rng.choice([dim, 5, 12])} if family == "electra" else {}
+        return {
+            "vocab_size": vocab,
+            "hidden_size": dim,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "intermediate_size": hidden,
+            "hidden_act": rng.choice(ACTS),
+            "max_position_embeddings": LONGEST + 8,
+            "type_vocab_size": rng.choice([1, 2, 3]),
+            "layer_norm_eps": eps,
+            "pad_token_id": rng.choice([0, 1, 3]),
+            "classifier_dropout": rng.choice([None, 0.3]),
+            **tops,
+            **own,
+        }
+    if family == "distilbert":
+        return {
+            "vocab_size": vocab,
+            "dim": dim,
+            "n_layers": layers,
+            "n_heads": heads,
+            "hidden_dim": hidden,
+            "activation": rng.choice(ACTS),
+            "max_position_embeddings": LONGEST + 8,
+            **tops,
+        }
+    if family == "vit":
+        size = rng.choice([2, 3, 4])
+        pooled = {"pooler_act": "tanh", "pooler_output_size": rng.choice([None, 5])}
+        return {
+            "hidden_size": dim,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "intermediate_size": hidden,
+            "hidden_act": rng.choice(ACTS),
+            "layer_norm_eps": eps,
+            "patch_size": size,
+            "image_size": size * rng.choice([1, 2, 3]) + rng.choice([0, 1]),
+            "num_channels": rng.choice([1, 3]),
+            "qkv_bias": rng.random() < 0.5,
+            "id2label": tops["id2label"],
+            **pooled,
+        }
+    if family == "gpt2":
+        return {
+            "vocab_size": vocab,
+            "n_embd": dim,
+            "n_layer": layers,
+            "n_head": heads,
+            "n_inner": rng.choice([None, hidden]),
+            "n_positions": LONGEST,
+            "activation_function": rng.choice(ACTS),
+            "layer_norm_epsilon": eps,
+            "scale_attn_weights": rng.random() < 0.7,
+            "tie_word_embeddings": tops["tie_word_embeddings"],
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        }
+    if family == "llama":
+        groups = rng.choice([n for n in (1, 2, 3, 4) if heads % n == 0])
+        return {
+            "vocab_size": vocab,
+            "hidden_size": dim,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": groups,
+            "head_dim": rng.choice([2, 4, 6]),
+            "intermediate_size": hidden,
+            "hidden_act": rng.choice(ACTS),
+            "rms_norm_eps": eps,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": rng.choice([10_000.0, 500.0]),
+            },
+            "attention_bias": rng.random() < 0.5,
+            "mlp_bias": rng.random() < 0.5,
+            "tie_word_embeddings": tops["tie_word_embeddings"],
+        }
+    if family == "t5":
+        return {
+            "vocab_size": vocab,
+            "d_model": dim,
+            "d_kv": rng.choice([2, 4, 6]),
+            "d_ff": hidden,
+            "num_layers": layers,
+            "num_decoder_layers": rng.choice([None, 1, 2]),
+            "num_heads": heads,
+            "relative_attention_num_buckets": rng.choice([4, 8, 32]),
+            "relative_attention_max_distance": rng.choice([20, 128]),
+            "layer_norm_epsilon": eps,
+            "feed_forward_proj": rng.choice(["relu", "gated-gelu", "gated-silu", "gelu", "silu"]),
+            "tie_word_embeddings": rng.random() < 0.5,
+        }
+    other_heads = rng.choice([n for n in (1, 2, 3, 4) if dim % n == 0])
+    own = {}
+    if family == "marian":
+        own["share_encoder_decoder_embeddings"] = rng.random() < 0.5
+        own["decoder_vocab_size"] = vocab + rng.choice([0, 3])
+        if own["share_encoder_decoder_embeddings"]:
+            own["decoder_vocab_size"] = vocab
+    return {
+        "vocab_size": vocab,
+        "d_model": dim,
+        "encoder_layers": layers,
+        "decoder_layers": rng.choice([1, 2, 3]),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": other_heads,
+        "encoder_ffn_dim": hidden,
+        "decoder_ffn_dim": rng.choice([5, 16]),
+        "activation_function": rng.choice(ACTS),
+        "max_position_embeddings": LONGEST,
+        "scale_embedding": rng.random() < 0.5,
+        "tie_word_embeddings": tops["tie_word_embeddings"],
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        "forced_eos_token_id": None,
+        **own,
+    }
+
+
+@torch.no_grad()
+def strengthen(model: nn.Module) -> None:
+    """Weights that let every part show: fresh ones of `transformers` are almost nothing."""
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim < 2:
+            centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+            parameter.normal_(centre, 0.3)
+        else:
+            parameter.normal_(0.0, 1.0 / math.sqrt(parameter[0].numel()))
+
+
+@contextmanager
+def exact(model: nn.Module) -> Iterator[None]:
+    """In float64, nothing of `transformers` in float32."""
+    saved = (
+        modeling_t5.T5LayerNorm.forward,
+        modeling_llama.LlamaRMSNorm.forward,
+        modeling_llama.LlamaRotaryEmbedding.forward,
+    )
+    (
+        modeling_t5.T5LayerNorm.forward,
+        modeling_llama.LlamaRMSNorm.forward,
+        modeling_llama.LlamaRotaryEmbedding.forward,
+    ) = (_root_mean_square, _root_mean_square, _angles)
+    for module in model.modules():
+        if hasattr(module, "create_weight"):
+            module.weight.data = _waves(*module.weight.shape).to(module.weight.dtype)
+    try:
+        yield
+    finally:
+        (
+            modeling_t5.T5LayerNorm.forward,
+            modeling_llama.LlamaRMSNorm.forward,
+            modeling_llama.LlamaRotaryEmbedding.forward,
+        ) = saved
+
+
+def _root_mean_square(module: Any, hidden_states: Tensor) -> Tensor:
+    variance = hidden_states.pow(2).mean(-1, keepdim=True)
+    return module.weight * hidden_states * torch.rsqrt(variance + module.variance_epsilon)
+
+
+def _angles(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    base = module.config.rope_parameters["rope_theta"]
+    pairs = torch.arange(0, module.config.head_dim, 2, dtype=x.dtype)
+    angles = position_ids[..., None].to(x.dtype) * base ** (-pairs / module.config.head_dim)
+    both = torch.cat([angles, angles], dim=-1)
+    return both.cos(), both.sin()
+
+
+def _waves(positions: int, dim: int) -> Tensor:
+    pairs = torch.arange(0, dim, 2, dtype=torch.float64)
+    angles = torch.arange(positions, dtype=torch.float64)[:, None] * 10_000.0 ** (-pairs / dim)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
