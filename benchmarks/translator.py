@@ -21,16 +21,36 @@ from manyheads.data.batching import Batches
 from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import Translator
+from manyheads.exchange.huggingface import to_huggingface
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.embedding import Embed
+from manyheads.nn.positions import Sinusoidal
+from manyheads.nn.residual import Norm
 from manyheads.tasks.translation import translation_loss
 from manyheads.tokens import Bpe, Tokenizer
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
-from marian import config, marian
 
 BEAM = 5
 BATCH = 32
 LONGEST = 64
 STEPS = 6  # updates a round
+
+
+def config(vocab_size: int, layers: int = 3, dim: int = 256) -> Seq2SeqConfig:
+    """What Marian is in our terms: post-norm, sinusoids in halves, scaled tied embeddings."""
+    return Seq2SeqConfig(
+        vocab_size=vocab_size,
+        dim=dim,
+        layers=layers,
+        heads=dim // 64,
+        hidden=4 * dim,
+        max_length=256,
+        position=Sinusoidal(layout="halves"),
+        norm=Norm(placement="post"),
+        embed=Embed(scale="sqrt-dim"),
+        dropout=0.1,
+    )
 
 
 def main() -> None:
@@ -54,7 +74,8 @@ def main() -> None:
     pairs = EncodedPairs(corpus, tokenizer, ours.config.max_length)
     order = Batches(pairs.lengths, 2048, seed=1)
     warm_up(ours, pairs, order, given.steps, given.kept)
-    theirs = marian(ours, tokenizer)
+    ours.tokenizer = tokenizer
+    theirs = to_huggingface(ours)
     check_equal(ours, theirs, pairs.batch(order.rows(0)), tokenizer.pad)
     result = {
         "parameters": sum(p.numel() for p in ours.parameters()),
@@ -63,7 +84,8 @@ def main() -> None:
         "training": training(ours, theirs, pairs, order, given.rounds),
     }
     # Training moved both models apart: decode with equal weights again.
-    theirs = marian(ours, tokenizer)
+    ours.tokenizer = tokenizer
+    theirs = to_huggingface(ours)
     sentences = test.sources[: given.sentences]
     result["decoding"] = decoding(ours, theirs, tokenizer, sentences, given.rounds)
     print(json.dumps(result, indent=2) if given.json else report(result))

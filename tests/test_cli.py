@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from manyheads import cli
+from manyheads.commands import training
 from manyheads.config import parse
 from manyheads.run import Run, read_recipe, read_run
 from manyheads.tokens import Tokenizer
@@ -101,6 +102,7 @@ def test_help_imports_no_torch() -> None:
     script = """
 import contextlib, io, sys
 from manyheads import cli
+from manyheads.commands import training
 for words in ([], ["--help"], ["-h"], *([name, "--help"] for name in sys.argv[1:])):
     sys.argv = ["manyheads", *words]
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
@@ -495,7 +497,7 @@ def test_demo_shows_what_was_learned(
 ) -> None:
     """On the tiny run in place of the one that takes minutes."""
     out = shutil.copytree(run, tmp_path / "demo")
-    monkeypatch.setattr(cli, "_recipe", lambda *args: read_recipe("phrasebook", TINY))
+    monkeypatch.setattr(training, "_recipe", lambda *args: read_recipe("phrasebook", TINY))
     printed = result("demo", "--out", out, "--device", "cpu")
     scores = json.loads((out / "scores.json").read_text())
     assert f"{scores['bleu']:.1f}   {scores['signature']['bleu']}" in printed

@@ -16,7 +16,8 @@ from manyheads import run as runs
 from manyheads.config import dump, parse, to_toml
 from manyheads.errors import Mistake
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.run import Run, choose_device, open_run, read_recipe, read_run, recipes
+from manyheads.opened import open_run
+from manyheads.run import Run, choose_device, read_recipe, read_run, recipes
 from manyheads.tokens import Tokenizer
 from manyheads.train.checkpoint import read_tensors
 

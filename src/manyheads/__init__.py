@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from manyheads.exchange.huggingface import from_huggingface, to_huggingface
     from manyheads.nn.attention import attend, attention_weights
+    from manyheads.opened import load
     from manyheads.presets import build, presets
-    from manyheads.run import load
     from manyheads.view.capture import capture
 
 __version__ = "0.1.0"
@@ -22,7 +22,7 @@ _HOMES = {
     "build": "manyheads.presets",
     "capture": "manyheads.view.capture",
     "from_huggingface": "manyheads.exchange.huggingface",
-    "load": "manyheads.run",
+    "load": "manyheads.opened",
     "presets": "manyheads.presets",
     "to_huggingface": "manyheads.exchange.huggingface",
 }

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from manyheads.errors import Mistake
-from manyheads.run import Run, open_run
+from manyheads.opened import open_run
+from manyheads.run import Run
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.view.figures import curves
 
@@ -34,7 +35,7 @@ def compare_runs(
     train: Callable[[Run, Path], None],
 ) -> list[dict[str, Any]]:
     """Train each plan into a folder of its own, score it, draw the curves."""
-    for data in {run.data for run in plans.values()}:
+    for data in {run.data for run in plans.values() if run.data is not None}:
         data.read(split)  # a split that is not there is said now, not after hours
     rows: list[dict[str, Any]] = []
     lines: dict[str, list[tuple[int, float]]] = {}
@@ -42,6 +43,7 @@ def compare_runs(
         folder = out / re.sub(r"[^\w.=-]+", "_", name)
         train(run, folder)
         opened = open_run(folder, device)
+        assert run.data is not None  # a recipe has them
         scores = evaluate_translation(opened.translator(), run.data, split).scores
         count = sum(p.numel() for p in opened.model.parameters())
         rows.append({"settings": name, "parameters": count, "folder": str(folder), **scores})

@@ -8,7 +8,9 @@ import torch
 from manyheads.data.phrasebook import Pair
 from manyheads.errors import Mistake
 from manyheads.evaluate.alignment import word_maps
-from manyheads.run import OpenRun, open_run, save_scores
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.opened import TorchRun, open_run
+from manyheads.run import save_scores
 from manyheads.tasks.translation import Evaluation, evaluate_translation
 from manyheads.view.figures import heat_map
 
@@ -19,6 +21,7 @@ WORDS_IN_PICTURE = 14
 def show(folder: Path, device: torch.device, command: str) -> None:
     """Scores, five translations of unseen sentences, a picture of the best head, what next."""
     opened = open_run(folder, device)
+    assert opened.run.data is not None  # it was trained on them
     evaluation = evaluate_translation(opened.translator(), opened.run.data, "test")
     scores, corpus = evaluation.scores, evaluation.corpus
     save_scores(folder, scores)
@@ -52,7 +55,7 @@ def crossings(pair: Pair) -> int:
     return sum(a < c and b > d for (a, b), (c, d) in combinations(links, 2))
 
 
-def draw_alignment(opened: OpenRun, evaluation: Evaluation, picture: Path) -> None:
+def draw_alignment(opened: TorchRun, evaluation: Evaluation, picture: Path) -> None:
     """Cross-attention of the best head on a test sentence, gold links framed."""
     pairs, error = evaluation.corpus.aligned, evaluation.alignment
     assert pairs is not None
@@ -60,6 +63,7 @@ def draw_alignment(opened: OpenRun, evaluation: Evaluation, picture: Path) -> No
     short = [pair for pair in pairs if len(pair.target_words) <= WORDS_IN_PICTURE]
     pair = max(short[:100], key=crossings)
     layer, head = error.best_head
+    assert isinstance(opened.model, Seq2Seq)
     _, weights = next(word_maps(opened.model, opened.tokenizer, [pair]))
     heat_map(
         weights[layer, head],

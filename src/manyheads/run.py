@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +20,11 @@ from torch import nn
 from manyheads.config import dump, nearest, override_all, parse, read_toml, to_toml
 from manyheads.data.translation import Corpus, TranslationData
 from manyheads.decode.beam import Decode
-from manyheads.decode.translate import Translator
 from manyheads.errors import BadData, Mistake
 from manyheads.files import PARTIAL, drop_partials, write_text
-from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.cores import Dense
+from manyheads.presets import ModelConfig
 from manyheads.tasks.translation import TranslationTask
 from manyheads.tokens import Tokenizer, Tokens
 from manyheads.train import checkpoint
@@ -38,19 +38,31 @@ SCORES = "scores.json"
 FREE = {"train.steps", "train.validate_every", "train.save_every", "train.log_every"}
 
 
+Task = Literal["translation", "language", "text", "images"]
+# What a model of each kind is for.
+TASKS: dict[str, Task] = {
+    "seq2seq": "translation",
+    "gpt": "language",
+    "bert": "text",
+    "vit": "images",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that a run is made of."""
+    """Everything that a run is made of; a model from elsewhere comes without data and tokens."""
 
-    task: Literal["translation"] = "translation"
-    data: TranslationData
-    tokens: Tokens
-    model: Seq2SeqConfig
-    train: Train
-    decode: Decode
+    task: Task = "translation"
+    data: TranslationData | None
+    tokens: Tokens | None
+    model: ModelConfig
+    train: Train = field(default_factory=Train)
+    decode: Decode = field(default_factory=Decode)
     seed: int = 1
 
     def __post_init__(self) -> None:
+        if self.task != TASKS[self.model.kind]:
+            raise Mistake(f"task={self.task} is not what a {self.model.kind} model does")
         if not 0 <= self.seed < 2**63:
             raise Mistake(f"seed={self.seed} must be at least 0, below 2^63")
 
@@ -70,14 +82,26 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         raise Mistake(f"there is no recipe '{name}': {nearest(name, recipes())}")
     table = read_toml(path)
     try:
-        run = parse(Run, table)
+        run = parse_run(table)
     except Mistake as error:
         raise Mistake(f"{path}: {error}") from None
     run = override_all(run, overrides)
+    if run.data is None or run.tokens is None:
+        raise Mistake("a run that is to be trained needs data and tokens: leave out data=none")
     # A model whose parts do not go together is refused before anything is read or written.
     with torch.device("meta"):
         dataclasses.replace(run.model, vocab_size=run.model.vocab_size or 1).build()
     return run
+
+
+def parse_run(table: dict[str, Any]) -> Run:
+    """A run from its TOML table; the task says which kind of model where the model does not."""
+    model = table.get("model")
+    if isinstance(model, dict) and "kind" not in model:
+        task = table.get("task", "translation")
+        kinds = {known: kind for kind, known in TASKS.items()}
+        table = {**table, "model": {**model, "kind": kinds.get(task, "seq2seq")}}
+    return parse(Run, table)
 
 
 def choose_device(name: str) -> torch.device:
@@ -125,51 +149,9 @@ def read_run(folder: Path) -> Run:
         raise BadData(f"{folder} is no run folder: it has no {SETTINGS}")
     table = read_toml(folder / SETTINGS)
     try:
-        return parse(Run, table)
+        return parse_run(table)
     except Mistake as error:
         raise BadData(f"{folder / SETTINGS} does not describe a run: {error}") from None
-
-
-@dataclass(frozen=True)
-class OpenRun:
-    """A trained run, ready to use."""
-
-    folder: Path
-    run: Run
-    model: Seq2Seq
-    tokenizer: Tokenizer
-
-    def translator(self, **changes: Any) -> Translator:
-        decode = dataclasses.replace(self.run.decode, **changes)
-        return Translator(self.model, self.tokenizer, decode)
-
-
-def open_run(folder: Path, device: torch.device | str = "cpu") -> OpenRun:
-    """Rebuild the model of a run folder with its trained weights."""
-    run = read_run(folder)
-    weights = folder / checkpoint.WEIGHTS
-    if not weights.exists() and (folder / checkpoint.STATE).exists():
-        raise Mistake(f"{folder} has no {checkpoint.WEIGHTS} yet: let it train to a validation")
-    tensors, about = checkpoint.read_tensors(weights)
-    if about.get("model") != model_digest(run.model):
-        raise BadData(f"{weights} belongs to another model than {folder / SETTINGS} describes")
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
-    if tokenizer.vocab_size != run.model.vocab_size:
-        raise BadData(
-            f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, the model "
-            f"{run.model.vocab_size}: they do not belong together"
-        )
-    model = run.model.build()
-    checkpoint.load_weights(model, tensors, weights)
-    return OpenRun(folder, run, model.to(device).eval(), tokenizer)
-
-
-def load(run: str | Path, device: str = "cpu") -> nn.Module:
-    """The trained model of a run folder, with its `tokenizer` and its settings as `run`."""
-    opened = open_run(Path(run), device)
-    opened.model.tokenizer = opened.tokenizer  # type: ignore[assignment]
-    opened.model.run = opened.run  # type: ignore[assignment]
-    return opened.model
 
 
 @contextlib.contextmanager
@@ -212,6 +194,7 @@ def prepare(run: Run, folder: Path, corpus: Corpus) -> tuple[Run, Tokenizer]:
         if found:
             raise Mistake(f"{folder} holds another run ({found[0]}): choose another --out")
     else:
+        assert run.tokens is not None  # a recipe has them
         tokenizer = run.tokens.train([*corpus.sources, *corpus.targets])
         tokenizer.save(folder / TOKENIZER)
         model = dataclasses.replace(run.model, vocab_size=tokenizer.vocab_size)
@@ -222,12 +205,14 @@ def prepare(run: Run, folder: Path, corpus: Corpus) -> tuple[Run, Tokenizer]:
 
 def train(run: Run, folder: Path, device: torch.device) -> Trainer:
     """A trainer for the run, at the step where its folder stands."""
+    if run.data is None or not isinstance(run.model, Seq2SeqConfig):
+        raise Mistake(f"there is no training for task={run.task} yet: only for translation")
     drop_partials(folder)
-    corpus = run.data.read("train")
+    corpus, valid = run.data.read("train"), run.data.read("valid")
     run, tokenizer = prepare(run, folder, corpus)
     task = TranslationTask(
         corpus,
-        run.data.read("valid"),
+        valid,
         tokenizer,
         run.train,
         run.decode,
@@ -248,10 +233,35 @@ def train(run: Run, folder: Path, device: torch.device) -> Trainer:
     )
 
 
-def model_digest(model: Seq2SeqConfig) -> str:
-    """Names the settings that decide what weights mean: all but how they are computed with."""
-    table = dump(dataclasses.replace(model, core=Dense()))
+def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Path) -> None:
+    """A model that was not trained here as a run folder."""
+    make_folder(folder)
+    if tokenizer is not None:
+        tokenizer.save(folder / TOKENIZER)
+    about = {"model": model_digest(run.model)}
+    checkpoint.write_tensors(folder / checkpoint.WEIGHTS, dict(model.state_dict()), about)
+    write_text(folder / SETTINGS, to_toml(dump(run)))
+
+
+def model_digest(model: ModelConfig) -> str:
+    """Names the settings that decide what weights mean: all but how they are computed with.
+
+    What a setting is unless told does not count, so that a setting to come changes no name.
+    """
+    table = _said(dataclasses.replace(model, core=Dense()))
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _said(config: Any) -> dict[str, Any]:
+    """The settings that are not as they are unless told, and the kinds of the parts."""
+    table: dict[str, Any] = {"kind": type(config).kind} if hasattr(type(config), "kind") else {}
+    for one in dataclasses.fields(config):
+        value = getattr(config, one.name)
+        made = one.default_factory
+        if value == (one.default if made is dataclasses.MISSING else made()):
+            continue
+        table[one.name] = _said(value) if dataclasses.is_dataclass(value) else value
+    return table
 
 
 def save_scores(folder: Path, scores: dict[str, Any]) -> None:

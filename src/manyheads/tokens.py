@@ -6,18 +6,20 @@ the bytes of its UTF-8 form, so nothing is ever unknown.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 
 from manyheads.errors import BadData, Mistake
 from manyheads.files import write_text
+from manyheads.replay import Step, match_steps, merge_steps
 
 # In the order of their ids.
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<sep>", "<cls>"]
@@ -55,25 +57,6 @@ BYTE_PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 # it gives another vocabulary in each process; its BPE trainer over this alphabet does not.
 INSIDE = {ord(glyph): chr(0xE000 + byte) for byte, glyph in enumerate(GLYPHS)}
 OUTSIDE = {ord(inside): chr(glyph) for glyph, inside in INSIDE.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One state of a text on its way into pieces, and what was done to reach it.
-
-    `merged` is the piece made (empty at the first state), `rank` the rank of its merge (BPE) and
-    `tried` the longer pieces that were looked up in vain before it (WordPiece).
-    """
-
-    pieces: tuple[str, ...]
-    merged: str = ""
-    rank: int | None = None
-    tried: tuple[str, ...] = ()
-
-    def shown(self, show: Callable[[str], str]) -> "Step":
-        """The same step with every piece rewritten."""
-        pieces, tried = tuple(map(show, self.pieces)), tuple(map(show, self.tried))
-        return Step(pieces=pieces, merged=show(self.merged), rank=self.rank, tried=tried)
 
 
 class Special:
@@ -130,6 +113,52 @@ class Tokenizer:
             raise _not_unicode() from error
         return [encoding.ids for encoding in encodings]
 
+    def framed(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        longest: int | None = None,
+        *,
+        specials: bool = False,
+    ) -> list[tuple[list[int], list[int]]]:
+        """Texts and pairs of texts in the tokenizer's frame: ids, and which text each is of.
+
+        What is longer than `longest` is cut, of a pair the longer text first; the frame stays.
+        With `specials`, special tokens that a text spells out are special tokens.
+        """
+        self._inner.encode_special_tokens = not specials
+        if longest is not None:
+            self._inner.enable_truncation(longest)
+        try:
+            encodings = self._inner.encode_batch(list(texts), add_special_tokens=True)
+        except TypeError as error:
+            raise _not_unicode() from error
+        finally:
+            self._inner.encode_special_tokens = True
+            self._inner.no_truncation()
+        return [(encoding.ids, encoding.type_ids) for encoding in encodings]
+
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens that this tokenizer puts before and after a text."""
+        whole = self._inner.encode("a", add_special_tokens=True)
+        added = whole.special_tokens_mask
+        text = added.index(0) if 0 in added else len(added)
+        after = [token for token, own in zip(whole.ids, added, strict=True) if own][text:]
+        return whole.ids[:text], after
+
+    def with_frame(self, before: Sequence[int], after: Sequence[int]) -> "Tokenizer":
+        """The same, with these tokens before a text, and after each of one or two."""
+        inner = tokenizers.Tokenizer.from_str(self.to_json())
+        first, last = ([str(self.content(token)) for token in side] for side in (before, after))
+        one, two = [*first, "$A", *last], ["$B:1", *(f"{name}:1" for name in last)]
+        marks = [(str(self.content(token)), token) for token in {*before, *after}]
+        inner.post_processor = TemplateProcessing(one, [*one, *two], marks)
+        return Tokenizer(inner)
+
+    def takes_space(self, token: int) -> bool:
+        """Whether a special token is read together with the spaces before it."""
+        added = self._inner.get_added_tokens_decoder().get(token)
+        return added is not None and bool(added.lstrip)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids; special tokens leave no trace."""
         return self._inner.decode(list(ids), skip_special_tokens=True)
@@ -159,9 +188,9 @@ class Tokenizer:
         """
         model = self._layout["model"]
         if model["type"] == "BPE":
-            steps = list(_merge_steps(self._words(text), model["vocab"], self._ranks))
+            steps = list(merge_steps(self._words(text), model["vocab"], self._ranks))
         elif model["type"] == "WordPiece":
-            steps = list(_match_steps(self._words(text), model))
+            steps = list(match_steps(self._words(text), model))
         else:
             raise Mistake(f"no replay for a {model['type']} tokenizer, only for BPE and WordPiece")
         if list(steps[-1].pieces) != self._encoding(text).tokens:
@@ -183,7 +212,11 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write the tokenizer whole or not at all."""
-        write_text(path, self._inner.to_str(pretty=True) + "\n")
+        write_text(path, self.to_json())
+
+    def to_json(self) -> str:
+        """What a tokenizer.json holds."""
+        return self._inner.to_str(pretty=True) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -240,55 +273,6 @@ class Tokenizer:
 def _not_unicode() -> Mistake:
     # A lone surrogate is what Python's str can hold and UTF-8 cannot.
     return Mistake("the text is not valid Unicode (half of a surrogate pair); read it as UTF-8")
-
-
-def _merge_steps(
-    words: list[str], vocabulary: dict[str, int], ranks: dict[tuple[str, str], int]
-) -> Iterator[Step]:
-    """BPE: always the pair of lowest rank, the leftmost of equals, until no pair has a rank."""
-    states = [list(_symbols(word, vocabulary)) for word in words]
-    yield Step(pieces=tuple(chain(*states)))
-    for state in states:
-        while known := [(ranks[p], i) for i, p in enumerate(pairwise(state)) if p in ranks]:
-            rank, position = min(known)
-            merged = state[position] + state[position + 1]
-            state[position : position + 2] = [merged]
-            yield Step(pieces=tuple(chain(*states)), merged=merged, rank=rank)
-
-
-def _symbols(word: str, vocabulary: dict[str, int]) -> Iterator[str]:
-    for character in word:
-        if character in vocabulary:
-            yield character
-        else:
-            yield from (f"<0x{byte:02X}>" for byte in character.encode())
-
-
-def _match_steps(words: list[str], model: dict[str, Any]) -> Iterator[Step]:
-    """WordPiece: from the left, always the longest piece in the vocabulary."""
-    prefix, vocabulary = model["continuing_subword_prefix"], model["vocab"]
-    done: list[str] = []
-    yield Step(pieces=tuple(words))
-    for index, word in enumerate(words):
-        taken: list[str] = []
-        rest = word
-        while rest:
-            lead = prefix if taken else ""
-            candidates = [lead + rest[:stop] for stop in range(len(rest), 0, -1)]
-            tries = next((i for i, piece in enumerate(candidates) if piece in vocabulary), None)
-            if tries is None:  # a word with an unknown end is unknown as a whole
-                taken, merged, rest = [model["unk_token"]], model["unk_token"], ""
-            else:
-                merged = candidates[tries]
-                taken.append(merged)
-                rest = rest[len(rest) - tries :]
-            left = [prefix + rest] if rest else []
-            yield Step(
-                pieces=(*done, *taken, *left, *words[index + 1 :]),
-                merged=merged,
-                tried=tuple(candidates[:tries]),
-            )
-        done += taken
 
 
 @dataclass(frozen=True, kw_only=True)

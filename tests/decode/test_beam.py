@@ -6,7 +6,9 @@ from itertools import product
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
+from tokenizers import models
 from torch import Tensor
 from toys import (
     BANNED,
@@ -27,10 +29,11 @@ from toys import (
     toy_translator,
 )
 
-from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, Stepper, length_penalty
+from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, Marks, Stepper, length_penalty
 from manyheads.decode.translate import Seq2SeqStepper
 from manyheads.errors import Mistake
 from manyheads.models.seq2seq import Seq2Seq
+from manyheads.tokens import Tokenizer
 
 LENGTHS = (3, 8, 1, 5, 12, 7)
 LIMITS = [11, 4, 9, 11, 6, 11]
@@ -84,6 +87,48 @@ def plain_beam(
     return sorted(ended, key=lambda h: -h.score)[: decode.beam]
 
 
+def plain_search(
+    next_logits: NextLogits, sentence: int, limit: int, banned: list[int], decode: Decode
+) -> list[Hypothesis]:
+    """Beam search with lists, as the settings define it."""
+
+    def penalty(length: int) -> float:
+        return float(length if decode.penalty == "length" else (5 + length) / 6) ** (
+            decode.length_penalty
+        )
+
+    alive: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[Hypothesis] = []
+    for length in range(1, limit + 1):
+        grown = []
+        for log, tokens in alive:
+            logits = next_logits(torch.tensor([sentence]), torch.tensor([[START, *tokens]]))[0]
+            for token, more in enumerate(logits.double().log_softmax(-1).tolist()):
+                if length == limit and decode.at_limit != "cut":
+                    allowed, more = token == END, more if decode.at_limit == "end" else 0.0
+                elif length == 1 and decode.first is not None:
+                    allowed, more = token == decode.first, 0.0
+                else:
+                    too_early = token == END and length <= decode.shortest
+                    allowed = token not in banned and not too_early
+                if allowed:
+                    grown.append((log + more, [*tokens, token]))
+        grown = sorted(grown, reverse=True)[: 2 * decode.beam]
+        for log, tokens in grown[: decode.beam]:
+            if tokens[-1] == END or length == limit:
+                written = tokens[:-1] if tokens[-1] == END else tokens
+                ended.append(Hypothesis(written, log, log / penalty(length)))
+        ended = sorted(ended, key=lambda h: -h.score)[: decode.beam]
+        alive = [(log, tokens) for log, tokens in grown if tokens[-1] != END][: decode.beam]
+        enough = len(ended) == decode.beam
+        if alive and enough and decode.beam > 1 and decode.stopping == "none-better-now":
+            enough = alive[0][0] / penalty(length) <= ended[-1].score
+        # To see what ever comes, this goes on to the limit.
+        if enough and (decode.beam == 1 or decode.stopping != "none-better-ever"):
+            break
+    return ended
+
+
 def batch() -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     return toy_source(*LENGTHS)
@@ -108,6 +153,16 @@ def test_length_penalty_is_that_of_gnmt(length: int, alpha: float, penalty: floa
     """lp(y) = ((5 + |y|) / 6)^α, of a number and of a tensor."""
     assert length_penalty(float(length), alpha) == pytest.approx(penalty)
     found = length_penalty(torch.tensor([float(length)]), alpha)
+    assert float(found) == pytest.approx(penalty)
+
+
+@pytest.mark.parametrize(
+    ("length", "alpha", "penalty"), [(1, 3.0, 1.0), (8, 1.0, 8.0), (9, 0.5, 3.0), (4, -1.0, 0.25)]
+)
+def test_length_penalty_by_length(length: int, alpha: float, penalty: float) -> None:
+    """lp(y) = |y|^α, of a number and of a tensor; it may reward short texts."""
+    assert length_penalty(length, alpha, "length") == pytest.approx(penalty)
+    found = length_penalty(torch.tensor([length]), alpha, "length")
     assert float(found) == pytest.approx(penalty)
 
 
@@ -180,6 +235,78 @@ def test_the_search_with_tensors_is_the_search_with_lists(beam: int, alpha: floa
         found = search(Recomputing(model, len(limits), beam), torch.tensor(limits))
         wanted = [plain_beam(model, row, limit, [0, 1], decode) for row, limit in enumerate(limits)]
         same(found, wanted)
+
+
+DEFINITIONS: list[dict[str, Any]] = [
+    {"stopping": stopping, "penalty": penalty, "length_penalty": alpha, **more}
+    for stopping in ("beam-ended", "none-better-now", "none-better-ever")
+    for penalty, alpha, more in [
+        ("gnmt", 0.6, {"at_limit": "cut"}),
+        ("gnmt", 3.0, {"shortest": 3}),
+        ("length", 0.0, {"at_limit": "free-end", "first": 4}),
+        ("length", 1.0, {"at_limit": "cut", "first": 5, "shortest": 2}),
+        ("length", 2.0, {}),
+        ("length", -1.0, {"at_limit": "cut"}),
+        ("length", -0.5, {"at_limit": "free-end", "shortest": 2}),
+    ]
+]
+
+
+@pytest.mark.parametrize("chosen", DEFINITIONS, ids=str)
+def test_every_definition_is_its_plain_search(chosen: dict[str, Any]) -> None:
+    """Penalty, stopping, limit, first token and shortest text mean what a plain loop makes them."""
+    limits = [10, 1, 6, 10, 2, 7]
+    for beam, end in ((1, 1.0), (3, 2.0), (4, -2.0)):
+        model, decode = chance(9, end=end), Decode(beam=beam, **chosen)
+        search = BeamSearch(decode, start=START, end=END, banned=[0, 1])
+        found = search(Recomputing(model, len(limits), beam), torch.tensor(limits))
+        wanted = [
+            plain_search(model, row, limit, [0, 1], decode) for row, limit in enumerate(limits)
+        ]
+        same(found, wanted)
+
+
+def test_definitions_differ() -> None:
+    """None of the choices is another one by another name, but for this: with α ≤ 0 a score only
+    falls as a text grows, so that none better now is none better ever."""
+    limits = torch.tensor([10] * 40)
+    texts = set()
+    for chosen in DEFINITIONS:
+        search = BeamSearch(Decode(beam=3, **chosen), start=START, end=END, banned=[0, 1])
+        found = search(Recomputing(chance(9, end=1.0), len(limits), 3), limits)
+        texts.add(str([h.tokens for line in found for h in line]))
+    falling = [chosen for chosen in DEFINITIONS if chosen["length_penalty"] <= 0]
+    assert len(texts) == len(DEFINITIONS) - len(falling) // 3
+
+
+@pytest.mark.parametrize("stopping", ["none-better-now", "none-better-ever"])
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0])
+def test_n_best_of_every_stopping_rule_are_those_of_the_beam(stopping: str, alpha: float) -> None:
+    """Asking for fewer hypotheses stops earlier and changes none of them."""
+    limits, steps = torch.tensor([12] * 20), []
+    decode = Decode(beam=4, penalty="length", length_penalty=alpha, stopping=stopping)
+    found = []
+    for n_best in (1, 4):
+        search = BeamSearch(decode, start=START, end=END, banned=[0, 1], n_best=n_best)
+        stepper = Recomputing(chance(8, peak=3.0, end=1.0), len(limits), 4)
+        found.append([line[:1] for line in search(stepper, limits)])
+        steps.append(sum(stepper.steps))
+    same(*found)
+    assert steps[0] < steps[1]
+
+
+def test_texts_may_begin_with_tokens_of_their_own() -> None:
+    """A start for each sentence is the search from each of them, in any batch."""
+    starts, model, decode = [3, 6, 3, 4], chance(8, end=1.0), Decode(beam=3)
+
+    def alone(home: int) -> list[Hypothesis]:
+        search = BeamSearch(decode, start=starts[home], end=END, banned=[0, 1])
+        only: NextLogits = lambda homes, prefixes: model(homes + home, prefixes)  # noqa: E731
+        return search(Recomputing(only, 1, 3), torch.tensor([9]))[0]
+
+    search = BeamSearch(decode, start=torch.tensor(starts), end=END, banned=[0, 1])
+    found = search(Recomputing(model, 4, 3), torch.tensor([9] * 4))
+    same(found, [alone(home) for home in range(4)])
 
 
 @pytest.mark.parametrize("beam", [1, 3, 5])
@@ -354,6 +481,60 @@ def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
     """A beam of none and a translation of no length are mistakes, named by their setting."""
     with pytest.raises(Mistake, match=f"decode.{next(iter(wrong))}"):
         Decode(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"length_penalty": -1.0}, "from 0 to 10 with decode.penalty=gnmt"),
+        ({"length_penalty": 6.0, "penalty": "length"}, "from -5 to 5 with decode.penalty=length"),
+        ({"length_penalty": math.nan}, "decode.length_penalty"),
+        ({"shortest": -1}, "decode.shortest"),
+        ({"start": -1}, "decode.start"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any], said: str) -> None:
+    """The line names the setting and the range."""
+    with pytest.raises(Mistake, match=said):
+        Decode(**wrong)
+
+
+def test_tokens_that_the_model_does_not_have_are_refused() -> None:
+    """Before anything is computed, by the name of their setting."""
+    for wrong in ({"start": 15}, {"first": 99}, {"end": 15}, {"banned": (3, 15)}):
+        with pytest.raises(Mistake, match=f"decode.{next(iter(wrong))}="):
+            toy_translator(**wrong).translate(["a b"])
+
+
+def test_a_translator_writes_with_the_tokens_of_its_settings() -> None:
+    """Start, end, first and what stands before a source may be others than the tokenizer's."""
+    plain = toy_translator(beam=2)
+    same(
+        toy_translator(beam=2, start=START, end=END, banned=tuple(BANNED)).search(["a b c"]),
+        plain.search(["a b c"]),
+    )
+    words = {"start": 8, "end": 9, "first": 10, "banned": (0, 12)}
+    found = toy_translator(beam=3, **words).search(["a b c", "h"])
+    for line in found:
+        assert {h.tokens[0] for h in line} == {10}
+        assert not {0, 9, 12} & {token for h in line for token in h.tokens}
+    model, source = plain.model, torch.tensor([[11, 7, 8, 9, END]])
+    limit = plain.decode.limit(5, LONGEST)
+    same(
+        toy_translator(beam=3, source_start=11).search(["a b c"]),
+        searched(model, source, source > 0, [limit], beam=3),
+    )
+
+
+def test_a_tokenizer_need_not_have_every_special_token() -> None:
+    """What is never written is what there is: files from elsewhere have fewer special tokens."""
+    inner = tokenizers.Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "a": 2}, unk_token="a"))
+    marks = Marks(Tokenizer(inner), Decode())
+    assert (marks.end, marks.banned) == (1, [0, 1])
+    with pytest.raises(Mistake, match="no start token"):
+        _ = marks.start
+    assert Marks(Tokenizer(inner), Decode(start=2, banned=())).banned == []
 
 
 def test_a_learned_table_is_never_left() -> None:

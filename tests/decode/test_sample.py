@@ -74,6 +74,18 @@ def test_the_nucleus_is_taken_within_the_top_k(logits: list[float], k: int, p: f
     assert kept(logits, top_k=k, top_p=p) == wanted
 
 
+@given(Logits, st.floats(0.01, 1.0), st.floats(0.2, 4.0))
+@settings(deadline=None)
+def test_min_p_is_a_share_of_the_likeliest(
+    logits: list[float], min_p: float, temperature: float
+) -> None:
+    """What has at least min_p of the best probability stays, at the temperature."""
+    share = shares(logits, temperature)
+    assume(all(abs(p / max(share) - min_p) > 1e-5 for p in share if p < max(share)))
+    wanted = {token for token, p in enumerate(share) if p >= min_p * max(share)}
+    assert kept(logits, min_p=min_p, temperature=temperature) == wanted
+
+
 def test_the_likeliest_token_always_stays() -> None:
     """A nucleus smaller than the likeliest token is that token."""
     assert kept([0.0, 3.0, 1.0], top_p=1e-6) == {1}
@@ -111,6 +123,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"top_k": 3},
     {"top_p": 0.8},
     {"top_k": 4, "top_p": 0.9, "temperature": 1.5},
+    {"min_p": 0.3},
 ]
 
 
@@ -142,7 +155,7 @@ def test_rows_have_random_numbers_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}],
+    [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"min_p": 1.5}],
     ids=str,
 )
 def test_wrong_ways_to_draw_are_refused(wrong: dict[str, Any]) -> None:

@@ -25,19 +25,21 @@ LONGEST_FUNCTION = 70
 
 # A module imports only from modules that stand earlier here. A name stands for all that is in it.
 STAGES = [
-    "errors files config tokens",
+    "errors files config replay tokens",
     "data.corpus data.phrasebook data.batching data.translation",
     "nn.shapes nn.masks nn.positions nn.scores nn.cores nn.tiled nn.attention nn.feedforward",
     "nn.residual nn.embedding nn.block models presets account",
     "train.objective train.optimizer train.progress train.checkpoint train.loop",
-    "decode.cache decode.sample decode.beam decode.translate decode.lines",
-    "view.capture evaluate.scores evaluate.alignment view.figures",
-    "exchange.foreign exchange.families exchange.huggingface",
-    "tasks run compare demo cli",
+    "decode.cache decode.sample decode.beam decode.generate decode.translate decode.lines",
+    "encode view.capture evaluate.scores evaluate.alignment view.figures",
+    "exchange.foreign exchange.settings exchange.families exchange.channels exchange.huggingface",
+    "exchange.folder exchange.ctranslate2 exchange.ctranslate2_runtime",
+    "exchange.onnx exchange.onnx_runtime",
+    "tasks run opened compare demo commands cli",
 ]
 ORDER = [name for stage in STAGES for name in stage.split()]
 # Within these, any order that is not a circle will do.
-GROUPS = {"data.phrasebook", "models", "tasks"}
+GROUPS = {"data.phrasebook", "models", "tasks", "exchange.families", "commands"}
 
 
 def fenced(page: Path) -> Iterator[tuple[int, str, str]]:

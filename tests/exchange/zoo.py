@@ -61,6 +61,7 @@ CLASSES = {
 }
 PAIRS = ("t5", "bart", "marian", "pegasus")
 LONGEST = 24
+SEEDS = range(24)  # the models that are compared of each family
 
 
 def draw(family: str, seed: int, dtype: torch.dtype = torch.float32) -> Any:
@@ -214,6 +215,61 @@ def _settings(family: str, rng: random.Random) -> dict[str, Any]:
     }
 
 
+def tokens_of(rng: random.Random, vocabulary: int, rows: int, length: int) -> Tensor:
+    """Any tokens but the first four, which padding may be among."""
+    drawn = [[rng.randrange(4, vocabulary) for _ in range(length)] for _ in range(rows)]
+    return torch.tensor(drawn)
+
+
+def padding(rng: random.Random, rows: int, length: int, *, left: bool) -> Tensor:
+    """Which positions are real: at least one in each row, padding on one side."""
+    real = torch.ones(rows, length, dtype=torch.bool)
+    for row in range(rows):
+        empty = rng.randrange(length)
+        real[row, : empty if left else 0] = False
+        real[row, length - (0 if left else empty) :] = False
+    return real
+
+
+def both(family: str, theirs: Any, ours: nn.Module, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What the two say to the same input, and which of it is of real positions."""
+    rng = random.Random(f"input {family} {seed}")
+    rows, dtype = rng.choice([1, 2, 3]), next(ours.parameters()).dtype
+    if family == "vit":
+        config = theirs.config
+        images = torch.randn(rows, config.num_channels, config.image_size, config.image_size)
+        out = theirs(images.to(dtype))
+        return out[0], ours(images.to(dtype)), torch.ones(rows, dtype=torch.bool)
+    length = rng.randint(1, LONGEST)
+    words = tokens_of(rng, theirs.config.vocab_size, rows, length)
+    # Encoders are read from their first position, and RoBERTa counts from the first real one.
+    real = padding(rng, rows, length, left=family not in ENCODERS and rng.random() < 0.3)
+    words = words.masked_fill(~real, theirs.config.pad_token_id or 0)
+    if family in PAIRS:
+        vocabulary = getattr(theirs.config, "decoder_vocab_size", None) or theirs.config.vocab_size
+        wanted = tokens_of(rng, vocabulary, rows, rng.randint(1, LONGEST))
+        written = padding(rng, *wanted.shape, left=False)
+        out = theirs(
+            input_ids=words,
+            attention_mask=real.long(),
+            decoder_input_ids=wanted,
+            decoder_attention_mask=written.long(),
+        )
+        return out.logits, ours(words, wanted, real, written), written
+    if family in ENCODERS:
+        segments = torch.zeros_like(words)
+        extra = {}
+        if family != "distilbert" and theirs.config.type_vocab_size > 1:
+            segments = torch.randint(theirs.config.type_vocab_size, words.shape)
+        if family != "distilbert":
+            extra = {"token_type_ids": segments}
+        out = theirs(input_ids=words, attention_mask=real.long(), **extra)
+        said = ours(words, real, segments)
+        each = said.shape[:2] == words.shape and said.ndim + (out[0].ndim == 2) > 2
+        return out[0], said, real if each else torch.ones(rows, dtype=torch.bool)
+    return theirs(input_ids=words, attention_mask=real.long()).logits, ours(words, real), real
+
+
 @torch.no_grad()
 def strengthen(model: nn.Module) -> None:
     """Weights that let every part show: fresh ones of `transformers` are almost nothing."""
@@ -269,4 +325,4 @@ def _angles(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tenso
 def _waves(positions: int, dim: int) -> Tensor:
     pairs = torch.arange(0, dim, 2, dtype=torch.float64)
     angles = torch.arange(positions, dtype=torch.float64)[:, None] * 10_000.0 ** (-pairs / dim)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]

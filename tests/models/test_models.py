@@ -11,8 +11,8 @@ from torch import Tensor
 from manyheads.config import dump, parse
 from manyheads.decode.cache import KeyValueCache
 from manyheads.models.bert import BertConfig, NextSentence
-from manyheads.models.heads import Pooler
 from manyheads.models.gpt import GptConfig
+from manyheads.models.heads import Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig, Side
 from manyheads.nn.embedding import Embed
 from manyheads.nn.feedforward import Gated
@@ -205,7 +205,11 @@ def test_cache_counts_its_bytes() -> None:
         GptConfig(vocab_size=9, tie="none", score=Dot(), norm=Norm(placement="post", form="rms")),
         GptConfig(score=Bilinear(key_size=3), kv_heads=2, bias=False, initial="normal-scaled"),
         BertConfig(head=None, embed=Embed(norm=Norm(), segments=2)),
-        BertConfig(next_sentence=NextSentence(classes=3), pooler=Pooler(), feedforward=Gated(activation="gelu")),
+        BertConfig(
+            next_sentence=NextSentence(classes=3),
+            pooler=Pooler(),
+            feedforward=Gated(activation="gelu"),
+        ),
         Seq2SeqConfig(
             encoder=Side(layers=1, position=NoPosition(), dropout=0.3),
             decoder=Side(heads=2, feedforward=Gated(), position=Shaw(max_distance=4)),

@@ -1,14 +1,13 @@
 """Beam search over a batch of sentences, all of it in tensors.
 
-A hypothesis y is ranked by log P(y) / lp(y), with the length penalty of the GNMT paper,
-lp(y) = ((5 + |y|) / 6)^α. A sentence is done when `beam` hypotheses have ended, or earlier when
-no living one can still come among the n best that are wanted; what it gets never hangs on its
-neighbours.
+A hypothesis y is ranked by log P(y) / lp(y), where |y| counts what was written, the end included.
+A sentence is done when its stopping rule says so, or earlier when no living hypothesis can still
+come among the n best that are wanted; what it gets never hangs on its neighbours.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange, repeat
@@ -16,28 +15,63 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.errors import Mistake, check_at_least
+from manyheads.tokens import Tokenizer
 
 NEVER = float("-inf")
+# Settings that are a token, and the tokenizer's tokens that are never written.
+TOKENS = ("first", "start", "end", "source_start")
+UNWRITTEN = ("pad", "start", "unknown", "mask", "separator", "classify")
+
+Penalty = Literal["gnmt", "length"]
+# So far as the penalty of a long text is a number in float32.
+PENALTIES: dict[Penalty, tuple[int, int]] = {"gnmt": (0, 10), "length": (-5, 5)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """How a trained model writes. Beam 1 is greedy."""
+    """How a trained model writes. Beam 1 is greedy, whatever the penalty and the stopping rule.
+
+    `penalty`: lp is ((5 + |y|) / 6)^α or |y|^α, with α = `length_penalty`.
+
+    `stopping`: a sentence is done when `beam` hypotheses have ended ("beam-ended"); or when, with
+    as many ended, no living one would be better than the worst of them if it ended at the present
+    length ("none-better-now"); or when none can become better at any length ("none-better-ever").
+
+    `at_limit`: where the longest text ends, only the end may be written ("end"), or it is written
+    and costs no probability ("free-end"), or the text is cut as it stands ("cut").
+
+    `first` is a token that every text begins with, at no cost; `shortest` is the fewest tokens
+    before the end. `start`, `end` and `banned` (never written) are the tokenizer's own unless
+    told, and `source_start` is a token before every source, for models that were trained so.
+    """
 
     beam: int = 4
     length_penalty: float = 0.6
+    penalty: Penalty = "gnmt"
+    stopping: Literal["beam-ended", "none-better-now", "none-better-ever"] = "beam-ended"
+    at_limit: Literal["end", "free-end", "cut"] = "end"
+    shortest: int = 0
     longest_ratio: float = 2.0
     longest_extra: int = 20
+    first: int | None = None
+    start: int | None = None
+    end: int | None = None
+    banned: tuple[int, ...] | None = None
+    source_start: int | None = None
     batch_tokens: int = 4096
     validate_sentences: int = 200
 
     def __post_init__(self) -> None:
         for name in ("beam", "longest_extra", "batch_tokens"):
             check_at_least(f"decode.{name}", getattr(self, name), 1)
-        for name in ("longest_ratio", "validate_sentences"):
+        for name in ("longest_ratio", "validate_sentences", "shortest", *TOKENS):
             check_at_least(f"decode.{name}", getattr(self, name), 0)
-        if not 0 <= self.length_penalty <= 10:
-            raise Mistake(f"decode.length_penalty={self.length_penalty} must be from 0 to 10")
+        least, most = PENALTIES[self.penalty]
+        if not least <= self.length_penalty <= most:
+            raise Mistake(
+                f"decode.length_penalty={self.length_penalty} must be from {least} to {most} "
+                f"with decode.penalty={self.penalty}"
+            )
 
     def limit(self, source_length: int, max_length: int) -> int:
         """The most tokens a translation may have, its end included."""
@@ -68,9 +102,100 @@ class Stepper(Protocol):
         """Forget the sentences that are not among these."""
 
 
-def length_penalty(length: Tensor | int | float, alpha: float) -> Tensor | float:
-    """((5 + |y|) / 6)^α."""
-    return ((5.0 + length) / 6.0) ** alpha
+def length_penalty(
+    length: Tensor | int | float, alpha: float, penalty: Penalty = "gnmt"
+) -> Tensor | float:
+    """((5 + |y|) / 6)^α of the GNMT paper, or |y|^α."""
+    return ((5.0 + length) / 6.0 if penalty == "gnmt" else length) ** alpha
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The special tokens that a model writes with: those of `decode`, else the tokenizer's."""
+
+    tokenizer: Tokenizer
+    decode: Decode
+
+    @property
+    def start(self) -> int:
+        return self.tokenizer.start if self.decode.start is None else self.decode.start
+
+    @property
+    def end(self) -> int:
+        return self.tokenizer.end if self.decode.end is None else self.decode.end
+
+    @property
+    def own(self) -> bool:
+        """Whether texts begin and end with the tokenizer's own tokens, as in training here."""
+        return {self.decode.start, self.decode.end, self.decode.source_start} == {None}
+
+    @property
+    def banned(self) -> list[int]:
+        """Tokens that are never written: unless told, the special ones that there are."""
+        if self.decode.banned is not None:
+            return list(self.decode.banned)
+        return [token for name in UNWRITTEN for token in self._known(name)]
+
+    def source(self, ids: list[int]) -> list[int]:
+        """A source as an encoder reads it."""
+        before = self.decode.source_start
+        return [*([] if before is None else [before]), *ids, self.end]
+
+    def _known(self, name: str) -> list[int]:
+        try:
+            return [getattr(self.tokenizer, name)]
+        except Mistake:  # files from elsewhere do not have them all
+            return []
+
+    def check(self, vocabulary: int) -> None:
+        """Refuse tokens of the settings that the model does not have."""
+        named = [(name, getattr(self.decode, name)) for name in TOKENS]
+        named += [("banned", token) for token in self.decode.banned or ()]
+        for name, token in named:
+            if token is not None and not 0 <= token < vocabulary:
+                raise Mistake(
+                    f"decode.{name}={token} is no token of this model: it has 0 to {vocabulary - 1}"
+                )
+
+
+class Allowed:
+    """Which tokens may be written at which place."""
+
+    def __init__(self, decode: Decode, end: int, banned: Sequence[int]) -> None:
+        self.end, self.first = end, decode.first
+        self.shortest, self.at_limit = decode.shortest, decode.at_limit
+        self.banned = [token for token in banned if token != end]
+
+    def apply(
+        self,
+        logits: Float[Tensor, "rows v"],
+        total: Float[Tensor, "rows 1"],
+        length: int,
+        last: Bool[Tensor, " rows"] | None,
+    ) -> None:
+        """Leave −∞ to the tokens that may not come at place `length` (from 1 on).
+
+        `total` is the log of the whole mass: with it as its logit, a token costs nothing. `last`
+        are the rows that this place is the last one of, if any.
+        """
+        price = logits[:, self.end].clone() if self.at_limit == "end" else total[:, 0]
+        if self.banned:
+            logits[:, self.banned] = NEVER
+        if length <= self.shortest:
+            logits[:, self.end] = NEVER
+        if length == 1 and self.first is not None:
+            logits.fill_(NEVER)
+            logits[:, self.first] = total[:, 0]
+        if last is not None and self.at_limit != "cut":
+            logits[last] = NEVER
+            logits[last, self.end] = price[last]
+
+    def ends(
+        self, tokens: Int[Tensor, "n w"], last: Bool[Tensor, " n"] | None
+    ) -> Bool[Tensor, "n w"]:
+        """Where nothing follows: at the end, and in last places."""
+        ended = tokens == self.end
+        return ended if last is None else ended | last[:, None]
 
 
 @dataclass
@@ -98,15 +223,18 @@ class BeamSearch:
         self,
         decode: Decode,
         *,
-        start: int,
+        start: int | Int[Tensor, " n"],
         end: int,
         banned: Sequence[int] = (),
         n_best: int | None = None,
     ) -> None:
-        self.beam, self.alpha = decode.beam, decode.length_penalty
+        """`start` is what every text begins with, or for each the last token of its beginning."""
+        self.beam, self.alpha, self.penalty = decode.beam, decode.length_penalty, decode.penalty
+        # The rules of stopping speak of several hypotheses: a single one ends and is done.
+        self.stopping = decode.stopping if decode.beam > 1 else "beam-ended"
         self.n_best = min(n_best or decode.beam, decode.beam)
         self.start, self.end = start, end
-        self.banned = [token for token in banned if token != end]
+        self.allowed = Allowed(decode, end, banned)
 
     @torch.no_grad()
     def __call__(self, stepper: Stepper, limits: Int[Tensor, " n"]) -> list[list[Hypothesis]]:
@@ -116,11 +244,13 @@ class BeamSearch:
         """
         search = self._begin(limits)
         results: list[list[Hypothesis]] = [[] for _ in limits]
+        last_places = set(limits.tolist())
         length = 0
         while len(search.home):
             length += 1
             logits = self._step(stepper, search, length)
-            rows = self._extend(search, logits, length)
+            last = search.limits == length if length in last_places else None
+            rows = self._extend(search, logits, length, last)
             if length == 1:
                 rows = rows // self.beam
             done = self._done(search, length)
@@ -146,13 +276,14 @@ class BeamSearch:
 
     def _begin(self, limits: Int[Tensor, " n"]) -> _Search:
         n, k, device = len(limits), self.beam, limits.device
+        start = torch.as_tensor(self.start, device=device).expand(n)
         # One living hypothesis a sentence; its copies cannot win until it has spread.
         alive_log = torch.full((n, k), NEVER, device=device)
         alive_log[:, 0] = 0.0
         return _Search(
             home=torch.arange(n, device=device),
             limits=limits,
-            alive=torch.full((n, k, 1), self.start, device=device),
+            alive=repeat(start, "n -> n k 1", k=k),
             alive_log=alive_log,
             ended=torch.zeros(n, k, int(limits.max()), dtype=torch.long, device=device),
             ended_log=torch.full((n, k), NEVER, device=device),
@@ -161,28 +292,27 @@ class BeamSearch:
         )
 
     def _extend(
-        self, search: _Search, logits: Float[Tensor, "rows v"], length: int
+        self,
+        search: _Search,
+        logits: Float[Tensor, "rows v"],
+        length: int,
+        last: Bool[Tensor, " n"] | None,
     ) -> Int[Tensor, " rows"]:
         """Grow every hypothesis by its best tokens; gives the rows that live on."""
         k = self.beam
         total = logits.logsumexp(-1, keepdim=True)
-        if self.banned:
-            logits[:, self.banned] = NEVER
-        last_chance = (search.limits == length).repeat_interleave(k)
+        last_rows = None if last is None else last.repeat_interleave(k)
+        self.allowed.apply(logits, total, length, last_rows)
         # Twice the beam: even if every hypothesis ends, enough others live on.
         wide = min(2 * k, logits.shape[-1])
         best, tokens = logits.topk(wide, dim=-1)
-        ends = torch.full_like(best, NEVER)
-        ends[:, 0] = logits[:, self.end]
-        best = torch.where(last_chance[:, None], ends, best)
-        tokens = torch.where(last_chance[:, None], self.end, tokens)
         log = rearrange(search.alive_log, "n k -> (n k) 1") + (best - total)
         log = rearrange(log, "(n k) w -> n (k w)", k=k)
         log, order = log.topk(min(2 * k, log.shape[-1]), dim=-1)
         parents = order // wide
         tokens = rearrange(tokens, "(n k) w -> n (k w)", k=k).gather(-1, order)
         grown = torch.cat([_take(search.alive, parents), tokens[..., None]], dim=-1)
-        ending = tokens == self.end
+        ending = self.allowed.ends(tokens, last)
         # Only the first k places count: an end further down would not have been kept.
         in_beam = torch.arange(tokens.shape[1], device=tokens.device) < k
         self._end(search, grown, log.masked_fill(~(ending & in_beam), NEVER), length)
@@ -202,26 +332,35 @@ class BeamSearch:
         """Let new endings compete with the old ones for the k places."""
         if not bool((log > NEVER).any()):
             return
-        score = log / length_penalty(length, self.alpha)
+        score = log / self._penalty(length)
         room = search.ended.shape[2]
         new = torch.nn.functional.pad(grown[..., 1:], (0, room - length))
         scores, order = torch.cat([search.ended_score, score], 1).topk(self.beam, dim=1)
         search.ended_score = scores
         search.ended = _take(torch.cat([search.ended, new], 1), order)
         search.ended_log = torch.cat([search.ended_log, log], 1).gather(1, order)
-        lengths = torch.full_like(new[..., 0], length - 1)
+        lengths = length - (grown[..., -1] == self.end).long()
         search.ended_length = torch.cat([search.ended_length, lengths], 1).gather(1, order)
 
-    def _done(self, search: _Search, length: int) -> Bool[Tensor, " n"]:
-        """All places are taken, or the n best are decided, or the limit is reached.
+    def _penalty(self, length: Tensor | int) -> Tensor | float:
+        return length_penalty(length, self.alpha, self.penalty)
 
-        log P only falls and lp only grows, so that a living hypothesis can come to no better
-        score than its log P now over lp at the limit.
+    def _done(self, search: _Search, length: int) -> Bool[Tensor, " n"]:
+        """The rule of stopping is met, or the n best are decided, or the limit is reached.
+
+        log P only falls, so that a living hypothesis can come to no better score than its log P
+        now over the greatest lp to come: that at the limit or, if lp falls, that of the next token.
         """
-        full = (search.ended_score > NEVER).all(dim=1)
-        reach = search.alive_log.amax(dim=1) / length_penalty(search.limits, self.alpha)
-        decided = reach <= search.ended_score[:, self.n_best - 1]
-        return full | decided | (search.limits <= length)
+        living = search.alive_log.amax(dim=1)
+        greatest = self._penalty(search.limits if self.alpha >= 0 else length + 1)
+        decided = living / greatest <= search.ended_score[:, self.n_best - 1]
+        done = decided | (search.limits <= length)
+        if self.stopping == "beam-ended":
+            return done | (search.ended_score[:, -1] > NEVER)
+        if self.stopping == "none-better-now":
+            worst = search.ended_score[:, -1]
+            return done | ((worst > NEVER) & (living / self._penalty(length) <= worst))
+        return done
 
     def _collect(
         self, search: _Search, done: Bool[Tensor, " n"], results: list[list[Hypothesis]]

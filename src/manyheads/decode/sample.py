@@ -1,5 +1,7 @@
-"""Choosing the next token by chance: temperature, top-k, top-p."""
+"""Choosing the next token by chance: temperature, top-k, top-p, min-p."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,24 +13,31 @@ from manyheads.errors import Mistake
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """How to draw. top_k=0 and top_p=1 leave the whole distribution; temperature 0 is greedy."""
+    """How to draw; temperature 0 is greedy.
+
+    `min_p` is the least share of the likeliest token's probability that another must have.
+    top_k=0, top_p=1 and min_p=0 leave the whole distribution.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise Mistake(f"temperature={self.temperature} must not be negative")
+        if not 0 <= self.temperature < math.inf:
+            raise Mistake(f"temperature={self.temperature} must be a number from 0 on")
         if not 0 < self.top_p <= 1:
             raise Mistake(f"top_p={self.top_p} must be above 0, at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise Mistake(f"min_p={self.min_p} must be from 0 to 1; 0 turns it off")
         if self.top_k < 0:
             raise Mistake(f"top_k={self.top_k} must not be negative; 0 turns it off")
 
 
 def filtered(logits: Float[Tensor, "rows v"], sample: Sample) -> Float[Tensor, "rows v"]:
-    """Logits at the temperature, −∞ outside the top k and the nucleus of mass top_p."""
+    """Logits at the temperature, −∞ outside the top k, the nucleus of mass top_p, and min_p."""
     if sample.temperature == 0:
         best = logits.argmax(-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter(-1, best, 0.0)
@@ -42,17 +51,22 @@ def filtered(logits: Float[Tensor, "rows v"], sample: Sample) -> Float[Tensor, "
         # A token stays while the mass before it has not reached top_p; so the first one stays.
         outside = mass.cumsum(-1) - mass >= sample.top_p
         logits = logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+    if sample.min_p:
+        least = logits.amax(-1, keepdim=True) + math.log(sample.min_p)
+        logits = logits.masked_fill(logits < least, -torch.inf)
     return logits
 
 
 class Sampler:
     """Draws for rows that each have random numbers of their own, whatever their neighbours."""
 
-    def __init__(self, sample: Sample, rows: int, first: int = 0) -> None:
+    def __init__(self, sample: Sample, rows: int | Sequence[int], first: int = 0) -> None:
+        """`rows` are the numbers of the rows, or how many there are; `first` is added to each."""
         self.sample = sample
+        numbers = range(rows) if isinstance(rows, int) else rows
         self.random = [
-            torch.Generator().manual_seed((sample.seed * 1_000_003 + first + row) % 2**63)
-            for row in range(rows)
+            torch.Generator().manual_seed((sample.seed * 1_000_003 + first + number) % 2**63)
+            for number in numbers
         ]
 
     def draw(self, logits: Float[Tensor, "rows v"]) -> Int[Tensor, " rows"]:

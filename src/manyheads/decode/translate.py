@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.data.batching import in_order_of_length
 from manyheads.data.translation import Ragged
-from manyheads.decode.beam import BeamSearch, Decode, Hypothesis
+from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
 from manyheads.decode.cache import KeyValueCache
+from manyheads.decode.generate import collect
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.models.seq2seq import Memory, Seq2Seq
 from manyheads.nn.masks import Sight
@@ -42,23 +43,33 @@ class Seq2SeqStepper:
         )
 
 
-@dataclass(frozen=True)
-class Translator:
-    """A model with its tokenizer and the settings it writes with."""
+class AnyTranslator:
+    """Writes with a tokenizer and settings; a subclass says what computes the steps."""
 
-    model: Seq2Seq
     tokenizer: Tokenizer
     decode: Decode
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        raise NotImplementedError
 
     @property
-    def banned(self) -> list[int]:
-        """Special tokens that are never written."""
-        inner = self.tokenizer
-        return [inner.pad, inner.start, inner.unknown, inner.mask, inner.separator, inner.classify]
+    def max_length(self) -> int:
+        """The most tokens of a source, and of what is written."""
+        raise NotImplementedError
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are to write."""
+        raise NotImplementedError
+
+    def begin(self, source: Int[Tensor, "b s"], real: Bool[Tensor, "b s"]) -> Stepper:
+        """Ready to write the first token after each source."""
+        raise NotImplementedError
+
+    @property
+    def marks(self) -> Marks:
+        return Marks(self.tokenizer, self.decode)
 
     @torch.no_grad()
     def search(
@@ -68,17 +79,14 @@ class Translator:
         n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
         """The n best hypotheses of each sentence (the whole beam unless told), best first."""
+        marks = self.marks
         search = BeamSearch(
-            self.decode,
-            start=self.tokenizer.start,
-            end=self.tokenizer.end,
-            banned=self.banned,
-            n_best=n_best,
+            self.decode, start=marks.start, end=marks.end, banned=marks.banned, n_best=n_best
         )
         results: list[list[Hypothesis]] = [[] for _ in sentences]
         done = 0
         for rows, source, real, limits in self._batches(sentences, self.decode.beam):
-            found = search(Seq2SeqStepper(self.model, source, real), limits)
+            found = search(self.begin(source, real), limits)
             for row, hypotheses in zip(rows.tolist(), found, strict=True):
                 results[row] = hypotheses
             done += len(rows)
@@ -96,38 +104,29 @@ class Translator:
 
         `first` is the number of the first sentence, where these go on after others.
         """
+        allowed = Allowed(self.decode, self.marks.end, self.marks.banned)
         written: list[list[int]] = [[] for _ in sentences]
         for rows, source, real, limits in self._batches(sentences, 1):
-            stepper = Seq2SeqStepper(self.model.eval(), source, real)
-            samplers = [Sampler(sample, 1, first=first + row) for row in rows.tolist()]
-            tokens = torch.full((len(rows),), self.tokenizer.start, device=self.device)
-            done = torch.zeros_like(tokens, dtype=torch.bool)
-            for length in range(1, int(limits.max()) + 1):
-                logits = stepper.step(tokens)
-                logits[:, self.banned] = -torch.inf
-                drawn = [s.draw(row[None]) for s, row in zip(samplers, logits, strict=True)]
-                tokens = torch.cat(drawn).to(self.device)
-                done |= (tokens == self.tokenizer.end) | (limits <= length)
-                if bool(done.all()):
-                    break
-                for place, row in enumerate(rows.tolist()):
-                    if not done[place]:
-                        written[row].append(int(tokens[place]))
+            stepper = self.begin(source, real)
+            start = torch.full_like(limits, self.marks.start)
+            sampler = Sampler(sample, rows.tolist(), first)
+            found = collect(stepper, start, limits, sampler, allowed)
+            for row, tokens in zip(rows.tolist(), found, strict=True):
+                written[row] = tokens
         return self.tokenizer.decode_batch(written)
 
     def _batches(
         self, sentences: Sequence[str], beam: int
     ) -> list[tuple[np.ndarray, Tensor, Tensor, Tensor]]:
         """Batches sorted by length: their rows, sources, what is real, and length limits."""
-        self.model.eval()
-        encoded = [[*ids, self.tokenizer.end] for ids in self.tokenizer.encode_batch(sentences)]
-        ragged = Ragged.of(encoded)
-        maximum = self.model.config.max_length
+        self.marks.check(self.vocabulary)
+        encoded = self.tokenizer.encode_batch(sentences)
+        ragged = Ragged.of([self.marks.source(ids) for ids in encoded])
         batches = []
         budget = max(1, self.decode.batch_tokens // beam)
         for rows in in_order_of_length(ragged.lengths, budget):
             source, real = ragged.padded(rows, self.tokenizer.pad)
-            limits = [self.decode.limit(int(n), maximum) for n in ragged.lengths[rows]]
+            limits = [self.decode.limit(int(n), self.max_length) for n in ragged.lengths[rows]]
             batches.append(
                 (
                     rows,
@@ -137,3 +136,27 @@ class Translator:
                 )
             )
         return batches
+
+
+@dataclass(frozen=True)
+class Translator(AnyTranslator):
+    """A model with its tokenizer and the settings it writes with."""
+
+    model: Seq2Seq
+    tokenizer: Tokenizer
+    decode: Decode
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def max_length(self) -> int:
+        return self.model.config.max_length
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.target_table.num_embeddings
+
+    def begin(self, source: Int[Tensor, "b s"], real: Bool[Tensor, "b s"]) -> Stepper:
+        return Seq2SeqStepper(self.model.eval(), source, real)

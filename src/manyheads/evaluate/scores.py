@@ -1,9 +1,10 @@
-"""BLEU, chrF, exact match and perplexity; each number carries how it was computed."""
+"""BLEU, chrF, exact match, perplexity, rank correlation; how each was computed goes with it."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
@@ -31,3 +32,20 @@ def translation_scores(hypotheses: Sequence[str], references: Sequence[str]) -> 
 def perplexity(nll: float, tokens: int) -> float:
     """e^(−log P per token), of the tokens of this run's tokenizer."""
     return math.exp(min(700.0, nll / tokens))
+
+
+def spearman(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
+    """Pearson's correlation of the ranks; equal values share the mean of their ranks."""
+    if len(one) != len(other) or len(one) < 2:
+        raise Mistake(f"{len(one)} values cannot be ranked against {len(other)}")
+    a, b = _ranks(np.asarray(one)), _ranks(np.asarray(other))
+    spread = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / spread if spread else math.nan
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks around their mean."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(count) - (count - 1) / 2
+    ranks: np.ndarray = mean_rank[place] - mean_rank[place].mean()
+    return ranks

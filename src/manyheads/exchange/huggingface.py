@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from manyheads.config import nearest
 from manyheads.errors import BadData, Mistake
+from manyheads.exchange.channels import in_halves, is_interleaved, with_halves
 from manyheads.exchange.families.decoders import GPT2, LLAMA
 from manyheads.exchange.families.encoders import BERT, DISTILBERT, ELECTRA, ROBERTA
 from manyheads.exchange.families.images import VIT
@@ -25,11 +26,10 @@ from manyheads.exchange.foreign import (
     Family,
     Foreign,
     give,
-    read_settings,
     take,
-    write_settings,
 )
-from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.exchange.settings import Departure, read_settings, write_settings
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.presets import ModelConfig
 from manyheads.tokens import SPECIALS, Tokenizer
@@ -51,6 +51,9 @@ SPECIAL = (
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
+HALVES = (torch.float16, torch.bfloat16)
+WHOLE = (torch.float32, torch.float64)
+LONGEST_REASON = 400
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 
 
@@ -85,6 +88,12 @@ def from_huggingface(model_or_dir: Any) -> nn.Module:
     return arrival.model
 
 
+def is_huggingface(folder: Path) -> bool:
+    """Whether a folder is one of `transformers`: its config.json names a type of model."""
+    path = folder / CONFIG
+    return path.is_file() and "model_type" in _read_json(path)
+
+
 def receive(model_or_dir: Any) -> Arrival:
     """The model, the tokenizer and the foreign settings of an object or a folder."""
     if isinstance(model_or_dir, str | Path):
@@ -101,28 +110,74 @@ def receive(model_or_dir: Any) -> Arrival:
 
 def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     family = _family(settings)
-    named = {family.canonical(name): tensor for name, tensor in tensors.items()}
-    config = read_settings(family, Foreign(settings, named, settings["architectures"][0]))
-    with torch.device("meta"):
-        model = config.build()
-    model.load_state_dict(take(family, model, named), assign=True)
+    named = _by_canonical_name(family, tensors)
+    refusals = []
+    for architecture in _candidates(family, settings.get("architectures")):
+        try:
+            head = family.heads[architecture].get("head.kind")
+            model = _assemble(family, Foreign(settings, named, architecture, head))
+        except BadData as refusal:
+            refusals.append(refusal)
+        else:
+            settings["architectures"] = [architecture]
+            return model
+    raise refusals[0]
+
+
+def _assemble(family: Family, foreign: Foreign) -> nn.Module:
+    config = read_settings(family, foreign)
+    try:
+        with torch.device("meta"):  # sizes are compared before any memory is asked for
+            model = config.build()
+    except (Mistake, RuntimeError, OverflowError) as error:
+        raise BadData(
+            f"{CONFIG} of a {family.kind} model describes none that could be built: {error}"
+        ) from None
+    model.load_state_dict(take(family, model, foreign.tensors), assign=True)
     return model.eval()
+
+
+def _by_canonical_name(family: Family, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        canonical = family.canonical(name)
+        if tensor.dtype not in HALVES + WHOLE:
+            if family.nobody_needs(canonical):
+                continue
+            raise BadData(f"{name} is kept as {tensor.dtype}: save the weights as floats")
+        other = named.setdefault(canonical, tensor)
+        if not torch.equal(other, tensor):
+            raise BadData(f"the weights hold {name} in two spellings that differ")
+    return named
+
+
+def _candidates(family: Family, architectures: Any) -> list[str]:
+    """The class that a model is of, and those that its file may really be of."""
+    if not architectures:
+        return list(family.heads)
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+        raise BadData(f"{CONFIG} has architectures={architectures}: name one class")
+    name = architectures[0]
+    if name not in family.heads:
+        advice = nearest(name, family.heads)
+        raise Mistake(f"{name} is not among the {family.kind} models read: {advice}")
+    return [name, family.fuller[name]] if name in family.fuller else [name]
 
 
 def _family(settings: dict[str, Any]) -> Family:
     kind = settings.get("model_type")
-    if kind not in KINDS:
+    if kind is None:
+        raise BadData(f"{CONFIG} has no model_type, which says what its weights are: copy it again")
+    if not isinstance(kind, str) or kind not in KINDS:
         raise Mistake(f"models of type '{kind}' are not read: {nearest(str(kind), KINDS)}")
-    if settings.get("quantization_config"):
+    if settings.get("quantization_config") is not None:
         raise Mistake(
-            "the weights are quantized, and only whole ones are read: save them as floats"
+            "the weights are quantized (quantization_config), and only whole ones are read: "
+            "save them as floats"
         )
-    family = KINDS[kind]
-    architectures = settings.get("architectures") or [next(iter(family.heads))]
-    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
-        raise BadData(f"{CONFIG} has architectures={architectures}: name one class")
-    settings["architectures"] = architectures
-    return family
+    if settings.get("per_layer_config"):
+        raise Mistake(f"a {kind} model with per_layer_config is not supported: its layers differ")
+    return KINDS[kind]
 
 
 def _receive_folder(folder: Path) -> Arrival:
@@ -141,7 +196,10 @@ def _receive_folder(folder: Path) -> Arrival:
     try:
         model = _convert(settings, tensors)
     except Mistake as error:
-        raise type(error)(f"{folder}: {error}") from None
+        # It may hold words of the file, of any length and on several lines.
+        line = " ".join(str(error).split())
+        short = line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}…"
+        raise type(error)(f"{folder}: {short}") from None
     file = folder / TOKENIZER
     tokenizer = Tokenizer.load(file) if file.is_file() else None
     generation = _read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
@@ -151,7 +209,7 @@ def _receive_folder(folder: Path) -> Arrival:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadData(f"{path} cannot be read as JSON ({error}): copy it again") from None
     if not isinstance(table, dict):
         raise BadData(f"{path} is no table of settings: copy it again")
@@ -166,8 +224,9 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
             tensors |= load_file(file)
         except (SafetensorError, OSError, ValueError) as error:
             raise BadData(f"{file} is damaged or cut off ({error}): copy it again") from None
-    half = (torch.float16, torch.bfloat16)
-    return {name: x.float() if x.dtype in half else x for name, x in tensors.items()}
+    mixed = any(x.dtype == torch.float64 for x in tensors.values())
+    wide = torch.float64 if mixed else torch.float32
+    return {name: x.to(wide) if x.dtype in HALVES + WHOLE else x for name, x in tensors.items()}
 
 
 def _weight_files(folder: Path) -> Iterator[Path]:
@@ -195,11 +254,19 @@ def _weight_files(folder: Path) -> Iterator[Path]:
 
 def to_huggingface(model: nn.Module) -> Any:
     """A `transformers` model with our weights: of the first family that has all its parts."""
-    config: Any = model.config
-    family, architecture, settings = _departure(config)
-    transformers = import_transformers()
-    kind = getattr(transformers, architecture)
-    settings = {**special_tokens(model), **settings}
+    special = special_tokens(model)
+    model, departure = _departure(model)
+    family, architecture = departure.family, departure.architecture
+    kind = getattr(import_transformers(), architecture)
+    # Their own token for padding may lie past the end of a small table.
+    unpadded = {"pad_token_id": None} if hasattr(model, "tokens") else {}
+    settings = {**unpadded, **special, **departure.settings}
+    padding = settings.get("pad_token_id")
+    if padding != special.get("pad_token_id", padding):
+        raise Mistake(
+            f"{family.kind} counts positions from its padding token on, which here would be "
+            f"{padding}, and is {special['pad_token_id']}: there is no way to write this model"
+        )
     theirs = kind(kind.config_class(**settings)).to(next(model.parameters()).dtype).eval()
     actual = {family.canonical(name): name for name in theirs.state_dict()}
     shapes = {name: theirs.state_dict()[place].shape for name, place in actual.items()}
@@ -239,16 +306,26 @@ def _untie(theirs: Any, family: Family, given: dict[str, Tensor], actual: dict[s
             theirs.all_tied_weights_keys.pop(actual[second], None)
 
 
-def _departure(config: ModelConfig) -> tuple[Family, str, dict[str, Any]]:
-    reasons = []
-    for family in FAMILIES:
-        if type(config) is not family.model:
-            continue
-        try:
-            return family, *write_settings(family, config)
-        except Mistake as reason:
-            reasons.append(str(reason))
-    raise Mistake(f"no model of transformers has these parts: {'; '.join(reasons)}")
+def _departure(model: nn.Module) -> tuple[nn.Module, Departure]:
+    """How a model leaves, its channels in another order where that alone is in the way."""
+    nearest_one = _nearest(model.config)  # type: ignore[arg-type]
+    if nearest_one.obstacles and isinstance(model, Seq2Seq) and is_interleaved(model.config):
+        turned = _nearest(with_halves(model.config))
+        if not turned.obstacles:
+            return in_halves(model), turned
+        nearest_one = turned
+    if nearest_one.obstacles:
+        raise Mistake(
+            f"no model of transformers has these parts: {nearest_one.family.kind}, the nearest, "
+            f"{nearest_one.obstacles[0]}"
+        )
+    return model, nearest_one
+
+
+def _nearest(config: ModelConfig) -> Departure:
+    """The family that has the most of a model; the first of those with all of it."""
+    known = [family for family in FAMILIES if type(config) is family.model]
+    return min((write_settings(family, config) for family in known), key=Departure.distance)
 
 
 def import_transformers() -> Any:

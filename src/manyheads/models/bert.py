@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import Mistake, check_at_least
-from manyheads.models.heads import EncoderHead, HeadSizes, Masked, Pooler
+from manyheads.models.heads import Answer, Crowned, EncoderHead, Masked, Pooler
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.masks import full, look
 from manyheads.nn.shapes import Hidden, Tokens
@@ -41,28 +41,16 @@ class BertConfig(Architecture):
         return Bert(self)
 
 
-class Bert(nn.Module):
+class Bert(Crowned):
     """Gives what its head gives; without a head next-sentence logits or hidden states."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.embed.width(config.dim)
-        self.tokens = nn.Embedding(config.vocabulary, width)
+        self.tokens = nn.Embedding(config.vocabulary, config.embed.width(config.dim))
         self.embedding = config.embed.build(config.dim, config.dropout)
         self.encoder = Stack(config, causal=False)
-        pooled_dim = config.pooler.width(config.dim) if config.pooler else config.dim
-        self.pooler = config.pooler.build(config.dim) if config.pooler else nn.Identity()
-        sizes = HeadSizes(
-            dim=config.dim,
-            pooled_dim=pooled_dim,
-            embedded_dim=width,
-            vocab_size=config.vocabulary,
-            norm=config.norm,
-            dropout=config.dropout,
-        )
-        if config.head is not None:
-            self.head = config.head.build(sizes)
+        pooled_dim = self.crown(config, config.head, config.pooler, config.vocabulary)
         if config.next_sentence is not None:
             self.next_sentence = nn.Linear(pooled_dim, config.next_sentence.classes)
         initialise(self, config.initial, config.layers)
@@ -75,10 +63,6 @@ class Bert(nn.Module):
         x = self.embedding(self.tokens, tokens, self.encoder.position, sight.queries, segments)
         return self.encoder(x, sight)
 
-    def pool(self, hidden: Hidden) -> Float[Tensor, "b p"]:
-        """One vector a text: the first position's, through the pooler where there is one."""
-        return self.pooler(hidden[:, 0])
-
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*m"]:
         """What the head says of single vectors, e.g. of the masked positions alone."""
         return self.head(hidden, self.tokens)
@@ -87,10 +71,13 @@ class Bert(nn.Module):
         """Next-sentence logits."""
         return self.next_sentence(self.pool(hidden))
 
-    def forward(
-        self, tokens: Tokens, real: Tensor | None = None, segments: Tensor | None = None
-    ) -> Float[Tensor, "b *n"]:
-        hidden = self.hidden(tokens, real, segments)
+    def answer(self, hidden: Hidden) -> Answer:
+        """What the model gives for the hidden states of whole texts."""
         if self.config.head is None:
             return hidden if self.config.next_sentence is None else self.follows(hidden)
         return self.logits(self.pool(hidden) if self.head.pooled else hidden)
+
+    def forward(
+        self, tokens: Tokens, real: Tensor | None = None, segments: Tensor | None = None
+    ) -> Answer:
+        return self.answer(self.hidden(tokens, real, segments))

@@ -10,11 +10,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import Mistake, check_at_least, check_share
+from manyheads.nn.block import Architecture
 from manyheads.nn.embedding import Output
 from manyheads.nn.feedforward import ACTIVATIONS, Activation
 from manyheads.nn.residual import Norm
+from manyheads.nn.shapes import Hidden
 
 Vectors = Float[Tensor, "*n d"]
+Answer = Float[Tensor, "b *n"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,3 +164,35 @@ class DetectHead(nn.Module):
 
 
 EncoderHead = Masked | Classify | Tag | Detect
+
+
+class Crowned(nn.Module):
+    """An encoder with a pooler, where it has one, and a head, where it has one."""
+
+    head: nn.Module
+
+    def crown(
+        self,
+        config: Architecture,
+        head: EncoderHead | None,
+        pooler: Pooler | None,
+        vocab_size: int | None = None,
+    ) -> int:
+        """Build what stands on top; gives the width of the pooled vector."""
+        pooled_dim = pooler.width(config.dim) if pooler else config.dim
+        self.pooler = pooler.build(config.dim) if pooler else nn.Identity()
+        if head is not None:
+            sizes = HeadSizes(
+                dim=config.dim,
+                pooled_dim=pooled_dim,
+                embedded_dim=config.embed.width(config.dim),
+                vocab_size=vocab_size,
+                norm=config.norm,
+                dropout=config.dropout,
+            )
+            self.head = head.build(sizes)
+        return pooled_dim
+
+    def pool(self, hidden: Hidden) -> Float[Tensor, "b p"]:
+        """One vector for the whole: the first position's, through the pooler if there is one."""
+        return self.pooler(hidden[:, 0])

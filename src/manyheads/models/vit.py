@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import Mistake, check_at_least
-from manyheads.models.heads import Classify, HeadSizes, Pooler
+from manyheads.models.heads import Answer, Classify, Crowned, Pooler
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.masks import full, look
 from manyheads.nn.positions import Learned, PositionConfig
@@ -63,7 +63,7 @@ class Patches(nn.Module):
         return torch.cat([first, patches], dim=1)
 
 
-class Vit(nn.Module):
+class Vit(Crowned):
     """Gives the logits of its classes, or hidden states without a head."""
 
     def __init__(self, config: VitConfig) -> None:
@@ -72,18 +72,7 @@ class Vit(nn.Module):
         self.patches = Patches(config.channels, config.dim, config.patch_size)
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = Stack(replace(config, max_length=config.positions), causal=False)
-        pooled_dim = config.pooler.width(config.dim) if config.pooler else config.dim
-        self.pooler = config.pooler.build(config.dim) if config.pooler else nn.Identity()
-        sizes = HeadSizes(
-            dim=config.dim,
-            pooled_dim=pooled_dim,
-            embedded_dim=config.dim,
-            vocab_size=None,
-            norm=config.norm,
-            dropout=config.dropout,
-        )
-        if config.head is not None:
-            self.head = config.head.build(sizes)
+        self.crown(config, config.head, config.pooler)
         initialise(self, config.initial, config.layers)
 
     def hidden(self, images: Images) -> Hidden:
@@ -97,10 +86,9 @@ class Vit(nn.Module):
         sight = look(full, x.shape[1], device=x.device)
         return self.encoder(self.dropout(self.encoder.position.embed(x, sight.queries)), sight)
 
-    def pool(self, hidden: Hidden) -> Float[Tensor, "b p"]:
-        """One vector an image: the class token's, through the pooler where there is one."""
-        return self.pooler(hidden[:, 0])
-
-    def forward(self, images: Images) -> Float[Tensor, "b *n"]:
-        hidden = self.hidden(images)
+    def answer(self, hidden: Hidden) -> Answer:
+        """What the model gives for hidden states."""
         return hidden if self.config.head is None else self.head(self.pool(hidden))
+
+    def forward(self, images: Images) -> Answer:
+        return self.answer(self.hidden(images))

@@ -1,6 +1,6 @@
 """Translation: batches, loss and validation for the loop, and the scores of a finished run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from manyheads.data.batching import Batches, in_order_of_length, split
 from manyheads.data.translation import Batch, Corpus, EncodedPairs, TranslationData
 from manyheads.decode.beam import Decode
 from manyheads.decode.lines import translate_whole
-from manyheads.decode.translate import Translator
+from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
 from manyheads.models.seq2seq import Seq2Seq
@@ -96,7 +96,7 @@ class TranslationTask:
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         shown = self.decode.validate_sentences
         if shown:
-            greedy = Translator(model, self.tokenizer, Decode(beam=1))
+            greedy = Translator(model, self.tokenizer, replace(self.decode, beam=1))
             rows = self.valid.kept[:shown]
             written = greedy.translate([self.valid_corpus.sources[row] for row in rows])
             wanted = [self.valid_corpus.targets[row] for row in rows]
@@ -116,12 +116,13 @@ class Evaluation:
 
 
 def evaluate_translation(
-    translator: Translator, data: TranslationData, split_name: str
+    translator: AnyTranslator, data: TranslationData, split_name: str
 ) -> Evaluation:
     """BLEU, chrF, exact match and perplexity of a split, each as it was computed.
 
     With gold alignments also the alignment error of every head; the phrasebook's test also has
-    its BLEU on word combinations that training never held.
+    its BLEU on word combinations that training never held. What needs the model's probabilities
+    or heads is left out where another program runs it, or where it frames texts in its own way.
     """
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
@@ -129,16 +130,18 @@ def evaluate_translation(
             translator, corpus.sources, lambda done: bar.update(done, "sentences")
         )
     scores = translation_scores(written, corpus.targets)
-    encoded = EncodedPairs(corpus, translator.tokenizer, translator.model.config.max_length, "skip")
-    nll, tokens = corpus_nll(translator.model, encoded, translator.decode.batch_tokens)
-    scores |= {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
+    own = isinstance(translator, Translator) and translator.marks.own
+    if isinstance(translator, Translator) and own:
+        encoded = EncodedPairs(corpus, translator.tokenizer, translator.max_length, "skip")
+        nll, tokens = corpus_nll(translator.model, encoded, translator.decode.batch_tokens)
+        scores |= {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
     scores |= {"split": split_name, "examples": len(corpus.sources)}
     if split_name == "test" and COMPOSITIONAL in data.splits():
         other = data.read(COMPOSITIONAL)
         unseen = translation_scores(translate_whole(translator, other.sources), other.targets)
         scores["compositional_bleu"] = unseen["bleu"]
     error = None
-    if corpus.aligned is not None:
+    if corpus.aligned is not None and isinstance(translator, Translator) and own:
         some = corpus.aligned[:ALIGNED_PAIRS]
         error = alignment_error(translator.model, translator.tokenizer, some)
         scores["alignment_error"] = error.best

@@ -1,1 +1,1 @@
-"""The architectures of `transformers`, each as tables: foreign names stand here and nowhere else."""
+"""The architectures of `transformers` as tables: foreign names stand here and nowhere else."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from manyheads.errors import Mistake
+from manyheads.errors import BadData, Mistake
 from manyheads.exchange.foreign import Family, Flat, Foreign
 from manyheads.models.gpt import GptConfig
 
@@ -94,18 +94,19 @@ GPT2 = Family(
 
 def _read_llama(foreign: Foreign) -> Flat:
     # Newer files keep all of rotary in one table, older ones in two places.
-    rotary = foreign.settings.get("rope_parameters") or {
-        "rope_theta": foreign.settings.get("rope_theta", 10_000.0),
-        **(foreign.settings.get("rope_scaling") or {}),
-    }
+    settings = foreign.settings
+    rotary = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
+    if not isinstance(rotary, dict):
+        raise BadData(f"config.json has rope_parameters={rotary!r}, which should be a table")
     form = rotary.get("rope_type", rotary.get("type", "default"))
     if form != "default":
         raise Mistake(f"a llama model with rope_type={form} is not supported: only default")
-    return {"position.base": float(rotary["rope_theta"]), **_tie(foreign, "embed_tokens.weight")}
+    base = rotary.get("rope_theta", settings["rope_theta"])
+    return {"position.base": base, **_tie(foreign, "embed_tokens.weight")}
 
 
 def _write_llama(flat: Flat) -> dict[str, Any]:
-    base = flat.pop("position.base")
+    base = flat.pop("position.base", 10_000.0)
     return {
         "tie_word_embeddings": flat.pop("tie") == "all",
         "rope_parameters": {"rope_type": "default", "rope_theta": base},
@@ -141,6 +142,7 @@ LLAMA = Family(
         "mlp_bias": False,
         "attention_dropout": 0.0,
         "tie_word_embeddings": False,
+        "rope_theta": 10_000.0,
     },
     fixed={
         **PRE_NORM_DECODER,

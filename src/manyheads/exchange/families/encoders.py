@@ -86,9 +86,9 @@ def _dropout(foreign: Foreign, name: str = "classifier_dropout") -> Flat:
 
 def _read_bert(foreign: Foreign) -> Flat:
     flat: Flat = {"max_length": foreign.settings["max_position_embeddings"]}
-    if "cls.predictions.bias" in foreign.tensors:
+    if foreign.head == "masked":
         flat |= _tie(foreign, "cls.predictions.decoder.weight")
-    if "classifier.weight" in foreign.tensors:
+    if foreign.head in ("classify", "tag"):
         flat |= _dropout(foreign)
     return flat
 
@@ -124,6 +124,8 @@ BERT = Family(
         "BertForSequenceClassification": {"head.kind": "classify", **POOLED},
         "BertForTokenClassification": TAG,
     },
+    # The files of the paper's own models hold both heads, and name the one.
+    fuller={"BertForMaskedLM": "BertForPreTraining"},
     read=_read_bert,
     write=_write_tie,
     tensors={
@@ -157,16 +159,18 @@ def _read_roberta(foreign: Foreign) -> Flat:
         "position.offset": offset,
         "max_length": foreign.settings["max_position_embeddings"] - offset,
     }
-    if "lm_head.bias" in foreign.tensors:
+    if foreign.head == "masked":
         flat |= _tie(foreign, "lm_head.decoder.weight")
-    if any(name.startswith("classifier.") for name in foreign.tensors):
+    if foreign.head in ("classify", "tag"):
         flat |= _dropout(foreign)
     return flat
 
 
 def _write_roberta(flat: Flat) -> dict[str, Any]:
-    offset = flat.pop("position.offset")
-    flat["max_length"] += offset
+    offset = flat.get("position.offset", 0)
+    if offset == 0:  # left in `flat`, so that it is refused: positions count from the padding on
+        return _write_tie(flat)
+    flat["max_length"] += flat.pop("position.offset")
     return {**_write_tie(flat), "pad_token_id": offset - 1}
 
 
@@ -208,9 +212,9 @@ ROBERTA = Family(
 
 def _read_electra(foreign: Foreign) -> Flat:
     flat: Flat = {"max_length": foreign.settings["max_position_embeddings"]}
-    if "generator_lm_head.bias" in foreign.tensors:
+    if foreign.head == "masked":
         flat |= _tie(foreign, "generator_lm_head.weight")
-    if any(name.startswith("classifier.") for name in foreign.tensors):
+    if foreign.head in ("classify", "tag"):
         flat |= _dropout(foreign)
     return flat
 
@@ -258,9 +262,9 @@ ELECTRA = Family(
 
 def _read_distilbert(foreign: Foreign) -> Flat:
     flat: Flat = {}
-    if "vocab_projector.bias" in foreign.tensors:
+    if foreign.head == "masked":
         flat |= _tie(foreign, "vocab_projector.weight")
-    if "pre_classifier.weight" in foreign.tensors:
+    if foreign.head == "classify":
         flat |= _dropout(foreign, "seq_classif_dropout")
     return flat
 

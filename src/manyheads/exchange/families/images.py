@@ -2,34 +2,22 @@
 
 from typing import Any
 
-from manyheads.errors import Mistake
-from manyheads.exchange.foreign import Family, Flat, Foreign
+from manyheads.exchange.foreign import Family, Flat, Foreign, activation
 from manyheads.models.vit import VitConfig
 
 
-def _square(foreign: Foreign, name: str) -> Any:
-    given = foreign.settings[name]
-    if isinstance(given, list | tuple):
-        if len(set(given)) > 1:
-            raise Mistake(f"a vit model with {name}={given} is not supported: only squares")
-        return given[0]
-    return given
-
-
 def _read_vit(foreign: Foreign) -> Flat:
-    flat: Flat = {name: _square(foreign, name) for name in ("image_size", "patch_size")}
-    if "pooler.dense.weight" in foreign.tensors:
-        flat["pooler.activation"] = foreign.settings["pooler_act"]
-        flat["pooler.dim"] = foreign.settings["pooler_output_size"]
-    return flat
+    if foreign.architecture != "ViTModel":
+        return {}
+    return {
+        "pooler.activation": activation(foreign.settings["pooler_act"]),
+        "pooler.dim": foreign.settings["pooler_output_size"],
+    }
 
 
 def _write_vit(flat: Flat) -> dict[str, Any]:
     flat.pop("max_length")
-    settings: dict[str, Any] = {name: flat.pop(name) for name in ("image_size", "patch_size")}
-    if "pooler.dim" in flat:
-        settings["pooler_output_size"] = flat.pop("pooler.dim")
-    return settings
+    return {"pooler_output_size": flat.pop("pooler.dim")} if "pooler.dim" in flat else {}
 
 
 VIT = Family(
@@ -45,6 +33,8 @@ VIT = Family(
         "hidden_dropout_prob": "dropout",
         "attention_probs_dropout_prob": "attention_dropout",
         "layer_norm_eps": "norm.eps",
+        "image_size": "image_size",
+        "patch_size": "patch_size",
         "num_channels": "channels",
         "qkv_bias": "qkv_bias",
     },
@@ -60,6 +50,7 @@ VIT = Family(
         "pooler_act": "tanh",
         "pooler_output_size": None,
     },
+    squares=("image_size", "patch_size"),
     fixed={
         "norm.placement": "pre",
         "norm.form": "layer",

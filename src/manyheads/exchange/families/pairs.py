@@ -22,16 +22,24 @@ def _read_t5(foreign: Foreign) -> Flat:
     # "gated-gelu" has always meant the tanh form.
     words = foreign.settings["feed_forward_proj"].split("-")
     gated, word = words[0] == "gated", words[-1]
-    activation = "gelu-tanh" if gated and word == "gelu" else ACTIVATIONS.get(word)
-    if activation is None or len(words) > 2 or (len(words) == 2 and not gated):
+    word = "gelu_new" if gated and word == "gelu" else word
+    if word not in ACTIVATIONS or len(words) > 2 or (len(words) == 2 and not gated):
         raise BadData(f"config.json has feed_forward_proj={'-'.join(words)}, which T5 has not")
+    for name, value in (
+        ("dense_act_fn", word),
+        ("is_gated_act", gated),
+    ):  # newer files say it again
+        if foreign.settings.get(name, value) != value:
+            raise BadData(
+                f"config.json has {name}={foreign.settings[name]} beside {'-'.join(words)}"
+            )
     # In older files the flag says both; newer ones keep the scale by itself.
     flag = foreign.settings["tie_word_embeddings"]
     scaled = foreign.settings.get("scale_decoder_outputs", flag)
     tied = foreign.equal("lm_head.weight", "shared.weight")
     return {
         "feedforward.kind": "gated" if gated else "plain",
-        "feedforward.activation": activation,
+        "feedforward.activation": ACTIVATIONS[word],
         "output.scale": "inverse-sqrt-dim" if scaled else "one",
         "tie": "all" if tied else "inputs",
         "decoder.layers": foreign.settings["num_decoder_layers"] or foreign.settings["num_layers"],
@@ -39,8 +47,11 @@ def _read_t5(foreign: Foreign) -> Flat:
 
 
 def _write_t5(flat: Flat) -> dict[str, Any]:
-    word = OWN_ACTIVATIONS.get(flat.pop("feedforward.activation"), "")
-    if flat.pop("feedforward.kind") == "gated":
+    gated = flat.pop("feedforward.kind") == "gated"
+    word = OWN_ACTIVATIONS[flat["feedforward.activation"]]
+    if not gated or word != "gelu":  # which has no name here; left in `flat`, it is refused
+        flat.pop("feedforward.activation")
+    if gated:
         word = f"gated-{'gelu' if word == 'gelu_new' else word}"
     settings = {
         "feed_forward_proj": word,
@@ -56,7 +67,7 @@ def _write_t5(flat: Flat) -> dict[str, Any]:
 def _t5_side(side: str, feedforward: int) -> dict[str, str | tuple[str, ...]]:
     ours, theirs = f"{side}.blocks.{{}}", f"{side}.block.{{}}.layer"
     return {
-        f"{side}.positions.0.table": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias",
+        f"{side}.positions.0.table": theirs.format(0) + ".0.SelfAttention.relative_attention_bias",
         f"{ours}.attention.project": tuple(f"{theirs}.0.SelfAttention.{x}" for x in "qkv"),
         f"{ours}.attention.output": f"{theirs}.0.SelfAttention.o",
         f"{ours}.attention_residual.norm": f"{theirs}.0.layer_norm",
@@ -156,9 +167,10 @@ def _read_bart(foreign: Foreign) -> Flat:
 
 
 def _write_bart(flat: Flat) -> dict[str, Any]:
+    settings = {"scale_embedding": flat.pop("embed.scale") == "sqrt-dim"}
     if flat["tie"] == "target":
-        return {}  # left in `flat`, so that it is refused
-    return {"scale_embedding": flat.pop("embed.scale") == "sqrt-dim", **_write_ties(flat)}
+        return settings  # left in `flat`, so that it is refused
+    return settings | _write_ties(flat)
 
 
 def _side(side: str) -> dict[str, str | tuple[str, ...]]:
@@ -247,7 +259,8 @@ BART = Family(
         "embed.norm.form": "layer",
         "embed.norm.eps": 1e-5,
     },
-    heads={"BartForConditionalGeneration": {}},
+    # Files of the bare model are as often opened with the head that is tied to its table.
+    heads={"BartForConditionalGeneration": {}, "BartModel": {}},
     read=_read_bart,
     write=_write_bart,
     tensors=TENSORS,
@@ -280,7 +293,7 @@ def _read_marian(foreign: Foreign) -> Flat:
             "lm_head.weight", "decoder.embed_tokens.weight"
         )
         flat["tie"] = "target" if tied else "none"
-        flat["target_vocab_size"] = foreign.settings.get("decoder_vocab_size")
+        flat["target_vocab_size"] = foreign.settings["decoder_vocab_size"]
     return flat
 
 
@@ -303,7 +316,7 @@ MARIAN = Family(
     prefix="model.",
     model=Seq2SeqConfig,
     fields=FIELDS,
-    defaults={**DEFAULTS, "share_encoder_decoder_embeddings": True},
+    defaults={**DEFAULTS, "share_encoder_decoder_embeddings": True, "decoder_vocab_size": None},
     only=ONLY,
     fixed={**POST_NORM, **WAVES},
     heads={"MarianMTModel": {}},

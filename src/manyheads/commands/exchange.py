@@ -1,0 +1,142 @@
+"""Commands that carry weights in and out: import, export."""
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manyheads.commands.shared import command_name, say
+from manyheads.errors import Mistake
+
+if TYPE_CHECKING:
+    from manyheads.decode.beam import Decode
+
+Folder = Annotated[Path, typer.Option("--out", help="The folder to write; new or empty")]
+FORMATS = ("huggingface", "ctranslate2", "onnx")
+
+
+def import_folder(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder with config.json, model.safetensors")
+    ],
+    out: Folder,
+) -> None:
+    """Make a run of a HuggingFace folder: weights, tokenizer.json, how it writes.
+
+    manyheads import DIR --out runs/theirs
+
+    Nothing is fetched, unpickled or run. The commands also take DIR itself.
+    """
+    from manyheads.exchange.huggingface import receive
+    from manyheads.opened import check_vocabulary, notes_of, run_of
+    from manyheads.run import save_run
+
+    _refuse_full(out)
+    arrival = receive(folder)
+    run = run_of(arrival)
+    check_vocabulary(folder, arrival.tokenizer, run.model)
+    with _written_whole(out) as beside:
+        save_run(run, arrival.tokenizer, arrival.model, beside)
+    for note in notes_of(arrival):
+        say(note)
+    count = sum(p.numel() for p in arrival.model.parameters())
+    say(f"imported: {out} ({run.model.kind}, {count:,} parameters)")
+    say(f"next: {command_name()} info {out}")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder")],
+    out: Folder,
+    to: Annotated[str, typer.Option(help="huggingface, ctranslate2 or onnx")],
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="Of ctranslate2: int8, float16, ...; float32 unless given"),
+    ] = None,
+) -> None:
+    """Write a run for another program, and for the commands here.
+
+    manyheads export RUN --to huggingface --out DIR
+
+    huggingface: what AutoModel and AutoTokenizer open.
+    ctranslate2: encoder–decoders and decoders for CTranslate2, also int8.
+    onnx: graphs for onnxruntime.
+    """
+    from manyheads.config import dump, nearest, to_toml
+    from manyheads.exchange.ctranslate2 import write_ctranslate2
+    from manyheads.exchange.folder import write_huggingface
+    from manyheads.exchange.onnx import write_onnx
+    from manyheads.files import write_text
+    from manyheads.models.gpt import Gpt
+    from manyheads.models.seq2seq import Seq2Seq
+    from manyheads.opened import TorchRun, open_any
+    from manyheads.run import SETTINGS, TOKENIZER
+
+    if to not in FORMATS:
+        raise Mistake(f"--to {to}: {nearest(to, FORMATS)}")
+    if quantization is not None and to != "ctranslate2":
+        raise Mistake("--quantization is for ctranslate2: leave it out")
+    _refuse_full(out)
+    opened = open_any(run)
+    if not isinstance(opened, TorchRun):
+        raise Mistake(f"{run} was exported already: export the run that it came from")
+    model, written, note = opened.model, opened.run, ""
+    with _written_whole(out) as beside:
+        if to == "huggingface":
+            write_huggingface(model, opened.own_tokenizer, written.decode, beside)
+        elif to == "onnx":
+            write_onnx(model, beside)
+        elif isinstance(model, Seq2Seq | Gpt):
+            decode, note = _as_ctranslate2(written.decode)
+            written = dataclasses.replace(written, decode=decode)
+            precision = quantization or "float32"
+            write_ctranslate2(model, opened.tokenizer, beside, precision, decode)
+        else:
+            raise opened.cannot("CTranslate2 runs here", "an encoder–decoder or a decoder")
+        if to != "huggingface" and opened.own_tokenizer is not None:
+            opened.own_tokenizer.save(beside / TOKENIZER)
+        write_text(beside / SETTINGS, to_toml(dump(written)))
+    say(f"exported: {out}{note}")
+
+
+def _as_ctranslate2(decode: "Decode") -> tuple["Decode", str]:
+    """The settings of writing that CTranslate2 has in their place, and what of them changes."""
+    there = dataclasses.replace(decode, stopping="beam-ended", at_limit="cut")
+    changed = [
+        f"decode.{name}={getattr(there, name)} in place of {getattr(decode, name)}"
+        for name in ("stopping", "at_limit")
+        if getattr(there, name) != getattr(decode, name)
+    ]
+    return there, f", where CTranslate2 has {', '.join(changed)}" if changed else ""
+
+
+def _refuse_full(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise Mistake(f"{out} is there and not empty: choose another folder with --out")
+
+
+@contextmanager
+def _written_whole(out: Path) -> Iterator[Path]:
+    """A folder to write into, whose files come into `out` once all are there."""
+    from manyheads.files import PARTIAL
+    from manyheads.run import SETTINGS, make_folder
+
+    new = [folder for folder in out.parents if not folder.exists()]
+    make_folder(out.parent)
+    try:
+        with tempfile.TemporaryDirectory(PARTIAL, f".{out.name}.", out.parent) as beside:
+            inside = Path(beside) / (out.name or "run")
+            inside.mkdir()  # with the rights of a new folder, which files take theirs from
+            yield inside
+            make_folder(out)
+            for path in sorted(inside.iterdir(), key=lambda path: path.name == SETTINGS):
+                os.replace(path, out / path.name)
+    except BaseException:
+        for folder in new:
+            with suppress(OSError):  # something has come into it meanwhile
+                folder.rmdir()
+        raise

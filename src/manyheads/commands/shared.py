@@ -1,0 +1,83 @@
+"""What the commands share: options that mean the same everywhere, and how to speak."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.errors import Mistake
+
+if TYPE_CHECKING:
+    import torch
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[a.b=c]...", help="Settings, e.g. model.dim=256")
+]
+Out = Annotated[Path, typer.Option(help="The run folder")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; all cores unless given")]
+Seed = Annotated[int | None, typer.Option(help="The same as seed=N")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder, a HuggingFace or an exported one")
+]
+
+
+@contextmanager
+def to_reader() -> Iterator[None]:
+    """Writes to stdout. A reader that has gone is no error, and Python must not say so either."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def write(text: str) -> None:
+    """To stdout, at once."""
+    with to_reader():
+        print(text, end="")
+
+
+def command_name() -> str:
+    """How a person in this folder calls the program."""
+    if shutil.which("manyheads"):
+        return "manyheads"
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return shlex.join([sys.executable, "-m", "manyheads"])
+    here = called.is_absolute() and called.is_relative_to(Path.cwd())
+    return shlex.quote(str(called.relative_to(Path.cwd()) if here else called))
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(scores: dict[str, Any]) -> None:
+    print(json.dumps(scores, indent=2, ensure_ascii=False))
+
+
+def choose(name: str, threads: int | None) -> "torch.device":
+    import torch
+
+    from manyheads.run import choose_device
+
+    if threads is not None:
+        if threads < 1:
+            raise Mistake(f"--threads {threads} must be at least 1")
+        torch.set_num_threads(threads)
+    return choose_device(name)
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were set."""
+    return {name: value for name, value in options.items() if value is not None}

