@@ -14,6 +14,7 @@ from torch import Tensor
 import manyheads
 from manyheads.errors import BadData, Mistake
 from manyheads.exchange.ctranslate2 import write_ctranslate2
+from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import receive
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.opened import TorchRun, decode_of, notes_of, open_any, open_run, run_of
@@ -157,6 +158,16 @@ def test_a_tokenizer_without_an_end_is_told_of(copy: Callable[[str], Path]) -> N
     assert "no end" in note
     [(ids, _)] = open_any(folder).encoder().tokenizer.framed([""])
     assert ids == [2]  # vectors are of what a translation reads
+
+
+def test_settings_of_writing_come_back_from_an_exported_folder(
+    folders: Folder, tmp_path: Path
+) -> None:
+    opened = open_any(folders("bart")[0])
+    assert isinstance(opened, TorchRun)
+    decode = opened.decode(beam=3, length_penalty=2.0, shortest=2, banned=(5, 7), first=9)
+    write_huggingface(opened.model, opened.tokenizer, decode, tmp_path / "out")
+    assert decode_of(receive(tmp_path / "out")) == decode
 
 
 # --- what a folder cannot ---

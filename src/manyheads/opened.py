@@ -20,12 +20,12 @@ from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.encode import TextEncoder
 from manyheads.errors import BadData, Mistake
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
-from manyheads.exchange.folder import special_of
+from manyheads.exchange.folder import in_frame, special_of
 from manyheads.exchange.huggingface import CONFIG, Arrival, is_huggingface, receive
 from manyheads.exchange.onnx import DECODER, ENCODER
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import Gpt
-from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import VitConfig
 from manyheads.presets import ModelConfig
 from manyheads.run import SETTINGS, TASKS, TOKENIZER, Run, model_digest, read_run
@@ -80,25 +80,16 @@ class OpenRun:
 
     def _reader(self, model: Any) -> TextEncoder:
         """What reads texts with a model, or with what computes one."""
-        config, tokenizer = self.run.model, self.tokenizer
+        config = self.run.model
         return TextEncoder(
             model,
-            tokenizer if any(tokenizer.frame()) else self._framed(tokenizer),
+            in_frame(self.tokenizer, self.run.decode, config),
             max_length=config.max_length,
             segments=config.embed.segments or 1,
             empty=self._empty(),
             head=config.head if isinstance(config, BertConfig) else None,
             device=self.device,
         )
-
-    def _framed(self, tokenizer: Tokenizer) -> Tokenizer:
-        """A tokenizer that has no frame, with the one that models of this kind read texts in."""
-        if isinstance(self.run.model, BertConfig):
-            return tokenizer.with_frame([tokenizer.classify], [tokenizer.separator])
-        if isinstance(self.run.model, Seq2SeqConfig):
-            *before, after = Marks(tokenizer, self.run.decode).source([])
-            return tokenizer.with_frame(before, [after])
-        return tokenizer
 
     def _empty(self) -> int | None:
         try:

@@ -12,9 +12,9 @@ from manyheads.decode.beam import Decode, Marks
 from manyheads.errors import Mistake
 from manyheads.exchange.huggingface import import_transformers, to_huggingface
 from manyheads.files import PARTIAL
-from manyheads.models.bert import Bert
+from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import Gpt
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.tokens import Tokenizer
 
 # Their names for the special tokens that a tokenizer may have.
@@ -80,6 +80,7 @@ def _say_how_to_write(theirs: Any, model: Seq2Seq | Gpt, marks: Marks) -> None:
     told.length_penalty = decode.length_penalty if decode.beam > 1 else None
     told.early_stopping = STOPPING[decode.stopping] if decode.beam > 1 else None
     told.max_length = model.config.max_length + 1  # the last is written, and never read
+    told.min_new_tokens = decode.shortest or None
     told.eos_token_id = marks.end
     told.bad_words_ids = [[token] for token in marks.banned if token != marks.end] or None
     if isinstance(model, Seq2Seq):
@@ -89,14 +90,21 @@ def _say_how_to_write(theirs: Any, model: Seq2Seq | Gpt, marks: Marks) -> None:
     theirs.config.forced_eos_token_id = None  # said once, where writing is
 
 
+def in_frame(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokenizer:
+    """With the special tokens around a text that such a model reads: its own, else ours."""
+    if any(tokenizer.frame()):
+        return tokenizer
+    if isinstance(config, Seq2SeqConfig):
+        *before, end = Marks(tokenizer, decode).source([])
+        return tokenizer.with_frame(before, [end])
+    first, last = _known(tokenizer, "classify"), _known(tokenizer, "separator")
+    if not isinstance(config, BertConfig) or first is None or last is None:
+        return tokenizer
+    return tokenizer.with_frame([first], [last])
+
+
 def _their_tokenizer(tokenizer: Tokenizer, model: nn.Module, decode: Decode) -> Any:
     known = {theirs: _known(tokenizer, ours) for ours, theirs in NAMED.items()}
     special = {name: tokenizer.content(x) for name, x in known.items() if x is not None}
-    if not any(tokenizer.frame()):
-        if isinstance(model, Seq2Seq):
-            *before, after = Marks(tokenizer, decode).source([])
-            tokenizer = tokenizer.with_frame(before, [after])
-        elif isinstance(model, Bert):
-            tokenizer = tokenizer.with_frame([tokenizer.classify], [tokenizer.separator])
-    inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    inner = tokenizers.Tokenizer.from_str(in_frame(tokenizer, decode, model.config).to_json())
     return import_transformers().PreTrainedTokenizerFast(tokenizer_object=inner, **special)
