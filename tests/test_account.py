@@ -17,6 +17,7 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Detect, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig, Side
+from manyheads.models.vit import VitConfig
 from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.embedding import Embed, Output
 from manyheads.nn.feedforward import Gated, Plain
@@ -68,8 +69,13 @@ CONFIGS: dict[str, ModelConfig] = {
     ),
 }
 
+# Pixels past the last whole patch are not looked at.
+VIT = VitConfig(**{**SIZES, "vocab_size": None}, image_size=14, patch_size=4, channels=2, head=None)
+
 
 def inputs(config: ModelConfig, batch: int = BATCH, length: int = LENGTH) -> list[Tensor]:
+    if isinstance(config, VitConfig):
+        return [torch.randn(batch, config.channels, config.image_size, config.image_size)]
     tokens = torch.randint(
         getattr(config, "target_vocab_size", None) or config.vocabulary, (batch, length)
     )
@@ -103,15 +109,28 @@ def test_a_tied_head_has_no_parameters_but_costs_flops() -> None:
     assert tied.flops["token"]["head"] == untied.flops["token"]["head"] == 2 * table
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_flops_equal_what_pytorch_counts(name: str) -> None:
-    config = CONFIGS[name]
+@pytest.mark.parametrize("config", [*CONFIGS.values(), VIT], ids=[*CONFIGS, "vit"])
+def test_flops_equal_what_pytorch_counts(config: ModelConfig) -> None:
     model = config.build().eval()
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
         model(*inputs(config))
     counted = account(config, length=LENGTH)
-    assert BATCH * LENGTH * sum(counted.forward_flops.values()) == counter.get_total_flops()
+    assert BATCH * counted.sequence_flops == counter.get_total_flops()
+    assert set(counted.tokens.values()) == ({9, 1} if config is VIT else {LENGTH})
+
+
+def test_the_class_token_is_cut_out_of_no_image() -> None:
+    counted = account(VIT)
+    convolution = 2 * SIZES["dim"] * 2 * 4 * 4
+    assert counted.flops["patch"] == {"embedding": convolution, **counted.flops["class"]}
+    assert counted.parts["embedding"] == convolution // 2 + 2 * SIZES["dim"]
+    inner = sum(counted.flops[kind]["feed-forward"] * n for kind, n in counted.tokens.items())
+    assert counted.feedforward_share["flops"] == inner / counted.sequence_flops
+    text = shown(counted)
+    assert "FLOPs / patch " in text
+    assert "FLOPs / class token" in text
+    assert "patch token" not in text
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-sides"])
@@ -180,10 +199,12 @@ def kept_bytes(model: nn.Module, given: list[Tensor], padded: bool) -> int:
             kept[x.untyped_storage().data_ptr()] = x
         return x
 
-    real = (torch.arange(given[0].shape[1]) < given[0].shape[1] - 1).expand(given[0].shape)
+    real = torch.arange(given[0].shape[1]) < given[0].shape[1] - 1
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        logits = model(*given, *(real for _ in given if padded))
-        loss = F.cross_entropy(logits.flatten(0, 1), given[-1].flatten())
+        said = model(*given, *(real.expand(given[0].shape) for _ in given if padded))
+        loss = said.sum()
+        if hasattr(model, "head") and said.ndim == 3:
+            loss = F.cross_entropy(said.flatten(0, 1), given[-1].flatten())
     assert loss.requires_grad
     return sum(x.untyped_storage().nbytes() for x in kept.values())
 
@@ -210,6 +231,33 @@ def test_activations_are_near_what_autograd_keeps(
     measured = kept_bytes(config.build(), given, padded=isinstance(core, Dense))
     counted = account(config, length=96, batch=2).training
     assert counted.activations == pytest.approx(measured, rel=0.1)
+
+
+SLIM: dict[str, Any] = {
+    "dim": 16,
+    "heads": 2,
+    "layers": 1,
+    "hidden": 16,
+    "core": Fused(),
+    "dropout": 0.0,
+}
+WIDE = Embed(dim=256, norm=Norm())
+TOPS: dict[str, ModelConfig] = {
+    "pixels": VitConfig(**SLIM, image_size=64, patch_size=16, head=None),
+    "projected table": BertConfig(**SLIM, vocab_size=20, embed=WIDE, head=None),
+    "masked": BertConfig(**SLIM, vocab_size=20, embed=WIDE),
+    "detect": BertConfig(**SLIM, vocab_size=20, head=Detect()),
+}
+
+
+@pytest.mark.parametrize("name", TOPS)
+def test_activations_of_what_stands_below_and_above_the_blocks(name: str) -> None:
+    """Sizes that make these the most of it."""
+    config = TOPS[name]
+    given = inputs(config, batch=2, length=17)
+    measured = kept_bytes(config.build(), given, padded=False)
+    counted = account(config, length=17, batch=2).training
+    assert counted.activations == pytest.approx(measured, rel=0.04)
 
 
 def test_memory_adds_up() -> None:

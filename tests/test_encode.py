@@ -1,5 +1,6 @@
 """What encoders say of lines: the vectors, words and labels of `transformers`, line by line."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-import transformers
 from tests.exchange.folders import LINES, fast, minilm, saved
 from torch import Tensor
 
@@ -18,6 +18,8 @@ from manyheads.errors import Mistake
 from manyheads.models.bert import BertConfig
 from manyheads.opened import open_any
 from manyheads.tokens import Bpe, Tokenizer
+
+transformers = pytest.importorskip("transformers")
 
 ENCODERS = ["bert", "roberta", "electra", "distilbert"]
 SEGMENTED = ("bert", "electra")
@@ -218,6 +220,20 @@ def test_words_for_masks_are_those_of_transformers(family: str, opened: Open) ->
         for words, tokens, wanted in zip(guesses, best.indices, best.values, strict=True):
             assert [word.probability for word in words] == pytest.approx(wanted.tolist(), abs=1e-5)
             assert [word.word for word in words] == ours.tokenizer.pieces(tokens.tolist())
+
+
+def test_a_mask_may_be_spelled_as_the_tokenizer_has_it(opened: Open, tmp_path: Path) -> None:
+    folder = opened("bert")[0]
+    shutil.copytree(folder, tmp_path / "own")
+    path = tmp_path / "own" / "tokenizer.json"
+    path.write_text(path.read_text().replace("[MASK]", "<|mask|>"))
+    ours = open_any(tmp_path / "own").encoder()
+    lines = ["a [MASK] and <mask>", "a <|mask|> and <|MASK|>", "a <|mask|> and [mask]"]
+    found = ours.fill(lines)
+    assert found == opened("bert")[2].fill(lines[:1] * 3)
+    assert ours.filled(lines[0], found[0]) == ours.filled(lines[1], found[0])
+    assert "mask" not in ours.filled(lines[1], found[0])
+    assert opened("bert")[2].fill(["<|mask|>"]) == [[]]  # which is text to another model
 
 
 def test_a_mask_beyond_what_is_read_is_named(opened: Open) -> None:

@@ -1,5 +1,6 @@
 """Folders opened: the same model whatever the folder, or one line on what is wrong with it."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -8,17 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.exchange.folders import FAMILIES, saved
 from torch import Tensor
 
 import manyheads
+from manyheads.config import dump, to_toml
 from manyheads.errors import BadData, Mistake
 from manyheads.exchange.ctranslate2 import write_ctranslate2
 from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import receive
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.opened import TorchRun, decode_of, notes_of, open_any, open_run, run_of
-from manyheads.run import save_run
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.opened import TorchRun, open_any, open_run, run_of
+from manyheads.run import Run, save_run
+from manyheads.tokens import Bpe
 
 ENCODERS = ("bert", "roberta", "electra", "distilbert")
 Folder = Callable[[str], tuple[Path, Any]]
@@ -102,72 +106,70 @@ def test_a_run_can_be_moved(folders: Folder, tmp_path: Path) -> None:
     assert (open_any(tmp_path / "there").encoder().embed(["a dog"]) == before).all()
 
 
-# --- how it writes ---
+def test_no_digit_of_a_double_is_lost(copy: Callable[[str], Path], tmp_path: Path) -> None:
+    for number, family in enumerate(("marian", "t5", "roberta")):
+        folder = copy(family).rename(tmp_path / family)
+        weights = load_file(folder / "model.safetensors")
+        fine = {name: x.double() + 1e-10 for name, x in weights.items()}
+        save_file(fine, folder / "model.safetensors", {"format": "pt"})
+        run = imported(folder, tmp_path / str(number))
+        there, here = manyheads.load(folder).state_dict(), open_run(run).model.state_dict()
+        assert {x.dtype for x in here.values()} == {torch.float64}
+        assert all(torch.equal(here[name], there[name]) for name in there)
+        assert all(x.dtype == torch.float64 for x in open_run(run).model.buffers())
 
 
-@pytest.mark.parametrize(
-    ("told", "ours"),
-    [
-        ({}, {"beam": 1, "penalty": "length", "length_penalty": 1.0}),
-        ({"num_beams": 4, "length_penalty": 2.0}, {"beam": 4, "length_penalty": 2.0}),
-        ({"early_stopping": True}, {"stopping": "beam-ended"}),
-        ({"early_stopping": False}, {"stopping": "none-better-now"}),
-        ({"early_stopping": "never"}, {"stopping": "none-better-ever"}),
-        ({"forced_bos_token_id": 3}, {"first": 3}),
-        ({"bad_words_ids": [[4], [5, 6]], "suppress_tokens": [7]}, {"banned": (4, 7)}),
-        ({"min_new_tokens": 3}, {"shortest": 3}),
-        ({"eos_token_id": [1, 9]}, {"end": 1}),
-    ],
-)
-def test_a_model_writes_as_it_is_told_there(
-    told: dict[str, Any], ours: dict[str, Any], copy: Callable[[str], Path]
-) -> None:
-    folder = copy("marian")
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **told}))
-    decode = decode_of(receive(folder))
-    assert {name: getattr(decode, name) for name in ours} == ours
+def test_settings_of_an_exported_model_are_those_of_its_weights(tmp_path: Path) -> None:
+    """Sines and cosines leave in halves; the run that they came from had them by turns."""
+    tokenizer = Bpe(vocab_size=270).train(["a dog"])
+    sizes: Any = {"dim": 16, "layers": 1, "heads": 2, "hidden": 16, "max_length": 20}
+    config = Seq2SeqConfig(vocab_size=tokenizer.vocab_size, **sizes)
+    run = Run(data=None, tokens=None, model=config)
+    model = config.build().eval()
+    write_huggingface(model, tokenizer, run.decode, tmp_path / "out")
+    (tmp_path / "out" / "run.toml").write_text(to_toml(dump(run)))
+    loaded: Any = manyheads.load(tmp_path / "out")
+    assert loaded.config != config
+    assert loaded.run == dataclasses.replace(run, model=loaded.config)
 
 
-def test_the_frame_of_a_source_is_the_tokenizers(folders: Folder) -> None:
-    decode = decode_of(receive(folders("bart")[0]))
-    assert (decode.source_start, decode.start, decode.end) == (0, 2, 2)
-    decode = decode_of(receive(folders("t5")[0]))
-    assert (decode.source_start, decode.start, decode.end) == (None, 0, 1)
+# --- devices ---
 
 
-def test_what_is_asked_for_there_and_not_done_here_is_said(copy: Callable[[str], Path]) -> None:
-    folder = copy("marian")
-    assert notes_of(receive(folder)) == []
-    path = folder / "generation_config.json"
-    told = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 0, "eos_token_id": [1, 5]}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **told}))
-    (folder / "tokenizer.json").unlink()
-    notes = notes_of(receive(folder))
-    assert len(notes) == 3
-    assert "repetition_penalty=1.3" in notes[0]
-    assert "any of the tokens [1, 5], here with 1 alone" in notes[1]
-    assert "tokenizer.json" in notes[2]
-
-
-def test_a_tokenizer_without_an_end_is_told_of(copy: Callable[[str], Path]) -> None:
-    folder = copy("bart")
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "post_processor": None}))
-    [note] = notes_of(receive(folder))
-    assert "no end" in note
-    [(ids, _)] = open_any(folder).encoder().tokenizer.framed([""])
-    assert ids == [2]  # vectors are of what a translation reads
-
-
-def test_settings_of_writing_come_back_from_an_exported_folder(
-    folders: Folder, tmp_path: Path
-) -> None:
-    opened = open_any(folders("bart")[0])
+def test_graphs_run_on_a_cpu_alone(folders: Folder, tmp_path: Path) -> None:
+    opened = open_any(folders("gpt2")[0])
     assert isinstance(opened, TorchRun)
-    decode = opened.decode(beam=3, length_penalty=2.0, shortest=2, banned=(5, 7), first=9)
-    write_huggingface(opened.model, opened.tokenizer, decode, tmp_path / "out")
-    assert decode_of(receive(tmp_path / "out")) == decode
+    save_run(opened.run, opened.own_tokenizer, opened.model, tmp_path)
+    (tmp_path / "decoder.onnx").write_bytes(b"")
+    for device in ("auto", "cpu"):
+        assert open_any(tmp_path, device).device == torch.device("cpu")
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(Mistake, match="run on a CPU alone: --device cpu or auto"):
+            open_any(tmp_path, device)
+
+
+def test_ctranslate2_is_given_the_device(
+    folders: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    opened = open_any(folders("gpt2")[0])
+    assert isinstance(opened, TorchRun)
+    save_run(opened.run, opened.own_tokenizer, opened.model, tmp_path)
+    write_ctranslate2(opened.model, opened.tokenizer, tmp_path)  # type: ignore[arg-type]
+    real, given = ctranslate2.Generator, []
+
+    def runner(folder: str, device: str, device_index: int, intra_threads: int) -> Any:
+        given.append((device, device_index))
+        return real(folder, "cpu", intra_threads=intra_threads)
+
+    monkeypatch.setattr(ctranslate2, "Generator", runner)
+    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 2)
+    for device in ("cpu", "auto", "cuda", torch.device("cuda:1")):
+        open_any(tmp_path, device).generator()
+    assert given == [("cpu", 0), ("auto", 0), ("cuda", 0), ("cuda", 1)]
+    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 0)
+    with pytest.raises(Mistake, match="CTranslate2 has no GPU to compute on here"):
+        open_any(tmp_path, "cuda").generator()
 
 
 # --- what a folder cannot ---
@@ -260,5 +262,6 @@ def test_weights_of_another_model_are_refused(folders: Folder, tmp_path: Path) -
     one = imported(folders("bert")[0], tmp_path / "one")
     other = imported(folders("electra")[0], tmp_path / "other")
     shutil.copy(one / "model.safetensors", other)
-    with pytest.raises(BadData, match="belongs to another model"):
+    line = "belongs to another model .* or was written by an older version: run its train command"
+    with pytest.raises(BadData, match=line):
         open_any(other)

@@ -15,9 +15,11 @@ import manyheads
 from manyheads import run as runs
 from manyheads.config import dump, parse, to_toml
 from manyheads.errors import Mistake
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.gpt import GptConfig
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.nn.embedding import Embed
 from manyheads.opened import open_run
-from manyheads.run import Run, choose_device, read_recipe, read_run, recipes
+from manyheads.run import Run, check_folder, choose_device, read_recipe, read_run, recipes
 from manyheads.tokens import Tokenizer
 from manyheads.train.checkpoint import read_tensors
 
@@ -159,3 +161,19 @@ def test_every_setting_is_read_somewhere() -> None:
         if field.name not in reads.names
     )
     assert not dead
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.bin", "decoder.onnx"])
+def test_a_folder_for_another_program_is_not_trained_into(name: str, tmp_path: Path) -> None:
+    """It has a run.toml, so that commands work on it; training there would spoil both."""
+    for file in (name, "run.toml", "tokenizer.json"):
+        (tmp_path / file).write_text("{}")
+    with pytest.raises(Mistake, match=f"{name}.*choose another folder"):
+        check_folder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [GptConfig, Seq2SeqConfig])
+def test_a_narrow_table_is_for_encoders(kind: Any) -> None:
+    with pytest.raises(Mistake, match=r"embed\.dim"):
+        kind(dim=16, heads=2, embed=Embed(dim=8))
+    kind(dim=16, heads=2, embed=Embed(dim=16))

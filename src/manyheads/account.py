@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from manyheads.errors import Mistake
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
-from manyheads.models.heads import MaskedHead
+from manyheads.models.heads import DetectHead, MaskedHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import Patches, Vit, VitConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
@@ -41,10 +41,7 @@ Attention = SelfAttention | CrossAttention
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """Bytes in one number format: the weights, and the keys and values kept while writing.
-
-    `cache_per_token` is by kind of token; `cache` is for whole sequences, the batch of them.
-    """
+    """Bytes in one format: weights; keys and values of a token of each kind, and of the batch."""
 
     weights: int
     cache_per_token: dict[str, int]
@@ -78,8 +75,9 @@ class Training:
 class Account:
     """What a model costs. `flops` are forward, for one token of each kind, by part.
 
-    An encoder–decoder has source and target tokens, both sequences of `length`; the others have
-    one kind. A tensor that several parts share counts once, where a token meets it first.
+    An encoder–decoder has source and target tokens, an image patches and the class token, the
+    others one kind; `tokens` is how many of each stand in a sequence. A tensor that several
+    parts share counts once, where a token meets it first.
     """
 
     kind: str
@@ -88,6 +86,7 @@ class Account:
     parameters: int
     parts: dict[str, int]
     block_parameters: int
+    tokens: dict[str, int]
     flops: dict[str, dict[str, int]]
     inference: dict[str, Inference]
     training: Training
@@ -97,6 +96,11 @@ class Account:
         return {token: sum(parts.values()) for token, parts in self.flops.items()}
 
     @property
+    def sequence_flops(self) -> int:
+        """Forward, of all tokens of a sequence or an image."""
+        return sum(n * self.forward_flops[token] for token, n in self.tokens.items())
+
+    @property
     def training_flops(self) -> dict[str, int]:
         """Forward and backward: three times the forward ones."""
         return {token: (1 + BACKWARD) * flops for token, flops in self.forward_flops.items()}
@@ -104,10 +108,10 @@ class Account:
     @property
     def feedforward_share(self) -> dict[str, float]:
         """Of the parameters of the blocks, and of all forward FLOPs."""
-        inner = sum(parts.get("feed-forward", 0) for parts in self.flops.values())
+        inner = sum(n * self.flops[kind].get("feed-forward", 0) for kind, n in self.tokens.items())
         return {
             "parameters": self.parts["feed-forward"] / self.block_parameters,
-            "flops": inner / sum(self.forward_flops.values()),
+            "flops": inner / self.sequence_flops,
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -142,6 +146,7 @@ def account(config: ModelConfig, length: int | None = None, batch: int = 1) -> A
     for position in model.modules():
         if isinstance(position, Position):
             position.refuse_past(length)
+    blocks = [part for part in model.modules() if isinstance(part, Block)]
     parts = _parameters(model)
     total = sum(parts.values())
     streams = _streams(model, length)
@@ -152,13 +157,14 @@ def account(config: ModelConfig, length: int | None = None, batch: int = 1) -> A
         batch=batch,
         parameters=total,
         parts=parts,
-        block_parameters=sum(_size(part) for part in model.modules() if isinstance(part, Block)),
+        block_parameters=sum(weight.numel() for part in blocks for weight in part.parameters()),
+        tokens={token: stream.count for token, stream in streams.items()},
         flops={token: dict(stream.flops) for token, stream in streams.items()},
         inference={
             form: Inference(
                 weights=size * total,
                 cache_per_token={token: size * stream.cached for token, stream in streams.items()},
-                cache=size * batch * length * sum(stream.cached for stream in streams.values()),
+                cache=size * batch * sum(x.count * x.cached for x in streams.values()),
             )
             for form, size in BYTES.items()
         },
@@ -167,13 +173,9 @@ def account(config: ModelConfig, length: int | None = None, batch: int = 1) -> A
             gradients=BYTES["float32"] * total,
             moments=2 * BYTES["float32"] * total,
             activations_per_token=kept,
-            activations=batch * length * sum(kept.values()),
+            activations=batch * sum(streams[token].count * kept[token] for token in kept),
         ),
     )
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _parameters(model: nn.Module) -> dict[str, int]:
@@ -207,8 +209,9 @@ def _part(module: nn.Module, name: str, above: str) -> str | None:
 
 @dataclass
 class _Stream:
-    """For one token of a kind: FLOPs by part, values kept for the backward pass, and cached."""
+    """Tokens of a kind; of one, FLOPs by part, values kept for the backward pass, and cached."""
 
+    count: int
     flops: Counter[str] = dataclasses.field(default_factory=Counter)
     kept: int = 0
     cached: int = 0
@@ -225,24 +228,26 @@ def _streams(model: nn.Module, length: int) -> dict[str, _Stream]:
     Heads that read one vector of a whole text or image are left out.
     """
     if isinstance(model, Seq2Seq):
-        source, target = _Stream(), _Stream()
-        source.kept += _norm_widths(model.encoder_embedding)
+        source, target = _Stream(length), _Stream(length)
+        _add_parts(source, "embedding", model.encoder_embedding)
         _add_stack(source, model.encoder, length)
         source.kept += model.config.dim  # the memory, one for all layers of the decoder
-        target.kept += _norm_widths(model.decoder_embedding)
+        _add_parts(target, "embedding", model.decoder_embedding)
         _add_stack(target, model.decoder, length, memory=source)
         _add_head(target, model.head, model.target_table)
         source.cached = _cached(model.decoder, CrossAttention)
         target.cached = _cached(model.decoder, SelfAttention)
         return {"source": source, "target": target}
     assert isinstance(model, Gpt | Bert | Vit)
-    token = _Stream()
     if isinstance(model, Vit):
-        token.multiply("embedding", model.patches.project.weight.numel())
-        _add_stack(token, model.encoder, length)
-        return {"patch": token}
-    token.kept += _norm_widths(model.embedding)
-    token.multiply("embedding", *_matrices(model.embedding))
+        patch, first = _Stream(length - 1), _Stream(1)
+        patch.multiply("embedding", model.patches.project.weight.numel())
+        patch.kept += model.patches.project.weight[0].numel()  # the pixels
+        for stream in (patch, first):
+            _add_stack(stream, model.encoder, length)
+        return {"patch": patch, "class": first}
+    token = _Stream(length)
+    _add_parts(token, "embedding", model.embedding)
     if isinstance(model, Gpt):
         _add_stack(token, model.decoder, length)
         _add_head(token, model.head, model.tokens)
@@ -250,15 +255,20 @@ def _streams(model: nn.Module, length: int) -> dict[str, _Stream]:
         return {"token": token}
     _add_stack(token, model.encoder, length)
     head = getattr(model, "head", None)
+    if head is not None and not head.pooled:
+        _add_parts(token, "head", head)
+    if isinstance(head, MaskedHead | DetectHead):
+        token.kept += head.project.out_features  # before the activation
     if isinstance(head, MaskedHead):
-        token.multiply("head", head.project.weight.numel())
-        # Before the projection, the activation and the norm.
-        token.kept += head.project.in_features + 2 * head.project.out_features
         _add_head(token, head.output, model.tokens)
-    elif head is not None and not head.pooled:
-        token.multiply("head", *_matrices(head))
-        token.kept += sum(part.in_features for part in _linears(head))
     return {"token": token}
+
+
+def _add_parts(token: _Stream, part: str, module: nn.Module) -> None:
+    """The projections and norms of a module, and what they keep: their inputs."""
+    linears = _linears(module)
+    token.multiply(part, *(linear.weight.numel() for linear in linears))
+    token.kept += _norm_widths(module) + sum(linear.in_features for linear in linears)
 
 
 def _add_head(token: _Stream, head: Head, table: nn.Embedding) -> None:
@@ -278,7 +288,7 @@ def _add_stack(own: _Stream, stack: Stack, length: int, memory: _Stream | None =
         own.multiply("positions", block.attention.heads.heads * vectors)
         if memory is not None:
             _add_attention("cross-attention", own, memory, block.cross, length)
-        own.multiply("feed-forward", *_matrices(block.feedforward))
+        own.multiply("feed-forward", *(x.weight.numel() for x in _linears(block.feedforward)))
         own.kept += block.attention.heads.dim + _kept_inside(block.feedforward)
 
 
@@ -317,10 +327,6 @@ def _linears(module: nn.Module) -> list[nn.Linear]:
     return [part for part in module.modules() if isinstance(part, nn.Linear)]
 
 
-def _matrices(module: nn.Module) -> list[int]:
-    return [part.weight.numel() for part in _linears(module)]
-
-
 def _kept_inside(feedforward: nn.Module) -> int:
     """The input of the last projection; of a gate both factors; and what the activation needs."""
     hidden = max(linear.in_features for linear in _linears(feedforward))
@@ -330,11 +336,8 @@ def _kept_inside(feedforward: nn.Module) -> int:
 
 
 def _norm_widths(module: nn.Module) -> int:
-    return sum(
-        part.weight.numel()
-        for part in module.modules()
-        if isinstance(part, nn.LayerNorm | nn.RMSNorm)
-    )
+    norms = [part for part in module.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm)]
+    return sum(norm.weight.numel() for norm in norms)
 
 
 def _cached(stack: Stack, kind: type[Attention]) -> int:
@@ -365,7 +368,7 @@ def table(account: Account) -> Group:
 
 
 def _noun(token: str) -> str:
-    return token if token == "token" else f"{token} token"
+    return token if token in ("token", "patch") else f"{token} token"
 
 
 def _parts_table(account: Account) -> Table:
@@ -376,12 +379,9 @@ def _parts_table(account: Account) -> Table:
         f"{share['flops']:.0%} of the FLOPs",
     )
     table.add_column("part")
-    table.add_column("parameters", justify="right")
-    table.add_column("share", justify="right")
-    for token in account.flops:
-        table.add_column(f"FLOPs / {_noun(token)}", justify="right")
-    rows = [f"{part}{work}" for part in PARTS for work in ("", " scores", " mixing")]
-    for part in rows:
+    for name in ("parameters", "share", *(f"FLOPs / {_noun(token)}" for token in account.flops)):
+        table.add_column(name, justify="right")
+    for part in (f"{part}{work}" for part in PARTS for work in ("", " scores", " mixing")):
         size = account.parts.get(part, 0)
         flops = [parts.get(part, 0) for parts in account.flops.values()]
         if size or any(flops):
@@ -399,9 +399,8 @@ def _memory_table(account: Account) -> Table:
     sequences = f"{account.batch} × {account.length}"
     table = Table(title="memory")
     table.add_column("")
-    for form in account.inference:
-        table.add_column(f"inference, {form}", justify="right")
-    table.add_column("training, float32", justify="right")
+    for name in (*(f"inference, {form}" for form in account.inference), "training, float32"):
+        table.add_column(name, justify="right")
     training, both = account.training, list(account.inference.values())
 
     def row(name: str, inference: list[int], trained: int = 0) -> None:

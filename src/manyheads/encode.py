@@ -7,6 +7,7 @@ that is longer than the model is cut.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -18,14 +19,14 @@ from manyheads.data.batching import Rows, in_order_of_length
 from manyheads.data.translation import Ragged
 from manyheads.errors import Mistake
 from manyheads.models.gpt import Gpt
-from manyheads.models.heads import EncoderHead, Masked
+from manyheads.models.heads import EncoderHead, Masked, Tag
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.shapes import Hidden
 from manyheads.tokens import CONTINUATION, Tokenizer
 
 BATCH_TOKENS = 512  # on a CPU, where states that leave its caches cost more than calls
 GPU_BATCH_TOKENS = 16384
-MASKS = re.compile(r"\[MASK\]|<mask>", re.IGNORECASE)
+MASKS = ("[MASK]", "<mask>")  # whatever the model calls its own
 Pool = Literal["mean", "cls", "tokens"]
 Vectors = Float[np.ndarray, "lines *n"]
 Answers = Float[Tensor, "b *n"]
@@ -121,9 +122,11 @@ class TextEncoder:
             raise Mistake("this model has no head for masked words: use a masked language model")
         mask = self.tokenizer.mask
         own = str(self.tokenizer.content(mask))
+        spelled = self._spelled
         found: list[list[list[Guess]]] = [[] for _ in lines]
-        masked = [row for row, line in enumerate(lines) if MASKS.search(line)]
-        for batch in self._batches([MASKS.sub(own, lines[row]) for row in masked], specials=True):
+        masked = [row for row, line in enumerate(lines) if spelled.search(line)]
+        texts = [own.join(spelled.split(lines[row])) for row in masked]
+        for batch in self._batches(texts, specials=True):
             places = batch.tokens == mask
             hidden = self._states(batch)[places]
             if not len(hidden):  # each beyond what is read
@@ -132,12 +135,18 @@ class TextEncoder:
             for row, count in zip(batch.rows.tolist(), places.sum(1).tolist(), strict=True):
                 found[masked[row]] = [self._guesses(next(guesses), top) for _ in range(count)]
         for number, (line, words) in enumerate(zip(lines, found, strict=True), start=first):
-            if len(words) != len(MASKS.findall(line)):
+            if len(words) != len(spelled.findall(line)):
                 raise Mistake(
                     f"line {number} has a mask beyond the {self.max_length} tokens that the "
                     "model reads: shorten it"
                 )
         return found
+
+    @cached_property
+    def _spelled(self) -> re.Pattern[str]:
+        """A mask as a person may write it: in the usual ways, or as the tokenizer has it."""
+        own = self.tokenizer.content(self.tokenizer.mask)
+        return re.compile("|".join(map(re.escape, (*MASKS, str(own)))), re.IGNORECASE)
 
     def _guesses(self, logits: Float[Tensor, " v"], top: int) -> list[Guess]:
         chances, tokens = logits.float().softmax(-1).topk(min(top, len(logits)))
@@ -146,7 +155,7 @@ class TextEncoder:
 
     def filled(self, line: str, guesses: list[list[Guess]]) -> str:
         """A line with the best word for each of its masks."""
-        text, *others = MASKS.split(line)
+        text, *others = self._spelled.split(line)
         for words, after in zip(guesses, others, strict=True):
             text = self._with(text, words[0].word) + after
         return text
@@ -160,6 +169,11 @@ class TextEncoder:
         if glued or (self.tokenizer.takes_space(self.tokenizer.mask) and text.strip()):
             text = text.rstrip(" ")
         return text + word.removeprefix(CONTINUATION)
+
+    @property
+    def tags(self) -> bool:
+        """Whether labels are of tokens."""
+        return isinstance(self.head, Tag)
 
     @torch.inference_mode()
     def classify(self, lines: Sequence[str]) -> list[list[Answer]]:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,15 +20,16 @@ from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.encode import TextEncoder
 from manyheads.errors import BadData, Mistake
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
-from manyheads.exchange.folder import in_frame, special_of
+from manyheads.exchange.folder import in_frame
 from manyheads.exchange.huggingface import CONFIG, Arrival, is_huggingface, receive
 from manyheads.exchange.onnx import DECODER, ENCODER
+from manyheads.exchange.writing import decode_of, not_done, special_of
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import VitConfig
 from manyheads.presets import ModelConfig
-from manyheads.run import SETTINGS, TASKS, TOKENIZER, Run, model_digest, read_run
+from manyheads.run import SETTINGS, TASKS, TOKENIZER, Run, choose_device, model_digest, read_run
 from manyheads.tokens import Tokenizer
 from manyheads.train import checkpoint
 
@@ -55,24 +56,33 @@ class OpenRun:
 
     def translator(self, **changes: Any) -> AnyTranslator:
         """What translates, with some settings of `decode` changed."""
-        raise self.cannot("translates", "an encoder–decoder")
+        if self.run.task != "translation":
+            raise self.cannot("translates", "an encoder–decoder")
+        return self._translator(self.decode(**changes))
 
     def generator(self, warn: Callable[[str], None] = say_nothing, **changes: Any) -> AnyGenerator:
         """What continues a text."""
-        raise self.cannot("continues texts", "a decoder-only model")
+        if self.run.task != "language":
+            raise self.cannot("continues texts", "a decoder-only model")
+        return self._generator(self.decode(**changes), warn)
 
     def encoder(self) -> TextEncoder:
         """What reads texts."""
-        if self.reads_images:
+        if self.run.task == "images":
             raise Mistake(f"{self.folder} holds a model of images, which no command reads yet")
+        return self._encoder()
+
+    def _translator(self, decode: Decode) -> AnyTranslator:
+        raise NotImplementedError
+
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
+        raise NotImplementedError
+
+    def _encoder(self) -> TextEncoder:
         raise Mistake(
             f"{self.folder} was exported to write texts, and gives no vectors or labels: use the "
             "run that it came from"
         )
-
-    @property
-    def reads_images(self) -> bool:
-        return isinstance(self.run.model, VitConfig)
 
     def cannot(self, does: str, needed: str) -> Mistake:
         kind = self.run.model.kind
@@ -104,84 +114,95 @@ class TorchRun(OpenRun):
 
     model: nn.Module = dataclasses.field(default_factory=nn.Module)
 
-    def translator(self, **changes: Any) -> AnyTranslator:
-        if not isinstance(self.model, Seq2Seq):
-            return super().translator()
-        return Translator(self.model, self.tokenizer, self.decode(**changes))
+    def _translator(self, decode: Decode) -> AnyTranslator:
+        return Translator(cast(Seq2Seq, self.model), self.tokenizer, decode)
 
-    def generator(self, warn: Callable[[str], None] = say_nothing, **changes: Any) -> AnyGenerator:
-        if not isinstance(self.model, Gpt):
-            return super().generator()
-        return Generator(self.model, self.tokenizer, self.decode(**changes), warn)
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
+        return Generator(cast(Gpt, self.model), self.tokenizer, decode, warn)
 
-    def encoder(self) -> TextEncoder:
-        return super().encoder() if self.reads_images else self._reader(self.model)
+    def _encoder(self) -> TextEncoder:
+        return self._reader(self.model)
 
 
 @dataclass(frozen=True)
 class OnnxRun(OpenRun):
     """Graphs, run by onnxruntime."""
 
-    def translator(self, **changes: Any) -> AnyTranslator:
+    def _translator(self, decode: Decode) -> AnyTranslator:
         from manyheads.exchange.onnx_runtime import OnnxSeq2Seq, OnnxTranslator
 
-        if TASKS[self.run.model.kind] != "translation":
-            return super().translator()
-        return OnnxTranslator(OnnxSeq2Seq(self.folder), self.tokenizer, self.decode(**changes))
+        return OnnxTranslator(OnnxSeq2Seq(self.folder), self.tokenizer, decode)
 
-    def generator(self, warn: Callable[[str], None] = say_nothing, **changes: Any) -> AnyGenerator:
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
         from manyheads.exchange.onnx_runtime import OnnxGenerator, OnnxGpt
 
-        if TASKS[self.run.model.kind] != "language":
-            return super().generator()
-        model = OnnxGpt(self.folder)
-        return OnnxGenerator(model, self.tokenizer, self.decode(**changes), warn)
+        return OnnxGenerator(OnnxGpt(self.folder), self.tokenizer, decode, warn)
 
-    def encoder(self) -> TextEncoder:
+    def _encoder(self) -> TextEncoder:
         from manyheads.exchange.onnx_runtime import OnnxEncoder
 
-        if not isinstance(self.run.model, BertConfig):
-            return super().encoder()
+        if self.run.task != "text":
+            return super()._encoder()
         return self._reader(OnnxEncoder(self.folder))
 
 
 @dataclass(frozen=True)
 class Ctranslate2Run(OpenRun):
-    """A model of CTranslate2."""
+    """A model of CTranslate2, which computes on a device of its own choice where that is `auto`."""
 
-    def translator(self, **changes: Any) -> AnyTranslator:
+    place: str = "cpu"
+
+    def _translator(self, decode: Decode) -> AnyTranslator:
         from manyheads.exchange.ctranslate2_runtime import Ctranslate2Model, Ctranslate2Translator
 
-        if TASKS[self.run.model.kind] != "translation":
-            return super().translator()
-        model = Ctranslate2Model(self.folder, "Translator")
-        return Ctranslate2Translator(model, self.tokenizer, self.decode(**changes))
+        model = Ctranslate2Model(self.folder, "Translator", self.place)
+        return Ctranslate2Translator(model, self.tokenizer, decode)
 
-    def generator(self, warn: Callable[[str], None] = say_nothing, **changes: Any) -> AnyGenerator:
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
         from manyheads.exchange.ctranslate2_runtime import Ctranslate2Generator, Ctranslate2Model
 
-        if TASKS[self.run.model.kind] != "language":
-            return super().generator()
-        model = Ctranslate2Model(self.folder, "Generator")
-        return Ctranslate2Generator(model, self.tokenizer, self.decode(**changes))
+        model = Ctranslate2Model(self.folder, "Generator", self.place)
+        return Ctranslate2Generator(model, self.tokenizer, decode, warn)
 
 
-def open_any(folder: Path, device: torch.device | str = "cpu") -> OpenRun:
-    """Whatever model the folder holds."""
-    device = torch.device(device)
+def open_any(
+    folder: Path,
+    device: torch.device | str = "cpu",
+    warn: Callable[[str], None] = say_nothing,
+) -> OpenRun:
+    """Whatever model the folder holds; `warn` is told what it does otherwise than it did there.
+
+    The device `auto` is a GPU where there is one that the program of the folder can use.
+    """
     exported = (folder / SETTINGS).is_file()
     if is_huggingface(folder):
-        arrival = receive(folder)
-        check_vocabulary(folder, arrival.tokenizer, arrival.model.config)  # type: ignore[arg-type]
-        run = read_run(folder) if exported else run_of(arrival)
-        return TorchRun(folder, run, arrival.tokenizer, device, arrival.model.to(device))
+        return _open_huggingface(folder, device, warn)
     if (folder / CTRANSLATE2).is_file():
-        return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder))
+        return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), place=str(device))
     if (folder / DECODER).is_file() or (folder / ENCODER).is_file():
+        if str(device) not in ("auto", "cpu"):
+            raise Mistake(f"{folder} holds graphs, which run on a CPU alone: --device cpu or auto")
         return OnnxRun(folder, read_run(folder), _tokenizer(folder))
     if (folder / CONFIG).is_file() and not exported:
         receive(folder)  # says what its settings lack
     return open_run(folder, device)
+
+
+def _open_huggingface(
+    folder: Path, device: torch.device | str, warn: Callable[[str], None]
+) -> TorchRun:
+    arrival = receive(folder)
+    config: Any = arrival.model.config
+    check_vocabulary(folder, arrival.tokenizer, config)
+    if (folder / SETTINGS).is_file():
+        # Weights may leave in another order of channels: the folder's own settings describe them.
+        run = dataclasses.replace(read_run(folder), model=config)
+    else:
+        run = run_of(arrival)
+        for note in not_done(arrival):
+            warn(note)
+    place = choose_device(str(device))
+    return TorchRun(folder, run, arrival.tokenizer, place, arrival.model.to(place))
 
 
 def open_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun:
@@ -192,14 +213,18 @@ def open_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun:
         raise Mistake(f"{folder} has no {checkpoint.WEIGHTS} yet: let it train to a validation")
     tensors, about = checkpoint.read_tensors(weights)
     if about.get("model") != model_digest(run.model):
-        raise BadData(f"{weights} belongs to another model than {folder / SETTINGS} describes")
+        raise BadData(
+            f"{weights} belongs to another model than {folder / SETTINGS} describes, or was "
+            "written by an older version: run its train command again"
+        )
     own = run.tokens is not None
     tokenizer = Tokenizer.load(folder / TOKENIZER) if own else _tokenizer(folder)
     check_vocabulary(folder, tokenizer, run.model, own=own)
-    model = run.model.build()
+    kinds = {tensor.dtype for tensor in tensors.values()}
+    model = run.model.build().to(torch.float64 if torch.float64 in kinds else torch.float32)
     checkpoint.load_weights(model, tensors, weights)
-    device = torch.device(device)
-    return TorchRun(folder, run, tokenizer, device, model.to(device).eval())
+    place = choose_device(str(device))
+    return TorchRun(folder, run, tokenizer, place, model.to(place).eval())
 
 
 def check_vocabulary(
@@ -233,22 +258,6 @@ def load(run: str | Path, device: str = "cpu") -> nn.Module:
     return opened.model
 
 
-STOPPING = {False: "none-better-now", True: "beam-ended", "never": "none-better-ever"}
-# What `generate` can be told there and our writing has not, and the value that asks for nothing.
-NOT_DONE: dict[str, Any] = {
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-    "renormalize_logits": False,
-    "constraints": None,
-    "force_words_ids": None,
-    "sequence_bias": None,
-}
-
-
 def run_of(arrival: Arrival) -> Run:
     """The settings of a run of a model that was trained elsewhere, writing as it wrote there."""
     config: Any = arrival.model.config
@@ -257,43 +266,9 @@ def run_of(arrival: Arrival) -> Run:
     )
 
 
-def decode_of(arrival: Arrival) -> Decode:
-    """How the model is told to write there, in our terms; docs/models.md says where they differ."""
-    told = {**arrival.settings, **{k: v for k, v in arrival.generation.items() if v is not None}}
-    special = arrival.special
-    paired = isinstance(arrival.model, Seq2Seq)
-    before = arrival.tokenizer.frame()[0] if arrival.tokenizer and paired else []
-    single = [words[0] for words in told.get("bad_words_ids") or [] if len(words) == 1]
-    return Decode(
-        beam=int(told.get("num_beams") or 1),
-        length_penalty=float(told.get("length_penalty", 1.0)),
-        penalty="length",
-        stopping=STOPPING.get(told.get("early_stopping", False), "none-better-now"),  # type: ignore[arg-type]
-        at_limit="free-end" if paired and "forced_eos_token_id" in special else "cut",
-        # Theirs counts the start of a translation, and the prompt of a text.
-        shortest=int(told.get("min_new_tokens") or max(0, (told.get("min_length") or 0) - 1)),
-        first=special.get("forced_bos_token_id") if paired else None,
-        start=special.get("decoder_start_token_id" if paired else "bos_token_id"),
-        end=special.get("eos_token_id"),
-        banned=tuple(dict.fromkeys([*single, *(told.get("suppress_tokens") or [])])),
-        source_start=before[0] if before else None,
-    )
-
-
 def notes_of(arrival: Arrival) -> list[str]:
     """What a person should know of a model that came in."""
-    told = {**arrival.settings, **arrival.generation}
-    notes = [
-        f"{CONFIG} asks for {name}={told[name]} in writing, which is not done here"
-        for name, nothing in NOT_DONE.items()
-        if told.get(name) not in (None, nothing)
-    ]
-    ends = told.get("eos_token_id")
-    if isinstance(ends, list) and len(ends) > 1:
-        notes.append(f"there a text ends with any of the tokens {ends}, here with {ends[0]} alone")
-    paired = isinstance(arrival.model, Seq2Seq)
-    if paired and arrival.tokenizer and not arrival.tokenizer.frame()[1]:
-        notes.append(f"{TOKENIZER} puts no end after a text: here every source gets one")
+    notes = not_done(arrival)
     if arrival.tokenizer is None and not isinstance(arrival.model.config, VitConfig):
         notes.append(f"the folder has no {TOKENIZER}: put one beside the weights to use texts")
     return notes

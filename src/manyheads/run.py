@@ -34,6 +34,8 @@ from manyheads.train.optimizer import Train
 SETTINGS = "run.toml"
 TOKENIZER = "tokenizer.json"
 SCORES = "scores.json"
+# What tells a folder that another program is to read from a run.
+EXPORTED = ("config.json", "model.bin", "*.onnx")
 # What may change between two calls that train the same run.
 FREE = {"train.steps", "train.validate_every", "train.save_every", "train.log_every"}
 
@@ -122,6 +124,12 @@ def check_folder(folder: Path) -> None:
         raise Mistake(f"{folder} is a file: choose another folder with --out")
     if not folder.is_dir():
         return
+    exported = [name for pattern in EXPORTED for name in folder.glob(pattern)]
+    if exported:
+        raise Mistake(
+            f"{folder} was exported or comes from elsewhere ({exported[0].name}): "
+            "choose another folder with --out"
+        )
     if (folder / SETTINGS).exists():
         return
     # What a run that was killed before its first step has left.

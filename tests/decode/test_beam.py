@@ -1,5 +1,6 @@
 """Beam search against greedy loops, brute force, a plain restatement, itself in other batches."""
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from itertools import product
@@ -15,6 +16,7 @@ from toys import (
     CELLS,
     END,
     LONGEST,
+    PAD,
     SCHEMES,
     START,
     WORDS,
@@ -26,6 +28,7 @@ from toys import (
     searched,
     toy_model,
     toy_source,
+    toy_tokenizer,
     toy_translator,
 )
 
@@ -449,6 +452,17 @@ def test_the_size_of_batches_does_not_matter(batch_tokens: int) -> None:
     alone = [toy_translator(beam=3).search([line])[0] for line in lines]
     same(toy_translator(beam=3, batch_tokens=batch_tokens).search(lines), alone)
     assert len({tuple(line[0].tokens) for line in alone}) > 3
+
+
+def test_a_tokenizer_without_padding_will_do() -> None:
+    """Shorter rows are filled up with the end, and nobody looks there."""
+    lines = ["a b c d e f", "h", "", "c c"]
+    usual = toy_translator(beam=3, banned=tuple(BANNED))
+    bare = dataclasses.replace(usual, tokenizer=toy_tokenizer(pad="<fill>"))
+    with pytest.raises(Mistake, match="no pad token"):
+        assert bare.tokenizer.pad
+    assert (usual.marks.padding, bare.marks.padding) == (PAD, END)
+    same(bare.search(lines), usual.search(lines))
 
 
 def test_no_sentence_is_no_work() -> None:

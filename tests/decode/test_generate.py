@@ -1,5 +1,6 @@
 """Writing after prompts: cached steps are full passes, batches are their prompts, streams too."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -126,6 +127,17 @@ def test_a_stream_is_the_sample() -> None:
     for seed, prompt in enumerate(PROMPTS):
         sample = Sample(seed=seed, top_k=6)
         assert list(made.stream(prompt, LIMIT, sample)) == made.sample([prompt], LIMIT, sample)[0]
+
+
+def test_a_stream_of_a_later_prompt_has_random_numbers_of_its_own() -> None:
+    made, sample = generator(shortest=LIMIT), Sample(seed=1, temperature=5.0)
+    whole = made.sample([PROMPTS[0]] * 3, LIMIT, sample)
+    found = [list(made.stream(PROMPTS[0], LIMIT, sample, number)) for number in range(3)]
+    assert found == whole
+    # The second prompt of a seed is not the first one of the next.
+    nexts = [dataclasses.replace(sample, seed=seed) for seed in (2, 3)]
+    others = [list(made.stream(PROMPTS[0], LIMIT, one)) for one in nexts]
+    assert len({tuple(tokens) for tokens in [*found, *others]}) == 5
 
 
 def test_a_stream_reads_no_further_than_it_is_asked() -> None:

@@ -59,12 +59,13 @@ LONGEST = 24
 NextLogits = Callable[[Tensor, Tensor], Tensor]
 
 
-def toy_tokenizer() -> Tokenizer:
+def toy_tokenizer(pad: str = "<pad>") -> Tokenizer:
     """Eight words, split at spaces, after the special tokens."""
-    vocabulary = {token: number for number, token in enumerate([*SPECIALS, *WORDS])}
+    special = [pad, *SPECIALS[1:]]
+    vocabulary = {token: number for number, token in enumerate([*special, *WORDS])}
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.add_special_tokens(SPECIALS)
+    inner.add_special_tokens(special)
     return Tokenizer(inner)
 
 

@@ -33,7 +33,7 @@ STAGES = [
     "decode.cache decode.sample decode.beam decode.generate decode.translate decode.lines",
     "encode view.capture evaluate.scores evaluate.alignment view.figures",
     "exchange.foreign exchange.settings exchange.families exchange.channels exchange.huggingface",
-    "exchange.folder exchange.ctranslate2 exchange.ctranslate2_runtime",
+    "exchange.writing exchange.folder exchange.ctranslate2 exchange.ctranslate2_runtime",
     "exchange.onnx exchange.onnx_runtime",
     "tasks run opened compare demo commands cli",
 ]
@@ -148,6 +148,15 @@ def test_settings_that_a_page_names_exist(page: Path) -> None:
             for name, values in (word.split("=", 1) for word in given):
                 for value in values.split(","):
                     read_recipe(words[0], [*first, f"{name}={value}"])
+
+
+@pages
+def test_nothing_is_left_to_fill_in(page: Path) -> None:
+    """No place that a figure was to come into."""
+    assert not re.findall(
+        r"\b[A-Z]{4,}_[A-Z_]+\b(?!=)|\?\?\?|TBD",
+        re.sub(r"`[^`]*`", "", page.read_text(encoding="utf-8")),
+    )
 
 
 @pages

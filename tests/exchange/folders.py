@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tokenizers
 import torch
-import transformers
 from tests.exchange.zoo import strengthen
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import RobertaProcessing, TemplateProcessing
+
+transformers = pytest.importorskip("transformers")
 
 LINES = [
     "the small dog sees the tree",

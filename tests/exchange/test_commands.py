@@ -19,7 +19,6 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 from tests.exchange.folders import FAMILIES, LINES, fast, minilm, saved
 from tests.test_cli import call, mistake, result
@@ -30,6 +29,7 @@ from manyheads.decode.generate import as_text
 from manyheads.run import read_run
 from manyheads.tokens import Tokenizer
 
+transformers = pytest.importorskip("transformers")
 transformers.logging.disable_progress_bar()
 
 TEXT = "\n".join([*LINES[:3], "", "a big cat\tin the tree"]).encode()
@@ -328,9 +328,9 @@ def test_the_commands_say_the_same_of_an_exported_model(
     for words in (
         ["translate"],
         ["translate", "--beam", "2"],
-        ["generate", "--temperature", "0", "--max-tokens", "6"],
-        ["generate", "--beam", "2", "--max-tokens", "6"],
-        ["generate", "--seed", "3", "--max-tokens", "6"],
+        ["generate", "--temperature", "0", "--max-new-tokens", "6"],
+        ["generate", "--beam", "2", "--max-new-tokens", "6"],
+        ["generate", "--seed", "3", "--max-new-tokens", "6"],
         ["fill", "--top", "3"],
         ["classify", "--scores"],
     ):
@@ -523,6 +523,48 @@ def test_labels_as_text(run: Make) -> None:
     assert "model of images" in mistake("classify", run("vit"), stdin=TEXT)
 
 
+def test_words_and_labels_as_json(run: Make) -> None:
+    printed = result("fill", run("bert"), "--top", "2", "--json", stdin=MASKED)
+    found = list(map(json.loads, printed.splitlines()))
+    plain = result("fill", run("bert"), stdin=MASKED).splitlines()
+    assert [one["line"] for one in found] == [1, 2, 3, 4]
+    assert [one["text"] for one in found] == plain
+    assert [len(one["masks"]) for one in found] == [2, 0, 0, 1]
+    for words in found[0]["masks"]:
+        assert len(words) == 2
+        assert words[0]["probability"] >= words[1]["probability"] > 0
+        assert words[0]["word"].removeprefix("##") in plain[0]
+    own = run("bert", "BertForSequenceClassification", id2label=LABELS)
+    printed = result("classify", own, "--json", stdin=TEXT)
+    found = list(map(json.loads, printed.splitlines()))
+    assert [one["line"] for one in found] == [1, 2, 3, 4, 5]
+    assert [one["label"] for one in found] == result("classify", own, stdin=TEXT).splitlines()
+    for one in found:
+        assert list(one["scores"]) == list(LABELS.values())
+        assert one["label"] == max(one["scores"], key=lambda name: one["scores"][name])
+
+
+def test_scores_of_a_tagger_can_be_read_back(run: Make) -> None:
+    """One token a line with its label and scores, and an empty line behind each text."""
+    tagger = run("distilbert", "DistilBertForTokenClassification", id2label=LABELS)
+    plain = [line.split() for line in result("classify", tagger, stdin=TEXT).split("\n")[:-1]]
+    *texts, last = result("classify", tagger, "--scores", stdin=TEXT).split("\n\n")
+    assert last == ""
+    rows = [[row.split("\t") for row in text.strip("\n").split("\n") if row] for text in texts]
+    # The fourth text has no token: its empty line comes right behind that of the third.
+    flat = [f"{row[0]}/{row[1]}" for text in rows for row in text]
+    assert flat == [one for line in plain for one in line]
+    for row in (row for text in rows for row in text):
+        scores = dict(one.split("=") for one in row[2:])
+        assert row[1] == max(scores, key=lambda name: float(scores[name]))
+    printed = result("classify", tagger, "--json", stdin=TEXT)
+    found = list(map(json.loads, printed.splitlines()))
+    assert [one["line"] for one in found] == [1, 2, 3, 4, 5]
+    listed = [[f"{a['token']}/{a['label']}" for a in one["tokens"]] for one in found]
+    assert listed == plain
+    assert sum(found[0]["tokens"][0]["scores"].values()) == pytest.approx(1)
+
+
 # --- generate ---
 
 
@@ -542,14 +584,14 @@ def test_texts_go_on_as_transformers_goes_on(
         new = written[0, given["input_ids"].shape[1] :].tolist()
         ours = Tokenizer.load(source / "tokenizer.json")
         stream = as_text(ours, given["input_ids"][0].tolist(), iter(new))
-        words = ("generate", run(family), *search, "--max-tokens", "9")
+        words = ("generate", run(family), *search, "--max-new-tokens", "9")
         found = result(*words, "--prompt", prompt)
         assert found == prompt + "".join(stream) + "\n"
         assert result(*words, stdin=prompt.encode()) == found
 
 
 def test_a_seed_gives_a_text_again(run: Make) -> None:
-    words = ("generate", run("gpt2"), "--max-tokens", "8")
+    words = ("generate", run("gpt2"), "--max-new-tokens", "8")
     text = b"the dog\nthe dog\n\na cat"
     drawn = [result(*words, "--seed", seed, stdin=text) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1]
@@ -557,6 +599,7 @@ def test_a_seed_gives_a_text_again(run: Make) -> None:
     one = result(*words, "--seed", "1", "--prompt", "the dog")
     assert drawn[0].startswith(one)
     assert not drawn[0].removeprefix(one).startswith(one)  # each line is drawn by itself
+    assert drawn[0].splitlines()[1] != drawn[2].splitlines()[0]  # nor as the next seed's first
     assert result(*words, stdin=b"") == ""
 
 
@@ -578,7 +621,7 @@ def test_what_is_written_is_whole_characters(run: Make) -> None:
     pieces = list(as_text(tokenizer, [], iter(snow)))
     assert [piece for piece in pieces if piece] == ["ä", "☃", "🙂"]
     out, before = Pieces(), sys.argv
-    sys.argv = ["manyheads", "generate", str(run("gpt2")), "--prompt", "a", "--max-tokens", "9"]
+    sys.argv = ["manyheads", "generate", str(run("gpt2")), "--prompt", "a", "--max-new-tokens", "9"]
     try:
         with redirect_stdout(out), redirect_stderr(io.StringIO()), pytest.raises(SystemExit):
             cli.main()
@@ -604,7 +647,7 @@ def test_a_prompt_past_learned_positions(run: Make) -> None:
     assert code == 0
     assert "positions to write, not 200" in said
     assert printed.startswith("the dog")
-    assert result("generate", run("llama"), "--prompt", long, "--max-tokens", "2")
+    assert result("generate", run("llama"), "--prompt", long, "--max-new-tokens", "2")
 
 
 def test_options_of_generate_that_would_do_nothing(run: Make) -> None:
@@ -648,7 +691,7 @@ def test_an_imported_translator_is_scored_on_data_that_are_named(run: Make, tmp_
     [
         ("bert", ["fill"]),
         ("bert", ["embed"]),
-        ("gpt2", ["generate", "--max-tokens", "2", "--temperature", "0"]),
+        ("gpt2", ["generate", "--max-new-tokens", "2", "--temperature", "0"]),
         ("t5", ["translate"]),
     ],
 )

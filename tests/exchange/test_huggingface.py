@@ -1,5 +1,6 @@
 """The field's own models on our parts: the same numbers, forward and backward, and back again."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -64,3 +65,17 @@ def test_there_and_back_is_the_same_bit_for_bit(family: str) -> None:
         assert old.keys() == new.keys()
         for name in old:
             assert torch.equal(old[name], new[name]), (seed, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@every
+def test_models_on_a_gpu_come_and_leave_too(family: str) -> None:
+    for seed in range(6):
+        theirs = draw(family, seed)
+        ours = from_huggingface(copy.deepcopy(theirs).cuda())
+        assert {x.device.type for x in ours.state_dict().values()} == {"cuda"}
+        back, expected = to_huggingface(ours), to_huggingface(from_huggingface(theirs))
+        for name, tensor in expected.state_dict().items():
+            same = torch.equal(back.state_dict()[name], tensor)
+            assert same or name in UNREAD, (seed, name)

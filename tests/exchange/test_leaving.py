@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from tests.exchange.zoo import CLASSES, both, draw, exact, strengthen
+from tests.exchange.zoo import (
+    CLASSES,
+    UNPOOLED,
+    both,
+    draw,
+    exact,
+    strengthen,
+    without_pooler,
+)
 from torch import nn
 
 import manyheads
@@ -28,6 +35,7 @@ from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Dot
 from manyheads.presets import preset
 
+transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
 OPENERS = {
     "ForMaskedLM": "AutoModelForMaskedLM",
@@ -137,6 +145,35 @@ def test_models_of_our_own_open_and_say_the_same(case: str, tmp_path: Path) -> N
 def test_a_built_preset_leaves_too() -> None:
     ours = manyheads.build("transformer-base", **SMALL).double().eval()
     assert_says(to_huggingface(ours), ours)
+
+
+@pytest.mark.parametrize("name", UNPOOLED)
+def test_a_bare_model_without_a_pooler_leaves_without_one(name: str, tmp_path: Path) -> None:
+    theirs = without_pooler(name)
+    ours = from_huggingface(theirs)
+    back = to_huggingface(ours)
+    assert type(back) is type(theirs)
+    assert back.pooler is None
+    assert back.state_dict().keys() == theirs.state_dict().keys()
+    assert all(torch.equal(x, back.state_dict()[n]) for n, x in theirs.state_dict().items())
+    assert_says(back, ours, bound=1e-5)
+    back.save_pretrained(tmp_path)
+    assert from_huggingface(tmp_path).config == ours.config
+
+
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5", "bart", "bert"])
+def test_a_parted_head_stands_where_the_rest_stands(family: str) -> None:
+    """Whatever device our model is on; here theirs is on another than ours."""
+    models = [from_huggingface(draw(family, seed)) for seed in range(24)]
+    parted = next(x for x in models if getattr(output_of(x), "weight", None) is not None)
+    with torch.device("meta"):
+        theirs = to_huggingface(parted)
+    assert {x.device.type for x in theirs.state_dict().values()} == {"meta"}
+
+
+def output_of(model: nn.Module) -> Any:
+    return getattr(getattr(model, "head", None), "output", getattr(model, "head", None))
 
 
 POST = Norm(placement="post", eps=1e-12)

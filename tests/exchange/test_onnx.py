@@ -61,6 +61,9 @@ from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot,
 from manyheads.nn.tiled import Tiled
 from manyheads.tokens import SPECIALS, Tokenizer
 
+for package in ("onnx", "onnxruntime", "onnxscript"):
+    pytest.importorskip(package)
+
 WORDS = 16
 VOCABULARY = len(SPECIALS) + WORDS
 PAD, START, END = 0, 1, 2

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers.models.llama import modeling_llama
-from transformers.models.t5 import modeling_t5
 
+transformers = pytest.importorskip("transformers")
+modeling_llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+modeling_t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
 transformers.logging.set_verbosity_error()
 
 ACTS = ["gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh", "tanh"]
@@ -59,6 +60,8 @@ CLASSES = {
     "pegasus": ["PegasusForConditionalGeneration"],
     "vit": ["ViTModel", "ViTForImageClassification"],
 }
+# Classes that may be built without their pooler.
+UNPOOLED = {"BertModel": "bert", "RobertaModel": "roberta", "ViTModel": "vit"}
 PAIRS = ("t5", "bart", "marian", "pegasus")
 LONGEST = 24
 SEEDS = range(24)  # the models that are compared of each family
@@ -77,6 +80,15 @@ def draw(family: str, seed: int, dtype: torch.dtype = torch.float32) -> Any:
     strengthen(model)
     if hasattr(model, "final_logits_bias") and rng.random() < 0.5:
         model.final_logits_bias.normal_()
+    return model
+
+
+def without_pooler(name: str) -> Any:
+    """A bare model of this class as `add_pooling_layer=False` makes it."""
+    family = UNPOOLED[name]
+    config = draw(family, CLASSES[family].index(name)).config
+    model = getattr(transformers, name)(config, add_pooling_layer=False).eval()
+    strengthen(model)
     return model
 
 

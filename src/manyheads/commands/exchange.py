@@ -87,7 +87,8 @@ def export(
     model, written, note = opened.model, opened.run, ""
     with _written_whole(out) as beside:
         if to == "huggingface":
-            write_huggingface(model, opened.own_tokenizer, written.decode, beside)
+            changed = write_huggingface(model, opened.own_tokenizer, written.decode, beside)
+            note = f", where transformers has {', '.join(changed)}" if changed else ""
         elif to == "onnx":
             write_onnx(model, beside)
         elif isinstance(model, Seq2Seq | Gpt):

@@ -120,10 +120,11 @@ def evaluate(
     from manyheads.config import override_all
     from manyheads.data.translation import FilesData
     from manyheads.opened import open_any
-    from manyheads.run import save_scores
+    from manyheads.run import SETTINGS, save_scores
     from manyheads.tasks.translation import evaluate_translation
 
-    opened = open_any(run, choose(device, threads))
+    choose(device, threads)
+    opened = open_any(run, device, say)
     for setting in overrides or []:
         if not setting.startswith(("data", "decode.")):
             raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
@@ -140,7 +141,12 @@ def evaluate(
             "data.target=de"
         )
     scores = evaluate_translation(translator, changed.data, split).scores
-    save_scores(run, scores)
+    _show_scores(scores, as_json)
+    if (run / SETTINGS).is_file():  # a folder of another program is left as it is
+        save_scores(run, scores)
+
+
+def _show_scores(scores: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(scores)
         return

@@ -1,8 +1,9 @@
 """Commands that use a model: translate, generate, embed, fill, classify."""
 
+import json
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,18 @@ from manyheads.errors import Mistake
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from manyheads.encode import Answer
+    from manyheads.opened import OpenRun
+
+
+def _open(
+    run: Path, device: str, threads: int | None, warn: Callable[[str], None] = lambda line: None
+) -> "OpenRun":
+    from manyheads.opened import open_any
+
+    choose(device, threads)  # refuses a device that is not here; `auto` is for the folder to say
+    return open_any(run, device, warn)
 
 
 def translate(
@@ -45,7 +58,6 @@ def translate(
     """
     from manyheads.decode.lines import translate_lines
     from manyheads.decode.sample import Sample
-    from manyheads.opened import open_any
 
     draw = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if draw != Sample() and not sample:
@@ -55,7 +67,7 @@ def translate(
     if sample and n_best > 1:
         raise Mistake("--n-best lists what a search found: leave out --sample")
     width = beam if n_best == 1 else max(beam or 1, n_best)
-    translator = open_any(run, choose(device, threads)).translator(**given(beam=width))
+    translator = _open(run, device, threads, say).translator(**given(beam=width))
     # A person at a terminal waits for each line; a file is quicker in batches.
     at_once = 1 if sys.stdin.isatty() else None
     drawing = draw if sample else None
@@ -67,9 +79,11 @@ def translate(
 
 TEMPERATURE = 0.8
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token each time")]
-Lines = Annotated[
+Top = Annotated[
     int, typer.Option("--top", min=1, help="How many words to list for each mask; 1 fills them in")
 ]
+
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line")]
 
 
 def generate(
@@ -77,7 +91,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="What to continue; else lines of stdin")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write")] = 200,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write")] = 200,
     temperature: Temperature = TEMPERATURE,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0 is off")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest of this mass")] = 1.0,
@@ -97,23 +111,21 @@ def generate(
     from manyheads.decode.generate import as_text
     from manyheads.decode.lines import read_lines
     from manyheads.decode.sample import Sample
-    from manyheads.opened import open_any
 
     sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     if beam is not None and sample != Sample(temperature=TEMPERATURE):
         raise Mistake(
             "--temperature, --top-k, --top-p, --min-p and --seed are for drawing: leave out --beam"
         )
-    generator = open_any(run, choose(device, threads)).generator(say, **given(beam=beam))
+    generator = _open(run, device, threads, say).generator(say, **given(beam=beam))
     prompts = [prompt] if prompt is not None else read_lines(sys.stdin.buffer)
     for number, text in enumerate(prompts):
         ids = [*generator.tokenizer.frame()[0], *generator.tokenizer.encode(text)]
         if beam is not None:
-            found = generator.search([ids], max_tokens, n_best=1)[0]
+            found = generator.search([ids], max_new_tokens, n_best=1)[0]
             tokens = iter(found[0].tokens if found else [])
         else:
-            own = replace(sample, seed=seed + number)
-            tokens = generator.stream(ids, max_tokens, own)
+            tokens = generator.stream(ids, max_new_tokens, sample, number)
         write(text)
         for piece in as_text(generator.tokenizer, ids, tokens):
             write(piece)
@@ -139,7 +151,6 @@ def embed(
     from manyheads.config import nearest
     from manyheads.decode.lines import read_lines
     from manyheads.files import replace_file
-    from manyheads.opened import open_any
     from manyheads.train.progress import Bar
 
     if pool not in ("mean", "cls", "tokens"):
@@ -148,7 +159,7 @@ def embed(
         raise Mistake(f"--out {out} must be a file in a folder that is there")
     if out is None and sys.stdout.isatty():
         raise Mistake("vectors are no text: write them to a file, > out.npy or --out out.npy")
-    encoder = open_any(run, choose(device, threads)).encoder()
+    encoder = _open(run, device, threads).encoder()
     lines = list(read_lines(sys.stdin.buffer))
     if not lines:
         raise Mistake("there are no lines on standard input: embed RUN < in > out.npy")
@@ -177,7 +188,8 @@ def _save(file: Any, vectors: "np.ndarray") -> None:
 
 def fill(
     run: RunFolder,
-    top: Lines = 1,
+    top: Top = 1,
+    as_json: JsonLines = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -185,17 +197,24 @@ def fill(
 
     echo "The [MASK] sees a tree." | manyheads fill RUN --top 5
 
-    A mask is [MASK] or <mask>, whatever the model calls it.
+    A mask is [MASK] or <mask>, or as the model's tokenizer spells it.
     With --top N a line is followed by the N likeliest words of each mask:
     mask, probability, word.
+    With --json a line is an object: line, text, masks (lists of N words
+    with their probabilities).
     """
     from manyheads.decode.lines import BREAKS
-    from manyheads.opened import open_any
 
-    encoder = open_any(run, choose(device, threads)).encoder()
+    encoder = _open(run, device, threads).encoder()
     for first, lines in _chunks():
-        for line, guesses in zip(lines, encoder.fill(lines, top, first), strict=True):
-            write(encoder.filled(line, guesses).translate(BREAKS) + "\n")
+        answers = encoder.fill(lines, top, first)
+        for at, (line, guesses) in enumerate(zip(lines, answers, strict=True), start=first):
+            text = encoder.filled(line, guesses)
+            if as_json:
+                masks = [[asdict(guess) for guess in words] for words in guesses]
+                write(_object(line=at, text=text, masks=masks))
+                continue
+            write(text.translate(BREAKS) + "\n")
             for number, words in enumerate(guesses if top > 1 else [], start=1):
                 for guess in words:
                     word = guess.word.translate(BREAKS)
@@ -207,6 +226,7 @@ def classify(
     scores: Annotated[
         bool, typer.Option("--scores", help="Also the probability of every label")
     ] = False,
+    as_json: JsonLines = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -215,22 +235,41 @@ def classify(
     manyheads classify RUN < in.txt > out.txt
 
     A tab in a line parts a pair of texts. What is too long is cut.
-    A model with a single label gives a number, a tagger token/label pairs.
+    A model with a single label gives a number, a tagger token/label pairs;
+    with --scores one token a line (token, label, scores; an empty line
+    behind each text).
+    With --json a line is an object: line, label, scores; of a tagger
+    line, tokens (token, label, scores).
     """
-    from manyheads.encode import Answer
-    from manyheads.opened import open_any
+    encoder = _open(run, device, threads).encoder()
+    for first, lines in _chunks():
+        for at, answers in enumerate(encoder.classify(lines), start=first):
+            if not as_json:
+                write(_labelled(answers, scores, encoder.tags))
+            elif encoder.tags:
+                tokens = [{"token": a.piece, "label": a.label, "scores": a.scores} for a in answers]
+                write(_object(line=at, tokens=tokens))
+            else:
+                write(_object(line=at, label=answers[0].label, scores=answers[0].scores))
 
-    def shown(answer: Answer) -> str:
-        numbers = [f"{name}={value:.4f}" for name, value in answer.scores.items()]
-        if len(answer.scores) == 1:
-            return numbers[0].partition("=")[2]
-        label = f"{answer.piece}/{answer.label}" if answer.piece else answer.label
-        return "\t".join([label, *numbers]) if scores else label
 
-    encoder = open_any(run, choose(device, threads)).encoder()
-    for _, lines in _chunks():
-        for answers in encoder.classify(lines):
-            write(" ".join(map(shown, answers)) + "\n")
+def _labelled(answers: "list[Answer]", scores: bool, tags: bool) -> str:
+    """The labels of a text as a person reads them."""
+    numbers = [[f"{name}={value:.4f}" for name, value in a.scores.items()] for a in answers]
+    if tags and scores:
+        rows = [[a.piece, a.label, *own] for a, own in zip(answers, numbers, strict=True)]
+        return "".join("\t".join(row) + "\n" for row in rows) + "\n"
+    shown = []
+    for answer, own in zip(answers, numbers, strict=True):
+        label = f"{answer.piece}/{answer.label}" if tags else answer.label
+        if len(own) == 1:
+            label = own[0].rpartition("=")[2]
+        shown.append("\t".join([label, *own]) if scores and len(own) > 1 else label)
+    return " ".join(shown) + "\n"
+
+
+def _object(**values: Any) -> str:
+    return json.dumps(values, ensure_ascii=False) + "\n"
 
 
 def _chunks() -> Iterator[tuple[int, list[str]]]:

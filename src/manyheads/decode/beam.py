@@ -136,6 +136,11 @@ class Marks:
             return list(self.decode.banned)
         return [token for name in UNWRITTEN for token in self._known(name)]
 
+    @property
+    def padding(self) -> int:
+        """What fills up the shorter rows: never looked at, so that the end does where none is."""
+        return next(iter(self._known("pad")), self.end)
+
     def source(self, ids: list[int]) -> list[int]:
         """A source as an encoder reads it."""
         before = self.decode.source_start

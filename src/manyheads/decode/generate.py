@@ -152,13 +152,16 @@ class AnyGenerator:
         return results
 
     def stream(
-        self, prompt: Sequence[int], limit: int, sample: Sample | None = None
+        self, prompt: Sequence[int], limit: int, sample: Sample | None = None, first: int = 0
     ) -> Iterator[int]:
-        """The tokens after a prompt, each as soon as it is there; the likeliest unless told."""
+        """The tokens after a prompt, each as soon as it is there; the likeliest unless told.
+
+        `first` is the number of the prompt, where it comes after others.
+        """
         [(rows, read, limits)] = self._batches([prompt], limit, 1)
         with torch.no_grad():
             stepper = self.begin(read)
-        sampler, end = Sampler(sample or GREEDY, rows), self.marks.end
+        sampler, end = Sampler(sample or GREEDY, rows, first), self.marks.end
         steps = draw(stepper, read[:, -1], limits, sampler, self.allowed)
         return (int(token) for token in steps if int(token) != end)
 

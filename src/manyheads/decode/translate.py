@@ -125,7 +125,7 @@ class AnyTranslator:
         batches = []
         budget = max(1, self.decode.batch_tokens // beam)
         for rows in in_order_of_length(ragged.lengths, budget):
-            source, real = ragged.padded(rows, self.tokenizer.pad)
+            source, real = ragged.padded(rows, self.marks.padding)
             limits = [self.decode.limit(int(n), self.max_length) for n in ragged.lengths[rows]]
             batches.append(
                 (

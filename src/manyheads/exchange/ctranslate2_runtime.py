@@ -20,15 +20,24 @@ from manyheads.tokens import Tokenizer
 class Ctranslate2Model:
     """A folder, opened by the `kind` of runner that its model needs; on a CPU with torch's threads.
 
-    Tokens go in and come out by name; `source` and `target` are the names by id.
+    The device `auto` is a GPU where CTranslate2 sees one. Tokens go in and come out by name;
+    `source` and `target` are the names by id.
     """
 
     def __init__(self, folder: Path, kind: str, device: str = "cpu") -> None:
         runner = getattr(library(), kind)
         if not (folder / WEIGHTS).is_file():
             raise Mistake(f"there is no {folder / WEIGHTS}: give a folder exported to ctranslate2")
+        place, _, number = device.partition(":")
+        if place == "cuda" and not library().get_cuda_device_count():
+            raise Mistake("CTranslate2 has no GPU to compute on here: use --device cpu or auto")
         try:
-            self.runner = runner(str(folder), device, intra_threads=torch.get_num_threads())
+            self.runner = runner(
+                str(folder),
+                place,
+                device_index=int(number or 0),
+                intra_threads=torch.get_num_threads(),
+            )
             self.settings: dict[str, Any] = json.loads((folder / SETTINGS).read_bytes())
             self.max_length = int(self.settings["max_length"])
             self.source, self.target = _vocabularies(folder)

@@ -61,11 +61,12 @@ class Family:
     `fields` maps a foreign setting to ours (several, parted by spaces, that must agree), `fixed`
     says what all its models are, `defaults` what goes without saying there, `only` which values
     of its settings we know, `squares` which may be given as two equal sides, `heads` what each
-    of its classes has on top, `fuller` which class files of another are often really of. `read`
-    and `write` do what no table can. `tensors` names what our modules and tensors are called
-    there ({} is the layer), `apart` those of separate source and target tables, `tops` those of
-    each kind of head, `gated` those of gated feed-forward parts; `same` are second names of a
-    tensor, `unused` patterns of what nobody needs.
+    of its classes has on top, `fuller` which class files of another are often really of,
+    `unpooled` which may be without its pooler and the argument that says so. `read` and `write`
+    do what no table can. `tensors` names what our modules and tensors are called there ({} is
+    the layer), `apart` those of separate source and target tables, `tops` those of each kind of
+    head, `gated` those of gated feed-forward parts; `same` are second names of a tensor,
+    `unused` patterns of what nobody needs.
     """
 
     kind: str
@@ -79,6 +80,7 @@ class Family:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     squares: Sequence[str] = ()
     fuller: Mapping[str, str] = field(default_factory=dict)
+    unpooled: Mapping[str, str] = field(default_factory=dict)
     read: Callable[[Foreign], Flat] = lambda foreign: {}
     write: Callable[[Flat], dict[str, Any]] = lambda flat: {}
     apart: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +101,7 @@ class Family:
     def seconds(self, model: nn.Module) -> Mapping[str, str]:
         """Second names of tensors; where the tables are apart, a tied head is the target's."""
         if hasattr(model, "target_tokens"):
-            return {"lm_head.weight": f"{self.apart['target_tokens']}.weight"}
+            return {f"{self.tensors['head']}.weight": f"{self.apart['target_tokens']}.weight"}
         own = self.top(model).values()
         others = {name for names in self.tops.values() for name in names.values()}
         return {
@@ -112,6 +114,12 @@ class Family:
         """What the parts of a model's head are called."""
         config: Any = model.config
         return self.tops.get(getattr(getattr(config, "head", None), "kind", "none"), {})
+
+    def lacks_pooler(self, foreign: Foreign) -> bool:
+        """Whether a model of a class that may be without a pooler is."""
+        pooler = self.tensors.get("pooler.project")
+        stored = {name.rpartition(".")[0] for name in foreign.tensors}
+        return foreign.architecture in self.unpooled and pooler not in stored
 
     def nobody_needs(self, name: str) -> bool:
         return any(re.search(pattern, name) for pattern in self.unused)

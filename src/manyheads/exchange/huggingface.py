@@ -267,7 +267,8 @@ def to_huggingface(model: nn.Module) -> Any:
             f"{family.kind} counts positions from its padding token on, which here would be "
             f"{padding}, and is {special['pad_token_id']}: there is no way to write this model"
         )
-    theirs = kind(kind.config_class(**settings)).to(next(model.parameters()).dtype).eval()
+    theirs = kind(kind.config_class(**settings), **departure.arguments)
+    theirs = theirs.to(next(model.parameters()).dtype).eval()
     actual = {family.canonical(name): name for name in theirs.state_dict()}
     shapes = {name: theirs.state_dict()[place].shape for name, place in actual.items()}
     given = give(family, model, shapes)
@@ -302,7 +303,8 @@ def _untie(theirs: Any, family: Family, given: dict[str, Tensor], actual: dict[s
     for second, first in family.same.items():
         if second in given and first in given and not torch.equal(given[second], given[first]):
             module, _, leaf = actual[second].rpartition(".")
-            setattr(theirs.get_submodule(module), leaf, nn.Parameter(given[second].clone()))
+            own = given[second].clone().to(theirs.device)
+            setattr(theirs.get_submodule(module), leaf, nn.Parameter(own))
             theirs.all_tied_weights_keys.pop(actual[second], None)
 
 

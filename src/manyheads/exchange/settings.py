@@ -25,6 +25,10 @@ FREE = re.compile(r"core\.|initial$|(.*[._])?dropout$|embed\.norm\.placement$")
 SIDED = ("layers", "heads", "hidden")
 LABELLED = ("classify", "tag")
 ON_TOP = ("head.", "pooler.", "next_sentence.")
+# Several answers at once are no choice among labels.
+PROBLEMS: dict[str, tuple[Any, ...]] = {
+    "problem_type": (None, "single_label_classification", "regression"),
+}
 # What any head of its kind may have in its own way.
 VARYING = {"head.labels", "head.dropout", "head.tie", "pooler.dim"}
 LARGEST = 2**53  # of a size; up to there whole numbers and floats are the same
@@ -33,7 +37,8 @@ LARGEST = 2**53  # of a size; up to there whole numbers and floats are the same
 def read_settings(family: Family, foreign: Foreign) -> ModelConfig:
     """Our settings of a foreign model; what we do not have is refused by its name."""
     known = {**family.defaults, **foreign.settings}
-    for name, allowed in family.only.items():
+    only = {**family.only, **(PROBLEMS if foreign.head == "classify" else {})}
+    for name, allowed in only.items():
         if known.get(name, allowed[0]) not in allowed:
             choices = " or ".join(map(str, allowed))
             raise Mistake(
@@ -49,6 +54,7 @@ def read_settings(family: Family, foreign: Foreign) -> ModelConfig:
     if flat.get("head.kind") in LABELLED:
         flat["head.labels"] = _labels(known, foreign)
     flat |= family.read(dataclasses.replace(foreign, settings=known))
+    flat = _without_pooler(flat) if family.lacks_pooler(foreign) else flat
     for path, value in flat.items():
         if value == SAME_ACTIVATION:
             flat[path] = flat[SAME_ACTIVATION]
@@ -114,6 +120,8 @@ def _labels(settings: Mapping[str, Any], foreign: Foreign) -> list[str]:
         raise BadData("config.json has an id2label that is no table of numbers") from None
     if sorted(found) != list(range(len(named))):
         raise BadData("config.json has an id2label whose numbers do not count up from 0")
+    if foreign.head == "classify" and settings.get("problem_type") == "regression" and count > 1:
+        raise Mistake(f"problem_type=regression of {count} numbers is not supported: only of one")
     if len(found) == count:
         return [found[number] for number in range(count)]
     return [f"LABEL_{number}" for number in range(count)]
@@ -121,10 +129,14 @@ def _labels(settings: Mapping[str, Any], foreign: Foreign) -> list[str]:
 
 @dataclass(frozen=True)
 class Departure:
-    """What a model of ours is in a family, and all that the family has no place for."""
+    """What a model of ours is in a family, and all that the family has no place for.
+
+    `arguments` are what its class is built with beside its settings.
+    """
 
     family: Family
     architecture: str
+    arguments: dict[str, Any]
     settings: dict[str, Any]
     obstacles: list[str]
 
@@ -138,6 +150,9 @@ def write_settings(family: Family, config: ModelConfig) -> Departure:
     flat = flatten(config)
     obstacles = []
     fits = [name for name in family.heads if _fits(flat, family.heads[name])]
+    bare = [n for n in family.unpooled if _fits(flat, _without_pooler(family.heads[n]))]
+    arguments: dict[str, Any] = {} if fits else {family.unpooled[name]: False for name in bare[:1]}
+    fits += bare
     if not fits:
         top = [f"{path}={flat[path]}" for path in flat if path.startswith(ON_TOP)]
         obstacles.append(f"has no class with {', '.join(top) or 'no head'} on top")
@@ -163,7 +178,7 @@ def write_settings(family: Family, config: ModelConfig) -> Departure:
         on_top = not fits and path.startswith(ON_TOP)  # said already
         if not (path in used or on_top or FREE.match(path) or _implied(path, config)):
             obstacles.append(f"cannot express {path}={value}")
-    return Departure(family, architecture, settings, obstacles)
+    return Departure(family, architecture, arguments, settings, obstacles)
 
 
 def _alike(config: Seq2SeqConfig) -> Seq2SeqConfig:
@@ -194,6 +209,10 @@ def _fits(flat: Flat, head: Mapping[str, Any]) -> bool:
     """Whether a model has exactly this on top."""
     top = {path for path in flat if path.startswith(ON_TOP)} - VARYING
     return top <= head.keys() and all(_holds(flat, path, value) for path, value in head.items())
+
+
+def _without_pooler(flat: Mapping[str, Any]) -> Flat:
+    return {path: value for path, value in flat.items() if not path.startswith("pooler.")}
 
 
 def _holds(flat: Flat, path: str, value: Any) -> bool:

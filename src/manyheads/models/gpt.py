@@ -20,6 +20,10 @@ class GptConfig(Architecture):
     output: Output = field(default_factory=Output)
     kind: ClassVar[str] = "gpt"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_narrow_table()
+
     def build(self) -> "Gpt":
         return Gpt(self)
 

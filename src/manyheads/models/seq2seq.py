@@ -51,6 +51,7 @@ class Seq2SeqConfig(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.refuse_narrow_table()
         for name, side in (("encoder", self.encoder), ("decoder", self.decoder)):
             for size in ("layers", "heads", "hidden"):
                 check_at_least(f"model.{name}.{size}", getattr(side, size), 1)

@@ -71,6 +71,13 @@ class Architecture:
             if not 0 <= getattr(self, name) < 1:
                 raise Mistake(f"model.{name}={getattr(self, name)} must be at least 0, below 1")
 
+    def refuse_narrow_table(self) -> None:
+        """For models whose head may be their table: it has to be as wide as they are."""
+        if self.embed.width(self.dim) != self.dim:
+            raise Mistake(
+                f"model.embed.dim={self.embed.dim} is for encoders (model.kind=bert): leave it out"
+            )
+
     @property
     def vocabulary(self) -> int:
         if self.vocab_size is None:

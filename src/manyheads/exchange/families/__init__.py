@@ -1,1 +1,6 @@
-"""The architectures of `transformers` as tables: foreign names stand here and nowhere else."""
+"""The architectures of `transformers` as tables.
+
+Names of tensors and of an architecture's settings stand here alone. What all their models share,
+labels, special tokens and activations, is named where it is read; the settings of writing are
+named in exchange/folder.py and opened.py.
+"""

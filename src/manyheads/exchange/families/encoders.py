@@ -46,6 +46,9 @@ ONLY: dict[str, tuple[Any, ...]] = {
 BARE = {"head": "none"}
 TAG = {"head.kind": "tag"}
 OLD_NORMS = [(r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")]
+# Files of classes that read no pooled vector often hold the pooler all the same.
+POOLER = r"^pooler\.dense\.(weight|bias)$"
+UNPOOLED = "add_pooling_layer"
 BUFFERS = [r"embeddings\.(position_ids|token_type_ids)$"]
 
 EMBEDDINGS: dict[str, str | tuple[str, ...]] = {
@@ -126,6 +129,7 @@ BERT = Family(
     },
     # The files of the paper's own models hold both heads, and name the one.
     fuller={"BertForMaskedLM": "BertForPreTraining"},
+    unpooled={"BertModel": UNPOOLED},
     read=_read_bert,
     write=_write_tie,
     tensors={
@@ -148,7 +152,7 @@ BERT = Family(
         "cls.predictions.bias": "cls.predictions.decoder.bias",
     },
     # The second name of the bias is stored by itself where the head is not tied; none reads it.
-    unused=[*BUFFERS, r"^cls\.predictions\.bias$"],
+    unused=[*BUFFERS, POOLER, r"^cls\.predictions\.bias$"],
     renamed=OLD_NORMS,
 )
 
@@ -188,6 +192,7 @@ ROBERTA = Family(
         "RobertaForSequenceClassification": {"head.kind": "classify", **POOLED},
         "RobertaForTokenClassification": TAG,
     },
+    unpooled={"RobertaModel": UNPOOLED},
     read=_read_roberta,
     write=_write_roberta,
     tensors={**STACK, "pooler.project": "pooler.dense"},
@@ -205,7 +210,7 @@ ROBERTA = Family(
         "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
         "lm_head.bias": "lm_head.decoder.bias",
     },
-    unused=[*BUFFERS, r"^lm_head\.bias$"],
+    unused=[*BUFFERS, POOLER, r"^lm_head\.bias$"],
     renamed=OLD_NORMS,
 )
 

@@ -65,6 +65,7 @@ VIT = Family(
         "ViTForImageClassification": {"head.kind": "classify"},
         "ViTModel": {"head": "none", "pooler.activation": "tanh"},
     },
+    unpooled={"ViTModel": "add_pooling_layer"},
     read=_read_vit,
     write=_write_vit,
     tensors={
@@ -85,6 +86,7 @@ VIT = Family(
         "pooler.project": "pooler.dense",
         "head.output": "classifier",
     },
+    unused=[r"^pooler\.dense\.(weight|bias)$"],  # of classifiers
     # As files have always had it, and as objects have it now.
     renamed=[
         (r"^encoder\.layer\.", "layers."),
