@@ -140,7 +140,7 @@ def presets() -> list[str]:
 def preset(name: str) -> ModelConfig:
     """The settings of a published model, by its exact name."""
     if name not in _PRESETS:
-        raise Mistake(f"there is no preset '{name}': {nearest(name, _PRESETS)}")
+        raise Mistake(f"there is no preset '{name}' (and no such run): {nearest(name, _PRESETS)}")
     return _PRESETS[name]()
 
 

@@ -114,7 +114,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError):
-        raise Mistake(f"device '{name}' is not here: use auto, cpu or cuda") from None
+        raise Mistake(f"device '{name}' is not here: use auto or cpu") from None
     return device
 
 
@@ -152,7 +152,10 @@ def make_folder(folder: Path) -> None:
 def read_run(folder: Path) -> Run:
     """The settings of a run folder."""
     if not folder.is_dir():
-        raise Mistake(f"there is no run folder {folder}: train one with `manyheads train`")
+        raise Mistake(
+            f"there is no run folder {folder}: train one with `manyheads train`, or give the "
+            "folder of a model (nothing is fetched)"
+        )
     if not (folder / SETTINGS).is_file():
         raise BadData(f"{folder} is no run folder: it has no {SETTINGS}")
     table = read_toml(folder / SETTINGS)

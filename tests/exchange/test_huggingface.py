@@ -38,7 +38,7 @@ def test_logits_and_gradients_are_theirs(family: str, dtype: torch.dtype) -> Non
             ours = from_huggingface(theirs)
             expected, said, real = both(family, theirs, ours, seed)
             assert said.shape == expected.shape
-            assert expected[real].std() > 0.01 or expected[real].numel() < 3
+            assert expected[real].numel() < 3 or expected[real].std() > 0.01
             torch.testing.assert_close(said[real], expected[real], rtol=bound, atol=bound)
             pull = torch.randn_like(said[real])
             ((said[real] * pull).sum() / pull.numel()).backward()

@@ -20,7 +20,9 @@ from torch import nn
 
 import manyheads
 from manyheads.config import override_all
+from manyheads.decode.beam import Decode
 from manyheads.errors import Mistake
+from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import from_huggingface, to_huggingface
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
@@ -34,6 +36,7 @@ from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw, Sinuso
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Dot
 from manyheads.presets import preset
+from manyheads.tokens import Bpe
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
@@ -311,3 +314,24 @@ def test_any_model_leaves_as_it_is_or_not_at_all() -> None:
         left += 1
     assert left > 30
     assert len(lines) == refused > 30
+
+
+def test_labels_and_lengths_leave_both_ways(tmp_path: Path) -> None:
+    """A tokenizer there cuts where the model ends, and labels are found by name too."""
+    theirs = transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=400,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=8,
+            max_position_embeddings=12,
+            id2label={0: "no", 1: "yes"},
+        )
+    )
+    tokenizer = Bpe(vocab_size=300).train(["a small dog sees a tree"])
+    write_huggingface(from_huggingface(theirs), tokenizer, Decode(), tmp_path / "out")
+    opened = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert opened.config.label2id == {"no": 0, "yes": 1}
+    cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert len(cut("a small dog " * 20, truncation=True)["input_ids"]) == 12

@@ -142,6 +142,8 @@ def evaluate(
         )
     scores = evaluate_translation(translator, changed.data, split).scores
     _show_scores(scores, as_json)
+    if "loss" not in scores:
+        say("without loss: another program runs the model, or it frames texts in its own way")
     if (run / SETTINGS).is_file():  # a folder of another program is left as it is
         save_scores(run, scores)
 

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,6 +118,10 @@ def generate(
             "--temperature, --top-k, --top-p, --min-p and --seed are for drawing: leave out --beam"
         )
     generator = _open(run, device, threads, say).generator(say, **given(beam=beam))
+    if not generator.draws and sample == Sample(temperature=TEMPERATURE):
+        sample = replace(sample, temperature=0.0)
+        if beam is None:
+            say("CTranslate2 cannot draw by a seed: the likeliest token is taken each time")
     prompts = [prompt] if prompt is not None else read_lines(sys.stdin.buffer)
     for number, text in enumerate(prompts):
         ids = [*generator.tokenizer.frame()[0], *generator.tokenizer.encode(text)]
@@ -210,6 +214,8 @@ def fill(
         answers = encoder.fill(lines, top, first)
         for at, (line, guesses) in enumerate(zip(lines, answers, strict=True), start=first):
             text = encoder.filled(line, guesses)
+            if not guesses and line.strip():
+                say(f"line {at} has no mask to fill")
             if as_json:
                 masks = [[asdict(guess) for guess in words] for words in guesses]
                 write(_object(line=at, text=text, masks=masks))

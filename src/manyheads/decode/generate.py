@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -92,6 +93,7 @@ class AnyGenerator:
     tokenizer: Tokenizer
     decode: Decode
     warn: Callable[[str], None]
+    draws: ClassVar[bool] = True  # whether it can take tokens by chance, the same for a seed
 
     @property
     def device(self) -> torch.device:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -200,6 +200,7 @@ class Ctranslate2Generator(AnyGenerator):
     The search is that of the translator. A text ends with the model's max_length at the latest.
     """
 
+    draws: ClassVar[bool] = False
     model: Ctranslate2Model
     tokenizer: Tokenizer
     decode: Decode

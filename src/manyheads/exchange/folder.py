@@ -82,4 +82,6 @@ def _their_tokenizer(tokenizer: Tokenizer, model: nn.Module, decode: Decode) -> 
     except Mistake:  # nothing is read here: the tokenizer leaves as it came
         framed = tokenizer
     inner = tokenizers.Tokenizer.from_str(framed.to_json())
-    return import_transformers().PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+    kind = import_transformers().PreTrainedTokenizerFast
+    config: Any = model.config
+    return kind(tokenizer_object=inner, model_max_length=config.max_length, **special)

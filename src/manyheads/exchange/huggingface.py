@@ -184,6 +184,8 @@ def _receive_folder(folder: Path) -> Arrival:
     if not folder.is_dir():
         raise Mistake(f"there is no folder {folder}: give one with {CONFIG} and {WEIGHTS}")
     if not (folder / CONFIG).is_file():
+        if (folder / "run.toml").is_file():
+            raise Mistake(f"{folder} is a run already: use it as it is")
         raise BadData(f"{folder} is no model folder: it has no {CONFIG}")
     settings = _read_json(folder / CONFIG)
     code = sorted(folder.glob("*.py"))

@@ -165,6 +165,7 @@ def write_settings(family: Family, config: ModelConfig) -> Departure:
     settings = family.write(flat)
     if "head.labels" in flat:
         settings["id2label"] = dict(enumerate(flat.pop("head.labels")))
+        settings["label2id"] = {label: n for n, label in settings["id2label"].items()}
     for theirs, ours in family.fields.items():
         values = [flat.pop(path, None) for path in ours.split()]
         if None in values:
