@@ -10,7 +10,7 @@ import pytest
 import sacrebleu
 
 from manyheads.errors import Mistake
-from manyheads.evaluate.scores import perplexity, translation_scores
+from manyheads.evaluate.scores import perplexity, spearman, translation_scores
 
 REFERENCES = [
     "Der alte Hund schläft im Garten.",
@@ -88,3 +88,18 @@ def test_perplexity_of_a_uniform_guess_is_the_vocabulary(vocabulary: int, tokens
 def test_a_hopeless_perplexity_is_still_a_number() -> None:
     """A model that gives no chance at all to a token has a huge perplexity, not an error."""
     assert 1e300 < perplexity(1e9, 1) < math.inf
+
+
+def test_rank_correlation_is_the_formula() -> None:
+    """1 − 6 Σ d² / (n (n² − 1)) without ties; with ties the correlation of mean ranks."""
+    one, other = [3.0, 1.0, 4.0, 1.5, 9.0], [2.0, 7.0, 1.0, 8.0, 2.8]
+    ranks = [[sorted(x).index(value) + 1 for value in x] for x in (one, other)]
+    apart = sum((a - b) ** 2 for a, b in zip(*ranks, strict=True))
+    assert spearman(one, other) == pytest.approx(1 - 6 * apart / (5 * 24))
+    assert spearman(one, [x**3 for x in one]) == pytest.approx(1.0)
+    assert spearman([1.0, 2.0, 2.0, 3.0], [1.0, 3.0, 2.0, 4.0]) == pytest.approx(
+        4.5 / math.sqrt(4.5 * 5)
+    )
+    assert math.isnan(spearman([1.0, 1.0], [1.0, 2.0]))
+    with pytest.raises(Mistake, match="ranked"):
+        spearman([1.0], [1.0, 2.0])

@@ -2,5 +2,5 @@
 
 Names of tensors and of an architecture's settings stand here alone. What all their models share,
 labels, special tokens and activations, is named where it is read; the settings of writing are
-named in exchange/folder.py and opened.py.
+named in exchange/writing.py.
 """
