@@ -27,9 +27,10 @@ from manyheads.nn.embedding import Embed
 from manyheads.nn.positions import Sinusoidal
 from manyheads.nn.residual import Norm
 from manyheads.tasks.translation import translation_loss
-from manyheads.tokens import Bpe, Tokenizer
+from manyheads.tokens import Tokenizer
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
+from manyheads.vocabularies import Bpe
 
 BEAM = 5
 BATCH = 32
@@ -107,7 +108,7 @@ def warm_up(
     for step in range(steps):
         seed_step(1, step)
         loss = translation_loss(model, pairs.batch(order.rows(step)), 0.0)
-        (loss.objective / loss.tokens).backward()
+        (loss.objective / loss.count).backward()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(train, 256, step + 1)
         optimizer.step()
@@ -154,7 +155,7 @@ def training(
 
     def our_update(batch: Batch) -> None:
         loss = translation_loss(ours, batch, 0.0)
-        (loss.objective / loss.tokens).backward()
+        (loss.objective / loss.count).backward()
         optimizers[0].step()
         optimizers[0].zero_grad()
 

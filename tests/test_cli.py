@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from manyheads import cli
 from manyheads.commands import training
 from manyheads.config import parse
-from manyheads.run import Run, read_recipe, read_run
+from manyheads.run import Run, read_run
 from manyheads.tokens import Tokenizer
+from manyheads.training import read_recipe
 
 TINY = (
     *("data.train_pairs=120", "data.valid_pairs=3", "data.test_pairs=3", "tokens.vocab_size=300"),

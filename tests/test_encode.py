@@ -17,7 +17,8 @@ from manyheads.encode import Guess, TextEncoder
 from manyheads.errors import Mistake
 from manyheads.models.bert import BertConfig
 from manyheads.opened import open_any
-from manyheads.tokens import Bpe, Tokenizer
+from manyheads.tokens import Tokenizer
+from manyheads.vocabularies import Bpe
 
 transformers = pytest.importorskip("transformers")
 

@@ -22,10 +22,11 @@ from safetensors.torch import load_file, save_file
 
 from manyheads import cli
 from manyheads.data.translation import Batch
-from manyheads.run import locked, read_recipe, read_run
+from manyheads.run import locked, read_run
 from manyheads.tasks.translation import TranslationTask
 from manyheads.train import checkpoint
 from manyheads.train.checkpoint import read_tensors
+from manyheads.training import read_recipe
 
 KILLS = 10
 

@@ -12,8 +12,8 @@ from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import attend
 from manyheads.nn.masks import Causal, causal, full, window
 from manyheads.nn.positions import Alibi, Buckets, NoPosition, PositionSizes, Rotary
-from manyheads.run import read_recipe, train
-from manyheads.tokens import Bpe
+from manyheads.training import read_recipe, train
+from manyheads.vocabularies import Bpe
 
 pytestmark = [
     pytest.mark.gpu,

@@ -22,7 +22,7 @@ from manyheads.exchange.huggingface import receive
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.opened import TorchRun, open_any, open_run, run_of
 from manyheads.run import Run, save_run
-from manyheads.tokens import Bpe
+from manyheads.vocabularies import Bpe
 
 ENCODERS = ("bert", "roberta", "electra", "distilbert")
 Folder = Callable[[str], tuple[Path, Any]]

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 import manyheads
-from manyheads import run as runs
 from manyheads.config import dump, parse, to_toml
 from manyheads.errors import Mistake
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.embedding import Embed
 from manyheads.opened import open_run
-from manyheads.run import Run, check_folder, choose_device, read_recipe, read_run, recipes
+from manyheads.run import Run, check_folder, choose_device, read_run
 from manyheads.tokens import Tokenizer
 from manyheads.train.checkpoint import read_tensors
+from manyheads.training import read_recipe, recipes, train
 
 PACKAGE = Path(manyheads.__file__).parent
 TINY = (
@@ -35,7 +35,7 @@ TINY = (
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "tiny"
     run = read_recipe("phrasebook", [*TINY, "model.position=rotary", "seed=7"])
-    runs.train(run, out, torch.device("cpu")).run()
+    train(run, out, torch.device("cpu")).run()
     return out
 
 
@@ -99,7 +99,7 @@ def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
     ends = []
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         run = read_recipe("phrasebook", [*TINY, f"seed={seed}"])
-        runs.train(run, tmp_path / name, torch.device("cpu")).run()
+        train(run, tmp_path / name, torch.device("cpu")).run()
         ends.append(read_tensors(tmp_path / name / "model.safetensors")[0])
     table = "tokens.weight"
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -1,9 +1,8 @@
-"""Tokenizers: exact round trips, the same file every time, and a replay that tells the truth."""
+"""Tokenizers: exact round trips, words and special tokens, a replay that tells the truth."""
 
 import json
 import os
-import subprocess
-import sys
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from manyheads.errors import BadData, Mistake
-from manyheads.tokens import GLYPHS, SPECIALS, Bpe, Characters, Tokenizer, Tokens, WordPiece
+from manyheads.tokens import SPECIALS, SPLIT, Tokenizer
+from manyheads.vocabularies import Bpe, Characters, Tokens, WordPiece, Words
 
 LINES = [
     "Der kleine Hund läuft schnell über die grüne Wiese .",
@@ -31,6 +31,9 @@ SETTINGS: dict[str, Tokens] = {
     "characters": Characters(vocab_size=290),
 }
 TRAINED = {name: kind.train(LINES) for name, kind in SETTINGS.items()}
+# Whole words are not exact, so most of the tests below are not theirs.
+ALL: dict[str, Tokens] = {**SETTINGS, "words": Words(vocab_size=24)}
+KNOWN = Words(vocab_size=24).train(LINES)
 
 every_kind = pytest.mark.parametrize("tokenizer", TRAINED.values(), ids=TRAINED.keys())
 
@@ -111,46 +114,6 @@ def test_specials_have_the_first_ids_and_decode_to_nothing(tokenizer: Tokenizer)
     assert [tokenizer.mask, tokenizer.separator, tokenizer.classify] == [4, 5, 6]
     ids = [tokenizer.start, *tokenizer.encode("Der Hund"), tokenizer.end, tokenizer.pad]
     assert tokenizer.decode(ids) == "Der Hund"
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_vocabulary_stays_within_its_size(name: str) -> None:
-    assert TRAINED[name].vocab_size == SETTINGS[name].vocab_size
-
-
-def test_all_bytes_are_in_the_alphabet() -> None:
-    assert set(GLYPHS) == set(pre_tokenizers.ByteLevel.alphabet())
-    known = TRAINED["wordpiece"].token_id
-    assert all(known(glyph) is not None and known("##" + glyph) is not None for glyph in GLYPHS)
-
-
-def test_characters_keeps_the_most_frequent() -> None:
-    kept = Characters(vocab_size=len(SPECIALS) + 256 + 2).train(["aaa", "bb", "dccd"])
-    assert [kept.token_id(character) is not None for character in "abcd"] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-
-
-def test_the_same_text_gives_the_same_file(tmp_path: Path) -> None:
-    # In processes of their own: hash seeds and thread counts must not show.
-    program = (
-        "import sys; from pathlib import Path; from manyheads.tokens import *\n"
-        "lines = Path(sys.argv[1]).read_text('utf-8').split('\\n')\n"
-        f"for name, settings in {SETTINGS!r}.items():\n"
-        "    settings.train(lines).save(Path(sys.argv[2] + name))"
-    )
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(LINES), encoding="utf-8")
-    for threads in ("1", "4"):
-        variables = {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
-        environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", program, str(corpus), str(tmp_path / threads)]
-        subprocess.run(command, env=environment, check=True)
-    for name in SETTINGS:
-        assert (tmp_path / f"1{name}").read_bytes() == (tmp_path / f"4{name}").read_bytes()
 
 
 @every_kind
@@ -281,24 +244,76 @@ def test_foreign_specials_are_found_by_content(tmp_path: Path) -> None:
         _ = loaded.end
 
 
-@pytest.mark.parametrize(
-    ("kind", "least"),
-    [(Bpe, 263), (WordPiece, 519), (Characters, 263)],
-    ids=lambda value: str(value),
-)
-def test_a_vocabulary_too_small_for_the_bytes_is_refused(kind: type[Bpe], least: int) -> None:
-    with pytest.raises(Mistake, match=rf"vocab_size={least - 1} .*at least {least}"):
-        kind(vocab_size=least - 1)
-    smallest = kind(vocab_size=least).train(LINES)
-    assert smallest.vocab_size == least
-    assert smallest.decode(smallest.encode("läuft 😀")) == "läuft 😀"
+@pytest.mark.parametrize("name", ALL)
+@settings(deadline=None)
+@given(text=texts)
+def test_words_of_a_text(name: str, text: str) -> None:
+    """They are what is split off before pieces are looked for, and all of them together."""
+    tokenizer = {**TRAINED, "words": KNOWN}[name]
+    [(ids, begins)] = tokenizer.encode_words([text])
+    assert ids == tokenizer.encode(text)
+    assert len(begins) == len(ids)
+    assert begins[:1] in ([True], [])
+    starts = [place for place, begin in enumerate(begins) if begin]
+    words = [ids[a:b] for a, b in pairwise([*starts, len(ids)])]
+    if name == "words":
+        assert [len(word) for word in words] == [1] * len(text.split())
+        return
+    split = [word for word, _ in SPLIT.pre_tokenize_str(text)]
+    if name == "wordpiece":  # in which a "#" is a word of its own
+        split = [part for word in split for part in re.findall("#|[^#]+", word)]
+    assert [tokenizer.decode(word) for word in words] == split
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("lines", [[], ["", ""]])
-def test_no_text_is_refused(name: str, lines: list[str]) -> None:
-    with pytest.raises(Mistake, match="no text"):
-        SETTINGS[name].train(iter(lines))
+def test_words_of_many_texts_and_of_foreign_tokenizers() -> None:
+    tokenizer = TRAINED["bpe"]
+    [one] = tokenizer.encode_words(["Der Hund"])
+    assert tokenizer.encode_words(["Der Hund", "", "Der Hund"]) == [one, ([], []), one]
+    vocabulary = {"[UNK]": 0, "play": 1, "##ing": 2, "s": 3}
+    foreign = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    foreign.pre_tokenizer = pre_tokenizers.Whitespace()
+    found = Tokenizer(foreign).encode_words(["playing s"])
+    assert found == [([1, 2, 3], [True, False, True])]
+    with pytest.raises(Mistake, match="Unicode"):
+        TRAINED["characters"].encode_words(["a\ud800"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ordinary_tokens_are_all_but_the_special_ones(name: str) -> None:
+    tokenizer = {**TRAINED, "words": KNOWN}[name].with_specials(["<extra_id_0>"])
+    assert tokenizer.ordinary.tolist() == list(range(len(SPECIALS), tokenizer.vocab_size - 1))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_further_special_tokens_come_last_and_stay(name: str, tmp_path: Path) -> None:
+    before = {**TRAINED, "words": KNOWN}[name]
+    assert before.sentinels() == []
+    size, text = before.vocab_size, "der Hund <extra_id_1> ."
+    more = before.with_specials([f"<extra_id_{number}>" for number in (0, 1, 2, 4)])
+    more.save(tmp_path / "tokenizer.json")
+    for tokenizer in (more, Tokenizer.load(tmp_path / "tokenizer.json")):
+        assert tokenizer.sentinels() == [size, size + 1, size + 2]
+        assert tokenizer.vocab_size == size + 4
+        assert tokenizer.encode(text) == before.encode(text)  # spelled out, it is text
+        assert tokenizer.decode([size, *tokenizer.encode("."), size + 1]) == "."
+        assert tokenizer.kind == name
+    assert before.vocab_size == size
+    again = more.with_specials(["<extra_id_0>", "<extra_id_3>"])
+    assert again.sentinels() == [size, size + 1, size + 2, size + 4, size + 3]
+
+
+def test_a_vocabulary_with_holes_takes_no_further_special_tokens() -> None:
+    """The library would give an id twice."""
+    holes = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 2}, unk_token="a"))
+    with pytest.raises(Mistake, match="holes"):
+        Tokenizer(holes).with_specials(["<x>", "<y>"])
+
+
+def test_a_foreign_kind_has_the_name_of_the_library() -> None:
+    unigram = tokenizers.Tokenizer(models.Unigram([("a", 0.0)], 0, False))
+    merges = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], byte_fallback=True)
+    assert Tokenizer(unigram).kind == "Unigram"
+    assert Tokenizer(tokenizers.Tokenizer(merges)).kind == "bpe"
 
 
 @every_kind

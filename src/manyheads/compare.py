@@ -13,7 +13,7 @@ from rich.table import Table
 from manyheads.errors import Mistake
 from manyheads.opened import open_run
 from manyheads.run import Run
-from manyheads.tasks.translation import evaluate_translation
+from manyheads.scoring import score
 from manyheads.view.figures import curves
 
 SHOWN = (
@@ -24,6 +24,13 @@ SHOWN = (
     "exact_match",
     "compositional_bleu",
     "alignment_error",
+    "word_perplexity",
+    "bits_per_character",
+    "accuracy",
+    "f1",
+    "matthews",
+    "pearson",
+    "spearman",
 )
 
 
@@ -44,7 +51,7 @@ def compare_runs(
         train(run, folder)
         opened = open_run(folder, device)
         assert run.data is not None  # a recipe has them
-        scores = evaluate_translation(opened.translator(), run.data, split).scores
+        scores = score(opened, run.data, split)
         count = sum(p.numel() for p in opened.model.parameters())
         rows.append({"settings": name, "parameters": count, "folder": str(folder), **scores})
         lines[name] = validation_curve(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from manyheads.data.phrasebook import Pair
+from manyheads.data.translation import PhrasebookData
 from manyheads.errors import Mistake
 from manyheads.evaluate.alignment import word_maps
 from manyheads.models.seq2seq import Seq2Seq
@@ -21,7 +22,7 @@ WORDS_IN_PICTURE = 14
 def show(folder: Path, device: torch.device, command: str) -> None:
     """Scores, five translations of unseen sentences, a picture of the best head, what next."""
     opened = open_run(folder, device)
-    assert opened.run.data is not None  # it was trained on them
+    assert isinstance(opened.run.data, PhrasebookData)  # it was trained on them
     evaluation = evaluate_translation(opened.translator(), opened.run.data, "test")
     scores, corpus = evaluation.scores, evaluation.corpus
     save_scores(folder, scores)

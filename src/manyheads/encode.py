@@ -15,11 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.data.batching import Rows, in_order_of_length
-from manyheads.data.translation import Ragged
+from manyheads.data.batching import Ragged, Rows, in_order_of_length
 from manyheads.errors import Mistake
 from manyheads.models.gpt import Gpt
-from manyheads.models.heads import EncoderHead, Masked, Tag
+from manyheads.models.heads import EncoderHead, Masked, Tag, mean_of
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.shapes import Hidden
 from manyheads.tokens import CONTINUATION, Tokenizer
@@ -98,7 +97,7 @@ class TextEncoder:
         for batch in self._batches(lines):
             hidden = self._states(batch).float()
             if pool == "mean":
-                vectors = _mean(hidden, batch.real)
+                vectors = mean_of(hidden, batch.real)
             else:
                 vectors = hidden[:, 0] if pool == "cls" else _blank(hidden, batch.real)
             for row, vector in zip(batch.rows.tolist(), vectors.cpu().numpy(), strict=True):
@@ -175,12 +174,18 @@ class TextEncoder:
         """Whether labels are of tokens."""
         return isinstance(self.head, Tag)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What it may answer; a single one is the name of a number."""
+        labels: tuple[str, ...] | None = getattr(self.head, "labels", None)
+        if labels is None:
+            raise Mistake("this model has no head for labels: use a classifier or a tagger")
+        return labels
+
     @torch.inference_mode()
     def classify(self, lines: Sequence[str]) -> list[list[Answer]]:
         """The label of each line; where the head tags tokens, one for each token of the text."""
-        labels = getattr(self.head, "labels", None)
-        if labels is None:
-            raise Mistake("this model has no head for labels: use a classifier or a tagger")
+        labels = self.labels
         found: list[list[Answer]] = [[] for _ in lines]
         before, after = self.tokenizer.frame()
         around = torch.tensor([*before, *after], device=self.device)
@@ -226,13 +231,6 @@ class TextEncoder:
 def _text(line: str) -> str | tuple[str, str]:
     one, tab, two = line.partition("\t")
     return (one, two) if tab else line
-
-
-def _mean(hidden: Hidden, real: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b d"]:
-    if real is None:
-        return hidden.mean(1)
-    share = real / real.sum(1, keepdim=True)
-    return torch.einsum("btd,bt->bd", hidden, share.to(hidden.dtype))
 
 
 def _blank(hidden: Hidden, real: Bool[Tensor, "b t"] | None) -> Hidden:

@@ -8,40 +8,49 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from manyheads.config import dump, nearest, override_all, parse, read_toml, to_toml
-from manyheads.data.translation import Corpus, TranslationData
+from manyheads.config import dump, parse, read_toml, to_toml
+from manyheads.data.labelled import LabelledData
+from manyheads.data.language import TextData
+from manyheads.data.masking import Masked, Objective
+from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import BadData, Mistake
-from manyheads.files import PARTIAL, drop_partials, write_text
-from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.files import PARTIAL, write_text
+from manyheads.models.bert import BertConfig
 from manyheads.nn.cores import Dense
 from manyheads.presets import ModelConfig
-from manyheads.tasks.translation import TranslationTask
-from manyheads.tokens import Tokenizer, Tokens
+from manyheads.tokens import Tokenizer
 from manyheads.train import checkpoint
-from manyheads.train.loop import Trainer
 from manyheads.train.optimizer import Train
+from manyheads.vocabularies import Tokens
 
 SETTINGS = "run.toml"
 TOKENIZER = "tokenizer.json"
 SCORES = "scores.json"
 # What tells a folder that another program is to read from a run.
 EXPORTED = ("config.json", "model.bin", "*.onnx")
+MODEL_OF = {  # the kind of model that an objective trains
+    "causal": "gpt",
+    "masked": "bert",
+    "replaced": "bert",
+    "spans": "seq2seq",
+    "denoising": "seq2seq",
+}
 # What may change between two calls that train the same run.
 FREE = {"train.steps", "train.validate_every", "train.save_every", "train.log_every"}
 
 
-Task = Literal["translation", "language", "text", "images"]
-# What a model of each kind is for.
+Task = Literal["translation", "language", "pretraining", "classification", "text", "images"]
+Data = PhrasebookData | FilesData | TextData | LabelledData
+# What a model of each kind is for, where nothing says more.
 TASKS: dict[str, Task] = {
     "seq2seq": "translation",
     "gpt": "language",
@@ -50,60 +59,96 @@ TASKS: dict[str, Task] = {
 }
 
 
+@dataclass(frozen=True)
+class Fitting:
+    """What goes together with a task: kinds of models, of data, and of objectives."""
+
+    models: tuple[str, ...]
+    data: tuple[str, ...] = ()
+    objectives: tuple[str, ...] = ()
+
+
+FITTING: dict[Task, Fitting] = {
+    "translation": Fitting(("seq2seq",), ("phrasebook", "files")),
+    "language": Fitting(("gpt",), ("text",), ("causal",)),
+    "pretraining": Fitting(
+        ("bert", "seq2seq"), ("text",), ("masked", "replaced", "spans", "denoising")
+    ),
+    "classification": Fitting(("bert",), ("labelled",)),
+    "text": Fitting(("bert",), ("text", "labelled")),
+    "images": Fitting(("vit",)),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that a run is made of; a model from elsewhere comes without data and tokens."""
+    """Everything that a run is made of; a model from elsewhere comes without data and tokens.
+
+    `objective` is what a text is made into something to predict by, where the task leaves a
+    choice; `start` the folder of the model whose weights this one began with.
+    """
 
     task: Task = "translation"
-    data: TranslationData | None
+    start: str = ""
+    data: Data | None
     tokens: Tokens | None
+    objective: Objective | None = None
     model: ModelConfig
     train: Train = field(default_factory=Train)
     decode: Decode = field(default_factory=Decode)
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if self.task != TASKS[self.model.kind]:
+        fitting = FITTING[self.task]
+        if self.model.kind not in fitting.models:
             raise Mistake(f"task={self.task} is not what a {self.model.kind} model does")
+        for name, part, known in (
+            ("data", self.data, fitting.data),
+            ("objective", self.objective, fitting.objectives),
+        ):
+            if part is not None and part.kind not in known:
+                wanted = " or ".join(known) or "none"
+                raise Mistake(f"task={self.task} has {name}={wanted} (not {part.kind})")
+        if self.task == "pretraining":
+            self._check_pretraining()
         if not 0 <= self.seed < 2**63:
             raise Mistake(f"seed={self.seed} must be at least 0, below 2^63")
 
-
-def recipes() -> list[str]:
-    """The names of the built-in recipes."""
-    folder = resources.files("manyheads") / "recipes"
-    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
-
-
-def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
-    """A recipe, by built-in name or file, with `a.b=c` settings on top."""
-    path = Path(name)
-    if name in recipes():
-        path = Path(str(resources.files("manyheads") / "recipes" / f"{name}.toml"))
-    elif not path.is_file():
-        raise Mistake(f"there is no recipe '{name}': {nearest(name, recipes())}")
-    table = read_toml(path)
-    try:
-        run = parse_run(table)
-    except Mistake as error:
-        raise Mistake(f"{path}: {error}") from None
-    run = override_all(run, overrides)
-    if run.data is None or run.tokens is None:
-        raise Mistake("a run that is to be trained needs data and tokens: leave out data=none")
-    # A model whose parts do not go together is refused before anything is read or written.
-    with torch.device("meta"):
-        dataclasses.replace(run.model, vocab_size=run.model.vocab_size or 1).build()
-    return run
+    def _check_pretraining(self) -> None:
+        model, objective = self.model, self.objective
+        if objective is None:
+            raise Mistake("task=pretraining needs an objective, e.g. objective=masked")
+        needed = MODEL_OF[objective.kind]
+        if model.kind != needed:
+            raise Mistake(f"objective={objective.kind} trains a {needed} model, not {model.kind}")
+        if not isinstance(model, BertConfig):
+            return
+        head = "detect" if objective.kind == "replaced" else "masked"
+        if model.head is None or model.head.kind != head:
+            raise Mistake(f"objective={objective.kind} needs model.head={head}")
+        paired = isinstance(objective, Masked) and objective.pairs == "next-sentence"
+        if paired and (model.next_sentence is None or (model.embed.segments or 1) < 2):
+            raise Mistake(
+                "objective.pairs=next-sentence needs model.embed.segments=2, model.pooler=tanh and "
+                "model.next_sentence.classes=2"
+            )
 
 
 def parse_run(table: dict[str, Any]) -> Run:
-    """A run from its TOML table; the task says which kind of model where the model does not."""
+    """A run from its TOML table; task and objective say which kind of model where it does not."""
     model = table.get("model")
     if isinstance(model, dict) and "kind" not in model:
-        task = table.get("task", "translation")
-        kinds = {known: kind for kind, known in TASKS.items()}
-        table = {**table, "model": {**model, "kind": kinds.get(task, "seq2seq")}}
+        table = {**table, "model": {**model, "kind": _kind_of_model(table)}}
     return parse(Run, table)
+
+
+def _kind_of_model(table: dict[str, Any]) -> str:
+    objective = table.get("objective")
+    word = objective.get("kind") if isinstance(objective, dict) else objective
+    if word in MODEL_OF:
+        return MODEL_OF[word]
+    fitting = FITTING.get(table.get("task", "translation"))
+    return fitting.models[0] if fitting else "seq2seq"
 
 
 def choose_device(name: str) -> torch.device:
@@ -182,66 +227,16 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _differences(new: dict[str, Any], old: dict[str, Any], prefix: str = "") -> list[str]:
+def differences(new: dict[str, Any], old: dict[str, Any], prefix: str = "") -> list[str]:
+    """Settings that must not change between two calls that train the same run, and did."""
     found = []
     for key in sorted(new.keys() | old.keys()):
         a, b, name = new.get(key), old.get(key), f"{prefix}{key}"
         if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, f"{name}.")
+            found += differences(a, b, f"{name}.")
         elif a != b and name not in FREE and not name.startswith("decode."):
             found.append(f"{name} is {b} there and {a} here")
     return found
-
-
-def prepare(run: Run, folder: Path, corpus: Corpus) -> tuple[Run, Tokenizer]:
-    """Settle what the data decides (the tokenizer and its size) and write it down, once."""
-    make_folder(folder)
-    if (folder / SETTINGS).exists():
-        old = read_run(folder)
-        tokenizer = Tokenizer.load(folder / TOKENIZER)
-        model = dataclasses.replace(run.model, vocab_size=tokenizer.vocab_size)
-        run = dataclasses.replace(run, model=model)
-        found = _differences(dump(run), dump(old))
-        if found:
-            raise Mistake(f"{folder} holds another run ({found[0]}): choose another --out")
-    else:
-        assert run.tokens is not None  # a recipe has them
-        tokenizer = run.tokens.train([*corpus.sources, *corpus.targets])
-        tokenizer.save(folder / TOKENIZER)
-        model = dataclasses.replace(run.model, vocab_size=tokenizer.vocab_size)
-        run = dataclasses.replace(run, model=model)
-    write_text(folder / SETTINGS, to_toml(dump(run)))
-    return run, tokenizer
-
-
-def train(run: Run, folder: Path, device: torch.device) -> Trainer:
-    """A trainer for the run, at the step where its folder stands."""
-    if run.data is None or not isinstance(run.model, Seq2SeqConfig):
-        raise Mistake(f"there is no training for task={run.task} yet: only for translation")
-    drop_partials(folder)
-    corpus, valid = run.data.read("train"), run.data.read("valid")
-    run, tokenizer = prepare(run, folder, corpus)
-    task = TranslationTask(
-        corpus,
-        valid,
-        tokenizer,
-        run.train,
-        run.decode,
-        max_length=run.model.max_length,
-        seed=run.seed,
-        device=device,
-    )
-    torch.manual_seed(run.seed)
-    model = run.model.build().to(device)
-    return Trainer(
-        model,
-        task,
-        run.train,
-        dim=run.model.dim,
-        seed=run.seed,
-        folder=folder,
-        about={"model": model_digest(run.model)},
-    )
 
 
 def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Path) -> None:

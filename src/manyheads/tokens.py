@@ -1,20 +1,22 @@
-"""Text to token ids and back: byte-level BPE, WordPiece and characters.
+"""Text to token ids and back.
 
-All three take any text and give it back exactly: what was never seen in training falls back to
-the bytes of its UTF-8 form, so nothing is ever unknown.
+Byte-level BPE, WordPiece and characters, learned in vocabularies.py, take any text and give it
+back exactly: what was never seen in training falls back to the bytes of its UTF-8 form, so
+nothing is ever unknown. Whole words, and tokenizers made elsewhere, may lose some of it.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
 import tokenizers
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from jaxtyping import Int
+from tokenizers import Regex, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from manyheads.errors import BadData, Mistake
@@ -37,8 +39,7 @@ WORDS = (
     r"|\s{1,32}(?!\S)"
     r"|\s{1,32}"
 )
-# The bound above, at four bytes to a character, and the space before the word.
-LONGEST_WORD = 4 * 32 + 1
+SPLIT = pre_tokenizers.Split(Regex(WORDS), "isolated")
 
 
 def _glyphs() -> list[str]:
@@ -52,11 +53,8 @@ GLYPHS = _glyphs()
 BYTE_OF = {glyph: byte for byte, glyph in enumerate(GLYPHS)}
 BYTE_PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
-# While WordPiece is trained, a glyph inside a word is a character of its own in Unicode's private
-# area. The library's WordPiece trainer numbers the `##` symbols in the order of a hash table, so
-# it gives another vocabulary in each process; its BPE trainer over this alphabet does not.
-INSIDE = {ord(glyph): chr(0xE000 + byte) for byte, glyph in enumerate(GLYPHS)}
-OUTSIDE = {ord(inside): chr(glyph) for glyph, inside in INSIDE.items()}
+# The library's names of what vocabularies.py learns.
+KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "WordLevel": "words"}
 
 
 class Special:
@@ -107,11 +105,23 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, in parallel."""
-        try:
-            encodings = self._inner.encode_batch(list(texts), add_special_tokens=False)
-        except TypeError as error:
-            raise _not_unicode() from error
-        return [encoding.ids for encoding in encodings]
+        return [encoding.ids for encoding in self._encodings(texts)]
+
+    def encode_words(self, texts: Sequence[str]) -> list[tuple[list[int], list[bool]]]:
+        """The ids of each text as `encode_batch` gives them, and True where a word begins.
+
+        A word is what the tokenizer splits off before it looks for pieces, for ours a run of
+        letters with the space before it; one that splits nothing off has the same words.
+        """
+        found = []
+        for text, encoding in zip(texts, self._encodings(texts), strict=True):
+            words: list[int | None] = list(encoding.word_ids)
+            if self._inner.pre_tokenizer is None:
+                starts = [start for _, (start, _) in SPLIT.pre_tokenize_str(text)]
+                words = [bisect_right(starts, start) for start, _ in encoding.offsets]
+            begins = [word != before for before, word in pairwise([None, *words])]
+            found.append((encoding.ids, begins))
+        return found
 
     def framed(
         self,
@@ -153,6 +163,26 @@ class Tokenizer:
         marks = [(str(self.content(token)), token) for token in {*before, *after}]
         inner.post_processor = TemplateProcessing(one, [*one, *two], marks)
         return Tokenizer(inner)
+
+    def with_specials(self, contents: Sequence[str]) -> "Tokenizer":
+        """The same, with these special tokens at the end; those that are there already stay."""
+        inner = tokenizers.Tokenizer.from_str(self.to_json())
+        inner.add_special_tokens(list(contents))
+        new = [content for content in contents if self.token_id(content) is None]
+        if any((inner.token_to_id(content) or 0) < self.vocab_size for content in new):
+            # The library counts tokens to find the next id, and would give one twice.
+            raise Mistake(
+                "this tokenizer has ids without tokens, so that no special ones can be added: "
+                "use one that numbers its tokens without holes"
+            )
+        return Tokenizer(inner)
+
+    def sentinels(self) -> list[int]:
+        """The tokens that stand for spans in T5's texts: `<extra_id_0>`, `<extra_id_1>` and on."""
+        found: list[int] = []
+        while (token := self.token_id(f"<extra_id_{len(found)}>")) is not None:
+            found.append(token)
+        return found
 
     def takes_space(self, token: int) -> bool:
         """Whether a special token is read together with the spaces before it."""
@@ -202,6 +232,22 @@ class Tokenizer:
         """One more than the largest id (a foreign vocabulary may have holes)."""
         return 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    @cached_property
+    def ordinary(self) -> Int[np.ndarray, " tokens"]:
+        """The ids that are no special tokens, in rising order."""
+        added = self._inner.get_added_tokens_decoder().items()
+        special = {number for number, token in added if token.special}
+        known = set(self._inner.get_vocab(with_added_tokens=True).values())
+        return np.array(sorted(known - special), dtype=np.int64)
+
+    @cached_property
+    def kind(self) -> str:
+        """The kind as the settings name it (bpe, words, …), or else the library's name."""
+        model = self._layout["model"]
+        if model["type"] == "BPE" and model["byte_fallback"] and not model["merges"]:
+            return "characters"
+        return KINDS.get(model["type"], model["type"])
+
     def token_id(self, content: str) -> int | None:
         """The id of a token by its exact content in the vocabulary."""
         return self._inner.token_to_id(content)
@@ -234,6 +280,12 @@ class Tokenizer:
     def _encoding(self, text: str) -> tokenizers.Encoding:
         try:
             return self._inner.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            raise _not_unicode() from error
+
+    def _encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        try:
+            return self._inner.encode_batch(list(texts), add_special_tokens=False)
         except TypeError as error:
             raise _not_unicode() from error
 
@@ -273,143 +325,3 @@ class Tokenizer:
 def _not_unicode() -> Mistake:
     # A lone surrogate is what Python's str can hold and UTF-8 cannot.
     return Mistake("the text is not valid Unicode (half of a surrogate pair); read it as UTF-8")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bpe:
-    """Byte-level byte-pair encoding: the commonest pair of neighbours becomes a symbol, again and
-    again (Sennrich et al. 2016, over bytes as in GPT-2). `vocab_size` is the most there can be.
-    """
-
-    vocab_size: int = 8000
-    kind: ClassVar[str] = "bpe"
-
-    def __post_init__(self) -> None:
-        _check_size(self.vocab_size, "byte-level BPE", len(GLYPHS))
-
-    def train(self, lines: Iterable[str]) -> Tokenizer:
-        """Learn the merges; the same lines give the same tokenizer, bit for bit."""
-        splitter = _splitter()
-        trained = _learn_merges(_with_text(lines), splitter, GLYPHS, self.vocab_size)
-        return _assemble(trained.model, splitter, decoders.ByteLevel())
-
-
-@dataclass(frozen=True, kw_only=True)
-class WordPiece:
-    """WordPiece as in BERT, over bytes: pieces inside a word begin with `##`, and a word is split
-    by the longest known piece from the left. `vocab_size` is the most there can be.
-    """
-
-    vocab_size: int = 8000
-    kind: ClassVar[str] = "wordpiece"
-
-    def __post_init__(self) -> None:
-        _check_size(self.vocab_size, "WordPiece over bytes", 2 * len(GLYPHS))
-
-    def train(self, lines: Iterable[str]) -> Tokenizer:
-        """Learn the pieces; the same lines give the same tokenizer, bit for bit."""
-        # A "#" of the text is a word of its own: so "##" always means "continues the word".
-        splitter = _splitter(pre_tokenizers.Split("#", "isolated"))
-        split = map(splitter.pre_tokenize_str, _with_text(lines))
-        marked = (" ".join(w[0] + w[1:].translate(INSIDE) for w, _ in words) for words in split)
-        alphabet = [*GLYPHS, *INSIDE.values()]
-        spaces = pre_tokenizers.WhitespaceSplit()
-        trained = _learn_merges(marked, spaces, alphabet, self.vocab_size)
-        vocabulary = {
-            (CONTINUATION if ord(token[0]) in OUTSIDE else "") + token.translate(OUTSIDE): number
-            for token, number in trained.get_vocab().items()
-        }
-        model = models.WordPiece(
-            vocabulary,
-            unk_token="<unk>",
-            continuing_subword_prefix=CONTINUATION,
-            max_input_chars_per_word=LONGEST_WORD,
-        )
-        continued = decoders.Replace(Regex(rf"\A{CONTINUATION}"), "")
-        return _assemble(model, splitter, decoders.Sequence([continued, decoders.ByteLevel()]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Characters:
-    """Single characters, the most frequent ones; any other is the bytes of its UTF-8 form.
-    `vocab_size` is the most there can be, bytes and special tokens included.
-    """
-
-    vocab_size: int = 1000
-    kind: ClassVar[str] = "characters"
-
-    def __post_init__(self) -> None:
-        _check_size(self.vocab_size, "a character vocabulary", len(BYTE_PIECES))
-
-    def train(self, lines: Iterable[str]) -> Tokenizer:
-        """Count the characters; the same lines give the same tokenizer, bit for bit."""
-        counts: Counter[str] = Counter()
-        for line in _with_text(lines):
-            counts.update(line)
-        frequent = sorted(counts, key=lambda character: (-counts[character], character))
-        symbols = [*SPECIALS, *BYTE_PIECES, *frequent][: self.vocab_size]
-        model = models.BPE(
-            vocab={symbol: number for number, symbol in enumerate(symbols)},
-            merges=[],
-            unk_token="<unk>",
-            byte_fallback=True,
-        )
-        decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-        return _assemble(model, None, decoder)
-
-
-Tokens = Bpe | WordPiece | Characters
-
-
-def _check_size(vocab_size: int, kind: str, alphabet: int) -> None:
-    least = alphabet + len(SPECIALS)
-    if vocab_size < least:
-        raise Mistake(
-            f"tokens.vocab_size={vocab_size} is too small: {kind} needs at least {least} "
-            f"({alphabet} for the bytes, {len(SPECIALS)} special tokens)"
-        )
-
-
-def _with_text(lines: Iterable[str]) -> Iterator[str]:
-    """The same lines, once it is sure that there is a text in them."""
-    rest = iter(lines)
-    for line in rest:
-        if line:
-            return chain([line], rest)
-    raise Mistake("no text to train a tokenizer on: every line is empty; check the data files")
-
-
-def _splitter(*further: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    words = pre_tokenizers.Split(Regex(WORDS), "isolated")
-    glyphs = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
-    return pre_tokenizers.Sequence([words, *further, glyphs])
-
-
-def _learn_merges(
-    lines: Iterable[str],
-    splitter: pre_tokenizers.PreTokenizer,
-    alphabet: list[str],
-    vocab_size: int,
-) -> tokenizers.Tokenizer:
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = splitter
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        special_tokens=SPECIALS,
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    inner.train_from_iterator(lines, trainer)
-    return inner
-
-
-def _assemble(
-    model: models.Model, splitter: pre_tokenizers.PreTokenizer | None, decoder: decoders.Decoder
-) -> Tokenizer:
-    inner = tokenizers.Tokenizer(model)
-    if splitter is not None:
-        inner.pre_tokenizer = splitter
-    inner.decoder = decoder
-    inner.add_special_tokens(SPECIALS)
-    return Tokenizer(inner)

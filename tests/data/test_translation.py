@@ -9,9 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.data.translation import Corpus, EncodedPairs, FilesData, PhrasebookData, Ragged
+from manyheads.data.batching import Ragged
+from manyheads.data.translation import Corpus, EncodedPairs, FilesData, PhrasebookData
 from manyheads.errors import BadData, Mistake
-from manyheads.tokens import Characters, Tokenizer
+from manyheads.tokens import Tokenizer
+from manyheads.vocabularies import Characters
 
 SOURCES = ["a dog", "the cat sees a bird", "no"]
 TARGETS = ["ein Hund", "die Katze sieht einen Vogel", "nein"]

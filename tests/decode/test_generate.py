@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from toys import (
     BANNED,
@@ -22,7 +24,7 @@ from toys import (
 )
 
 from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, Stepper
-from manyheads.decode.generate import Generator, GptStepper
+from manyheads.decode.generate import Generator, GptStepper, as_text, until
 from manyheads.decode.sample import Sample
 from manyheads.errors import Mistake
 from manyheads.models.gpt import Gpt, GptConfig
@@ -169,20 +171,73 @@ def test_an_empty_prompt_is_the_start() -> None:
     assert generator().search([], LIMIT) == []
 
 
-def test_without_a_table_writing_goes_on_for_ever() -> None:
-    """Positions that are computed have no end; learned ones end the text, and that is said."""
+@pytest.mark.parametrize("position", POSITIONS)
+def test_without_a_table_writing_goes_on_for_ever(position: str) -> None:
+    """Positions that are computed have no end; learned ones end the text. Either is said."""
     said: list[str] = []
     prompt = [7, 8, 9]
-    for position in POSITIONS:
-        decode = Decode(beam=1, end=0, banned=(), at_limit="cut", shortest=99)
-        made = Generator(toy_gpt(position, "dense"), toy_tokenizer(), decode, said.append)
-        written = made.search([prompt], 2 * LONGEST)[0][0].tokens
-        # The last token of all is written and never read.
-        room = LONGEST - len(prompt) + 1
-        assert len(written) == (room if position == "learned" else 2 * LONGEST)
-    assert len(said) == 1
-    assert f"{LONGEST}" in said[0]
-    assert f"{room}" in said[0]
+    decode = Decode(beam=1, end=0, banned=(), at_limit="cut", shortest=99)
+    made = Generator(toy_gpt(position, "dense"), toy_tokenizer(), decode, said.append)
+    # The last token of all is written and never read.
+    room = LONGEST - len(prompt) + 1
+    assert len(made.search([prompt], room)[0][0].tokens) == room
+    assert said == []
+    written = made.search([prompt], room + 1)[0][0].tokens
+    assert len(written) == (room if position == "learned" else room + 1)
+    [line] = said
+    assert f"{LONGEST}" in line
+    assert f"{room + 1}" in line
+    assert ("untested" in line) == (position != "learned")
+
+
+@pytest.mark.parametrize("position", ["rotary", "none"])
+def test_a_prompt_past_the_context_is_read_and_that_is_said_once_a_length(position: str) -> None:
+    said: list[str] = []
+    made = Generator(toy_gpt(position, "dense"), toy_tokenizer(), Decode(), said.append)
+    assert all(made.search([[7] * (LONGEST + 1), [8] * (LONGEST + 1)], 3))
+    assert all(made.search([[7] * (2 * LONGEST)], 3))
+    assert len(said) == 2
+    assert len(set(said)) == 1  # so that a command can say it once
+
+
+@settings(deadline=None)
+@given(
+    text=st.text("ab\n", max_size=14),
+    stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
+    sizes=st.lists(st.integers(0, 4), min_size=1),
+)
+def test_a_text_ends_before_the_first_stop_however_it_comes(
+    text: str, stops: list[str], sizes: list[int]
+) -> None:
+    """What is shown is never taken back, so it is right after every piece."""
+    pieces, begin = list[str](), 0
+    for size in itertools.islice(itertools.cycle(sizes), len(text)):
+        pieces.append(text[begin : begin + size])
+        begin += size
+    pieces.append(text[begin:])
+    whole = text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+    shown = list(until(iter(pieces), stops))
+    assert "".join(shown) == whole
+    if not stops:
+        assert shown == [*pieces, ""]
+
+
+def test_what_cannot_begin_a_stop_is_shown_at_once() -> None:
+    shown = until(iter(["ab", "c", "ax", "ab", "cd"]), ["abcd"])
+    assert list(shown) == ["", "", "abcax", "", ""]
+
+
+def test_nothing_is_computed_after_a_stop() -> None:
+    """The tokens of a stop text cost their steps, and no more are taken."""
+    made, read = generator("none", shortest=50), list[int]()
+    made.model.decoder.register_forward_hook(lambda m, i, out: read.append(out.shape[1]))
+    words = list(as_text(made.tokenizer, [7], made.stream([7], 20)))
+    assert len(read) == 20
+    read.clear()
+    text, stop = "".join(words), "".join(words[4:7])
+    stream = as_text(made.tokenizer, [7], made.stream([7], 20))
+    assert "".join(until(stream, [stop])) == text[: text.find(stop)]
+    assert len(read) == len((text[: text.find(stop)] + stop).split()) <= 7
 
 
 @pytest.mark.parametrize(

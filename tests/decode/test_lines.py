@@ -15,7 +15,8 @@ from manyheads.decode.translate import Translator
 from manyheads.errors import BadData
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import Learned
-from manyheads.tokens import Bpe, Tokenizer
+from manyheads.tokens import Tokenizer
+from manyheads.vocabularies import Bpe
 
 TEXT = [
     "The old dog sleeps.",

@@ -25,8 +25,9 @@ LONGEST_FUNCTION = 70
 
 # A module imports only from modules that stand earlier here. A name stands for all that is in it.
 STAGES = [
-    "errors files config replay tokens",
-    "data.corpus data.phrasebook data.batching data.translation",
+    "errors files config replay tokens vocabularies",
+    "data.corpus data.phrasebook data.batching data.translation data.masking data.language",
+    "data.sentences data.hidden data.labelled",
     "nn.shapes nn.masks nn.positions nn.scores nn.cores nn.tiled nn.attention nn.feedforward",
     "nn.residual nn.embedding nn.block models presets account",
     "train.objective train.optimizer train.progress train.checkpoint train.loop",
@@ -35,7 +36,7 @@ STAGES = [
     "exchange.foreign exchange.settings exchange.families exchange.channels exchange.huggingface",
     "exchange.writing exchange.folder exchange.ctranslate2 exchange.ctranslate2_runtime",
     "exchange.onnx exchange.onnx_runtime",
-    "tasks run opened compare demo commands cli",
+    "tasks run opened beginning training scoring compare demo commands cli",
 ]
 ORDER = [name for stage in STAGES for name in stage.split()]
 # Within these, any order that is not a circle will do.
@@ -134,7 +135,7 @@ def test_settings_that_a_page_names_exist(page: Path) -> None:
     """`a.b=c` of a command on a built-in recipe or preset is a setting with such a value."""
     from manyheads.config import override_all
     from manyheads.presets import preset, presets
-    from manyheads.run import read_recipe, recipes
+    from manyheads.training import read_recipe, recipes
 
     for command, *words in (words for words in commands(page) if len(words) > 1):
         given = [word for word in words if re.match(r"[a-z_]+(\.[a-z_]+)*=\w", word)]

@@ -17,8 +17,9 @@ from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.block import Block
 from manyheads.nn.cores import Dense
 from manyheads.nn.scores import Score
-from manyheads.tokens import Bpe, Tokenizer
+from manyheads.tokens import Tokenizer
 from manyheads.view.capture import capture
+from manyheads.vocabularies import Bpe
 
 LAYERS, HEADS = 2, 2
 

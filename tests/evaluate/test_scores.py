@@ -1,4 +1,4 @@
-"""Scores are sacreBLEU's own, with their signatures; perplexity is what it says."""
+"""Scores are sacreBLEU's own, or their definitions written out; each has its signature."""
 
 import json
 import math
@@ -6,11 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sacrebleu
 
 from manyheads.errors import Mistake
-from manyheads.evaluate.scores import perplexity, spearman, translation_scores
+from manyheads.evaluate.scores import (
+    accuracy,
+    f1,
+    label_scores,
+    language_scores,
+    matthews,
+    pearson,
+    perplexity,
+    spearman,
+    translation_scores,
+)
 
 REFERENCES = [
     "Der alte Hund schläft im Garten.",
@@ -103,3 +114,131 @@ def test_rank_correlation_is_the_formula() -> None:
     assert math.isnan(spearman([1.0, 1.0], [1.0, 2.0]))
     with pytest.raises(Mistake, match="ranked"):
         spearman([1.0], [1.0, 2.0])
+
+
+def random_labels(seed: int, labels: int) -> tuple[list[int], list[int]]:
+    """Predictions that are right about half of the time, and what was wanted."""
+    random = np.random.default_rng(seed)
+    wanted = random.integers(labels, size=60)
+    predicted = np.where(random.random(60) < 0.4, wanted, random.integers(labels, size=60))
+    return predicted.tolist(), wanted.tolist()
+
+
+@pytest.mark.parametrize("labels", [2, 3, 5])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_label_scores_are_their_definitions(seed: int, labels: int) -> None:
+    """Counted row by row; Matthews as the correlation of one-hot rows, whatever the labels are."""
+    predicted, wanted = random_labels(seed, labels)
+    rows = list(zip(predicted, wanted, strict=True))
+    assert accuracy(predicted, wanted) == sum(p == w for p, w in rows) / 60
+    for label in range(labels):
+        right = sum(p == w == label for p, w in rows)
+        precision, recall = right / predicted.count(label), right / wanted.count(label)
+        harmonic = 2 * precision * recall / (precision + recall)
+        assert f1(predicted, wanted, label) == pytest.approx(harmonic)
+    one_hot = [np.eye(labels)[side] - np.eye(labels)[side].mean(0) for side in (predicted, wanted)]
+    x, y = one_hot
+    wished = (x * y).sum() / math.sqrt((x * x).sum() * (y * y).sum())
+    assert matthews(predicted, wanted) == pytest.approx(wished)
+    words = [[f"label {label}" for label in side] for side in (predicted, wanted)]
+    assert matthews(*words) == matthews(predicted, wanted)
+    assert f1(*words, "label 1") == f1(np.array(predicted), np.array(wanted), 1)
+
+
+def test_matthews_of_two_labels_is_the_formula_of_a_table() -> None:
+    """(TP·TN − FP·FN) / √((TP+FP)(TP+FN)(TN+FP)(TN+FN)), here of 6, 3, 1 and 2."""
+    predicted = [1] * 6 + [0] * 3 + [1] * 1 + [0] * 2
+    wanted = [1] * 6 + [0] * 3 + [0] * 1 + [1] * 2
+    assert matthews(predicted, wanted) == pytest.approx((18 - 2) / math.sqrt(7 * 8 * 4 * 5))
+    assert f1(predicted, wanted, 1) == pytest.approx(12 / 15)
+    assert accuracy(predicted, wanted) == pytest.approx(9 / 12)
+    assert matthews(wanted, wanted) == 1
+    assert matthews([1 - label for label in wanted], wanted) == -1
+
+
+def test_matthews_of_many_rows_does_not_overflow() -> None:
+    """The spreads of 400,000 rows multiply to more than 64 bits hold."""
+    labels = np.arange(400_000) % 2
+    assert matthews(labels, labels) == 1
+
+
+def test_what_has_no_value_is_zero() -> None:
+    """No positive label, a constant prediction, one row: 0, as JSON has no NaN."""
+    assert f1([0, 0], [0, 0], 1) == 0
+    assert matthews([1, 1, 1], [0, 1, 1]) == 0
+    assert matthews([0, 1, 1], [1, 1, 1]) == 0
+    assert pearson([0.1] * 10, list(np.linspace(0, 1, 10))) == 0
+    assert pearson([1.0], [1.0]) == 0
+    found = label_scores(("pearson", "spearman"), [0.1, 0.1, 0.1], [1.0, 2.0, 3.0], "")
+    assert (found["pearson"], found["spearman"]) == (0, 0)
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-200, 1e200])
+def test_correlation_is_the_definition(scale: float) -> None:
+    """cov(x, y) / (σx·σy), whatever the units; ±1 on a line."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=40)
+    y = x + random.normal(size=40)
+    wished = ((x - x.mean()) * (y - y.mean())).mean() / (x.std() * y.std())
+    assert pearson(x * scale, 3 - 2 * y) == pytest.approx(-wished)
+    assert pearson([1.0, 2.0, 3.0], [1.0, 2.0, 4.0]) == pytest.approx(3 / math.sqrt(2 * 14 / 3))
+    assert pearson(x.astype(np.float32), 5 * x.astype(np.float32)) == pytest.approx(1)
+
+
+def test_label_scores_give_what_is_asked_with_its_signature() -> None:
+    predicted, wanted = ["yes", "no", "yes", "no"], ["yes", "no", "no", "no"]
+    found = label_scores(("accuracy", "f1", "matthews"), predicted, wanted, "yes")
+    signature = found.pop("signature")
+    assert found == {
+        "accuracy": 0.75,
+        "f1": pytest.approx(2 / 3),
+        "matthews": pytest.approx(2 / math.sqrt(2 * 1 * 3 * 2)),
+    }
+    assert signature.keys() == found.keys()
+    assert "of the label yes" in signature["f1"]
+    numbers = [3.0, 1.0, 4.0, 1.0], [2.0, 1.0, 9.0, 0.0]
+    found = label_scores(("pearson", "spearman"), *numbers, "")
+    assert found["pearson"] == pearson(*numbers)
+    assert found["spearman"] == pytest.approx(spearman(*numbers))
+
+
+def test_answers_that_cannot_be_scored_are_refused() -> None:
+    for metric in ("accuracy", "f1", "matthews", "pearson", "spearman"):
+        with pytest.raises(Mistake, match="cannot be scored"):
+            label_scores((metric,), [], [], 1)
+        with pytest.raises(Mistake, match="cannot be scored"):
+            label_scores((metric,), np.ones(1), np.ones(2), 1)
+    for metric in ("pearson", "spearman"):
+        with pytest.raises(Mistake, match="diverged"):
+            label_scores((metric,), [1.0, math.nan], [1.0, 2.0], 1)
+    with pytest.raises(Mistake, match="did you mean 'pearson'"):
+        label_scores(("pearsn",), [1.0], [1.0], 1)
+
+
+def test_language_scores_are_per_token_character_byte_and_word() -> None:
+    """A uniform guess among 4 at each of 10 tokens is 20 bits, however they are shared out."""
+    found = language_scores(
+        10 * math.log(4), 10, unit="bpe, 4 tokens", characters=16, bytes_=20, words=5
+    )
+    signature = found.pop("signature")
+    assert found == {
+        "loss": pytest.approx(math.log(4)),
+        "perplexity": pytest.approx(4),
+        "word_perplexity": pytest.approx(16),
+        "bits_per_character": pytest.approx(20 / 16),
+        "bits_per_byte": pytest.approx(1),
+    }
+    assert signature.keys() == found.keys()
+    assert all("bpe, 4 tokens" in text for text in signature.values())
+    without = language_scores(1.0, 1, unit="characters", characters=1, bytes_=1, words=None)
+    assert "word_perplexity" not in without
+    assert without["bits_per_character"] == pytest.approx(1 / math.log(2))
+
+
+@pytest.mark.parametrize("nll", [math.nan, math.inf])
+def test_a_text_without_perplexity_is_refused(nll: float) -> None:
+    with pytest.raises(Mistake, match="diverged"):
+        language_scores(nll, 1, unit="characters", characters=1, bytes_=1, words=None)
+    with pytest.raises(Mistake, match="empty text"):
+        language_scores(1.0, 0, unit="characters", characters=0, bytes_=0, words=None)

@@ -684,7 +684,9 @@ def test_an_imported_translator_is_scored_on_data_that_are_named(run: Make, tmp_
     )
     assert scores["examples"] == 2
     assert "alignment_error" not in scores
-    assert "holds a bert model" in mistake("evaluate", run("bert"), "data=phrasebook")
+    assert "task=text has data=text or labelled" in mistake(
+        "evaluate", run("bert"), "data=phrasebook"
+    )
 
 
 # --- odd input ---

@@ -32,7 +32,8 @@ from manyheads.nn.masks import Sight, Window, full, look
 from manyheads.nn.positions import Alibi, Buckets, Learned, NoPosition, Rotary, Shaw, Sinusoidal
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot
-from manyheads.tokens import Characters, Tokenizer
+from manyheads.tokens import Tokenizer
+from manyheads.vocabularies import Characters
 
 pytest.importorskip("ctranslate2")
 

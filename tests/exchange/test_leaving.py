@@ -36,7 +36,7 @@ from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw, Sinuso
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Dot
 from manyheads.presets import preset
-from manyheads.tokens import Bpe
+from manyheads.vocabularies import Bpe
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from manyheads import run as runs
+from manyheads import training as runs
 from manyheads.train.loop import Trainer
 
 WORDS = ("red", "blue", "green", "small", "big", "dog", "cat", "bird", "tree", "house")

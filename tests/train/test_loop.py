@@ -145,9 +145,9 @@ def test_the_loss_of_a_batch_is_that_of_its_logits(recipe: Path, tmp_path: Path)
     expected = nn.functional.cross_entropy(
         logits[batch.real], batch.wanted[batch.real], label_smoothing=0.1, reduction="sum"
     )
-    loss = found.task.loss(found.model, batch)
+    [loss] = found.task.losses(found.model, batch).values()
     torch.testing.assert_close(loss.objective, expected, rtol=1e-5, atol=1e-4)
-    assert loss.tokens == found.task.tokens(batch) == int(batch.real.sum())
+    assert loss.count == found.task.tokens(batch) == int(batch.real.sum())
 
 
 def test_bfloat16_runs_on_a_cpu(recipe: Path, tmp_path: Path) -> None:
@@ -282,10 +282,11 @@ class Scripted:
     """A task of one linear layer whose validation losses are given."""
 
     digest = "numbers"
+    per_epoch = 1
     notes: ClassVar[list[str]] = []
 
     def __init__(self, losses: list[float]) -> None:
-        self.losses = iter(losses)
+        self.scores = iter(losses)
         self.seen: list[dict[str, Tensor]] = []
 
     def batches(self, step: int) -> list[Tensor]:
@@ -294,9 +295,12 @@ class Scripted:
     def tokens(self, batch: Tensor) -> int:
         return len(batch)
 
-    def loss(self, model: nn.Module, batch: Tensor) -> Loss:
+    def counts(self, batch: Tensor) -> dict[str, int]:
+        return {"numbers": len(batch)}
+
+    def losses(self, model: nn.Module, batch: Tensor) -> dict[str, Loss]:
         total = (model(batch) - 1).square().sum()
-        return Loss(total, total.detach(), len(batch))
+        return {"numbers": Loss(total, total.detach(), len(batch))}
 
     def describe(self, step: int) -> str:
         return f"numbers {step}"
@@ -305,7 +309,7 @@ class Scripted:
         assert not model.training
         assert not torch.is_grad_enabled()
         self.seen.append({name: t.clone() for name, t in model.state_dict().items()})
-        return {"loss": next(self.losses)}
+        return {"loss": next(self.scores)}
 
 
 def scripted(out: Path, losses: list[float], **changes: Any) -> tuple[Trainer, Scripted]:
@@ -384,7 +388,7 @@ def test_a_broken_loss_stops_with_its_step_and_its_batch(
     found = trainer(recipe, half)
     task = found.task
     assert isinstance(task, TranslationTask)
-    loss, broken = task.loss, [False]
+    losses, broken = task.losses, [False]
 
     def break_it() -> None:
         broken[0] = True
@@ -392,13 +396,13 @@ def test_a_broken_loss_stops_with_its_step_and_its_batch(
     hurt(found, 10, break_it)
     factor = torch.tensor(value)
 
-    def asked(model: nn.Module, batch: Batch) -> Loss:
-        right = loss(model, batch)
+    def asked(model: nn.Module, batch: Batch) -> dict[str, Loss]:
+        [(name, right)] = losses(model, batch).items()
         if not broken[0]:
-            return right
-        return Loss(right.objective * factor, right.nll * factor, right.tokens)
+            return {name: right}
+        return {name: Loss(right.objective * factor, right.nll * factor, right.count)}
 
-    task.loss = asked  # type: ignore[method-assign]
+    task.losses = asked  # type: ignore[method-assign]
     with pytest.raises(Mistake) as caught:
         found.run()
     line = str(caught.value)
@@ -426,20 +430,21 @@ def test_weights_that_broke_under_a_finite_loss_are_not_saved(
     """√ at zero has a value and no slope: the loss is finite and the update is not."""
     found, task = scripted(tmp_path, [3.0, 2.0, 1.0], save_every=2 if not by_signal else 4)
     broken_step = 5 if not by_signal else 4
-    loss, broken = task.loss, [False]
+    losses, broken = task.losses, [False]
 
     def break_it() -> None:
         broken[0] = True
         if by_signal:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def asked(model: nn.Module, batch: Tensor) -> Loss:
-        right = loss(model, batch)
+    def asked(model: nn.Module, batch: Tensor) -> dict[str, Loss]:
+        [(name, right)] = losses(model, batch).items()
         if not broken[0]:
-            return right
-        return Loss(right.objective + (batch * 0 * model.weight.sum()).sqrt().sum(), right.nll, 8)  # type: ignore[union-attr, operator]
+            return {name: right}
+        slope = (batch * 0 * model.weight.sum()).sqrt().sum()  # type: ignore[union-attr, operator]
+        return {name: Loss(right.objective + slope, right.nll, 8)}
 
-    task.loss = asked  # type: ignore[method-assign]
+    task.losses = asked  # type: ignore[method-assign]
     hurt(found, broken_step, break_it)
     with pytest.raises(Mistake) as caught:
         found.run()

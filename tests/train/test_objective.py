@@ -46,7 +46,7 @@ def test_value_and_gradients_equal_pytorchs(
     torch.testing.assert_close(loss.objective, expected, **EXACT)
     plain = reference(hidden, matrix, bias, wanted, 0.0)
     torch.testing.assert_close(loss.nll, plain, **EXACT)
-    assert loss.tokens == ROWS
+    assert loss.count == ROWS
     # The loop divides by the tokens of all micro-batches before it goes backward.
     found = torch.autograd.grad(loss.objective / 7, inputs)
     for one, other in zip(found, torch.autograd.grad(expected / 7, inputs), strict=True):
@@ -128,7 +128,7 @@ def test_the_nll_has_no_gradient() -> None:
 def test_no_rows_cost_nothing() -> None:
     _, matrix, _ = parts(False)
     loss = cross_entropy(matrix.new_zeros(0, DIM), matrix, torch.zeros(0, dtype=torch.long))
-    assert (float(loss.objective.detach()), float(loss.nll), loss.tokens) == (0.0, 0.0, 0)
+    assert (float(loss.objective.detach()), float(loss.nll), loss.count) == (0.0, 0.0, 0)
 
 
 def test_huge_scores_stay_finite() -> None:

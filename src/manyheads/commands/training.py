@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "Run":
-    from manyheads.run import read_recipe
+    from manyheads.training import read_recipe
 
     extra = [] if seed is None else [f"seed={seed}"]
     return read_recipe(recipe, [*(overrides or []), *extra])
@@ -42,8 +42,8 @@ def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "
 def _train(run: "Run", out: Path, device: "torch.device") -> None:
     """Train to the end, or stop on a signal with a word on how to go on."""
     from manyheads.run import SETTINGS, check_folder, locked
-    from manyheads.run import train as prepare_training
     from manyheads.train.loop import Stopped
+    from manyheads.training import train as prepare_training
 
     check_folder(out)
     new = not out.exists()
@@ -112,16 +112,19 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(help="train, valid, test, ...")] = "test",
     beam: Annotated[int | None, typer.Option(help="Beam width; the run's unless given")] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Of language models: how far a window moves; its length unless given"),
+    ] = None,
     as_json: Json = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Score a run on a split of its data, each number with its signature."""
     from manyheads.config import override_all
-    from manyheads.data.translation import FilesData
     from manyheads.opened import open_any
     from manyheads.run import SETTINGS, save_scores
-    from manyheads.tasks.translation import evaluate_translation
+    from manyheads.scoring import data_for, score
 
     choose(device, threads)
     opened = open_any(run, device, say)
@@ -130,19 +133,18 @@ def evaluate(
             raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
     known = opened.run
     if known.data is None and overrides:
-        known = dataclasses.replace(known, data=FilesData())
+        known = dataclasses.replace(known, data=data_for(known))
     changed = override_all(
         known, [*(overrides or []), *([f"decode.beam={beam}"] if beam is not None else [])]
     )
-    translator = dataclasses.replace(opened, run=changed).translator()
     if changed.data is None:
         raise Mistake(
             f"{run} came without data: name them, e.g. data.folder=corpus data.source=en "
             "data.target=de"
         )
-    scores = evaluate_translation(translator, changed.data, split).scores
+    scores = score(dataclasses.replace(opened, run=changed), changed.data, split, stride)
     _show_scores(scores, as_json)
-    if "loss" not in scores:
+    if "loss" not in scores and changed.task == "translation":
         say("without loss: another program runs the model, or it frames texts in its own way")
     if (run / SETTINGS).is_file():  # a folder of another program is left as it is
         save_scores(run, scores)

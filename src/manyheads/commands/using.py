@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,6 +97,9 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0 is off")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest of this mass")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Least share of the likeliest; 0 is off")] = 0.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text; may be given again")
+    ] = None,
     beam: Annotated[int | None, typer.Option(help="Search with this width, draw nothing")] = None,
     seed: Annotated[int, typer.Option(help="Of the draws")] = 0,
     device: Device = "auto",
@@ -108,7 +112,7 @@ def generate(
     Without --prompt each line of standard input is continued.
     Tokens are drawn; --temperature 0 and --beam N take the likeliest.
     """
-    from manyheads.decode.generate import as_text
+    from manyheads.decode.generate import as_text, until
     from manyheads.decode.lines import read_lines
     from manyheads.decode.sample import Sample
 
@@ -117,7 +121,10 @@ def generate(
         raise Mistake(
             "--temperature, --top-k, --top-p, --min-p and --seed are for drawing: leave out --beam"
         )
-    generator = _open(run, device, threads, say).generator(say, **given(beam=beam))
+    if stop and "" in stop:
+        raise Mistake("--stop is empty: give the text to end before, or leave it out")
+    warn = cache(say)  # what holds for many prompts is said once
+    generator = _open(run, device, threads, say).generator(warn, **given(beam=beam))
     if not generator.draws and sample == Sample(temperature=TEMPERATURE):
         sample = replace(sample, temperature=0.0)
         if beam is None:
@@ -131,7 +138,7 @@ def generate(
         else:
             tokens = generator.stream(ids, max_new_tokens, sample, number)
         write(text)
-        for piece in as_text(generator.tokenizer, ids, tokens):
+        for piece in until(as_text(generator.tokenizer, ids, tokens), stop or []):
             write(piece)
         write("\n")
 

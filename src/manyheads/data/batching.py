@@ -8,7 +8,9 @@ step n is a pure function of (seed, n): resuming needs no state but the step.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from manyheads.errors import Mistake
 
@@ -103,3 +105,47 @@ def in_order_of_length(lengths: Rows, batch_tokens: int) -> list[Rows]:
         batches.append(order[start : start + size])
         start += size
     return batches
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Token sequences of different length in one flat array."""
+
+    flat: Int[np.ndarray, " tokens"]
+    starts: Int[np.ndarray, " rows_plus_one"]
+
+    @staticmethod
+    def of(sequences: list[list[int]]) -> "Ragged":
+        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+        flat = np.fromiter((token for sequence in sequences for token in sequence), np.int32)
+        return Ragged(flat, np.concatenate([[0], lengths.cumsum()]))
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " rows"]:
+        return np.diff(self.starts)
+
+    def padded(self, rows: Rows, pad: int) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
+        """These rows as a rectangle, and which of it is real."""
+        lengths = self.lengths[rows]
+        columns = np.arange(lengths.max(initial=0))
+        real = columns < lengths[:, None]
+        where = np.where(real, self.starts[rows][:, None] + columns, 0)
+        tokens = np.where(real, self.flat[where] if len(self.flat) else 0, pad)
+        return torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(real)
+
+
+class Shuffled:
+    """Batches of so many rows each, whatever their lengths, in a new seeded order every epoch."""
+
+    def __init__(self, count: int, size: int, seed: int) -> None:
+        self.count, self.size, self.seed = count, size, seed
+        self.per_epoch = -(-count // size)
+        self._epoch: tuple[int, Rows] | None = None
+
+    def rows(self, step: int) -> Rows:
+        """The rows of the batch of this step; the last of an epoch may be smaller."""
+        epoch, index = divmod(step, self.per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            random = np.random.default_rng([self.seed, epoch])
+            self._epoch = (epoch, random.permutation(self.count))
+        return self._epoch[1][index * self.size : (index + 1) * self.size]

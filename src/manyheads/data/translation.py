@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyheads.config import nearest
-from manyheads.data.batching import Rows
+from manyheads.data.batching import Ragged, Rows
 from manyheads.data.corpus import hold_out, read_pairs
 from manyheads.data.phrasebook import Pair, sentences
 from manyheads.errors import BadData, Mistake
@@ -202,32 +202,14 @@ class Batch:
         sizes = self.source_tokens, self.target_tokens
         return Batch(source, source_real, target, wanted, real, *sizes)
 
-
-@dataclass(frozen=True)
-class Ragged:
-    """Token sequences of different length in one flat array."""
-
-    flat: Int[np.ndarray, " tokens"]
-    starts: Int[np.ndarray, " rows_plus_one"]
-
     @staticmethod
-    def of(sequences: list[list[int]]) -> "Ragged":
-        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-        flat = np.fromiter((token for sequence in sequences for token in sequence), np.int32)
-        return Ragged(flat, np.concatenate([[0], lengths.cumsum()]))
-
-    @property
-    def lengths(self) -> Int[np.ndarray, " rows"]:
-        return np.diff(self.starts)
-
-    def padded(self, rows: Rows, pad: int) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
-        """These rows as a rectangle, and which of it is real."""
-        lengths = self.lengths[rows]
-        columns = np.arange(lengths.max(initial=0))
-        real = columns < lengths[:, None]
-        where = np.where(real, self.starts[rows][:, None] + columns, 0)
-        tokens = np.where(real, self.flat[where] if len(self.flat) else 0, pad)
-        return torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(real)
+    def of(sources: Ragged, targets: Ragged, rows: Rows, start: int, pad: int) -> "Batch":
+        """These rows of sequences that have their ends already."""
+        source, source_real = sources.padded(rows, pad)
+        wanted, real = targets.padded(rows, pad)
+        target = torch.cat([torch.full((len(rows), 1), start), wanted[:, :-1]], dim=1)
+        tokens = int(sources.lengths[rows].sum()), int(targets.lengths[rows].sum())
+        return Batch(source, source_real, target, wanted, real, *tokens)
 
 
 class EncodedPairs:
@@ -289,16 +271,4 @@ class EncodedPairs:
         return np.maximum(self.sources.lengths, self.targets.lengths)
 
     def batch(self, rows: Rows) -> Batch:
-        source, source_real = self.sources.padded(rows, self.pad)
-        wanted, real = self.targets.padded(rows, self.pad)
-        start = torch.full((len(rows), 1), self.start)
-        target = torch.cat([start, wanted[:, :-1]], dim=1)
-        return Batch(
-            source,
-            source_real,
-            target,
-            wanted,
-            real,
-            int(self.sources.lengths[rows].sum()),
-            int(self.targets.lengths[rows].sum()),
-        )
+        return Batch.of(self.sources, self.targets, rows, self.start, self.pad)

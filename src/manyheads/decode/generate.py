@@ -86,8 +86,8 @@ class AnyGenerator:
 
     A prompt is token ids, and `limit` the most tokens to write after it, an end included. Prompts
     of one length go through the model together, so that none is ever padded. A position scheme
-    without a table goes on for ever; a learned one ends the text with its table, and `warn` says
-    so.
+    without a table goes on for ever, and `warn` says so past what the model was trained on; a
+    learned one ends the text with its table, and `warn` says that.
     """
 
     tokenizer: Tokenizer
@@ -103,6 +103,11 @@ class AnyGenerator:
     def positions(self) -> int | None:
         """How many there are; None where they have no end."""
         raise NotImplementedError
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens it was trained to read at once; None where nobody knows."""
+        return None
 
     @property
     def vocabulary(self) -> int:
@@ -200,6 +205,12 @@ class AnyGenerator:
         """How many tokens may follow a prompt; the last of them is written but never read."""
         most = self.positions
         if most is None:
+            if self.context is not None and length + limit - 1 > self.context:
+                # The same line whatever the prompt, for whoever wants to hear it once.
+                self.warn(
+                    f"{limit} more tokens may go past the {self.context} that the model was "
+                    "trained to read: how well it writes there is untested"
+                )
             return limit
         if length > most:
             raise Mistake(
@@ -233,6 +244,10 @@ class Generator(AnyGenerator):
         return self.model.decoder.position.max_length
 
     @property
+    def context(self) -> int:
+        return self.model.config.max_length
+
+    @property
     def vocabulary(self) -> int:
         return self.model.tokens.num_embeddings
 
@@ -250,3 +265,28 @@ def as_text(tokenizer: Tokenizer, before: Sequence[int], tokens: Iterator[int]) 
             yield text[len(shown) :]  # by length: bytes that follow may spoil what was a sign
             shown = text
     yield tokenizer.decode(ids)[len(shown) :]
+
+
+def until(pieces: Iterator[str], stops: Sequence[str]) -> Iterator[str]:
+    """The text before the first place where one of the stop texts stands.
+
+    What may be the beginning of one is held back until more is known. Once the place is sure, no
+    further piece is asked for.
+    """
+    held = ""
+    for piece in pieces:
+        held += piece
+        begins = (at for at in range(len(held)) if _may_be_at(at, held, stops))
+        at = next(begins, len(held))
+        yield held[:at]
+        held = held[at:]
+        if held.startswith(tuple(stops)):
+            return
+    # Nothing follows: what was only a beginning is text.
+    found = (held.find(stop) for stop in stops)
+    yield held[: min((at for at in found if at >= 0), default=len(held))]
+
+
+def _may_be_at(at: int, text: str, stops: Sequence[str]) -> bool:
+    """Whether a stop text stands there, or would with more text."""
+    return any(stop.startswith(text[at : at + len(stop)]) for stop in stops)

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.data.batching import in_order_of_length
-from manyheads.data.translation import Ragged
+from manyheads.data.batching import Ragged, in_order_of_length
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
 from manyheads.decode.cache import KeyValueCache
 from manyheads.decode.generate import collect

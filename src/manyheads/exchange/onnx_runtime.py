@@ -158,6 +158,10 @@ class OnnxGenerator(AnyGenerator):
         return torch.device("cpu")
 
     @property
+    def context(self) -> int | None:
+        return self.model.max_length
+
+    @property
     def positions(self) -> int | None:
         return self.model.graph.position.max_length
 

@@ -229,6 +229,8 @@ def flatten(config: ModelConfig) -> Flat:
     flat.setdefault("kv_heads", config.heads)
     flat.setdefault("attention_bias", config.bias)
     flat.setdefault("qkv_bias", flat["attention_bias"])
+    if flat.get("pooler.over") == "first":
+        del flat["pooler.over"]  # what every family does
     if isinstance(config, Seq2SeqConfig):
         for name in SIDED:
             whole = flat.pop(name)

@@ -67,17 +67,17 @@ class Bert(Crowned):
         """What the head says of single vectors, e.g. of the masked positions alone."""
         return self.head(hidden, self.tokens)
 
-    def follows(self, hidden: Hidden) -> Float[Tensor, "b classes"]:
+    def follows(self, hidden: Hidden, real: Tensor | None = None) -> Float[Tensor, "b classes"]:
         """Next-sentence logits."""
-        return self.next_sentence(self.pool(hidden))
+        return self.next_sentence(self.pool(hidden, real))
 
-    def answer(self, hidden: Hidden) -> Answer:
+    def answer(self, hidden: Hidden, real: Tensor | None = None) -> Answer:
         """What the model gives for the hidden states of whole texts."""
         if self.config.head is None:
-            return hidden if self.config.next_sentence is None else self.follows(hidden)
-        return self.logits(self.pool(hidden) if self.head.pooled else hidden)
+            return hidden if self.config.next_sentence is None else self.follows(hidden, real)
+        return self.logits(self.pool(hidden, real) if self.head.pooled else hidden)
 
     def forward(
         self, tokens: Tokens, real: Tensor | None = None, segments: Tensor | None = None
     ) -> Answer:
-        return self.answer(self.hidden(tokens, real, segments))
+        return self.answer(self.hidden(tokens, real, segments), real)

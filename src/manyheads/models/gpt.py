@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
-from manyheads.nn.masks import causal, look
+from manyheads.nn.masks import SameDocument, both, causal, look
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
 
@@ -41,13 +41,21 @@ class Gpt(nn.Module):
         initialise(self, config.initial, config.layers)
 
     def hidden(
-        self, tokens: Tokens, real: Tensor | None = None, cache: Cache | None = None
+        self,
+        tokens: Tokens,
+        real: Tensor | None = None,
+        cache: Cache | None = None,
+        documents: Tensor | None = None,
     ) -> Hidden:
+        """With `documents`, numbers of what is packed into a row, each is read as if alone."""
         start = 0 if cache is None else cache.length
         length = tokens.shape[1]
         self.decoder.position.refuse_past(start + length)
-        sight = look(causal, length, start=start, real=real, device=tokens.device)
-        x = self.embedding(self.tokens, tokens, self.decoder.position, sight.queries)
+        own = None if documents is None else SameDocument(documents)
+        rule = causal if own is None else both(causal, own)
+        sight = look(rule, length, start=start, real=real, device=tokens.device)
+        places = sight.queries if own is None else own.places()
+        x = self.embedding(self.tokens, tokens, self.decoder.position, places)
         hidden: Tensor = self.decoder(x, sight, cache=cache)
         if cache is not None:
             cache.advance(length)

@@ -6,6 +6,7 @@ A head that is `pooled` reads one vector a text or image, the others each positi
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -14,7 +15,7 @@ from manyheads.nn.block import Architecture
 from manyheads.nn.embedding import Output
 from manyheads.nn.feedforward import ACTIVATIONS, Activation
 from manyheads.nn.residual import Norm
-from manyheads.nn.shapes import Hidden
+from manyheads.nn.shapes import Hidden, Real
 
 Vectors = Float[Tensor, "*n d"]
 Answer = Float[Tensor, "b *n"]
@@ -34,8 +35,9 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Pooler:
-    """One vector for the whole: act(W h₀ + b) of the first position's state."""
+    """One vector for the whole: act(W h + b), h the first position's state or the mean of all."""
 
+    over: Literal["first", "mean"] = "first"
     activation: Activation = "tanh"
     dim: int | None = None
 
@@ -46,17 +48,27 @@ class Pooler:
         return self.dim or dim
 
     def build(self, dim: int) -> nn.Module:
-        return PoolerLayer(dim, self.width(dim), self.activation)
+        return PoolerLayer(self, dim)
 
 
 class PoolerLayer(nn.Module):
-    def __init__(self, dim: int, width: int, activation: str) -> None:
+    def __init__(self, config: Pooler, dim: int) -> None:
         super().__init__()
-        self.project = nn.Linear(dim, width)
-        self.activation = ACTIVATIONS[activation]
+        self.mean = config.over == "mean"
+        self.project = nn.Linear(dim, config.width(dim))
+        self.activation = ACTIVATIONS[config.activation]
 
-    def forward(self, first: Vectors) -> Float[Tensor, "*n p"]:
-        return self.activation(self.project(first))
+    def forward(self, hidden: Hidden, real: Real | None = None) -> Float[Tensor, "b p"]:
+        whole = mean_of(hidden, real) if self.mean else hidden[:, 0]
+        return self.activation(self.project(whole))
+
+
+def mean_of(hidden: Hidden, real: Real | None) -> Float[Tensor, "b d"]:
+    """The mean of the states of real positions."""
+    if real is None:
+        return hidden.mean(1)
+    share = real / real.sum(1, keepdim=True)
+    return torch.einsum("btd,bt->bd", hidden, share.to(hidden.dtype))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +192,7 @@ class Crowned(nn.Module):
     ) -> int:
         """Build what stands on top; gives the width of the pooled vector."""
         pooled_dim = pooler.width(config.dim) if pooler else config.dim
-        self.pooler = pooler.build(config.dim) if pooler else nn.Identity()
+        self.pooler = pooler.build(config.dim) if pooler else None
         if head is not None:
             sizes = HeadSizes(
                 dim=config.dim,
@@ -193,6 +205,6 @@ class Crowned(nn.Module):
             self.head = head.build(sizes)
         return pooled_dim
 
-    def pool(self, hidden: Hidden) -> Float[Tensor, "b p"]:
-        """One vector for the whole: the first position's, through the pooler if there is one."""
-        return self.pooler(hidden[:, 0])
+    def pool(self, hidden: Hidden, real: Real | None = None) -> Float[Tensor, "b p"]:
+        """One vector for the whole: the pooler's, or where there is none the first position's."""
+        return hidden[:, 0] if self.pooler is None else self.pooler(hidden, real)

@@ -114,6 +114,13 @@ class SameDocument(Rule):
         other = self.documents.gather(1, keys[:, 0].expand(rows, -1))
         return rearrange(own, "b t -> b t 1") == rearrange(other, "b s -> b 1 s")
 
+    def places(self) -> Int[Tensor, "b n"]:
+        """The position of each token in its own document, counted from 0."""
+        index = torch.arange(self.documents.shape[1], device=self.documents.device)
+        begins = torch.ones_like(self.documents, dtype=torch.bool)
+        begins[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        return index - torch.where(begins, index, 0).cummax(1).values
+
 
 @dataclass(frozen=True)
 class Both(Rule):

@@ -46,7 +46,7 @@ def corpus_nll(model: Seq2Seq, data: EncodedPairs, batch_tokens: int) -> tuple[f
     with torch.no_grad():
         for rows in in_order_of_length(data.lengths, batch_tokens):
             loss = translation_loss(model, data.batch(rows).to(device), 0.0)
-            total, tokens = total + float(loss.nll), tokens + loss.tokens
+            total, tokens = total + float(loss.nll), tokens + loss.count
     return total, tokens
 
 
@@ -73,6 +73,7 @@ class TranslationTask:
         notes = [*corpus.notes, *valid.notes, *self.data.notes, *self.valid.notes]
         self.notes = list(dict.fromkeys(notes))  # a held-out share comes from the same files
         self.order = Batches(self.data.lengths, train.batch_tokens * train.accumulate, seed)
+        self.per_epoch = self.order.per_epoch
 
     def batches(self, step: int) -> list[Batch]:
         parts = split(self.order.rows(step), self.train.accumulate)
@@ -81,9 +82,12 @@ class TranslationTask:
     def tokens(self, batch: Batch) -> int:
         return batch.target_tokens
 
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"tokens": batch.target_tokens}
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Loss]:
         assert isinstance(model, Seq2Seq)
-        return translation_loss(model, batch, self.train.label_smoothing)
+        return {"tokens": translation_loss(model, batch, self.train.label_smoothing)}
 
     def describe(self, step: int) -> str:
         pairs = [self.data.numbers[row] for row in self.order.rows(step)]

@@ -36,15 +36,19 @@ class Task(Protocol[B]):
 
     notes: list[str]  # what a person should know of its data
     digest: str  # names the training data: going on with another would not be going on
+    per_epoch: int  # how many steps see all of it once
 
     def batches(self, step: int) -> list[B]:
         """The micro-batches of a step: a pure function of it."""
 
     def tokens(self, batch: B) -> int:
-        """Predicted tokens of a batch, by which the loss is normalised."""
+        """Tokens of a batch, by which speed is told."""
 
-    def loss(self, model: nn.Module, batch: B) -> Loss:
-        """The loss of a batch, summed over its tokens."""
+    def counts(self, batch: B) -> dict[str, int]:
+        """How many predictions each term of the loss has in a batch: it is normalised by them."""
+
+    def losses(self, model: nn.Module, batch: B) -> dict[str, Loss]:
+        """The terms of the loss of a batch, each summed over its predictions."""
 
     def describe(self, step: int) -> str:
         """Which examples a step holds, for a person who hunts a broken one."""
@@ -98,7 +102,10 @@ def precision_of(train: Train, device: torch.device) -> torch.dtype:
 
 
 class Trainer:
-    """Trains a model on a task into a run folder, going on where the folder left off."""
+    """Trains a model on a task into a run folder, going on where the folder left off.
+
+    `kept` is the part of the model to be used afterwards, where training needs more than that.
+    """
 
     def __init__(
         self,
@@ -110,9 +117,11 @@ class Trainer:
         seed: int,
         folder: Path,
         about: dict[str, str] | None = None,
+        kept: nn.Module | None = None,
     ) -> None:
         self.about = about or {}
         self.model, self.task, self.train = model, task, train
+        self.kept = model if kept is None else kept
         self.dim, self.seed, self.folder = dim, seed, folder
         self.device = next(model.parameters()).device
         self.dtype = precision_of(train, self.device)
@@ -141,7 +150,7 @@ class Trainer:
             window: Window | None = None
             while progress.step < train.steps:
                 window = window or Window()
-                window.add(*self._step(progress.step))
+                window.steps.append(self._step(progress.step))
                 progress.step += 1
                 last, stopped = progress.step == train.steps, stop()
                 due = last or self._is_due()
@@ -169,30 +178,31 @@ class Trainer:
         step, train = self.progress.step, self.train
         return step % train.validate_every == 0 or step % train.save_every == 0
 
-    def _step(self, step: int) -> tuple[torch.Tensor, int]:
-        """One update; gives the summed −log p and the tokens it is over."""
+    def _step(self, step: int) -> "Step":
+        """One update; gives what it was measured by."""
         self.model.train()
         seed_step(self.seed, step)
         batches = self.task.batches(step)
-        total = sum(self.task.tokens(batch) for batch in batches)
-        nll = torch.zeros((), device=self.device)
+        done = Step()
+        for batch in batches:
+            done.expect(self.task.tokens(batch), self.task.counts(batch))
         for batch in batches:
             with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
-                loss = self.task.loss(self.model, batch)
-            (loss.objective / total).backward()
-            nll += loss.nll.detach()
+                losses = self.task.losses(self.model, batch)
+            done.share(losses).backward()
+            done.add(losses)
         if self.train.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.train, self.dim, step + 1)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return nll, total
+        return done
 
     def _check_finite(self, window: "Window") -> None:
         """Stop before a broken loss is saved, and name the batch that made it."""
         for index in range(window.checked, len(window.steps)):
-            nll = float(window.steps[index][0])
+            nll = window.steps[index].nll()
             if not math.isfinite(nll):
                 step = self.progress.step - len(window.steps) + index
                 raise self._broken(f"the loss of step {step + 1} is {nll}", step)
@@ -224,47 +234,86 @@ class Trainer:
         self.metrics.write(progress.step, "valid", scores)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
         bar.say(f"step {progress.step}  {shown}")
-        if progress.best is None or not scores["loss"] >= progress.best:
+        better = progress.best is None or not scores["loss"] >= progress.best
+        if better:
             progress.best, progress.best_step = scores["loss"], progress.step
+        if better or self.train.keep == "last":
             about = {"step": progress.step, **scores, **self.about}
             checkpoint.write_tensors(
-                self.folder / checkpoint.WEIGHTS, self.model.state_dict(), about
+                self.folder / checkpoint.WEIGHTS, self.kept.state_dict(), about
             )
 
     def _save(self) -> None:
         if self.train.average > 1:
-            checkpoint.snapshot(self.folder, self.model, self.progress, self.train.average)
+            checkpoint.snapshot(self.folder, self.kept, self.progress, self.train.average)
         checkpoint.save_state(self.folder, self.model, self.optimizer, self.progress)
         if self.train.average > 1:
             checkpoint.drop_old_snapshots(self.folder, self.progress)
 
     def _finish(self) -> None:
-        """With averaging, the model to use is the mean of the last snapshots, else the best."""
+        """With averaging, the model to use is the mean of the last snapshots."""
         if self.train.average > 1:
             mean = checkpoint.average(self.folder, self.progress)
             about = {"averaged_steps": self.progress.snapshots, **self.about}
             checkpoint.write_tensors(self.folder / checkpoint.WEIGHTS, mean, about)
         tensors, _ = checkpoint.read_tensors(self.folder / checkpoint.WEIGHTS)
-        checkpoint.load_weights(self.model, tensors, self.folder / checkpoint.WEIGHTS)
+        checkpoint.load_weights(self.kept, tensors, self.folder / checkpoint.WEIGHTS)
         self.metrics.close()
+
+
+class Step:
+    """What a step was measured by: its tokens, and for each term of the loss sum and count."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.counts: dict[str, int] = {}
+        self.sums: dict[str, torch.Tensor] = {}
+        self.weights: dict[str, float] = {}
+
+    def expect(self, tokens: int, counts: dict[str, int]) -> None:
+        """Before any of it is computed: what a micro-batch brings."""
+        self.tokens += tokens
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    def share(self, losses: dict[str, Loss]) -> torch.Tensor:
+        """What a micro-batch adds to the objective of the whole step."""
+        terms = [
+            loss.objective * loss.weight / max(1, self.counts[name])
+            for name, loss in losses.items()
+        ]
+        return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
+
+    def add(self, losses: dict[str, Loss]) -> None:
+        for name, loss in losses.items():
+            nll = loss.nll.detach()
+            self.sums[name] = self.sums[name] + nll if name in self.sums else nll
+            self.weights[name] = loss.weight
+
+    def nll(self) -> float:
+        return float(sum(self.sums.values()))
 
 
 class Window:
     """The steps since the last log line."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[torch.Tensor, int]] = []
+        self.steps: list[Step] = []
         self.checked = 0
         self.began = time.monotonic()
 
-    def add(self, nll: torch.Tensor, tokens: int) -> None:
-        self.steps.append((nll, tokens))
-
     def scores(self) -> dict[str, float]:
-        tokens = sum(tokens for _, tokens in self.steps)
-        nll = float(sum(nll for nll, _ in self.steps))
+        """The mean loss of each term where there are several, and their weighted sum."""
+        means, loss = {}, 0.0
+        for name, weight in self.steps[-1].weights.items():
+            count = max(1, sum(step.counts[name] for step in self.steps))
+            mean = float(sum(step.sums[name] for step in self.steps)) / count
+            means[f"{name}_loss"] = mean
+            loss += weight * mean
+        tokens = sum(step.tokens for step in self.steps)
         seconds = max(1e-9, time.monotonic() - self.began)
-        return {"loss": nll / tokens, "tokens_per_second": tokens / seconds}
+        terms = means if len(means) > 1 else {}
+        return {"loss": loss, **terms, "tokens_per_second": tokens / seconds}
 
     def note(self) -> str:
         scores = self.scores()

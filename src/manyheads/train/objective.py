@@ -16,11 +16,16 @@ ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class Loss:
-    """Sums over the predicted tokens: the objective, and −log p without smoothing."""
+    """A term of what is minimised, as sums over `count` predictions.
+
+    `objective` is what gradients are taken of, `nll` what is told of it (−log p without
+    smoothing), `weight` its weight among several terms.
+    """
 
     objective: Float[Tensor, ""]
     nll: Float[Tensor, ""]
-    tokens: int
+    count: int
+    weight: float = 1.0
 
 
 def cross_entropy(

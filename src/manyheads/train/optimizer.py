@@ -1,7 +1,7 @@
 """Adam, and learning rates as pure functions of the step."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -12,14 +12,22 @@ from manyheads.errors import Mistake, check_above_zero, check_at_least, check_sh
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """How a run is trained. A step is one update of `accumulate` × `batch_tokens` tokens."""
+    """How a run is trained. A step is one update of `accumulate` × `batch_tokens` tokens.
+
+    Where they are given, `epochs` decides the steps, `warmup_share` of them the warm-up, and
+    `batch_rows` how many texts a batch has. `keep` says which weights are the model to use: those
+    of the best validation loss, or the last.
+    """
 
     steps: int = 10_000
+    epochs: float | None = None
     batch_tokens: int = 4096
+    batch_rows: int | None = None
     accumulate: int = 1
     schedule: Literal["transformer", "cosine", "linear", "constant"] = "transformer"
     learning_rate: float | None = None
     warmup_steps: int = 4000
+    warmup_share: float | None = None
     final_share: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.98
@@ -31,25 +39,33 @@ class Train:
     validate_every: int = 1000
     save_every: int = 1000
     average: int = 1
+    keep: Literal["best", "last"] = "best"
     log_every: int = 50
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
     def __post_init__(self) -> None:
         for name in (
             *("steps", "batch_tokens", "accumulate", "validate_every"),
-            *("save_every", "average", "log_every"),
+            *("save_every", "average", "log_every", "batch_rows"),
         ):
             check_at_least(f"train.{name}", getattr(self, name), 1)
-        for name in ("label_smoothing", "beta1", "beta2"):
+        for name in ("label_smoothing", "beta1", "beta2", "warmup_share"):
             check_share(f"train.{name}", getattr(self, name))
         if not 0 <= self.final_share <= 1:
             raise Mistake(f"train.final_share={self.final_share} must be in [0, 1]")
         for name in ("warmup_steps", "weight_decay", "eps"):
             check_at_least(f"train.{name}", getattr(self, name), 0)
-        for name in ("learning_rate", "clip"):
+        for name in ("learning_rate", "clip", "epochs"):
             check_above_zero(f"train.{name}", getattr(self, name))
         if self.learning_rate is None and self.schedule != "transformer":
             raise Mistake(f"train.schedule={self.schedule} needs a train.learning_rate")
+
+    def settled(self, per_epoch: int) -> "Train":
+        """The same with the steps and the warm-up as numbers, for data of so many steps."""
+        steps = self.steps if self.epochs is None else max(1, round(self.epochs * per_epoch))
+        share = self.warmup_share
+        warmup = self.warmup_steps if share is None else round(share * steps)
+        return replace(self, steps=steps, warmup_steps=warmup)
 
 
 def learning_rate(train: Train, dim: int, step: int) -> float:

@@ -1,0 +1,80 @@
+"""Beginning with a model that is trained already: its stack stays, what stands on it may change."""
+
+import dataclasses
+from dataclasses import fields
+from typing import Any
+
+from torch import Tensor, nn
+
+from manyheads.data.masking import Replaced
+from manyheads.errors import Mistake
+from manyheads.models.bert import Bert, BertConfig
+from manyheads.models.heads import Classify, Detect, Masked, Pooler
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.block import Architecture
+from manyheads.opened import TorchRun
+from manyheads.presets import ModelConfig
+from manyheads.run import Run
+
+# What may be new on a model that was trained for something else.
+ON_TOP = ("head.", "pooler.", "next_sentence.")
+
+
+def adapted(config: ModelConfig, run: Run, folder: str) -> ModelConfig:
+    """The settings of a trained model, for what the run wants of it."""
+    wanted = run.model
+    if isinstance(wanted, BertConfig) and isinstance(config, Seq2SeqConfig):
+        config = encoder_alone(config)
+    if config.kind != wanted.kind:
+        raise Mistake(
+            f"{folder} holds a {config.kind} model, and task={run.task} begins with a "
+            f"{wanted.kind} one" + (" or an encoder–decoder" if wanted.kind == "bert" else "")
+        )
+    if not isinstance(config, BertConfig) or not isinstance(wanted, BertConfig):
+        return config
+    fresh: dict[str, Any] = {"initial": "normal"}  # small numbers for what is new on top
+    if run.task == "classification":
+        pooler = config.pooler or Pooler(over="first")
+        return dataclasses.replace(
+            config, head=Classify(), pooler=pooler, next_sentence=None, **fresh
+        )
+    kind = Detect if isinstance(run.objective, Replaced) else Masked
+    head = config.head if isinstance(config.head, kind) else kind()
+    fresh |= {"pooler": config.pooler or wanted.pooler, "next_sentence": wanted.next_sentence}
+    return dataclasses.replace(config, head=head, **fresh)
+
+
+def encoder_alone(config: Seq2SeqConfig) -> BertConfig:
+    """The encoder of an encoder–decoder; nothing in its training made one position a summary."""
+    shared = config.encoder.of(config)
+    own = {field.name: getattr(shared, field.name) for field in fields(Architecture)}
+    return BertConfig(**own, head=None, pooler=Pooler(over="mean"))
+
+
+def give_weights(model: nn.Module, start: TorchRun) -> None:
+    """Put the trained weights into a new model; what stands on top keeps its first ones."""
+    tensors = dict(start.model.state_dict())
+    if isinstance(model, Bert) and isinstance(start.run.model, Seq2SeqConfig):
+        tensors = _of_encoder(tensors)
+    wanted = model.state_dict()
+    for name, tensor in wanted.items():
+        given = tensors.get(name)
+        if given is not None and given.shape == tensor.shape:
+            wanted[name] = given.to(tensor.dtype)
+        elif not name.startswith(ON_TOP):
+            was = "missing" if given is None else f"of {list(given.shape)}"
+            raise Mistake(
+                f"{start.folder} does not fit this model: {name} is {was}, not of "
+                f"{list(tensor.shape)}; leave the sizes of the model as they are there"
+            )
+    model.load_state_dict(wanted)
+
+
+def _of_encoder(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    renamed = {"tokens.": "tokens.", "encoder_embedding.": "embedding.", "encoder.": "encoder."}
+    return {
+        ours + name.removeprefix(theirs): tensor
+        for name, tensor in tensors.items()
+        for theirs, ours in renamed.items()
+        if name.startswith(theirs)
+    }

@@ -1,0 +1,63 @@
+"""The scores of a run on a split of its data, by what the run does."""
+
+from typing import Any
+
+from manyheads.data.labelled import LabelledData
+from manyheads.data.language import TextData
+from manyheads.data.masking import Causal, Masked, Replaced
+from manyheads.data.translation import FilesData
+from manyheads.errors import Mistake
+from manyheads.evaluate.scores import Scores
+from manyheads.models.bert import BertConfig
+from manyheads.models.heads import Classify
+from manyheads.opened import OpenRun, TorchRun
+from manyheads.run import Data, Run
+from manyheads.tasks.classification import evaluate_classification
+from manyheads.tasks.denoising import evaluate_denoising
+from manyheads.tasks.language import evaluate_language
+from manyheads.tasks.masked import evaluate_masked
+from manyheads.tasks.translation import evaluate_translation
+
+
+def data_for(run: Run) -> Data:
+    """The kind of data that a model which came without any is scored on, to be filled in."""
+    if run.task == "translation":
+        return FilesData()
+    if isinstance(run.model, BertConfig) and isinstance(run.model.head, Classify):
+        return LabelledData()
+    return TextData()
+
+
+def score(opened: OpenRun, data: Data, split: str, stride: int | None = None) -> Scores:
+    """Each number with its signature; `stride` is of language models alone."""
+    if stride is not None and not isinstance(data, TextData):
+        raise Mistake("--stride is for language models: leave it out")
+    if isinstance(data, LabelledData):
+        return evaluate_classification(opened.encoder(), data, split)
+    if not isinstance(data, TextData):
+        return evaluate_translation(opened.translator(), data, split).scores
+    if not isinstance(opened, TorchRun):
+        raise Mistake(f"{opened.folder} was exported and gives no probabilities: use the run")
+    run, model, tokenizer = opened.run, _any(opened.model), opened.tokenizer
+    if run.task == "language":
+        objective = run.objective if isinstance(run.objective, Causal) else Causal()
+        tokens = run.decode.batch_tokens
+        return evaluate_language(
+            model, tokenizer, data, objective, split, batch_tokens=tokens, stride=stride
+        )
+    if stride is not None:
+        raise Mistake("--stride is for language models: leave it out")
+    if isinstance(run.objective, Replaced):
+        raise Mistake(
+            f"{opened.folder} was trained against a generator that is not kept: its validation "
+            "is in metrics.jsonl, and what it learned shows in fine-tuning"
+        )
+    if run.task == "pretraining" and run.model.kind == "seq2seq":
+        assert run.objective is not None
+        return evaluate_denoising(model, tokenizer, data, _any(run.objective), split)
+    objective_ = run.objective if isinstance(run.objective, Masked) else Masked()
+    return evaluate_masked(model, opened.encoder().tokenizer, data, objective_, split)
+
+
+def _any(part: object) -> Any:
+    return part

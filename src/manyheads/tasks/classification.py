@@ -1,0 +1,185 @@
+"""Labels or numbers for texts and pairs of texts: training, validation, and GLUE's scores."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manyheads.data.batching import (
+    Batches,
+    Ragged,
+    Rows,
+    Shuffled,
+    in_order_of_length,
+    split,
+)
+from manyheads.data.labelled import Labelled, LabelledData, places
+from manyheads.encode import TextEncoder
+from manyheads.evaluate.scores import Scores, label_scores
+from manyheads.models.bert import Bert
+from manyheads.tokens import Tokenizer
+from manyheads.train.objective import Loss
+from manyheads.train.optimizer import Train
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """Texts in their frames, and for each its class number or its number."""
+
+    tokens: Int[Tensor, "b t"]
+    real: Bool[Tensor, "b t"] | None
+    segments: Int[Tensor, "b t"] | None
+    wanted: Int[Tensor, " b"] | Float[Tensor, " b"]
+    size: int
+
+
+class EncodedLabels:
+    """Labelled texts as token ids, from which batches of rows are made.
+
+    A text that is longer than the model reads is cut, of a pair the longer text first.
+    """
+
+    def __init__(
+        self,
+        part: Labelled,
+        names: tuple[str, ...],
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        segments: int,
+    ) -> None:
+        framed = tokenizer.framed(part.texts, max_length)
+        self.tokens = Ragged.of([ids for ids, _ in framed])
+        self.segments = Ragged.of([parts for _, parts in framed]) if segments > 1 else None
+        numbers = np.array(part.numbers, dtype=np.float32)
+        self.wanted = numbers if part.numbers else places(part, names)
+        self.pad = 0  # never seen
+        self.lines, self.name = part.lines, part.name
+
+    def digest(self) -> str:
+        """Names these texts with their answers."""
+        total = hashlib.sha256()
+        for array in (self.tokens.starts, self.tokens.flat, self.wanted):
+            total.update(array.tobytes())
+        return total.hexdigest()[:16]
+
+    def batch(self, rows: Rows, device: torch.device) -> LabelledBatch:
+        tokens, real = self.tokens.padded(rows, self.pad)
+        segments = None if self.segments is None else self.segments.padded(rows, 0)[0]
+        return LabelledBatch(
+            tokens.to(device),
+            None if bool(real.all()) else real.to(device),
+            None if segments is None else segments.to(device),
+            torch.from_numpy(self.wanted[rows]).to(device),
+            int(self.tokens.lengths[rows].sum()),
+        )
+
+
+def answer_loss(answers: Tensor, wanted: Tensor, smoothing: float = 0.0) -> Loss:
+    """−log P of the labels, or the squared distance to the numbers."""
+    if wanted.is_floating_point():
+        total = (answers.float().squeeze(-1) - wanted).square().sum()
+        return Loss(total, total.detach(), len(wanted))
+    plain = F.cross_entropy(answers.float(), wanted, reduction="sum")
+    if not smoothing:
+        return Loss(plain, plain.detach(), len(wanted))
+    smoothed = F.cross_entropy(answers.float(), wanted, reduction="sum", label_smoothing=smoothing)
+    return Loss(smoothed, plain.detach(), len(wanted))
+
+
+class ClassificationTask:
+    """What the training loop asks of a classifier."""
+
+    def __init__(
+        self,
+        data: LabelledData,
+        part: Labelled,
+        valid: Labelled,
+        names: tuple[str, ...],
+        tokenizer: Tokenizer,
+        train: Train,
+        *,
+        max_length: int,
+        segments: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.train, self.device, self.names = train, device, names
+        self.metrics = data.metrics(names)
+        sizes = {"max_length": max_length, "segments": segments}
+        self.data = EncodedLabels(part, names, tokenizer, **sizes)
+        self.valid = EncodedLabels(valid, names, tokenizer, **sizes)
+        self.digest = self.data.digest()
+        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
+        lengths = self.data.tokens.lengths
+        self.order: Shuffled | Batches
+        if train.batch_rows is not None:
+            self.order = Shuffled(len(lengths), train.batch_rows * train.accumulate, seed)
+        else:
+            self.order = Batches(lengths, train.batch_tokens * train.accumulate, seed)
+        self.per_epoch = self.order.per_epoch
+
+    def batches(self, step: int) -> list[LabelledBatch]:
+        parts = split(self.order.rows(step), self.train.accumulate)
+        return [self.data.batch(rows, self.device) for rows in parts]
+
+    def tokens(self, batch: LabelledBatch) -> int:
+        return batch.size
+
+    def counts(self, batch: LabelledBatch) -> dict[str, int]:
+        return {"labels": len(batch.tokens)}
+
+    def losses(self, model: nn.Module, batch: LabelledBatch) -> dict[str, Loss]:
+        answers = model(batch.tokens, batch.real, batch.segments)
+        return {"labels": answer_loss(answers, batch.wanted, self.train.label_smoothing)}
+
+    def describe(self, step: int) -> str:
+        lines = [self.data.lines[row] for row in self.order.rows(step)[:5]]
+        return f"rows of {self.data.name} from lines {', '.join(map(str, lines))} …"
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, Bert)
+        answers, wanted = all_answers(model, self.valid, self.train.batch_tokens)
+        loss = answer_loss(answers, wanted)
+        given = answers[:, 0] if wanted.is_floating_point() else answers.argmax(-1)
+        last = len(self.names) - 1
+        scores = label_scores(self.metrics, given.tolist(), wanted.tolist(), last)
+        del scores["signature"]
+        return {"loss": float(loss.nll) / loss.count, **scores}
+
+
+@torch.no_grad()
+def all_answers(
+    model: Bert, data: EncodedLabels, batch_tokens: int
+) -> tuple[Float[Tensor, "rows labels"], Tensor]:
+    """What the model says of every row, and what is wanted."""
+    model.eval()
+    device = next(model.parameters()).device
+    lengths = data.tokens.lengths
+    head: Any = model.head
+    found = torch.empty(len(lengths), head.output.out_features)
+    for rows in in_order_of_length(lengths, batch_tokens):
+        batch = data.batch(rows, device)
+        found[rows] = model(batch.tokens, batch.real, batch.segments).float().cpu()
+    return found, torch.from_numpy(data.wanted)
+
+
+def evaluate_classification(encoder: TextEncoder, data: LabelledData, split_name: str) -> Scores:
+    """The task's own metrics on a split."""
+    part = data.read(split_name)
+    names = encoder.labels
+    lines = ["\t".join(text) if isinstance(text, tuple) else text for text in part.texts]
+    answers = [answer for [answer] in encoder.classify(lines)]
+    if data.regression:
+        given: list[float] | list[str] = [answer.scores[answer.label] for answer in answers]
+        wanted: list[float] | list[str] = part.numbers
+    else:
+        places(part, names)  # refuses labels that the model does not know
+        given, wanted = [answer.label for answer in answers], part.labels
+    scores = label_scores(data.metrics(names), given, wanted, names[-1])
+    return scores | {"split": split_name, "examples": len(lines)}

@@ -1,0 +1,156 @@
+"""Encoder–decoders that restore text: T5's span corruption and BART's denoising."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from manyheads.data.batching import Ragged, Rows, split
+from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
+from manyheads.data.masking import (
+    Denoising,
+    Spans,
+    corrupt_spans,
+    delete,
+    infill,
+    permute,
+    span_places,
+)
+from manyheads.data.translation import Batch
+from manyheads.evaluate.scores import Scores, perplexity
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.tasks.translation import translation_loss
+from manyheads.tokens import Tokenizer
+from manyheads.train.objective import Loss
+from manyheads.train.optimizer import Train
+
+HELD_OUT_SEED = 0  # what is broken for validation is the same for every run
+
+
+class BrokenText:
+    """A text of which stretches are broken, and the original is to be written."""
+
+    def __init__(
+        self, texts: Texts, tokenizer: Tokenizer, objective: Spans | Denoising, *, max_length: int
+    ) -> None:
+        self.objective, self.tokenizer, self.name = objective, tokenizer, texts.name
+        self.text = EncodedText(texts, tokenizer, ends=False)
+        self.length = max_length - 1  # the end comes after it
+        self.sentinels = np.array(tokenizer.sentinels())
+
+    def batch(self, starts: Rows, random: np.random.Generator) -> Batch:
+        """Stretches of the text, broken by these random numbers."""
+        whole = gather(self.text.flat, starts, self.length)
+        if isinstance(self.objective, Spans):
+            wanted = self.objective
+            rows, length = whole.shape
+            sizes = {"rate": wanted.rate, "mean_length": wanted.mean_length}
+            places = span_places(rows, length, random, **sizes)
+            sources, targets = map(list, corrupt_spans(whole, places, self.sentinels))
+        else:
+            sources = [
+                self._noise(int(start), row, random)
+                for start, row in zip(starts, whole, strict=True)
+            ]
+            targets = list(whole)
+        end, pad = self.tokenizer.end, self.tokenizer.pad
+        source, target = (
+            Ragged.of([[*row.tolist(), end] for row in side]) for side in (sources, targets)
+        )
+        return Batch.of(source, target, np.arange(len(starts)), self.tokenizer.start, pad)
+
+    def _noise(self, start: int, row: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """BART's: sentences in another order, tokens gone, stretches behind one mask each."""
+        wanted = self.objective
+        assert isinstance(wanted, Denoising)
+        if wanted.permute_sentences:
+            edges = self.text.sentence_starts
+            inside = edges[(edges > start) & (edges < start + len(row))] - start
+            row = np.concatenate(permute(np.split(row, inside), random))
+        if wanted.delete_rate:
+            row = delete(row, random, rate=wanted.delete_rate)
+        if wanted.infill_rate:
+            settings = {"rate": wanted.infill_rate, "mean_length": wanted.mean_length}
+            row = infill(row, random, **settings, mask=self.tokenizer.mask)
+        return row
+
+
+class DenoisingTask:
+    """What the training loop asks of span corruption and denoising."""
+
+    def __init__(
+        self,
+        texts: Texts,
+        valid: Texts,
+        tokenizer: Tokenizer,
+        objective: Spans | Denoising,
+        train: Train,
+        *,
+        max_length: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.train, self.device, self.seed = train, device, seed
+        self.data = BrokenText(texts, tokenizer, objective, max_length=max_length)
+        self.valid = BrokenText(valid, tokenizer, objective, max_length=max_length)
+        self.rows = train.batch_rows or max(1, train.batch_tokens // max_length)
+        tokens, rows = len(self.data.text.flat), self.rows * train.accumulate
+        self.order = Windows(tokens, self.data.length, rows, seed, name=texts.name)
+        self.per_epoch = -(-self.order.per_epoch // rows)
+        self.digest = self.data.text.digest()
+        self.notes = list(dict.fromkeys([*texts.notes, *valid.notes]))
+
+    def batches(self, step: int) -> list[Batch]:
+        starts = self.order.starts(step)
+        random = np.random.default_rng([self.seed, step])
+        parts = split(starts, self.train.accumulate)
+        return [self.data.batch(part, random).to(self.device) for part in parts]
+
+    def tokens(self, batch: Batch) -> int:
+        return batch.source_tokens + batch.target_tokens
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"tokens": batch.target_tokens}
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Loss]:
+        assert isinstance(model, Seq2Seq)
+        return {"tokens": translation_loss(model, batch, self.train.label_smoothing)}
+
+    def describe(self, step: int) -> str:
+        starts = self.order.starts(step)[:5].tolist()
+        return f"stretches of {self.data.name} from tokens {', '.join(map(str, starts))} …"
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, Seq2Seq)
+        return restored_scores(model, self.valid, self.rows)
+
+
+@torch.no_grad()
+def restored_scores(model: Seq2Seq, text: BrokenText, rows: int) -> dict[str, float]:
+    """The loss on held-out text, broken in the same way for every run."""
+    model.eval()
+    device = next(model.parameters()).device
+    whole = text.text.stretches(text.length)
+    nll, tokens = 0.0, 0
+    for begin in range(0, whole, rows):
+        starts = np.arange(begin, min(begin + rows, whole)) * text.length
+        random = np.random.default_rng([HELD_OUT_SEED, begin])
+        loss = translation_loss(model, text.batch(starts, random).to(device), 0.0)
+        nll, tokens = nll + float(loss.nll), tokens + loss.count
+    return {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
+
+
+def evaluate_denoising(
+    model: Seq2Seq,
+    tokenizer: Tokenizer,
+    data: TextData,
+    objective: Spans | Denoising,
+    split_name: str,
+) -> Scores:
+    """How well the model restores a split."""
+    texts = data.read(split_name)
+    text = BrokenText(texts, tokenizer, objective, max_length=model.config.max_length)
+    scores: Scores = dict(restored_scores(model, text, 32))
+    unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
+    said = f"of {type(objective).kind} targets ({unit})|broken by seed {HELD_OUT_SEED}"
+    scores["signature"] = {"perplexity": said}
+    return scores | {"split": split_name, "examples": len(text.text.flat)}

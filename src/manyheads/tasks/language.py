@@ -1,0 +1,204 @@
+"""Language models: the next token of a stream of text, and perplexity over all of a text."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from manyheads.data.batching import split
+from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
+from manyheads.data.masking import Causal
+from manyheads.errors import BadData, check_at_least
+from manyheads.evaluate.scores import Scores, language_scores
+from manyheads.models.gpt import Gpt
+from manyheads.tokens import Tokenizer
+from manyheads.train.objective import Loss, cross_entropy
+from manyheads.train.optimizer import Train
+from manyheads.train.progress import Bar
+
+Places = Int[np.ndarray, " _"]
+
+
+@dataclass(frozen=True)
+class LanguageBatch:
+    """Stretches of a stream, what follows each token, and which document each is of."""
+
+    tokens: Int[Tensor, "b t"]
+    wanted: Int[Tensor, "b t"]
+    documents: Int[Tensor, "b t"] | None
+
+    @staticmethod
+    def of(
+        text: EncodedText, starts: Places, length: int, objective: Causal, device: torch.device
+    ) -> "LanguageBatch":
+        stretches = gather(text.flat, starts, length + 1).astype(np.int64)
+        whole = torch.from_numpy(stretches).to(device, non_blocking=True)
+        documents = None
+        if objective.packing == "documents":
+            places = starts[:, None] + np.arange(length)
+            numbers = np.searchsorted(text.document_starts, places, side="right")
+            documents = torch.from_numpy(numbers).to(device)
+        return LanguageBatch(whole[:, :-1], whole[:, 1:], documents)
+
+
+def language_loss(
+    model: Gpt,
+    batch: LanguageBatch,
+    smoothing: float = 0.0,
+    scored: Bool[Tensor, "b t"] | None = None,
+) -> Loss:
+    """−log P of what follows each token, or each of the `scored` ones."""
+    hidden = model.hidden(batch.tokens, documents=batch.documents)
+    wanted = batch.wanted
+    return cross_entropy(
+        model.head.enter(hidden.flatten(0, 1) if scored is None else hidden[scored]),
+        model.head.matrix(model.tokens),
+        wanted.flatten() if scored is None else wanted[scored],
+        bias=model.head.bias,
+        smoothing=smoothing,
+    )
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Stretches that together predict every token but the first, each once.
+
+    After the first stretch each predicts its last `stride` tokens: with a stride of the context
+    the stretches do not overlap, with a smaller one every token has more before it.
+    """
+
+    starts: Places
+    new: Places  # how many tokens at its end a stretch is the first to predict
+    length: int
+
+    @staticmethod
+    def over(tokens: int, context: int, stride: int | None = None) -> "Passes":
+        step = context if stride is None else stride
+        check_at_least("stride", step, 1)
+        length = min(context, tokens - 1)
+        ends = [*range(length, tokens - 1, min(step, length)), tokens - 1]
+        new = np.diff(ends, prepend=0)
+        return Passes(np.array(ends) - length, new, length)
+
+
+def stream_nll(
+    model: Gpt,
+    text: EncodedText,
+    objective: Causal,
+    *,
+    batch_tokens: int,
+    stride: int | None = None,
+    bar: Bar | None = None,
+) -> tuple[float, int]:
+    """Summed −log P of a stream, and the tokens that were predicted."""
+    if len(text.flat) < 2:
+        raise BadData(f"{text.name}: one token has nothing before it; give more text")
+    model.eval()
+    device = next(model.parameters()).device
+    passes = Passes.over(len(text.flat), model.config.max_length, stride)
+    total, tokens = 0.0, 0
+    size = max(1, batch_tokens // passes.length)
+    columns = torch.arange(passes.length, device=device)
+    with torch.no_grad():
+        for begin in range(0, len(passes.starts), size):
+            some = slice(begin, begin + size)
+            batch = LanguageBatch.of(text, passes.starts[some], passes.length, objective, device)
+            known = passes.length - torch.from_numpy(passes.new[some]).to(device)
+            loss = language_loss(model, batch, scored=columns >= known[:, None])
+            total, tokens = total + float(loss.nll), tokens + loss.count
+            if bar is not None:
+                bar.update(tokens, "tokens")
+    return total, tokens
+
+
+class LanguageTask:
+    """What the training loop asks of a language model."""
+
+    def __init__(
+        self,
+        texts: Texts,
+        valid: Texts,
+        tokenizer: Tokenizer,
+        objective: Causal,
+        train: Train,
+        *,
+        max_length: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.objective, self.train, self.device = objective, train, device
+        self.length, self.tokenizer, self.valid_texts = max_length, tokenizer, valid
+        self.data = EncodedText(texts, tokenizer, ends=True)
+        self.valid = EncodedText(valid, tokenizer, ends=True)
+        self.digest = self.data.digest()
+        self.notes = list(dict.fromkeys([*texts.notes, *valid.notes]))
+        rows = (train.batch_rows or max(1, train.batch_tokens // max_length)) * train.accumulate
+        # A stretch has one token more than it reads, the first of the next.
+        self.order = Windows(len(self.data.flat) - 1, max_length, rows, seed, name=texts.name)
+        self.per_epoch = -(-self.order.per_epoch // rows)
+
+    def batches(self, step: int) -> list[LanguageBatch]:
+        parts = split(self.order.starts(step), self.train.accumulate)
+        return [
+            LanguageBatch.of(self.data, starts, self.length, self.objective, self.device)
+            for starts in parts
+        ]
+
+    def tokens(self, batch: LanguageBatch) -> int:
+        return batch.tokens.numel()
+
+    def counts(self, batch: LanguageBatch) -> dict[str, int]:
+        return {"tokens": batch.tokens.numel()}
+
+    def losses(self, model: nn.Module, batch: LanguageBatch) -> dict[str, Loss]:
+        assert isinstance(model, Gpt)
+        return {"tokens": language_loss(model, batch, self.train.label_smoothing)}
+
+    def describe(self, step: int) -> str:
+        starts = self.order.starts(step)[:5].tolist()
+        return f"stretches of {self.data.name} from tokens {', '.join(map(str, starts))} …"
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, Gpt)
+        nll, tokens = stream_nll(
+            model, self.valid, self.objective, batch_tokens=self.train.batch_tokens
+        )
+        scores = _scores(self.valid_texts, self.tokenizer, nll, tokens)
+        return {name: value for name, value in scores.items() if isinstance(value, float)}
+
+
+def _scores(texts: Texts, tokenizer: Tokenizer, nll: float, tokens: int) -> Scores:
+    return language_scores(
+        nll,
+        tokens,
+        unit=f"{tokenizer.kind}, {tokenizer.vocab_size} tokens",
+        characters=texts.characters,
+        bytes_=texts.bytes,
+        words=texts.words,
+    )
+
+
+def evaluate_language(
+    model: Gpt,
+    tokenizer: Tokenizer,
+    data: TextData,
+    objective: Causal,
+    split_name: str,
+    *,
+    batch_tokens: int,
+    stride: int | None = None,
+) -> Scores:
+    """Perplexity, and bits per character and byte, of all of a split."""
+    texts = data.read(split_name)
+    text = EncodedText(texts, tokenizer, ends=True)
+    with Bar("evaluate", len(text.flat) - 1) as bar:
+        nll, tokens = stream_nll(
+            model, text, objective, batch_tokens=batch_tokens, stride=stride, bar=bar
+        )
+    scores = _scores(texts, tokenizer, nll, tokens)
+    context = model.config.max_length
+    how = f"context:{context}|stride:{stride or context}|first token not predicted"
+    scores["signature"] = {name: f"{said}|{how}" for name, said in scores["signature"].items()}
+    return scores | {"split": split_name, "examples": tokens}

@@ -1,0 +1,195 @@
+"""Masked language models: predict what was hidden (BERT, RoBERTa), or find what was replaced
+(ELECTRA); and whether the second text follows the first.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manyheads.data.batching import split
+from manyheads.data.hidden import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText
+from manyheads.data.language import TextData, Texts
+from manyheads.data.masking import Masked, Replaced
+from manyheads.evaluate.scores import Scores, perplexity
+from manyheads.models.bert import Bert
+from manyheads.models.electra import Electra
+from manyheads.tokens import Tokenizer
+from manyheads.train.objective import Loss, cross_entropy
+from manyheads.train.optimizer import Train
+
+HELD_OUT_SEED = 0  # what is hidden for validation is the same for every run
+
+
+def masked_loss(model: Bert, hidden: Tensor, batch: MaskedBatch, smoothing: float = 0.0) -> Loss:
+    """−log P of the hidden tokens: the output layer sees their places alone."""
+    head: Any = model.head
+    at = hidden.flatten(0, 1)[batch.places]
+    return cross_entropy(
+        head.output.enter(head.enter(at)),
+        head.output.matrix(model.tokens),
+        batch.wanted,
+        bias=head.output.bias,
+        smoothing=smoothing,
+    )
+
+
+def follows_loss(logits: Tensor, other: Tensor) -> Loss:
+    """−log P of whether the second text follows (class 0) or comes from elsewhere (class 1)."""
+    total = F.cross_entropy(logits.float(), other, reduction="sum")
+    return Loss(total, total.detach(), len(other))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a pass found: the terms of the loss, and how often the second answers were right."""
+
+    losses: dict[str, Loss]
+    right: dict[str, Tensor]
+
+
+def masked_pass(model: Bert, batch: MaskedBatch, smoothing: float = 0.0) -> Found:
+    """Masked language modelling, with next-sentence prediction where the texts are pairs."""
+    hidden = model.hidden(batch.tokens, batch.real, batch.segments)
+    losses = {"masked": masked_loss(model, hidden, batch, smoothing)}
+    if batch.other is None:
+        return Found(losses, {})
+    logits = model.follows(hidden, batch.real)
+    losses["next_sentence"] = follows_loss(logits, batch.other)
+    return Found(losses, {"next_sentence": (logits.argmax(-1) == batch.other).sum()})
+
+
+def replaced_pass(model: Electra, batch: MaskedBatch, weight: float) -> Found:
+    """The generator's loss at the masks, and the model's at every token: was it replaced?"""
+    hidden = model.generator.hidden(batch.tokens, batch.real, batch.segments)
+    masked = masked_loss(model.generator, hidden, batch)
+    tokens, drawn = model.fill(batch.tokens, batch.places, hidden)
+    wrong = torch.zeros_like(tokens, dtype=torch.float32)
+    changed = (drawn != batch.wanted).float()
+    wrong = wrong.flatten().scatter(0, batch.places, changed).view_as(wrong)
+    logits = model.model(tokens, batch.real, batch.segments).float()
+    each = F.binary_cross_entropy_with_logits(logits, wrong, reduction="none")
+    right = (logits > 0) == (wrong > 0.5)
+    if batch.real is not None:
+        each, right = each * batch.real, right & batch.real
+    total = each.sum()
+    found = Loss(total, total.detach(), batch.size, weight)
+    return Found({"masked": masked, "replaced": found}, {"replaced": right.sum()})
+
+
+class MaskedTask:
+    """What the training loop asks of masked language models and of ELECTRA."""
+
+    def __init__(
+        self,
+        texts: Texts,
+        valid: Texts,
+        tokenizer: Tokenizer,
+        objective: Masked | Replaced,
+        train: Train,
+        *,
+        max_length: int,
+        short: Literal["refuse", "skip"],
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.objective, self.train, self.device = objective, train, device
+        text = MaskedText(texts, tokenizer, objective, max_length=max_length, short=short)
+        self.valid = MaskedText(valid, tokenizer, objective, max_length=max_length, short="skip")
+        self.rows = train.batch_rows or max(1, train.batch_tokens // max_length)
+        self.order = MaskedOrder(text, self.rows * train.accumulate, seed, texts.name)
+        self.per_epoch = self.order.per_epoch
+        self.digest = text.text.digest()
+        self.notes = list(dict.fromkeys([*texts.notes, *valid.notes]))
+
+    def batches(self, step: int) -> list[MaskedBatch]:
+        framed, inputs, places = self.order.at(step)
+        parts = split(np.arange(len(framed.tokens)), self.train.accumulate)
+        return [framed.hidden(inputs, places, rows).to(self.device) for rows in parts]
+
+    def tokens(self, batch: MaskedBatch) -> int:
+        return batch.size
+
+    def counts(self, batch: MaskedBatch) -> dict[str, int]:
+        if isinstance(self.objective, Replaced):
+            return {"masked": len(batch.places), "replaced": batch.size}
+        pairs = {} if batch.other is None else {"next_sentence": len(batch.tokens)}
+        return {"masked": len(batch.places), **pairs}
+
+    def losses(self, model: nn.Module, batch: MaskedBatch) -> dict[str, Loss]:
+        return self._pass(model, batch, self.train.label_smoothing).losses
+
+    def _pass(self, model: nn.Module, batch: MaskedBatch, smoothing: float) -> Found:
+        return one_pass(model, batch, self.objective, smoothing)
+
+    def describe(self, step: int) -> str:
+        return f"{self.rows * self.train.accumulate} stretches of text, drawn for step {step}"
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        return masked_scores(model, self.valid, self.objective, self.rows, self.device)
+
+
+def one_pass(
+    model: nn.Module, batch: MaskedBatch, objective: Masked | Replaced, smoothing: float = 0.0
+) -> Found:
+    if isinstance(objective, Replaced):
+        assert isinstance(model, Electra)
+        return replaced_pass(model, batch, objective.weight)
+    assert isinstance(model, Bert)
+    return masked_pass(model, batch, smoothing)
+
+
+@torch.no_grad()
+def masked_scores(
+    model: nn.Module,
+    text: MaskedText,
+    objective: Masked | Replaced,
+    rows: int,
+    device: torch.device,
+) -> dict[str, float]:
+    """The losses on held-out text, hidden in the same places for every run."""
+    model.eval()
+    torch.manual_seed(HELD_OUT_SEED)  # what a generator draws
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    weights: dict[str, float] = {}
+    right: dict[str, int] = {}
+    whole = text.text.stretches(text.room)
+    for begin in range(0, whole, rows):
+        random = np.random.default_rng([HELD_OUT_SEED, HELD_OUT, begin])
+        count = min(rows, whole - begin)
+        starts = np.arange(begin, begin + count) * text.room
+        framed = text.stretches(starts) if text.pairs is None else text.drawn_pairs(count, random)
+        inputs, places = text.hide(framed, random)
+        batch = framed.hidden(inputs, places, np.arange(count)).to(device)
+        found = one_pass(model, batch, objective)
+        for name, loss in found.losses.items():
+            sums[name] = sums.get(name, 0.0) + float(loss.nll)
+            counts[name] = counts.get(name, 0) + loss.count
+            weights[name] = loss.weight
+        for name, hits in found.right.items():
+            right[name] = right.get(name, 0) + int(hits)
+    means = {name: sums[name] / max(1, counts[name]) for name in sums}
+    scores = {"loss": sum(weights[name] * mean for name, mean in means.items())}
+    if len(means) > 1:
+        scores |= {f"{name}_loss": mean for name, mean in means.items()}
+    scores["perplexity"] = perplexity(sums["masked"], max(1, counts["masked"]))
+    scores |= {f"{name}_accuracy": hits / counts[name] for name, hits in right.items()}
+    return scores
+
+
+def evaluate_masked(
+    model: Bert, tokenizer: Tokenizer, data: TextData, objective: Masked, split_name: str
+) -> Scores:
+    """The masked language model's losses on a split."""
+    texts = data.read(split_name)
+    text = MaskedText(texts, tokenizer, objective, max_length=model.config.max_length, short="skip")
+    device = next(model.parameters()).device
+    scores: Scores = dict(masked_scores(model, text, objective, 32, device))
+    unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
+    said = f"of hidden tokens ({unit})|rate:{objective.rate}|hidden by seed {HELD_OUT_SEED}"
+    scores["signature"] = {"perplexity": said}
+    return scores | {"split": split_name, "examples": len(text.text.flat)}

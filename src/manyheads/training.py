@@ -1,0 +1,226 @@
+"""From a recipe to a trainer: settings, tokenizer, first weights and task, each settled once."""
+
+import dataclasses
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from manyheads.beginning import adapted, give_weights
+from manyheads.config import dump, nearest, override_all, read_toml, to_toml
+from manyheads.data.labelled import Labelled, LabelledData
+from manyheads.data.language import TextData, Texts
+from manyheads.data.masking import Causal, Denoising, Masked, Replaced, Spans, span_sizes
+from manyheads.data.translation import Corpus
+from manyheads.errors import Mistake
+from manyheads.exchange.folder import in_frame
+from manyheads.files import drop_partials, write_text
+from manyheads.models.bert import Bert, BertConfig
+from manyheads.models.electra import Electra
+from manyheads.models.heads import Classify
+from manyheads.opened import TorchRun, open_any
+from manyheads.presets import ModelConfig
+from manyheads.run import (
+    SETTINGS,
+    TOKENIZER,
+    Run,
+    differences,
+    make_folder,
+    model_digest,
+    parse_run,
+    read_run,
+)
+from manyheads.tasks.classification import ClassificationTask
+from manyheads.tasks.denoising import DenoisingTask
+from manyheads.tasks.language import LanguageTask
+from manyheads.tasks.masked import MaskedTask
+from manyheads.tasks.translation import TranslationTask
+from manyheads.tokens import Tokenizer
+from manyheads.train import checkpoint
+from manyheads.train.loop import Task, Trainer
+
+Part = Corpus | Texts | Labelled
+
+
+def recipes() -> list[str]:
+    """The names of the built-in recipes."""
+    folder = resources.files("manyheads") / "recipes"
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
+
+
+def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
+    """A recipe, by built-in name or file, with `a.b=c` settings on top.
+
+    `model=FOLDER` begins with the model that is there: its settings, its tokenizer, its weights.
+    """
+    path = Path(name)
+    if name in recipes():
+        path = Path(str(resources.files("manyheads") / "recipes" / f"{name}.toml"))
+    elif not path.is_file():
+        raise Mistake(f"there is no recipe '{name}': {nearest(name, recipes())}")
+    table = read_toml(path)
+    try:
+        run = parse_run(table)
+    except Mistake as error:
+        raise Mistake(f"{path}: {error}") from None
+    settings, start = _start(overrides, run.start)
+    if start:
+        opened = open_start(start)
+        run = dataclasses.replace(
+            run,
+            start=start,
+            tokens=None,
+            model=adapted(opened.run.model, run, start),
+            decode=opened.run.decode,
+        )
+    run = override_all(run, settings)
+    if run.data is None or (run.tokens is None and not run.start):
+        raise Mistake("a run that is to be trained needs data and tokens: leave out data=none")
+    # A model whose parts do not go together is refused before anything is read or written.
+    with torch.device("meta"):
+        dataclasses.replace(run.model, vocab_size=run.model.vocab_size or 1).build()
+    return run
+
+
+def _start(overrides: Sequence[str], start: str) -> tuple[list[str], str]:
+    """The settings without `model=FOLDER`, and that folder."""
+    kinds = [option.kind for option in ModelConfig.__args__]
+    rest = []
+    for setting in overrides:
+        path, equals, value = setting.partition("=")
+        if path != "model" or not equals or (value in kinds and not Path(value).is_dir()):
+            rest.append(setting)
+        elif Path(value).is_dir():
+            start = value
+        else:
+            raise Mistake(
+                f"model={value} is no folder: give a run, or an imported model, to begin with"
+            )
+    return rest, start
+
+
+def open_start(folder: str) -> TorchRun:
+    """The model that a run begins with."""
+    opened = open_any(Path(folder))
+    if not isinstance(opened, TorchRun):
+        raise Mistake(f"{folder} was exported and cannot be trained: begin with the run itself")
+    return opened
+
+
+def prepare(run: Run, folder: Path, part: Part) -> tuple[Run, Tokenizer]:
+    """Settle what the data decides (tokenizer, sizes, labels) and write it down, once."""
+    make_folder(folder)
+    old = read_run(folder) if (folder / SETTINGS).exists() else None
+    if old is not None:
+        tokenizer = Tokenizer.load(folder / TOKENIZER)
+    elif run.start:
+        tokenizer = _fitted(open_start(run.start).tokenizer, run)
+        tokenizer.save(folder / TOKENIZER)
+    else:
+        assert run.tokens is not None  # a recipe has them
+        tokenizer = _fitted(run.tokens.train(_strings(part)), run)
+        tokenizer.save(folder / TOKENIZER)
+    model: Any = run.model
+    if not run.start:
+        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+    elif tokenizer.vocab_size > (model.vocab_size or 0):
+        raise Mistake(
+            f"{run.start} has room for {model.vocab_size} tokens, and this objective needs "
+            f"{tokenizer.vocab_size}: begin with a model that was trained for it"
+        )
+    if isinstance(run.data, LabelledData) and isinstance(part, Labelled):
+        labels = run.data.label_names(part)
+        model = dataclasses.replace(model, head=dataclasses.replace(model.head, labels=labels))
+    run = dataclasses.replace(run, model=model)
+    if old is not None:
+        found = differences(dump(run), dump(old))
+        if found:
+            raise Mistake(f"{folder} holds another run ({found[0]}): choose another --out")
+    write_text(folder / SETTINGS, to_toml(dump(run)))
+    return run, tokenizer
+
+
+def _strings(part: Part) -> list[str]:
+    """What a tokenizer is trained on."""
+    if isinstance(part, Corpus):
+        return [*part.sources, *part.targets]
+    if isinstance(part, Texts):
+        return part.strings()
+    return [text for one in part.texts for text in (one if isinstance(one, tuple) else (one,))]
+
+
+def _fitted(tokenizer: Tokenizer, run: Run) -> Tokenizer:
+    """With what the model and the objective need beside the text: a frame, sentinels."""
+    if isinstance(run.model, BertConfig):
+        return in_frame(tokenizer, run.decode, run.model)
+    if isinstance(run.objective, Spans):
+        wanted = run.objective
+        length = run.model.max_length - 1  # the end comes after a stretch
+        _, spans = span_sizes(length, rate=wanted.rate, mean_length=wanted.mean_length)
+        missing = range(len(tokenizer.sentinels()), spans + 1)
+        return tokenizer.with_specials([f"<extra_id_{number}>" for number in missing])
+    return tokenizer
+
+
+def train(run: Run, folder: Path, device: torch.device) -> Trainer:
+    """A trainer for the run, at the step where its folder stands."""
+    if run.data is None:
+        raise Mistake(f"there is no training for task={run.task} yet")
+    drop_partials(folder)
+    part, valid = run.data.read("train"), run.data.read("valid")
+    run, tokenizer = prepare(run, folder, part)
+    task = task_of(run, part, valid, tokenizer, device)
+    torch.manual_seed(run.seed)
+    model = run.model.build()
+    if run.start and not (folder / checkpoint.LAST).exists():
+        give_weights(model, open_start(run.start))
+    trained: nn.Module = model
+    if isinstance(run.objective, Replaced) and isinstance(model, Bert):
+        trained = Electra(model, run.objective.generator_share)
+    trained.to(device)
+    return Trainer(
+        trained,
+        task,
+        run.train.settled(task.per_epoch),
+        dim=run.model.dim,
+        seed=run.seed,
+        folder=folder,
+        about={"model": model_digest(run.model)},
+        kept=model,
+    )
+
+
+def task_of(
+    run: Run, part: Part, valid: Part, tokenizer: Tokenizer, device: torch.device
+) -> Task[Any]:
+    """The task of a run over its data."""
+    model: Any = run.model
+    shared: dict[str, Any] = {
+        "max_length": model.max_length,
+        "seed": run.seed,
+        "device": device,
+    }
+    if isinstance(part, Corpus) and isinstance(valid, Corpus):
+        return TranslationTask(part, valid, tokenizer, run.train, run.decode, **shared)
+    if isinstance(part, Labelled) and isinstance(valid, Labelled):
+        assert isinstance(run.data, LabelledData)
+        assert isinstance(model.head, Classify)
+        segments = model.embed.segments or 1
+        names = model.head.labels
+        return ClassificationTask(
+            run.data, part, valid, names, tokenizer, run.train, segments=segments, **shared
+        )
+    assert isinstance(part, Texts)
+    assert isinstance(valid, Texts)
+    assert isinstance(run.data, TextData)
+    objective = run.objective or Causal()
+    if isinstance(objective, Causal):
+        return LanguageTask(part, valid, tokenizer, objective, run.train, **shared)
+    if isinstance(objective, (Masked, Replaced)):
+        short = run.data.short
+        return MaskedTask(part, valid, tokenizer, objective, run.train, short=short, **shared)
+    assert isinstance(objective, (Spans, Denoising))
+    return DenoisingTask(part, valid, tokenizer, objective, run.train, **shared)
