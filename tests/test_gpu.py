@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tasks.small_texts import CASES, hurt, write_texts
+from tests.train.small_runs import assert_same_bits
 
 from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
@@ -12,6 +14,7 @@ from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import attend
 from manyheads.nn.masks import Causal, causal, full, window
 from manyheads.nn.positions import Alibi, Buckets, NoPosition, PositionSizes, Rotary
+from manyheads.train.loop import Trainer
 from manyheads.training import read_recipe, train
 from manyheads.vocabularies import Bpe
 
@@ -74,3 +77,41 @@ def test_compiled_model_equals_eager() -> None:
     target = torch.randint(100, (4, 32), device="cuda")
     compiled = torch.compile(model, fullgraph=True)
     assert torch.allclose(compiled(source, target), model(source, target), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["causal stream", "causal documents", "masked", "masked pairs"])
+def test_pretraining_in_bfloat16_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    case, texts = CASES[name], write_texts(tmp_path / "texts", documents=200)
+    sizes = ("model.dim=64", "model.heads=4", "model.max_length=64")
+
+    def trainer(out: str) -> Trainer:
+        run = read_recipe(case.recipe, [*case.all(texts), *sizes])
+        return train(run, tmp_path / out, torch.device("cuda"))
+
+    class Killed(Exception):
+        pass
+
+    def kill() -> None:
+        raise Killed
+
+    whole, broken = trainer("whole"), trainer("broken")
+    assert whole.dtype == torch.bfloat16
+    whole.run()
+    hurt(broken, 10, kill)
+    with pytest.raises(Killed):
+        broken.run()
+    again = trainer("broken")
+    assert again.progress.step == 8
+    again.run()
+    assert_same_bits(tmp_path / "broken", tmp_path / "whole")
+
+
+def test_the_loss_at_masked_places_on_cuda_is_that_of_all_logits(tmp_path: Path) -> None:
+    case, texts = CASES["masked"], write_texts(tmp_path / "texts")
+    run = read_recipe(case.recipe, [*case.all(texts), "model.dropout=0"])
+    found = train(run, tmp_path / "run", torch.device("cuda"))
+    [batch] = found.task.batches(0)
+    logits = found.model(batch.tokens, batch.real, batch.segments).flatten(0, 1)[batch.places]
+    expected = torch.nn.functional.cross_entropy(logits, batch.wanted, reduction="sum")
+    found_loss = found.task.losses(found.model, batch)["masked"].objective
+    assert torch.allclose(found_loss, expected, rtol=1e-4)

@@ -106,3 +106,16 @@ def test_words_have_no_replay_and_read_masks_where_they_are_asked_for() -> None:
         KNOWN.replay("Hund")
     assert KNOWN.encode("der <mask>")[1] == KNOWN.unknown
     assert KNOWN.framed(["der <mask>"], specials=True)[0][0][1] == KNOWN.mask
+
+
+@pytest.mark.parametrize("kind", [Bpe, WordPiece])
+def test_a_mask_stands_for_its_word_and_the_space_before_it(kind: type[Bpe | WordPiece]) -> None:
+    """As in training, where what is hidden has its space in it."""
+    line = "The small dog sees the small cat"
+    tokenizer = kind(vocab_size=700).train([line] * 3)
+    whole, hidden = (
+        tokenizer.framed([text], specials=True)[0][0]
+        for text in (line, line.replace("dog", "<mask>"))
+    )
+    place = hidden.index(tokenizer.mask)
+    assert hidden[:place] + hidden[place + 1 :] == whole[:place] + whole[place + 1 :]

@@ -6,18 +6,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from manyheads.config import dump
 from manyheads.data.masking import Replaced
 from manyheads.errors import Mistake
 from manyheads.models.bert import Bert, BertConfig
-from manyheads.models.heads import Classify, Detect, Masked, Pooler
+from manyheads.models.heads import Classify, Detect, Masked, Pooler, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.block import Architecture
 from manyheads.opened import TorchRun
 from manyheads.presets import ModelConfig
-from manyheads.run import Run
+from manyheads.run import Run, differences
 
 # What may be new on a model that was trained for something else.
 ON_TOP = ("head.", "pooler.", "next_sentence.")
+# Settings that change nothing of what trained weights mean.
+SET_ANEW = {
+    *("head", "pooler", "next_sentence", "max_length", "initial", "core"),
+    *("dropout", "attention_dropout"),
+}
 
 
 def adapted(config: ModelConfig, run: Run, folder: str) -> ModelConfig:
@@ -44,6 +50,18 @@ def adapted(config: ModelConfig, run: Run, folder: str) -> ModelConfig:
     return dataclasses.replace(config, head=head, **fresh)
 
 
+def refuse_changes(run: Run, trained: ModelConfig) -> None:
+    """Refuse settings by which the weights that the run begins with would mean something else."""
+    for change in differences(dump(run.model), dump(trained), "model."):
+        name = change.partition(" ")[0]
+        table = name.endswith("max_length") and trained.position.kind == "learned"
+        if table or not SET_ANEW & {*name.split(".")}:
+            raise Mistake(
+                f"{run.start} stays as it was trained ({change}): leave out "
+                f"{name.removesuffix('.kind')}"
+            )
+
+
 def encoder_alone(config: Seq2SeqConfig) -> BertConfig:
     """The encoder of an encoder–decoder; nothing in its training made one position a summary."""
     shared = config.encoder.of(config)
@@ -52,8 +70,13 @@ def encoder_alone(config: Seq2SeqConfig) -> BertConfig:
 
 
 def give_weights(model: nn.Module, start: TorchRun) -> None:
-    """Put the trained weights into a new model; what stands on top keeps its first ones."""
+    """Put the trained weights into a new model; what is new on top keeps its first ones.
+
+    A head comes along where it answers the same question: of its kind, with the same labels.
+    """
     tensors = dict(start.model.state_dict())
+    if isinstance(model, Bert) and _question(model.config) != _question(start.run.model):
+        tensors = {name: tensors[name] for name in tensors if not name.startswith("head.")}
     if isinstance(model, Bert) and isinstance(start.run.model, Seq2SeqConfig):
         tensors = _of_encoder(tensors)
     wanted = model.state_dict()
@@ -68,6 +91,13 @@ def give_weights(model: nn.Module, start: TorchRun) -> None:
                 f"{list(tensor.shape)}; leave the sizes of the model as they are there"
             )
     model.load_state_dict(wanted)
+
+
+def _question(config: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
+    """The kind of the head and what it may answer."""
+    if not isinstance(config, BertConfig) or config.head is None:
+        return None
+    return config.head.kind, config.head.labels if isinstance(config.head, Classify | Tag) else ()
 
 
 def _of_encoder(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -85,8 +85,12 @@ class OpenRun:
         )
 
     def cannot(self, does: str, needed: str) -> Mistake:
-        kind = self.run.model.kind
-        return Mistake(f"{self.folder} holds a {kind} model: what {does} is {needed}")
+        run = self.run
+        trained = f"a {run.model.kind} model"
+        if run.task == "pretraining" and run.objective is not None:
+            trained += f" that was pretrained (objective={run.objective.kind})"
+            needed += " trained for it"
+        return Mistake(f"{self.folder} holds {trained}: what {does} is {needed}")
 
     def _reader(self, model: Any) -> TextEncoder:
         """What reads texts with a model, or with what computes one."""
@@ -141,7 +145,7 @@ class OnnxRun(OpenRun):
     def _encoder(self) -> TextEncoder:
         from manyheads.exchange.onnx_runtime import OnnxEncoder
 
-        if self.run.task != "text":
+        if not isinstance(self.run.model, BertConfig):
             return super()._encoder()
         return self._reader(OnnxEncoder(self.folder))
 

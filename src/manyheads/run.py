@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from manyheads.decode.beam import Decode
 from manyheads.errors import BadData, Mistake
 from manyheads.files import PARTIAL, write_text
 from manyheads.models.bert import BertConfig
+from manyheads.models.heads import Classify
 from manyheads.nn.cores import Dense
 from manyheads.presets import ModelConfig
 from manyheads.tokens import Tokenizer
@@ -37,6 +39,8 @@ TOKENIZER = "tokenizer.json"
 SCORES = "scores.json"
 # What tells a folder that another program is to read from a run.
 EXPORTED = ("config.json", "model.bin", "*.onnx")
+# A recipe for each kind of model that is trained on text.
+RECIPE_OF = {"gpt": "gpt-mini", "bert": "bert-mini", "seq2seq": "t5-mini"}
 MODEL_OF = {  # the kind of model that an objective trains
     "causal": "gpt",
     "masked": "bert",
@@ -101,16 +105,27 @@ class Run:
     def __post_init__(self) -> None:
         fitting = FITTING[self.task]
         if self.model.kind not in fitting.models:
-            raise Mistake(f"task={self.task} is not what a {self.model.kind} model does")
+            fits = " or ".join(fitting.models)
+            raise Mistake(
+                f"task={self.task} is not what a {self.model.kind} model does, but {fits}: take "
+                "another recipe"
+            )
         for name, part, known in (
             ("data", self.data, fitting.data),
             ("objective", self.objective, fitting.objectives),
         ):
             if part is not None and part.kind not in known:
                 wanted = " or ".join(known) or "none"
-                raise Mistake(f"task={self.task} has {name}={wanted} (not {part.kind})")
+                raise Mistake(
+                    f"task={self.task} has {name}={wanted} (not {part.kind}): leave it out, or "
+                    "take another recipe"
+                )
         if self.task == "pretraining":
             self._check_pretraining()
+        if self.task == "classification" and not isinstance(
+            getattr(self.model, "head", None), Classify
+        ):
+            raise Mistake("task=classification needs model.head=classify: leave model.head out")
         if not 0 <= self.seed < 2**63:
             raise Mistake(f"seed={self.seed} must be at least 0, below 2^63")
 
@@ -120,7 +135,10 @@ class Run:
             raise Mistake("task=pretraining needs an objective, e.g. objective=masked")
         needed = MODEL_OF[objective.kind]
         if model.kind != needed:
-            raise Mistake(f"objective={objective.kind} trains a {needed} model, not {model.kind}")
+            raise Mistake(
+                f"objective={objective.kind} trains a {needed} model, not {model.kind}: take the "
+                f"recipe {RECIPE_OF[needed]}"
+            )
         if not isinstance(model, BertConfig):
             return
         head = "detect" if objective.kind == "replaced" else "masked"
@@ -194,6 +212,16 @@ def make_folder(folder: Path) -> None:
         raise Mistake(f"{folder} cannot be made ({error.strerror}): choose another --out") from None
 
 
+def forget(folder: Path, *, folder_too: bool) -> None:
+    """Take away what a run that could not begin has made, or all of its folder."""
+    if folder_too:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in (folder / SETTINGS, folder / TOKENIZER):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(folder / checkpoint.STATE, ignore_errors=True)
+
+
 def read_run(folder: Path) -> Run:
     """The settings of a run folder."""
     if not folder.is_dir():
@@ -230,7 +258,8 @@ def locked(folder: Path) -> Iterator[None]:
 def differences(new: dict[str, Any], old: dict[str, Any], prefix: str = "") -> list[str]:
     """Settings that must not change between two calls that train the same run, and did."""
     found = []
-    for key in sorted(new.keys() | old.keys()):
+    # What decides the others comes first.
+    for key in sorted(new.keys() | old.keys(), key=lambda key: (key not in ("task", "kind"), key)):
         a, b, name = new.get(key), old.get(key), f"{prefix}{key}"
         if isinstance(a, dict) and isinstance(b, dict):
             found += differences(a, b, f"{name}.")

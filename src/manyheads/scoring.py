@@ -6,10 +6,10 @@ from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
 from manyheads.data.masking import Causal, Masked, Replaced
 from manyheads.data.translation import FilesData
-from manyheads.errors import Mistake
+from manyheads.errors import Mistake, check_at_least
 from manyheads.evaluate.scores import Scores
+from manyheads.models import heads
 from manyheads.models.bert import BertConfig
-from manyheads.models.heads import Classify
 from manyheads.opened import OpenRun, TorchRun
 from manyheads.run import Data, Run
 from manyheads.tasks.classification import evaluate_classification
@@ -23,14 +23,25 @@ def data_for(run: Run) -> Data:
     """The kind of data that a model which came without any is scored on, to be filled in."""
     if run.task == "translation":
         return FilesData()
-    if isinstance(run.model, BertConfig) and isinstance(run.model.head, Classify):
+    if isinstance(run.model, BertConfig) and isinstance(run.model.head, heads.Classify):
         return LabelledData()
     return TextData()
 
 
+def refuse_unscored(run: Run, name: str) -> None:
+    """Refuse what has no scores once it is trained."""
+    if isinstance(run.objective, Replaced):
+        raise Mistake(
+            f"{name} is trained against a generator that is not kept, so that nothing scores it "
+            "afterwards: its validation is in metrics.jsonl, and what it learned shows in "
+            "fine-tuning"
+        )
+
+
 def score(opened: OpenRun, data: Data, split: str, stride: int | None = None) -> Scores:
     """Each number with its signature; `stride` is of language models alone."""
-    if stride is not None and not isinstance(data, TextData):
+    refuse_unscored(opened.run, str(opened.folder))
+    if stride is not None and opened.run.task != "language":
         raise Mistake("--stride is for language models: leave it out")
     if isinstance(data, LabelledData):
         return evaluate_classification(opened.encoder(), data, split)
@@ -41,20 +52,24 @@ def score(opened: OpenRun, data: Data, split: str, stride: int | None = None) ->
     run, model, tokenizer = opened.run, _any(opened.model), opened.tokenizer
     if run.task == "language":
         objective = run.objective if isinstance(run.objective, Causal) else Causal()
+        check_at_least("--stride", stride, 1)
+        if stride is not None and stride > run.model.max_length:
+            raise Mistake(
+                f"--stride {stride} is longer than the {run.model.max_length} tokens that the "
+                "model reads at once: choose at most that"
+            )
         tokens = run.decode.batch_tokens
         return evaluate_language(
             model, tokenizer, data, objective, split, batch_tokens=tokens, stride=stride
         )
-    if stride is not None:
-        raise Mistake("--stride is for language models: leave it out")
-    if isinstance(run.objective, Replaced):
-        raise Mistake(
-            f"{opened.folder} was trained against a generator that is not kept: its validation "
-            "is in metrics.jsonl, and what it learned shows in fine-tuning"
-        )
     if run.task == "pretraining" and run.model.kind == "seq2seq":
         assert run.objective is not None
         return evaluate_denoising(model, tokenizer, data, _any(run.objective), split)
+    if not isinstance(run.model, BertConfig) or not isinstance(run.model.head, heads.Masked):
+        raise Mistake(
+            f"{opened.folder} has no head for masked words, which running text is scored by: "
+            "use a language model, or one with that head"
+        )
     objective_ = run.objective if isinstance(run.objective, Masked) else Masked()
     return evaluate_masked(model, opened.encoder().tokenizer, data, objective_, split)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyheads.beginning import adapted, give_weights
+from manyheads.beginning import adapted, give_weights, refuse_changes
 from manyheads.config import dump, nearest, override_all, read_toml, to_toml
 from manyheads.data.labelled import Labelled, LabelledData
 from manyheads.data.language import TextData, Texts
@@ -43,6 +43,14 @@ from manyheads.train import checkpoint
 from manyheads.train.loop import Task, Trainer
 
 Part = Corpus | Texts | Labelled
+# The special tokens that an objective needs.
+SPECIALS = {
+    "causal": ("end",),
+    "masked": ("mask",),
+    "replaced": ("mask",),
+    "spans": ("start", "end", "pad"),
+    "denoising": ("start", "end", "pad", "mask"),
+}
 
 
 def recipes() -> list[str]:
@@ -67,16 +75,18 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     except Mistake as error:
         raise Mistake(f"{path}: {error}") from None
     settings, start = _start(overrides, run.start)
-    if start:
+    # The settings of a run that began with another model are whole already.
+    if start and (start != run.start or run.model.vocab_size is None):
         opened = open_start(start)
+        trained = adapted(opened.run.model, run, start)
         run = dataclasses.replace(
-            run,
-            start=start,
-            tokens=None,
-            model=adapted(opened.run.model, run, start),
-            decode=opened.run.decode,
+            run, start=start, tokens=None, model=trained, decode=opened.run.decode
         )
-    run = override_all(run, settings)
+        run = override_all(run, settings)
+        refuse_changes(run, trained)
+    else:
+        run = override_all(run, settings)
+    _check_settings(settings, run)
     if run.data is None or (run.tokens is None and not run.start):
         raise Mistake("a run that is to be trained needs data and tokens: leave out data=none")
     # A model whose parts do not go together is refused before anything is read or written.
@@ -85,20 +95,37 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     return run
 
 
+def _check_settings(settings: Sequence[str], run: Run) -> None:
+    """Refuse what was set and would have no say."""
+    names = {setting.partition("=")[0] for setting in settings}
+    for name, other in (("steps", "epochs"), ("warmup_steps", "warmup_share")):
+        decides = getattr(run.train, other)
+        if f"train.{name}" in names and decides is not None:
+            raise Mistake(
+                f"train.{name} has no say where train.{other}={decides} decides: add "
+                f"train.{other}=none"
+            )
+
+
 def _start(overrides: Sequence[str], start: str) -> tuple[list[str], str]:
-    """The settings without `model=FOLDER`, and that folder."""
+    """The settings without `model=FOLDER` (or `start=FOLDER`), and that folder."""
     kinds = [option.kind for option in ModelConfig.__args__]
     rest = []
     for setting in overrides:
         path, equals, value = setting.partition("=")
-        if path != "model" or not equals or (value in kinds and not Path(value).is_dir()):
+        is_kind = path == "model" and value in kinds and not Path(value).is_dir()
+        if path not in ("model", "start") or not equals or is_kind:
             rest.append(setting)
         elif Path(value).is_dir():
             start = value
         else:
             raise Mistake(
-                f"model={value} is no folder: give a run, or an imported model, to begin with"
+                f"{setting} is no folder: give a run, or an imported model, to begin with (a run "
+                "that has begun goes on without it: train RUN/run.toml --out RUN)"
             )
+    tokens = next((one for one in rest if one.startswith("tokens")), None)
+    if start and tokens:
+        raise Mistake(f"{start} comes with its own tokens: leave out {tokens}")
     return rest, start
 
 
@@ -133,6 +160,11 @@ def prepare(run: Run, folder: Path, part: Part) -> tuple[Run, Tokenizer]:
         )
     if isinstance(run.data, LabelledData) and isinstance(part, Labelled):
         labels = run.data.label_names(part)
+        if model.head.labels not in (Classify().labels, labels):
+            raise Mistake(
+                f"model.head.labels={','.join(model.head.labels)} are not the labels of "
+                f"{part.name} ({','.join(labels)}): leave them out"
+            )
         model = dataclasses.replace(model, head=dataclasses.replace(model.head, labels=labels))
     run = dataclasses.replace(run, model=model)
     if old is not None:
@@ -154,11 +186,18 @@ def _strings(part: Part) -> list[str]:
 
 def _fitted(tokenizer: Tokenizer, run: Run) -> Tokenizer:
     """With what the model and the objective need beside the text: a frame, sentinels."""
-    if isinstance(run.model, BertConfig):
-        return in_frame(tokenizer, run.decode, run.model)
+    try:
+        for name in SPECIALS[run.objective.kind] if run.objective else ():
+            getattr(tokenizer, name)
+        if isinstance(run.model, BertConfig):
+            return in_frame(tokenizer, run.decode, run.model)
+    except Mistake as error:  # one that came with a model
+        raise Mistake(f"{Path(run.start) / TOKENIZER}: {error}") from None
     if isinstance(run.objective, Spans):
         wanted = run.objective
         length = run.model.max_length - 1  # the end comes after a stretch
+        if length < 2:
+            raise Mistake(f"model.max_length={length + 1} leaves no room for text: raise it")
         _, spans = span_sizes(length, rate=wanted.rate, mean_length=wanted.mean_length)
         missing = range(len(tokenizer.sentinels()), spans + 1)
         return tokenizer.with_specials([f"<extra_id_{number}>" for number in missing])
@@ -208,6 +247,7 @@ def task_of(
     if isinstance(part, Labelled) and isinstance(valid, Labelled):
         assert isinstance(run.data, LabelledData)
         assert isinstance(model.head, Classify)
+        _check_room(part, tokenizer, model.max_length)
         segments = model.embed.segments or 1
         names = model.head.labels
         return ClassificationTask(
@@ -221,6 +261,21 @@ def task_of(
         return LanguageTask(part, valid, tokenizer, objective, run.train, **shared)
     if isinstance(objective, (Masked, Replaced)):
         short = run.data.short
-        return MaskedTask(part, valid, tokenizer, objective, run.train, short=short, **shared)
+        masked = MaskedTask(part, valid, tokenizer, objective, run.train, short=short, **shared)
+        masked.valid.text.stretches(masked.valid.room)  # too few are said now, not after hours
+        return masked
     assert isinstance(objective, (Spans, Denoising))
-    return DenoisingTask(part, valid, tokenizer, objective, run.train, **shared)
+    denoising = DenoisingTask(part, valid, tokenizer, objective, run.train, **shared)
+    denoising.valid.text.stretches(denoising.valid.length)
+    return denoising
+
+
+def _check_room(part: Labelled, tokenizer: Tokenizer, max_length: int) -> None:
+    """Refuse a model that would read nothing but special tokens."""
+    pairs = isinstance(part.texts[0], tuple)
+    frame = len(tokenizer.framed([("", "") if pairs else ""])[0][0])
+    if max_length < frame + (2 if pairs else 1):
+        raise Mistake(
+            f"model.max_length={max_length} leaves no room for text beside {frame} special "
+            "tokens: raise it"
+        )

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import ClassVar
 
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from manyheads.errors import Mistake
 from manyheads.tokens import BYTE_PIECES, CONTINUATION, GLYPHS, SPECIALS, SPLIT, Tokenizer
@@ -44,7 +44,7 @@ class Bpe:
         """Learn the merges; the same lines give the same tokenizer, bit for bit."""
         splitter = _splitter()
         trained = _learn_merges(_with_text(lines), splitter, GLYPHS, self.vocab_size)
-        return _assemble(trained.model, splitter, decoders.ByteLevel())
+        return _assemble(trained.model, splitter, decoders.ByteLevel(), spaced=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,8 @@ class WordPiece:
             max_input_chars_per_word=LONGEST_WORD,
         )
         continued = decoders.Replace(Regex(rf"\A{CONTINUATION}"), "")
-        return _assemble(model, splitter, decoders.Sequence([continued, decoders.ByteLevel()]))
+        decoder = decoders.Sequence([continued, decoders.ByteLevel()])
+        return _assemble(model, splitter, decoder, spaced=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +193,10 @@ def _assemble(
     splitter: pre_tokenizers.PreTokenizer | None,
     decoder: decoders.Decoder | None,
     normalizer: normalizers.Normalizer | None = None,
+    *,
+    spaced: bool = False,
 ) -> Tokenizer:
+    """With `spaced` words carry the space before them, and so a mask in a text takes its own."""
     inner = tokenizers.Tokenizer(model)
     if normalizer is not None:
         inner.normalizer = normalizer
@@ -200,5 +204,6 @@ def _assemble(
         inner.pre_tokenizer = splitter
     if decoder is not None:  # without one, tokens are joined with spaces
         inner.decoder = decoder
-    inner.add_special_tokens(SPECIALS)
+    mask = AddedToken("<mask>", lstrip=spaced, special=True)
+    inner.add_special_tokens([mask if name == mask.content else name for name in SPECIALS])
     return Tokenizer(inner)

@@ -37,7 +37,7 @@ def reference(
 def test_value_and_gradients_equal_pytorchs(
     biased: bool, smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objective, "ROWS_AT_ONCE", chunk)
+    monkeypatch.setattr(objective, "ROWS_AT_ONCE", {"cpu": chunk, "cuda": chunk})
     hidden, matrix, bias = parts(biased)
     wanted = torch.randint(CLASSES, (ROWS,))
     inputs = [tensor for tensor in (hidden, matrix, bias) if tensor is not None]
@@ -56,7 +56,7 @@ def test_value_and_gradients_equal_pytorchs(
 @SMOOTHING
 @BIAS
 def test_gradcheck(biased: bool, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(objective, "ROWS_AT_ONCE", {"cpu": 5, "cuda": 5})
     wanted = torch.randint(CLASSES, (ROWS,))
 
     def value(hidden: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:

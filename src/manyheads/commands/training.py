@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -41,24 +40,25 @@ def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "
 
 def _train(run: "Run", out: Path, device: "torch.device") -> None:
     """Train to the end, or stop on a signal with a word on how to go on."""
-    from manyheads.run import SETTINGS, check_folder, locked
+    from manyheads.run import SETTINGS, check_folder, forget, locked
     from manyheads.train.loop import Stopped
     from manyheads.training import train as prepare_training
 
     check_folder(out)
-    new = not out.exists()
+    new, begun = not out.exists(), (out / SETTINGS).exists()
     with locked(out):
         try:
             trainer = prepare_training(run, out, device)
+        except Mistake:
+            if not begun:  # leave no folder, and nothing that refuses other settings
+                forget(out, folder_too=new)
+            raise
+        try:
             for note in trainer.task.notes:
                 say(note)
             count = sum(p.numel() for p in trainer.model.parameters())
             say(f"{count:,} parameters on {device}, {trainer.dtype}".replace("torch.", ""))
             trainer.run()
-        except Mistake:
-            if new and not (out / SETTINGS).exists():
-                shutil.rmtree(out, ignore_errors=True)  # nothing was begun: leave no folder
-            raise
         except Stopped as stopped:
             say(f"manyheads: {stopped}; go on with: {command_name()} {shlex.join(sys.argv[1:])}")
             raise typer.Exit(stopped.exit_code) from None
@@ -91,7 +91,12 @@ def train(
         bool, typer.Option("--print-config", help="Print the settings and stop")
     ] = False,
 ) -> None:
-    """Train a model; the same command again goes on where it stopped."""
+    """Train a model; the same command again goes on where it stopped.
+
+    manyheads train classify data.task=sst-2 data.folder=glue model=RUN
+
+    model=FOLDER begins with the model that is there, a run or an imported one.
+    """
     run = _recipe(recipe, overrides, seed)
     if print_config:
         from manyheads.config import dump, to_toml
@@ -100,8 +105,17 @@ def train(
         return
     folder = out or Path("runs") / Path(recipe).stem
     _train(run, folder, choose(device, threads))
+    say(f"trained: {folder}; {_next(run, folder)}")
+
+
+def _next(run: "Run", folder: Path) -> str:
+    """What a person may do with a run that is trained."""
+    from manyheads.data.masking import Replaced
+
+    if isinstance(run.objective, Replaced):
+        return f"fine-tune it: {command_name()} train classify data.train=FILE model={folder}"
     split = "" if run.data and "test" in run.data.splits() else " --split valid"
-    say(f"trained: {folder}; next: {command_name()} evaluate {folder}{split}")
+    return f"next: {command_name()} evaluate {folder}{split}"
 
 
 def evaluate(
@@ -132,6 +146,8 @@ def evaluate(
         if not setting.startswith(("data", "decode.")):
             raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
     known = opened.run
+    if beam is not None and known.task != "translation":
+        raise Mistake("--beam is for translators: leave it out")
     if known.data is None and overrides:
         known = dataclasses.replace(known, data=data_for(known))
     changed = override_all(
@@ -182,6 +198,7 @@ def compare(
     from rich.console import Console
 
     from manyheads.compare import compare_runs, table_of
+    from manyheads.scoring import refuse_unscored
 
     fixed = [setting for setting in overrides or [] if "," not in setting]
     varied = [
@@ -194,6 +211,8 @@ def compare(
     plans = {
         " ".join(choice): _recipe(recipe, [*fixed, *choice], seed) for choice in product(*varied)
     }
+    for name, run in plans.items():
+        refuse_unscored(run, name)
     train_one: Callable[[Any, Path], None] = lambda run, folder: _train(run, folder, chosen)  # noqa: E731
     rows = compare_runs(plans, out, split, chosen, train_one)
     if as_json:

@@ -21,7 +21,7 @@ from manyheads.commands.shared import (
     to_reader,
     write,
 )
-from manyheads.errors import Mistake
+from manyheads.errors import Mistake, check_at_least
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +81,7 @@ def translate(
 TEMPERATURE = 0.8
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token each time")]
 Top = Annotated[
-    int, typer.Option("--top", min=1, help="How many words to list for each mask; 1 fills them in")
+    int, typer.Option("--top", help="How many words to list for each mask; 1 fills them in")
 ]
 
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line")]
@@ -92,7 +92,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="What to continue; else lines of stdin")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write")] = 200,
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens to write")] = 200,
     temperature: Temperature = TEMPERATURE,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0 is off")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest of this mass")] = 1.0,
@@ -121,6 +121,7 @@ def generate(
         raise Mistake(
             "--temperature, --top-k, --top-p, --min-p and --seed are for drawing: leave out --beam"
         )
+    check_at_least("--max-new-tokens", max_new_tokens, 1)
     if stop and "" in stop:
         raise Mistake("--stop is empty: give the text to end before, or leave it out")
     warn = cache(say)  # what holds for many prompts is said once
@@ -216,6 +217,7 @@ def fill(
     """
     from manyheads.decode.lines import BREAKS
 
+    check_at_least("--top", top, 1)
     encoder = _open(run, device, threads).encoder()
     for first, lines in _chunks():
         answers = encoder.fill(lines, top, first)

@@ -106,7 +106,8 @@ class MaskedText:
         text = np.pad(np.ones_like(rows, dtype=bool), edges)
         starts_of_words = None
         if self.text.word_starts is not None:
-            starts_of_words = np.pad(gather(self.text.word_starts, starts, self.room), edges)
+            where = starts[:, None] + np.arange(self.room)
+            starts_of_words = np.pad(self.text.word_starts[where], edges)
         return Framed(tokens, text, starts_of_words)
 
     def drawn_pairs(self, rows: int, random: np.random.Generator) -> Framed:

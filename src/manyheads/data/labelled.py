@@ -180,7 +180,8 @@ class LabelledData:
     def splits(self) -> list[str]:
         if self.task != "own":
             return list(GLUE[self.task].files)
-        return [split for split in STEMS if split != "test" or self._own_file("test")]
+        test = self._own_file("test")
+        return [split for split in STEMS if split != "test" or (test and _exists(test))]
 
     def read(self, split: str) -> Labelled:
         """The rows of a split."""
@@ -332,6 +333,8 @@ def _column(path: Path, name: str, header: list[str] | None, remedy: str) -> int
         return header.index(name)
     close = difflib.get_close_matches(name, header, n=1)
     advice = f"did you mean '{close[0]}'?" if close else remedy
+    if len(header) == 1:
+        advice = "the columns of a table stand between tabs"
     raise BadData(f"{path}:1: no column '{name}' in the header {_listed(header)}: {advice}")
 
 
@@ -373,7 +376,7 @@ def _hold_out(whole: Labelled, share: float) -> tuple[list[int], list[int]]:
     if not held:
         raise BadData(
             f"{whole.name}: too few rows of each label to hold some out for validation; give "
-            "more, or a file with data.valid"
+            "more, or a file with data.valid, or say that labels are numbers by data.answer=number"
         )
     return sorted({*range(len(whole.texts))} - {*held}), held
 
@@ -391,6 +394,8 @@ def _alike(one: str, other: str) -> bool:
 
 
 def _folder(name: str) -> Path:
+    if Path(name).is_file():
+        raise Mistake(f"data.folder={name} is a file: give data.train={name}")
     if name and not Path(name).is_dir():
         raise Mistake(f"data.folder={name} is not a folder (seen from here): give data.folder=...")
     return Path(name)

@@ -150,12 +150,12 @@ class TextData:
         documents = [document for path in paths for document in self._documents(path)]
         name = str(paths[0]) if len(paths) == 1 else f"{self.folder} ({len(paths)} files)"
         if held_out:
+            name += ", the last part" if split == "valid" else ", the first part"
             cut = _cut_characters if self.lines == "text" else _cut_sentences
             documents = cut(documents, self.held_out)[split == "valid"]
         texts = Texts(documents, self.lines, name=name)
-        share = f"the {'last' if split == 'valid' else 'first'} part, " if held_out else ""
         kinds = f"{len(documents):,} documents, " if len(documents) > 1 else ""
-        note = f"{name}: {share}{kinds}{texts.characters:,} characters"
+        note = f"{name}: {kinds}{texts.characters:,} characters"
         return Texts(documents, self.lines, (note,), name)
 
     def _missing(self, split: str, files: dict[str, list[Path]]) -> str:
@@ -179,6 +179,8 @@ class TextData:
                 "data.folder or data.file is needed: a folder of text files, or one of them, "
                 "e.g. data.folder=corpus"
             )
+        if folder.is_file():
+            raise Mistake(f"data.folder={self.folder} is a file: give data.file={self.folder}")
         if self.folder and not folder.is_dir():
             raise Mistake(
                 f"data.folder={self.folder} is not a folder (seen from here): give data.folder=..."
@@ -326,7 +328,7 @@ class EncodedText:
         if not count:
             raise BadData(
                 f"{self.name}: {len(self.flat)} tokens held out are too few for a stretch of "
-                f"{length}: give more text, or lower model.max_length"
+                f"{length}: give more text, or train with a lower model.max_length"
             )
         return count
 

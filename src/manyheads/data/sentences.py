@@ -109,5 +109,6 @@ def _check_documents(
         raise BadData(
             f"{texts.name}: next-sentence prediction needs two documents of two sentences or more, "
             f"and there are {len(sizes) - len(alone)} ({sizes.sum()} sentences in all): give one "
-            "sentence a line and an empty line between documents, with data.lines=sentences"
+            "sentence a line and an empty line between documents, with data.lines=sentences, or go "
+            "without it, objective.pairs=none"
         )

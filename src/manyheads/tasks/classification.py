@@ -20,6 +20,7 @@ from manyheads.data.batching import (
 )
 from manyheads.data.labelled import Labelled, LabelledData, places
 from manyheads.encode import TextEncoder
+from manyheads.errors import Mistake
 from manyheads.evaluate.scores import Scores, label_scores
 from manyheads.models.bert import Bert
 from manyheads.tokens import Tokenizer
@@ -176,6 +177,11 @@ def evaluate_classification(encoder: TextEncoder, data: LabelledData, split_name
     lines = ["\t".join(text) if isinstance(text, tuple) else text for text in part.texts]
     answers = [answer for [answer] in encoder.classify(lines)]
     if data.regression:
+        if len(names) > 1:
+            raise Mistake(
+                f"the model answers with labels ({', '.join(names)}), and the data asks for a "
+                "number: leave out data.answer=number, or use a model that was trained for it"
+            )
         given: list[float] | list[str] = [answer.scores[answer.label] for answer in answers]
         wanted: list[float] | list[str] = part.numbers
     else:

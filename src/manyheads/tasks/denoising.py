@@ -23,7 +23,8 @@ from manyheads.tokens import Tokenizer
 from manyheads.train.objective import Loss
 from manyheads.train.optimizer import Train
 
-HELD_OUT_SEED = 0  # what is broken for validation is the same for every run
+# What is broken for validation is the same for every run: by this seed, so many rows at a time.
+HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
 
 
 class BrokenText:
@@ -37,8 +38,8 @@ class BrokenText:
         self.length = max_length - 1  # the end comes after it
         self.sentinels = np.array(tokenizer.sentinels())
 
-    def batch(self, starts: Rows, random: np.random.Generator) -> Batch:
-        """Stretches of the text, broken by these random numbers."""
+    def batches(self, starts: Rows, random: np.random.Generator, parts: int = 1) -> list[Batch]:
+        """Stretches of the text, broken by these random numbers whatever they are parted into."""
         whole = gather(self.text.flat, starts, self.length)
         if isinstance(self.objective, Spans):
             wanted = self.objective
@@ -56,7 +57,10 @@ class BrokenText:
         source, target = (
             Ragged.of([[*row.tolist(), end] for row in side]) for side in (sources, targets)
         )
-        return Batch.of(source, target, np.arange(len(starts)), self.tokenizer.start, pad)
+        return [
+            Batch.of(source, target, rows, self.tokenizer.start, pad)
+            for rows in split(np.arange(len(starts)), parts)
+        ]
 
     def _noise(self, start: int, row: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """BART's: sentences in another order, tokens gone, stretches behind one mask each."""
@@ -71,7 +75,7 @@ class BrokenText:
         if wanted.infill_rate:
             settings = {"rate": wanted.infill_rate, "mean_length": wanted.mean_length}
             row = infill(row, random, **settings, mask=self.tokenizer.mask)
-        return row
+        return row[: self.length]  # masks for empty stretches may have made it longer
 
 
 class DenoisingTask:
@@ -102,8 +106,8 @@ class DenoisingTask:
     def batches(self, step: int) -> list[Batch]:
         starts = self.order.starts(step)
         random = np.random.default_rng([self.seed, step])
-        parts = split(starts, self.train.accumulate)
-        return [self.data.batch(part, random).to(self.device) for part in parts]
+        parts = self.data.batches(starts, random, self.train.accumulate)
+        return [part.to(self.device) for part in parts]
 
     def tokens(self, batch: Batch) -> int:
         return batch.source_tokens + batch.target_tokens
@@ -121,20 +125,21 @@ class DenoisingTask:
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Seq2Seq)
-        return restored_scores(model, self.valid, self.rows)
+        return restored_scores(model, self.valid)
 
 
 @torch.no_grad()
-def restored_scores(model: Seq2Seq, text: BrokenText, rows: int) -> dict[str, float]:
+def restored_scores(model: Seq2Seq, text: BrokenText) -> dict[str, float]:
     """The loss on held-out text, broken in the same way for every run."""
     model.eval()
     device = next(model.parameters()).device
     whole = text.text.stretches(text.length)
     nll, tokens = 0.0, 0
-    for begin in range(0, whole, rows):
-        starts = np.arange(begin, min(begin + rows, whole)) * text.length
+    for begin in range(0, whole, HELD_OUT_ROWS):
+        starts = np.arange(begin, min(begin + HELD_OUT_ROWS, whole)) * text.length
         random = np.random.default_rng([HELD_OUT_SEED, begin])
-        loss = translation_loss(model, text.batch(starts, random).to(device), 0.0)
+        [batch] = text.batches(starts, random)
+        loss = translation_loss(model, batch.to(device), 0.0)
         nll, tokens = nll + float(loss.nll), tokens + loss.count
     return {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
 
@@ -149,7 +154,7 @@ def evaluate_denoising(
     """How well the model restores a split."""
     texts = data.read(split_name)
     text = BrokenText(texts, tokenizer, objective, max_length=model.config.max_length)
-    scores: Scores = dict(restored_scores(model, text, 32))
+    scores: Scores = dict(restored_scores(model, text))
     unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
     said = f"of {type(objective).kind} targets ({unit})|broken by seed {HELD_OUT_SEED}"
     scores["signature"] = {"perplexity": said}

@@ -21,7 +21,8 @@ from manyheads.tokens import Tokenizer
 from manyheads.train.objective import Loss, cross_entropy
 from manyheads.train.optimizer import Train
 
-HELD_OUT_SEED = 0  # what is hidden for validation is the same for every run
+# What is hidden for validation is the same for every run: by this seed, so many rows at a time.
+HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
 
 
 def masked_loss(model: Bert, hidden: Tensor, batch: MaskedBatch, smoothing: float = 0.0) -> Loss:
@@ -129,7 +130,7 @@ class MaskedTask:
         return f"{self.rows * self.train.accumulate} stretches of text, drawn for step {step}"
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        return masked_scores(model, self.valid, self.objective, self.rows, self.device)
+        return masked_scores(model, self.valid, self.objective, self.device)
 
 
 def one_pass(
@@ -144,11 +145,7 @@ def one_pass(
 
 @torch.no_grad()
 def masked_scores(
-    model: nn.Module,
-    text: MaskedText,
-    objective: Masked | Replaced,
-    rows: int,
-    device: torch.device,
+    model: nn.Module, text: MaskedText, objective: Masked | Replaced, device: torch.device
 ) -> dict[str, float]:
     """The losses on held-out text, hidden in the same places for every run."""
     model.eval()
@@ -158,9 +155,9 @@ def masked_scores(
     weights: dict[str, float] = {}
     right: dict[str, int] = {}
     whole = text.text.stretches(text.room)
-    for begin in range(0, whole, rows):
+    for begin in range(0, whole, HELD_OUT_ROWS):
         random = np.random.default_rng([HELD_OUT_SEED, HELD_OUT, begin])
-        count = min(rows, whole - begin)
+        count = min(HELD_OUT_ROWS, whole - begin)
         starts = np.arange(begin, begin + count) * text.room
         framed = text.stretches(starts) if text.pairs is None else text.drawn_pairs(count, random)
         inputs, places = text.hide(framed, random)
@@ -176,7 +173,8 @@ def masked_scores(
     scores = {"loss": sum(weights[name] * mean for name, mean in means.items())}
     if len(means) > 1:
         scores |= {f"{name}_loss": mean for name, mean in means.items()}
-    scores["perplexity"] = perplexity(sums["masked"], max(1, counts["masked"]))
+    if counts["masked"]:
+        scores["perplexity"] = perplexity(sums["masked"], counts["masked"])
     scores |= {f"{name}_accuracy": hits / counts[name] for name, hits in right.items()}
     return scores
 
@@ -188,7 +186,7 @@ def evaluate_masked(
     texts = data.read(split_name)
     text = MaskedText(texts, tokenizer, objective, max_length=model.config.max_length, short="skip")
     device = next(model.parameters()).device
-    scores: Scores = dict(masked_scores(model, text, objective, 32, device))
+    scores: Scores = dict(masked_scores(model, text, objective, device))
     unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
     said = f"of hidden tokens ({unit})|rate:{objective.rate}|hidden by seed {HELD_OUT_SEED}"
     scores["signature"] = {"perplexity": said}

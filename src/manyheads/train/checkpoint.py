@@ -125,6 +125,8 @@ def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     load_weights(model, weights, path)
     for name, parameter in model.named_parameters():
         moments = {key: tensors.get(f"adam.{key}.{name}") for key in MOMENTS}
+        if all(moment is None for moment in moments.values()):
+            continue  # no loss has ever reached it
         if any(moment is None for moment in moments.values()):
             raise BadData(f"{path} has no optimizer state for {name}: it cannot be gone on from")
         for key, moment in moments.items():

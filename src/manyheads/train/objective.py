@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS_AT_ONCE = 1024
+# What stays in a CPU's caches, and what keeps a GPU busy between two launches.
+ROWS_AT_ONCE = {"cpu": 1024, "cuda": 8192}
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if training else None
         d_matrix = torch.zeros_like(matrix) if training else None
         d_bias = torch.zeros_like(bias) if training and bias is not None else None
-        for start in range(0, len(hidden), ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
+        size = ROWS_AT_ONCE.get(hidden.device.type, ROWS_AT_ONCE["cuda"])
+        for start in range(0, len(hidden), size):
+            rows = slice(start, start + size)
             h, y = hidden[rows], wanted[rows, None]
             logits = F.linear(h, matrix.to(h.dtype), None if bias is None else bias.to(h.dtype))
             logits = logits.to(precise)

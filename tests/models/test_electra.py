@@ -1,0 +1,96 @@
+"""ELECTRA: a generator and a model over one table."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import POSITIONS, VOCAB, tiny, words
+
+from manyheads.errors import Mistake
+from manyheads.models.bert import Bert, BertConfig
+from manyheads.models.electra import Electra, generator_of
+from manyheads.models.heads import Detect
+from manyheads.nn.embedding import Embed
+
+
+def a_model(position: str = "learned", **changes: Any) -> Bert:
+    sizes = {"dim": 16, "heads": 4, "hidden": 24, "embed": Embed(segments=2), "head": Detect()}
+    return tiny(BertConfig, position, "dense", **{**sizes, **changes}).build()
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_the_two_share_one_table_and_learned_positions(position: str) -> None:
+    """Each shared tensor is in the state once, under the model that is kept."""
+    model = a_model(position)
+    both = Electra(model, 0.5)
+    assert both.generator.tokens is model.tokens
+    state = both.state_dict()
+    assert [name for name, x in state.items() if x.shape == (VOCAB, 16)] == ["model.tokens.weight"]
+    assert len({x.untyped_storage().data_ptr() for x in state.values()}) == len(state)
+    parameters = list(both.parameters())
+    assert len(parameters) == len({id(one) for one in parameters})
+    places = [name for name in state if "position" in name]
+    if position == "learned":
+        assert both.generator.encoder.position is model.encoder.position
+        assert places == ["model.encoder.positions.0.table.weight"]
+    assert {name.removeprefix("model.") for name in state if name.startswith("model.")} == set(
+        model.state_dict()
+    )
+
+
+def test_both_send_gradients_into_the_shared_tables() -> None:
+    both = Electra(a_model(), 0.5).double()
+    tokens = words(2, 7)
+    tables = [both.model.tokens.weight, both.model.encoder.position.table.weight]  # type: ignore[union-attr]
+    from_model = torch.autograd.grad(both.model(tokens).square().sum(), tables)
+    from_generator = torch.autograd.grad(both.generator(tokens).square().sum(), tables)
+    (both.model(tokens).square().sum() + both.generator(tokens).square().sum()).backward()
+    for table, one, other in zip(tables, from_model, from_generator, strict=True):
+        assert bool(one.any())
+        assert bool(other.any())
+        assert table.grad is not None
+        torch.testing.assert_close(table.grad, one + other)
+
+
+def test_moving_both_moves_what_they_share() -> None:
+    both = Electra(a_model(), 0.5).double()
+    assert both.generator.tokens.weight.dtype == torch.float64
+    assert both.generator.tokens.weight is both.model.tokens.weight
+    assert both.generator(words(1, 4)).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("share", "heads", "hidden"), [(0.25, 1, 6), (0.5, 2, 12), (1.0, 4, 24), (0.01, 1, 1)]
+)
+def test_the_generator_is_a_share_as_wide(share: float, heads: int, hidden: int) -> None:
+    model = a_model()
+    config = generator_of(model.config, share)
+    assert (config.heads, config.dim, config.head_dim) == (heads, 4 * heads, 4)
+    assert (config.hidden, config.layers) == (hidden, model.config.layers)
+    assert config.embed.width(config.dim) == 16  # the table is the model's
+    both = Electra(model, share)
+    assert both.generator(words(2, 5)).shape == (2, 5, VOCAB)
+    assert both.generator.hidden(words(2, 5)).shape == (2, 5, 4 * heads)
+
+
+def test_a_narrow_table_is_shared_as_it_is() -> None:
+    both = Electra(a_model(embed=Embed(dim=6)), 0.5)
+    assert both.generator.tokens.weight.shape == (VOCAB, 6)
+    assert both.generator(words(1, 3)).shape == (1, 3, VOCAB)
+
+
+def test_the_places_are_filled_and_nothing_else() -> None:
+    both = Electra(a_model(), 0.5).eval()
+    tokens, places = words(3, 6), torch.tensor([0, 4, 7, 17])
+    hidden = both.generator.hidden(tokens)
+    filled, drawn = both.fill(tokens, places, hidden)
+    assert not drawn.requires_grad
+    assert torch.equal(filled.flatten()[places], drawn)
+    others = torch.ones(18, dtype=torch.bool)
+    others[places] = False
+    assert torch.equal(filled.flatten()[others], tokens.flatten()[others])
+
+
+def test_a_model_that_does_not_detect_is_refused() -> None:
+    with pytest.raises(Mistake, match=r"model\.head=detect"):
+        Electra(tiny(BertConfig).build(), 0.5)

@@ -1,0 +1,124 @@
+"""Texts, tables and runs that train in a blink, one for each objective.
+
+The language counts: a sentence is a run of number words, a document goes on counting.
+"""
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads import training as runs
+from manyheads.train.loop import Trainer
+
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+CPU = torch.device("cpu")
+
+SIZES = (
+    *("model.dim=16", "model.layers=1", "model.heads=2", "model.hidden=32"),
+    *("model.max_length=16", "train.batch_rows=6", "train.warmup_steps=2"),
+    *("train.steps=12", "train.save_every=4", "train.validate_every=6", "train.log_every=1"),
+)
+WORDS = "tokens=words"
+STEPS = ("train.epochs=none", "train.warmup_share=none", "train.learning_rate=1e-3")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe with settings on top, which makes one way to train."""
+
+    recipe: str
+    settings: tuple[str, ...]
+
+    def all(self, folder: Path) -> list[str]:
+        return [*SIZES, f"data.folder={folder}", *self.settings]
+
+
+CASES = {
+    "causal stream": Case("gpt-mini", ("data.lines=sentences", WORDS)),
+    "causal documents": Case(
+        "language", ("data.lines=sentences", "objective.packing=documents", WORDS)
+    ),
+    "masked": Case("bert-mini", ("objective.pairs=none", WORDS)),
+    "masked static": Case("bert-mini", ("objective.pairs=none", "objective.masking=static", WORDS)),
+    "masked words": Case(
+        "bert-mini", ("objective.pairs=none", "objective.unit=words", "tokens.vocab_size=540")
+    ),
+    "masked pairs": Case("bert-mini", (WORDS,)),
+    "masked pairs static": Case("bert-mini", ("objective.masking=static", WORDS)),
+    "replaced": Case("electra-mini", (WORDS,)),
+    "spans": Case("t5-mini", ("objective.rate=0.4", "objective.mean_length=2", WORDS)),
+    "denoising": Case("t5-mini", ("objective=denoising", "objective.delete_rate=0.1", WORDS)),
+    "labels": Case("classify", (*STEPS, WORDS)),
+    "a number": Case(
+        "classify", (*STEPS, "data.label=score", "data.pair=pair", "data.answer=number", WORDS)
+    ),
+}
+
+
+def counted(first: int, count: int) -> list[str]:
+    """So many number words from one on, after ten again from one."""
+    return [NUMBERS[(first + place) % len(NUMBERS)] for place in range(count)]
+
+
+def write_texts(folder: Path, documents: int = 20) -> Path:
+    """A folder with documents of sentences, and a table of the same with labels and numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(1)
+    texts = []
+    for _ in range(documents):
+        place, sentences = draw.randrange(10), []
+        for _ in range(draw.randint(2, 5)):
+            size = draw.randint(2, 7)
+            sentences.append(" ".join(counted(place, size)))
+            place += size
+        texts.append("\n".join(sentences))
+    (folder / "counting.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    write_table(folder / "tables")
+    return folder
+
+
+def write_table(folder: Path, rows: int = 60) -> None:
+    """Whether the first word comes again, and how many words there are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(2)
+    lines = ["text\tpair\tlabel\tscore"]
+    for _ in range(rows):
+        words = draw.choices(NUMBERS, k=draw.randint(2, 6))
+        again = "again" if words[0] in words[1:] else "once"
+        other = " ".join(draw.choices(NUMBERS, k=2))
+        lines.append(f"{' '.join(words)}\t{other}\t{again}\t{len(words) / 2}")
+    (folder / "train.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def trainer(name: str, folder: Path, out: Path, *overrides: str) -> Trainer:
+    """What trains one of the cases on the texts of a folder."""
+    case = CASES[name]
+    data = folder / "tables" if case.recipe == "classify" else folder
+    return recipe_trainer(case.recipe, out, *case.all(data), *overrides)
+
+
+def recipe_trainer(recipe: str, out: Path, *overrides: str) -> Trainer:
+    """What `manyheads train RECIPE OVERRIDES --out OUT` makes before it runs."""
+    found = runs.train(runs.read_recipe(recipe, overrides), out, CPU)
+    found.metrics.has_board = False  # importing TensorBoard takes seconds
+    return found
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def hurt(found: Trainer, step: int, action: Any) -> None:
+    """Let something happen when the batches of a step are asked for."""
+    batches = found.task.batches
+
+    def asked(number: int) -> list[Any]:
+        if number == step:
+            action()
+        return batches(number)
+
+    found.task.batches = asked  # type: ignore[method-assign]

@@ -1,0 +1,66 @@
+"""Broken texts: what the encoder reads and the decoder writes, inside what the model holds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.tasks.small_texts import trainer, write_texts
+
+from manyheads.data.masking import restore_spans
+from manyheads.data.translation import Batch
+from manyheads.tasks.denoising import DenoisingTask
+
+
+def rows(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    """Source and target of each row, without their ends."""
+    sources = batch.source_real if batch.source_real is not None else batch.source >= 0
+    return [
+        (
+            batch.source[row][sources[row]].tolist()[:-1],
+            batch.wanted[row][batch.real[row]].tolist()[:-1],
+        )
+        for row in range(len(batch.source))
+    ]
+
+
+def made(name: str, folder: Path, *overrides: str) -> DenoisingTask:
+    task = trainer(name, write_texts(folder / "texts"), folder / "run", *overrides).task
+    assert isinstance(task, DenoisingTask)
+    return task
+
+
+def test_spans_and_what_they_stand_for_are_a_stretch_of_the_text(tmp_path: Path) -> None:
+    task = made("spans", tmp_path)
+    sentinels = task.data.sentinels
+    for step in range(5):
+        [batch] = task.batches(step)
+        for (source, target), start in zip(rows(batch), task.order.starts(step), strict=True):
+            whole = task.data.text.flat[start : start + task.data.length]
+            restored = restore_spans(np.array(source), np.array(target), sentinels)
+            assert restored.tolist() == whole.tolist()
+            assert len(set(source) & set(sentinels.tolist())) == 3
+
+
+def test_a_denoiser_writes_the_text_as_it_was(tmp_path: Path) -> None:
+    task = made("denoising", tmp_path)
+    changed = 0
+    for step in range(5):
+        [batch] = task.batches(step)
+        for (source, target), start in zip(rows(batch), task.order.starts(step), strict=True):
+            whole = task.data.text.flat[start : start + task.data.length].tolist()
+            assert target == whole
+            left = [token for token in source if token != task.data.tokenizer.mask]
+            assert not set(left) - set(whole)
+            assert len(left) < len(whole)
+            changed += source != whole
+    assert changed == 30
+
+
+@pytest.mark.parametrize("position", ["learned", "t5"])
+def test_masks_for_nothing_make_no_text_longer_than_the_model_reads(
+    position: str, tmp_path: Path
+) -> None:
+    many = ("objective.mean_length=1", "objective.delete_rate=0", "objective.infill_rate=0.6")
+    task = made("denoising", tmp_path, *many, f"model.position={position}")
+    lengths = [task.batches(step)[0].source.shape[1] for step in range(30)]
+    assert max(lengths) == 16
