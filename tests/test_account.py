@@ -20,6 +20,7 @@ from manyheads.models.seq2seq import Seq2SeqConfig, Side
 from manyheads.models.vit import VitConfig
 from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.embedding import Embed, Output
+from manyheads.nn.experts import Experts
 from manyheads.nn.feedforward import Gated, Plain
 from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
 from manyheads.nn.residual import Norm
@@ -44,6 +45,7 @@ CONFIGS: dict[str, ModelConfig] = {
     ),
     "gpt-wide-heads": GptConfig(**SIZES, head_dim=6, position=Alibi(), norm=Norm(form="rms")),
     "gpt-shaw": GptConfig(**SIZES, position=Shaw(max_distance=5)),
+    "gpt-experts": GptConfig(**SIZES, feedforward=Experts(experts=3, top=2)),
     "gpt-bilinear": GptConfig(**SIZES, score=Bilinear(key_size=3)),
     "gpt-reduced-rank": GptConfig(**SIZES, score=ReducedRank(rank=2)),
     "gpt-additive": GptConfig(**SIZES, score=Additive(width=7)),
@@ -211,7 +213,9 @@ def kept_bytes(model: nn.Module, given: list[Tensor], padded: bool) -> int:
 
 @pytest.mark.parametrize("core", [Dense(), Fused()], ids=["dense", "fused"])
 @pytest.mark.parametrize("family", [GptConfig, BertConfig, Seq2SeqConfig])
-@pytest.mark.parametrize("feedforward", [Plain(), Plain(activation="gelu"), Gated()])
+@pytest.mark.parametrize(
+    "feedforward", [Plain(), Plain(activation="gelu"), Gated(), Experts(experts=4, top=2)]
+)
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_activations_are_near_what_autograd_keeps(
     core: Any, family: Any, feedforward: Any, placement: Any

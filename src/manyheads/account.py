@@ -27,6 +27,7 @@ from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.cores import Dense
 from manyheads.nn.embedding import Head
+from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.feedforward import GatedFeedForward
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import AdditiveScore, BilinearScore, ReducedRankScore
@@ -288,7 +289,7 @@ def _add_stack(own: _Stream, stack: Stack, length: int, memory: _Stream | None =
         own.multiply("positions", block.attention.heads.heads * vectors)
         if memory is not None:
             _add_attention("cross-attention", own, memory, block.cross, length)
-        own.multiply("feed-forward", *(x.weight.numel() for x in _linears(block.feedforward)))
+        own.multiply("feed-forward", *_products(block.feedforward))
         own.kept += block.attention.heads.dim + _kept_inside(block.feedforward)
 
 
@@ -327,8 +328,22 @@ def _linears(module: nn.Module) -> list[nn.Linear]:
     return [part for part in module.modules() if isinstance(part, nn.Linear)]
 
 
+def _products(feedforward: nn.Module) -> list[int]:
+    """The sizes of the matrices that a token meets; of experts those that serve it."""
+    found = [linear.weight.numel() for linear in _linears(feedforward)]
+    if isinstance(feedforward, ExpertFeedForward):
+        one = feedforward.inner.weight[0].numel() + feedforward.outer.weight[0].numel()
+        found.append(feedforward.config.top * one)
+    return found
+
+
 def _kept_inside(feedforward: nn.Module) -> int:
     """The input of the last projection; of a gate both factors; and what the activation needs."""
+    if isinstance(feedforward, ExpertFeedForward):
+        _, dim, hidden = feedforward.inner.weight.shape
+        places = feedforward.config.top * feedforward.config.capacity
+        bent = feedforward.activation is not F.relu
+        return round(places * (2 * dim + hidden * (1 + bent)))
     hidden = max(linear.in_features for linear in _linears(feedforward))
     # The gradient of relu needs its result alone, which the next product keeps anyway.
     bent = getattr(feedforward, "activation", None) is not F.relu

@@ -28,7 +28,7 @@ STAGES = [
     "errors files config replay tokens vocabularies",
     "data.corpus data.phrasebook data.batching data.translation data.masking data.language",
     "data.sentences data.hidden data.labelled",
-    "nn.shapes nn.masks nn.positions nn.scores nn.cores nn.tiled nn.attention nn.feedforward",
+    "nn.shapes nn.masks nn.positions nn.scores nn.cores nn.tiled nn.attention nn.feedforward nn.experts",
     "nn.residual nn.embedding nn.block models presets account",
     "train.objective train.optimizer train.progress train.checkpoint train.loop",
     "decode.cache decode.sample decode.beam decode.generate decode.translate decode.lines",

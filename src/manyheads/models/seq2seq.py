@@ -10,7 +10,7 @@ from manyheads.errors import Mistake, check_at_least, check_share
 from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
-from manyheads.nn.feedforward import FeedForwardConfig
+from manyheads.nn.experts import FeedForwardConfig
 from manyheads.nn.masks import Sight, causal, full, look
 from manyheads.nn.positions import PositionConfig
 from manyheads.nn.shapes import Hidden, Logits

@@ -17,7 +17,8 @@ from manyheads.nn.attention import (
 )
 from manyheads.nn.cores import Fused
 from manyheads.nn.embedding import Embed
-from manyheads.nn.feedforward import FeedForwardConfig, Plain
+from manyheads.nn.experts import FeedForwardConfig, Projections
+from manyheads.nn.feedforward import Plain
 from manyheads.nn.masks import Sight
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes, Sinusoidal
 from manyheads.nn.residual import Norm, Residual
@@ -185,6 +186,12 @@ def initialise(model: nn.Module, scheme: str, layers: int) -> None:
                 nn.init.normal_(module.weight, std=0.02)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+        elif isinstance(module, Projections):
+            for piece in module.weight:
+                if scheme == "xavier":
+                    nn.init.xavier_uniform_(piece)
+                else:
+                    nn.init.normal_(piece, std=0.02)
         elif isinstance(module, nn.Embedding):
             std = module.embedding_dim**-0.5 if scheme == "xavier" else 0.02
             nn.init.normal_(module.weight, std=std)

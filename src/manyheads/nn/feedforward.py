@@ -80,6 +80,3 @@ class Gated:
 
     def build(self, dim: int, hidden: int, bias: bool) -> nn.Module:
         return GatedFeedForward(dim, hidden, self.activation, bias, self.dropout)
-
-
-FeedForwardConfig = Plain | Gated

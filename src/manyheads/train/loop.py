@@ -21,6 +21,7 @@ from torch import nn
 
 from manyheads.errors import BadData, Mistake
 from manyheads.files import write_text
+from manyheads.nn.experts import ExpertFeedForward, take_routing
 from manyheads.train import checkpoint
 from manyheads.train.checkpoint import Progress
 from manyheads.train.objective import Loss
@@ -125,6 +126,7 @@ class Trainer:
         self.dim, self.seed, self.folder = dim, seed, folder
         self.device = next(model.parameters()).device
         self.dtype = precision_of(train, self.device)
+        self.routed = any(isinstance(part, ExpertFeedForward) for part in model.modules())
         self.optimizer = build_optimizer(model, train)
         self.progress = Progress(data=task.digest)
         if (folder / checkpoint.LAST).exists():
@@ -185,10 +187,11 @@ class Trainer:
         batches = self.task.batches(step)
         done = Step()
         for batch in batches:
-            done.expect(self.task.tokens(batch), self.task.counts(batch))
+            extra = {"balance": 1} if self.routed else {}
+            done.expect(self.task.tokens(batch), self.task.counts(batch) | extra)
         for batch in batches:
             with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
-                losses = self.task.losses(self.model, batch)
+                losses = self.task.losses(self.model, batch) | self._routing(done)
             done.share(losses).backward()
             done.add(losses)
         if self.train.clip is not None:
@@ -198,6 +201,16 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return done
+
+    def _routing(self, done: "Step") -> dict[str, Loss]:
+        """The balance loss of a model's experts, where it has any, and the share they refused."""
+        found = take_routing(self.model)
+        if not found:
+            return {}
+        for one in found:
+            done.tell("dropped", one.dropped, one.places)
+        loss = torch.stack([one.loss for one in found]).sum()
+        return {"balance": Loss(loss, loss.detach(), 1)}
 
     def _check_finite(self, window: "Window") -> None:
         """Stop before a broken loss is saved, and name the batch that made it."""
@@ -269,6 +282,7 @@ class Step:
         self.counts: dict[str, int] = {}
         self.sums: dict[str, torch.Tensor] = {}
         self.weights: dict[str, float] = {}
+        self.told: dict[str, list[tuple[torch.Tensor, int]]] = {}
 
     def expect(self, tokens: int, counts: dict[str, int]) -> None:
         """Before any of it is computed: what a micro-batch brings."""
@@ -289,6 +303,10 @@ class Step:
             nll = loss.nll.detach()
             self.sums[name] = self.sums[name] + nll if name in self.sums else nll
             self.weights[name] = loss.weight
+
+    def tell(self, name: str, hits: torch.Tensor, count: int) -> None:
+        """A share to be told beside the loss."""
+        self.told.setdefault(name, []).append((hits, count))
 
     def nll(self) -> float:
         return float(sum(self.sums.values()))
@@ -313,6 +331,9 @@ class Window:
         tokens = sum(step.tokens for step in self.steps)
         seconds = max(1e-9, time.monotonic() - self.began)
         terms = means if len(means) > 1 else {}
+        for name in self.steps[-1].told:
+            told = [one for step in self.steps for one in step.told[name]]
+            terms[name] = float(sum(hits for hits, _ in told)) / sum(count for _, count in told)
         return {"loss": loss, **terms, "tokens_per_second": tokens / seconds}
 
     def note(self) -> str:
