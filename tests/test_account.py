@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from manyheads.account import Account, account, human, human_bytes, table
+from manyheads.account import Account, account
+from manyheads.account_table import human, human_bytes, table
 from manyheads.decode.cache import KeyValueCache
 from manyheads.errors import Mistake
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Detect, Tag
+from manyheads.models.rnn import RnnConfig
 from manyheads.models.seq2seq import Seq2SeqConfig, Side
 from manyheads.models.vit import VitConfig
 from manyheads.nn.cores import Dense, Fused
@@ -189,6 +191,54 @@ def test_cache_of_an_encoder_decoder(name: str) -> None:
     counted = account(config, length=LENGTH, batch=BATCH).inference["float32"]
     assert counted.cache == cache.bytes()
     assert counted.cache == BATCH * LENGTH * sum(counted.cache_per_token.values())
+
+
+RNN: dict[str, Any] = {"vocab_size": 40, "dim": 16, "layers": 3, "dropout": 0.0}
+RECURRENT: dict[str, RnnConfig] = {
+    "dot": RnnConfig(**RNN, score=Dot()),
+    "bilinear-untied": RnnConfig(**RNN, score=Bilinear(), tie="none"),
+    "reduced-rank": RnnConfig(**RNN, score=ReducedRank(rank=3)),
+    "additive": RnnConfig(**RNN, score=Additive(width=7)),
+}
+
+
+@pytest.mark.parametrize("config", RECURRENT.values(), ids=RECURRENT)
+def test_a_recurrent_model_is_counted(config: RnnConfig) -> None:
+    """Parameters, FLOPs and what is held to write; one thread of it is 8 (in + hidden) hidden."""
+    model, tokens = config.build().double(), torch.randint(40, (BATCH, LENGTH))
+    counted, dim = account(config, length=LENGTH, batch=BATCH), config.dim
+    parts = counted.parts
+    assert sum(parts.values()) == counted.parameters == sum(p.numel() for p in model.parameters())
+    assert parts["recurrent"] == sum(
+        p.numel() for part in (model.encoder, model.decoder, model.first) for p in part.parameters()
+    )
+    assert parts["cross-attention"] == sum(p.numel() for p in model.attention.parameters())
+    counter, cache = FlopCounterMode(display=False), KeyValueCache()
+    with counter, torch.no_grad():
+        memory = model.encode(tokens)
+        model.logits(model.decode(tokens, memory, cache=cache))
+    once = BATCH * 2 * model.first.weight.numel()  # of a whole source
+    assert BATCH * counted.sequence_flops + once == counter.get_total_flops()
+    assert counted.flops["source"]["recurrent"] == 3 * 2 * 8 * (dim + dim // 2) * dim // 2
+    assert counted.flops["target"]["recurrent"] == 3 * 8 * (dim + dim) * dim
+    held = counted.inference["float32"]
+    assert 2 * held.cache == cache.bytes() + memory.states.nbytes
+    assert 2 * BATCH * held.state == cache.bytes()
+
+
+def test_activations_of_a_recurrent_model_are_near_what_autograd_keeps() -> None:
+    config = RnnConfig(vocab_size=300, dim=64, layers=3, dropout=0.0)
+    tokens = torch.randint(300, (2, 96))
+    measured = kept_bytes(config.build().double(), [tokens, tokens], padded=True)
+    counted = account(config, length=96, batch=2).training
+    assert 2 * counted.activations == pytest.approx(measured, rel=0.1)
+
+
+def test_the_table_of_a_recurrent_model() -> None:
+    text = shown(account(RECURRENT["dot"]))
+    for word in ("recurrent", "cross-attention", "states / sequence"):
+        assert word in text
+    assert "feed-forward" not in text
 
 
 def kept_bytes(model: nn.Module, given: list[Tensor], padded: bool) -> int:

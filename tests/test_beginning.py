@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.exchange.folders import saved
 from tests.tasks.small_texts import (
     CASES,
     SIZES,
@@ -269,3 +270,52 @@ def test_the_settings_of_the_start_are_taken(
     for name in ("dim", "layers", "heads", "hidden", "max_length", "position", "embed"):
         assert getattr(found.model.config, name) == getattr(begun, name)
     assert found.model.config.dropout == 0.3
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "marian"])
+def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
+    family: str, tmp_path: Path
+) -> None:
+    """A model from elsewhere begins and ends texts in its own way, in training as in use."""
+    start, _ = saved(tmp_path / family, family)
+    for side in ("en", "de"):
+        (tmp_path / f"train.{side}").write_text("a small dog\nthe cat\n" * 20, encoding="utf-8")
+    data = (f"data.folder={tmp_path}", "data.source=en", "data.target=de")
+    settings = (f"model={start}", *data, "train.steps=2", "train.batch_tokens=64")
+    found = recipe_trainer("translation", tmp_path / "run", *settings, "train.validate_every=2")
+    found.run()
+    opened = open_run(tmp_path / "run")
+    marks = opened.translator().marks
+    [batch] = found.task.batches(0)
+    row = batch.source[0][batch.source_real[0]].tolist()
+    text = opened.tokenizer.decode(row)
+    assert row == marks.source(opened.tokenizer.encode(text))
+    assert set(batch.target[:, 0].tolist()) == {marks.start}
+    ends = batch.wanted.gather(1, batch.real.sum(1, keepdim=True) - 1)
+    assert set(ends.flatten().tolist()) == {marks.end}
+
+
+def test_masked_training_goes_on_from_a_model_without_segments(texts: Path, tmp_path: Path) -> None:
+    """What is asked for on the command line counts, not what the recipe had before."""
+    start, _ = saved(tmp_path / "roberta", "roberta", "RobertaForMaskedLM")
+    settings = (*TRAIN, f"data.folder={texts}", f"model={start}", "objective.pairs=none")
+    found = recipe_trainer("bert-mini", tmp_path / "run", *settings, "data.lines=text")
+    assert isinstance(found.model, Bert)
+    assert found.model.config.next_sentence is None
+    begun = dict(open_any(start).model.state_dict())  # type: ignore[attr-defined]
+    state = dict(found.model.state_dict())
+    assert_equal(of_stack(state), of_stack(begun))
+    assert torch.equal(state["head.project.weight"], begun["head.project.weight"])
+
+
+def test_an_encoder_reads_on_in_the_frame_that_it_was_pretrained_with(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    found = classifier(starts["spans"], texts, tmp_path / "run")
+    tokenizer = open_run(starts["spans"]).tokenizer
+    [batch] = found.task.batches(0)
+    real = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.real is None else batch.real
+    for row, own in zip(batch.tokens, real, strict=True):
+        ids = row[own].tolist()
+        assert ids[-1] == tokenizer.end
+        assert tokenizer.classify not in ids

@@ -127,7 +127,7 @@ sys.exit(f"imported {slow}" if slow else 0)
     [
         (["train", "phrasebok"], "did you mean 'phrasebook'?"),
         (["train", "nothing/like/it.toml"], "there is no recipe 'nothing/like/it.toml'"),
-        (["train", "phrasebook", "model.dimm=3"], "did you mean 'dim'?"),
+        (["train", "phrasebook", "model.dimm=3"], "did you mean 'model.dim'?"),
         (["train", "phrasebook", "trian.steps=3"], "did you mean 'train'?"),
         (["train", "phrasebook", "model.position=rotery"], "did you mean 'rotary'?"),
         (["train", "phrasebook", "data.pair=en-dee"], "did you mean 'en-de'?"),

@@ -12,8 +12,6 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from rich.console import Group
-from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,6 +19,7 @@ from manyheads.errors import Mistake
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
 from manyheads.models.heads import DetectHead, MaskedHead
+from manyheads.models.rnn import GlobalAttention, Rnn
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import Patches, Vit, VitConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
@@ -30,10 +29,11 @@ from manyheads.nn.embedding import Head
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.feedforward import GatedFeedForward
 from manyheads.nn.positions import Position
-from manyheads.nn.scores import AdditiveScore, BilinearScore, ReducedRankScore
+from manyheads.nn.scores import AdditiveScore, BilinearScore, ReducedRankScore, Score
 from manyheads.presets import ModelConfig
 
-PARTS = ["embedding", "positions", "attention", "cross-attention", "feed-forward", "norms", "head"]
+PARTS = ["embedding", "positions", "recurrent", "attention", "cross-attention", "feed-forward"]
+PARTS += ["norms", "head"]
 BYTES = {"float32": 4, "bfloat16": 2}
 BACKWARD = 2  # each product has two gradients, each a product of the same size
 
@@ -42,10 +42,14 @@ Attention = SelfAttention | CrossAttention
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """Bytes in one format: weights; keys and values of a token of each kind, and of the batch."""
+    """Bytes in one format: weights; keys and values of a token of each kind, and of the batch.
+
+    A recurrent decoder also has states, which do not grow with what was read.
+    """
 
     weights: int
     cache_per_token: dict[str, int]
+    state: int
     cache: int
 
 
@@ -108,10 +112,10 @@ class Account:
 
     @property
     def feedforward_share(self) -> dict[str, float]:
-        """Of the parameters of the blocks, and of all forward FLOPs."""
+        """Of the parameters of the blocks (0 where there are none), and of all forward FLOPs."""
         inner = sum(n * self.flops[kind].get("feed-forward", 0) for kind, n in self.tokens.items())
         return {
-            "parameters": self.parts["feed-forward"] / self.block_parameters,
+            "parameters": self.parts["feed-forward"] / max(1, self.block_parameters),
             "flops": inner / self.sequence_flops,
         }
 
@@ -165,7 +169,8 @@ def account(config: ModelConfig, length: int | None = None, batch: int = 1) -> A
             form: Inference(
                 weights=size * total,
                 cache_per_token={token: size * stream.cached for token, stream in streams.items()},
-                cache=size * batch * sum(x.count * x.cached for x in streams.values()),
+                state=size * sum(x.state for x in streams.values()),
+                cache=size * batch * sum(x.count * x.cached + x.state for x in streams.values()),
             )
             for form, size in BYTES.items()
         },
@@ -198,10 +203,13 @@ def _part(module: nn.Module, name: str, above: str) -> str | None:
         return "feed-forward"
     if name == "project" and above.endswith("embedding"):
         return "embedding"  # of a table narrower than the model
+    if name == "first" and isinstance(module, nn.Linear):
+        return "recurrent"  # gives the states that a decoder begins with
     kinds: dict[str, type | tuple[type, ...]] = {
         "positions": Position,
         "attention": SelfAttention,
-        "cross-attention": CrossAttention,
+        "cross-attention": (CrossAttention, GlobalAttention),
+        "recurrent": nn.LSTM,
         "norms": (nn.LayerNorm, nn.RMSNorm),
         "embedding": (nn.Embedding, Patches),
     }
@@ -210,12 +218,16 @@ def _part(module: nn.Module, name: str, above: str) -> str | None:
 
 @dataclass
 class _Stream:
-    """Tokens of a kind; of one, FLOPs by part, values kept for the backward pass, and cached."""
+    """Tokens of a kind; of one, FLOPs by part, values kept for the backward pass, and cached.
+
+    `state` are values that are cached of them all together.
+    """
 
     count: int
     flops: Counter[str] = dataclasses.field(default_factory=Counter)
     kept: int = 0
     cached: int = 0
+    state: int = 0
 
     def multiply(self, part: str, *products: int) -> None:
         """Products of one token's vectors with matrices of these sizes."""
@@ -226,8 +238,10 @@ class _Stream:
 def _streams(model: nn.Module, length: int) -> dict[str, _Stream]:
     """What a token of each kind costs, as `model(...)` runs it.
 
-    Heads that read one vector of a whole text or image are left out.
+    What reads one vector of a whole text or image is left out.
     """
+    if isinstance(model, Rnn):
+        return _recurrent_streams(model, length)
     if isinstance(model, Seq2Seq):
         source, target = _Stream(length), _Stream(length)
         _add_parts(source, "embedding", model.encoder_embedding)
@@ -265,6 +279,34 @@ def _streams(model: nn.Module, length: int) -> dict[str, _Stream]:
     return {"token": token}
 
 
+def _recurrent_streams(model: Rnn, length: int) -> dict[str, _Stream]:
+    source, target = _Stream(length), _Stream(length)
+    part, attention, dim = "cross-attention", model.attention, model.config.dim
+    _add_lstm(source, model.encoder)
+    source.kept += dim
+    source.cached = dim  # the memory is key and value
+    _add_lstm(target, model.decoder)
+    target.state = 2 * model.decoder.num_layers * dim
+    _add_scores(part, target, source, attention, 1, dim, length)
+    target.multiply(part, attention.combine.weight.numel())
+    target.kept += dim + attention.combine.in_features
+    _add_head(target, model.head, model.target_table)
+    return {"source": source, "target": target}
+
+
+def _add_lstm(token: _Stream, lstm: nn.LSTM) -> None:
+    """Four gates a layer and direction, each of which reads the input and the last state.
+
+    The backward pass needs both, the gates, and the cell before and after its tanh.
+    """
+    directions, width = 2 if lstm.bidirectional else 1, lstm.input_size
+    for _ in range(lstm.num_layers):
+        gates = 4 * lstm.hidden_size
+        token.multiply("recurrent", directions * gates * (width + lstm.hidden_size))
+        token.kept += width + directions * (gates + 3 * lstm.hidden_size)
+        width = directions * lstm.hidden_size
+
+
 def _add_parts(token: _Stream, part: str, module: nn.Module) -> None:
     """The projections and norms of a module, and what they keep: their inputs."""
     linears = _linears(module)
@@ -297,31 +339,42 @@ def _add_attention(
     part: str, own: _Stream, other: _Stream, attention: Attention, keys: int
 ) -> None:
     """One token of `own` asks `keys` tokens of `other`, which pay for their keys and values."""
-    heads, core = attention.heads, attention.core
-    wide = heads.sizes[0]
+    heads = attention.heads
     if isinstance(attention, CrossAttention):
         own.multiply(part, attention.query.weight.numel())
     other.multiply(part, attention.project.weight.numel())
     own.multiply(part, attention.output.weight.numel())
-    query_side, key_side, inner = _score_sizes(attention)
-    other.multiply(f"{part} scores", key_side)
-    own.multiply(f"{part} scores", query_side, heads.heads * inner * keys)
-    own.multiply(f"{part} mixing", wide * keys)
-    own.kept += heads.dim + 2 * wide
+    _add_scores(part, own, other, attention, heads.heads, heads.head_dim, keys)
+    own.kept += heads.dim + 2 * heads.sizes[0]
     other.kept += sum(heads.sizes[1:])
-    if isinstance(core, Dense):
+
+
+def _add_scores(
+    part: str,
+    own: _Stream,
+    other: _Stream,
+    attention: Attention | GlobalAttention,
+    heads: int,
+    head_dim: int,
+    keys: int,
+) -> None:
+    """The scores of one query with all keys, and the mix of their values."""
+    query_side, key_side, inner = _score_sizes(attention.score, head_dim)
+    other.multiply(f"{part} scores", key_side)
+    own.multiply(f"{part} scores", query_side, heads * inner * keys)
+    own.multiply(f"{part} mixing", heads * head_dim * keys)
+    if isinstance(attention.core, Dense):
         pair = inner if isinstance(attention.score, AdditiveScore) else 0
-        own.kept += heads.heads * keys * (2 + pair)
+        own.kept += heads * keys * (2 + pair)
 
 
-def _score_sizes(attention: Attention) -> tuple[int, int, int]:
+def _score_sizes(score: Score, head_dim: int) -> tuple[int, int, int]:
     """Of a score, its matrix on a query's side, on a key's side, and what meets of each head."""
-    score = attention.score
     if isinstance(score, BilinearScore):
         return score.weight.numel(), 0, score.weight.shape[2]
     if isinstance(score, ReducedRankScore | AdditiveScore):
         return score.query.numel(), score.key.numel(), score.query.shape[1]
-    return 0, 0, attention.heads.head_dim
+    return 0, 0, head_dim
 
 
 def _linears(module: nn.Module) -> list[nn.Linear]:
@@ -358,78 +411,3 @@ def _norm_widths(module: nn.Module) -> int:
 def _cached(stack: Stack, kind: type[Attention]) -> int:
     """Keys and values of one token in all layers: layers · kv_heads · (key size + value size)."""
     return sum(sum(part.heads.sizes[1:]) for part in stack.modules() if isinstance(part, kind))
-
-
-def human(count: int) -> str:
-    """A count with three digits: 65.1M, 1.32B."""
-    return _scaled(count, 1000, ["", "K", "M", "B", "T", "Q"])
-
-
-def human_bytes(count: int) -> str:
-    return _scaled(count, 1024, [" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
-
-
-def _scaled(count: int, step: int, units: list[str]) -> str:
-    number, power = float(count), 0
-    while round(number) >= 1000 and power < len(units) - 1:
-        number, power = number / step, power + 1
-    whole = power == 0 or round(number, 1) >= 100
-    return f"{number:.0f}{units[power]}" if whole else f"{number:#.3g}{units[power]}"
-
-
-def table(account: Account) -> Group:
-    """For the terminal: a table of parameters and FLOPs by part, then one of memory."""
-    return Group(_parts_table(account), _memory_table(account))
-
-
-def _noun(token: str) -> str:
-    return token if token in ("token", "patch") else f"{token} token"
-
-
-def _parts_table(account: Account) -> Table:
-    share = account.feedforward_share
-    table = Table(
-        title=f"{human(account.parameters)} parameters, FLOPs at length {account.length}",
-        caption=f"feed-forward: {share['parameters']:.0%} of the blocks' parameters, "
-        f"{share['flops']:.0%} of the FLOPs",
-    )
-    table.add_column("part")
-    for name in ("parameters", "share", *(f"FLOPs / {_noun(token)}" for token in account.flops)):
-        table.add_column(name, justify="right")
-    for part in (f"{part}{work}" for part in PARTS for work in ("", " scores", " mixing")):
-        size = account.parts.get(part, 0)
-        flops = [parts.get(part, 0) for parts in account.flops.values()]
-        if size or any(flops):
-            cells = [human(number) if number else "" for number in (size, *flops)]
-            percent = f"{size / account.parameters:.1%}" if size else ""
-            table.add_row(part, cells[0], percent, *cells[1:])
-    table.add_section()
-    forward, training = account.forward_flops.values(), account.training_flops.values()
-    table.add_row("all, forward", human(account.parameters), "100.0%", *map(human, forward))
-    table.add_row("forward and backward", "", "", *map(human, training))
-    return table
-
-
-def _memory_table(account: Account) -> Table:
-    sequences = f"{account.batch} × {account.length}"
-    table = Table(title="memory")
-    table.add_column("")
-    for name in (*(f"inference, {form}" for form in account.inference), "training, float32"):
-        table.add_column(name, justify="right")
-    training, both = account.training, list(account.inference.values())
-
-    def row(name: str, inference: list[int], trained: int = 0) -> None:
-        if any(inference) or trained:
-            table.add_row(name, *(human_bytes(x) if x else "" for x in (*inference, trained)))
-
-    row("weights", [each.weights for each in both], training.weights)
-    row("gradients", [0] * len(both), training.gradients)
-    row("Adam's moments", [0] * len(both), training.moments)
-    for token, kept in training.activations_per_token.items():
-        row(f"cache / {_noun(token)}", [each.cache_per_token[token] for each in both])
-        row(f"activations / {_noun(token)}", [0] * len(both), kept)
-    row(f"cache, {sequences} tokens", [each.cache for each in both])
-    row(f"activations, {sequences} tokens", [0] * len(both), training.activations)
-    table.add_section()
-    row("together", [each.weights + each.cache for each in both], training.total)
-    return table

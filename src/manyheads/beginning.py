@@ -7,12 +7,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from manyheads.config import dump
-from manyheads.data.masking import Replaced
+from manyheads.data import masking
 from manyheads.errors import Mistake
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.heads import Classify, Detect, Masked, Pooler, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.block import Architecture
+from manyheads.nn.positions import Learned
 from manyheads.opened import TorchRun
 from manyheads.presets import ModelConfig
 from manyheads.run import Run, differences
@@ -44,9 +45,11 @@ def adapted(config: ModelConfig, run: Run, folder: str) -> ModelConfig:
         return dataclasses.replace(
             config, head=Classify(), pooler=pooler, next_sentence=None, **fresh
         )
-    kind = Detect if isinstance(run.objective, Replaced) else Masked
+    kind = Detect if isinstance(run.objective, masking.Replaced) else Masked
     head = config.head if isinstance(config.head, kind) else kind()
-    fresh |= {"pooler": config.pooler or wanted.pooler, "next_sentence": wanted.next_sentence}
+    paired = isinstance(run.objective, masking.Masked) and run.objective.pairs == "next-sentence"
+    fresh["pooler"] = config.pooler or (wanted.pooler if paired else None)
+    fresh["next_sentence"] = wanted.next_sentence if paired else None
     return dataclasses.replace(config, head=head, **fresh)
 
 
@@ -54,7 +57,8 @@ def refuse_changes(run: Run, trained: ModelConfig) -> None:
     """Refuse settings by which the weights that the run begins with would mean something else."""
     for change in differences(dump(run.model), dump(trained), "model."):
         name = change.partition(" ")[0]
-        table = name.endswith("max_length") and trained.position.kind == "learned"
+        position = getattr(trained, "position", None)  # a recurrent model has none
+        table = name.endswith("max_length") and isinstance(position, Learned)
         if table or not SET_ANEW & {*name.split(".")}:
             raise Mistake(
                 f"{run.start} stays as it was trained ({change}): leave out "

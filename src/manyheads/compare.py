@@ -24,6 +24,10 @@ SHOWN = (
     "exact_match",
     "compositional_bleu",
     "alignment_error",
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "rougeLsum",
     "word_perplexity",
     "bits_per_character",
     "accuracy",
@@ -57,7 +61,7 @@ def compare_runs(
         lines[name] = validation_curve(folder)
     picture = out / "compare.png"
     try:
-        curves(lines, "validation loss", "loss (nats per token)", picture)
+        curves(lines, "validation loss", "loss", picture)
         said = f"picture: {picture}"
     except Mistake as error:  # no matplotlib: the table is worth having all the same
         said = str(error)

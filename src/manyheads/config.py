@@ -48,13 +48,19 @@ def override_all(config: T, assignments: Sequence[str]) -> T:
 
     Parts are checked once all are applied: `model.heads=6 model.dim=384` may come in any order.
     """
+    return parse(type(config), dump(assign(config, assignments)))
+
+
+def assign(config: T, assignments: Sequence[str]) -> T:
+    """The same without the check: for settings that are not whole yet."""
     changed: Any = config
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise Mistake(f"'{assignment}' is no setting: write it as name=value, e.g. seed=1")
         changed = _set(changed, path.split("."), text, path)
-    return parse(type(config), dump(changed))
+    whole: T = changed
+    return whole
 
 
 def dump(config: Any) -> dict[str, Any]:
@@ -124,7 +130,7 @@ def _set(config: Any, path: list[str], text: str, whole: str) -> Any:
     if path[0] not in names:
         here = whole[: len(whole) - len(".".join(path))]
         raise Mistake(
-            f"there is no setting '{whole}': {nearest(path[0], names)} "
+            f"there is no setting '{whole}': {nearest(here + path[0], [here + n for n in names])} "
             f"({here.rstrip('.') or 'the run'}"
             f"{' is ' + type(config).kind if hasattr(type(config), 'kind') else ''})"
         )

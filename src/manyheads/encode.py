@@ -19,7 +19,7 @@ from manyheads.data.batching import Ragged, Rows, in_order_of_length
 from manyheads.errors import Mistake
 from manyheads.models.gpt import Gpt
 from manyheads.models.heads import EncoderHead, Masked, Tag, mean_of
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.rnn import EncoderDecoder
 from manyheads.nn.shapes import Hidden
 from manyheads.tokens import CONTINUATION, Tokenizer
 
@@ -108,7 +108,7 @@ class TextEncoder:
 
     def _states(self, batch: _Batch) -> Hidden:
         """What the model has at each position when it has read a text."""
-        if isinstance(self.model, Seq2Seq):
+        if isinstance(self.model, EncoderDecoder):
             return self.model.encode(batch.tokens, batch.real).states
         if isinstance(self.model, Gpt):
             return self.model.hidden(batch.tokens, batch.real)

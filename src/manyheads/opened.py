@@ -26,7 +26,7 @@ from manyheads.exchange.onnx import DECODER, ENCODER
 from manyheads.exchange.writing import decode_of, not_done, special_of
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import Gpt
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.rnn import EncoderDecoder, RnnConfig
 from manyheads.models.vit import VitConfig
 from manyheads.presets import ModelConfig
 from manyheads.run import SETTINGS, TASKS, TOKENIZER, Run, choose_device, model_digest, read_run
@@ -56,7 +56,7 @@ class OpenRun:
 
     def translator(self, **changes: Any) -> AnyTranslator:
         """What translates, with some settings of `decode` changed."""
-        if self.run.task != "translation":
+        if self.run.task not in ("translation", "summaries"):
             raise self.cannot("translates", "an encoder–decoder")
         return self._translator(self.decode(**changes))
 
@@ -99,7 +99,7 @@ class OpenRun:
             model,
             in_frame(self.tokenizer, self.run.decode, config),
             max_length=config.max_length,
-            segments=config.embed.segments or 1,
+            segments=1 if isinstance(config, RnnConfig) else config.embed.segments or 1,
             empty=self._empty(),
             head=config.head if isinstance(config, BertConfig) else None,
             device=self.device,
@@ -119,7 +119,7 @@ class TorchRun(OpenRun):
     model: nn.Module = dataclasses.field(default_factory=nn.Module)
 
     def _translator(self, decode: Decode) -> AnyTranslator:
-        return Translator(cast(Seq2Seq, self.model), self.tokenizer, decode)
+        return Translator(cast(EncoderDecoder, self.model), self.tokenizer, decode)
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
         return Generator(cast(Gpt, self.model), self.tokenizer, decode, warn)

@@ -21,6 +21,7 @@ from manyheads.config import dump, parse, read_toml, to_toml
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
 from manyheads.data.masking import Masked, Objective
+from manyheads.data.summaries import SummaryData
 from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import BadData, Mistake
@@ -49,14 +50,23 @@ MODEL_OF = {  # the kind of model that an objective trains
     "denoising": "seq2seq",
 }
 # What may change between two calls that train the same run.
-FREE = {"train.steps", "train.validate_every", "train.save_every", "train.log_every"}
+FREE = {
+    "train.steps",
+    "train.epochs",
+    "train.validate_every",
+    "train.save_every",
+    "train.log_every",
+}
 
 
-Task = Literal["translation", "language", "pretraining", "classification", "text", "images"]
-Data = PhrasebookData | FilesData | TextData | LabelledData
+Task = Literal[
+    "translation", "summaries", "language", "pretraining", "classification", "text", "images"
+]
+Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData
 # What a model of each kind is for, where nothing says more.
 TASKS: dict[str, Task] = {
     "seq2seq": "translation",
+    "rnn": "translation",
     "gpt": "language",
     "bert": "text",
     "vit": "images",
@@ -73,7 +83,8 @@ class Fitting:
 
 
 FITTING: dict[Task, Fitting] = {
-    "translation": Fitting(("seq2seq",), ("phrasebook", "files")),
+    "translation": Fitting(("seq2seq", "rnn"), ("phrasebook", "files")),
+    "summaries": Fitting(("seq2seq", "rnn"), ("summaries", "files")),
     "language": Fitting(("gpt",), ("text",), ("causal",)),
     "pretraining": Fitting(
         ("bert", "seq2seq"), ("text",), ("masked", "replaced", "spans", "denoising")

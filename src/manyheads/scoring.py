@@ -5,6 +5,7 @@ from typing import Any
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
 from manyheads.data.masking import Causal, Masked, Replaced
+from manyheads.data.summaries import SummaryData
 from manyheads.data.translation import FilesData
 from manyheads.errors import Mistake, check_at_least
 from manyheads.evaluate.scores import Scores
@@ -16,6 +17,7 @@ from manyheads.tasks.classification import evaluate_classification
 from manyheads.tasks.denoising import evaluate_denoising
 from manyheads.tasks.language import evaluate_language
 from manyheads.tasks.masked import evaluate_masked
+from manyheads.tasks.summaries import evaluate_summaries
 from manyheads.tasks.translation import evaluate_translation
 
 
@@ -23,6 +25,8 @@ def data_for(run: Run) -> Data:
     """The kind of data that a model which came without any is scored on, to be filled in."""
     if run.task == "translation":
         return FilesData()
+    if run.task == "summaries":
+        return SummaryData()
     if isinstance(run.model, BertConfig) and isinstance(run.model.head, heads.Classify):
         return LabelledData()
     return TextData()
@@ -45,6 +49,9 @@ def score(opened: OpenRun, data: Data, split: str, stride: int | None = None) ->
         raise Mistake("--stride is for language models: leave it out")
     if isinstance(data, LabelledData):
         return evaluate_classification(opened.encoder(), data, split)
+    if isinstance(data, SummaryData) or opened.run.task == "summaries":
+        assert isinstance(data, (SummaryData, FilesData))  # as `run.FITTING` has it
+        return evaluate_summaries(opened.translator(), data, split)
     if not isinstance(data, TextData):
         return evaluate_translation(opened.translator(), data, split).scores
     if not isinstance(opened, TorchRun):
@@ -64,7 +71,7 @@ def score(opened: OpenRun, data: Data, split: str, stride: int | None = None) ->
         )
     if run.task == "pretraining" and run.model.kind == "seq2seq":
         assert run.objective is not None
-        return evaluate_denoising(model, tokenizer, data, _any(run.objective), split)
+        return evaluate_denoising(model, tokenizer, data, _any(run.objective), run.decode, split)
     if not isinstance(run.model, BertConfig) or not isinstance(run.model.head, heads.Masked):
         raise Mistake(
             f"{opened.folder} has no head for masked words, which running text is scored by: "

@@ -10,17 +10,19 @@ import torch
 from torch import nn
 
 from manyheads.beginning import adapted, give_weights, refuse_changes
-from manyheads.config import dump, nearest, override_all, read_toml, to_toml
+from manyheads.config import assign, dump, nearest, override_all, read_toml, to_toml
 from manyheads.data.labelled import Labelled, LabelledData
 from manyheads.data.language import TextData, Texts
 from manyheads.data.masking import Causal, Denoising, Masked, Replaced, Spans, span_sizes
 from manyheads.data.translation import Corpus
+from manyheads.decode.beam import Marks
 from manyheads.errors import Mistake
 from manyheads.exchange.folder import in_frame
 from manyheads.files import drop_partials, write_text
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra
 from manyheads.models.heads import Classify
+from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.opened import TorchRun, open_any
 from manyheads.presets import ModelConfig
 from manyheads.run import (
@@ -37,6 +39,7 @@ from manyheads.tasks.classification import ClassificationTask
 from manyheads.tasks.denoising import DenoisingTask
 from manyheads.tasks.language import LanguageTask
 from manyheads.tasks.masked import MaskedTask
+from manyheads.tasks.summaries import SummaryTask
 from manyheads.tasks.translation import TranslationTask
 from manyheads.tokens import Tokenizer
 from manyheads.train import checkpoint
@@ -48,8 +51,7 @@ SPECIALS = {
     "causal": ("end",),
     "masked": ("mask",),
     "replaced": ("mask",),
-    "spans": ("start", "end", "pad"),
-    "denoising": ("start", "end", "pad", "mask"),
+    "denoising": ("mask",),
 }
 
 
@@ -78,11 +80,16 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     # The settings of a run that began with another model are whole already.
     if start and (start != run.start or run.model.vocab_size is None):
         opened = open_start(start)
-        trained = adapted(opened.run.model, run, start)
+        # What is wanted decides what the model is to become; settings of it come on top.
+        of_model = [one for one in settings if one.startswith("model.")]
+        wanted = assign(run, [one for one in settings if one not in of_model])
+        trained = adapted(opened.run.model, wanted, start)
         run = dataclasses.replace(
-            run, start=start, tokens=None, model=trained, decode=opened.run.decode
+            wanted, start=start, tokens=None, model=trained, decode=opened.run.decode
         )
-        run = override_all(run, settings)
+        run = override_all(
+            run, [*[one for one in settings if one.startswith("decode.")], *of_model]
+        )
         refuse_changes(run, trained)
     else:
         run = override_all(run, settings)
@@ -144,7 +151,12 @@ def prepare(run: Run, folder: Path, part: Part) -> tuple[Run, Tokenizer]:
     if old is not None:
         tokenizer = Tokenizer.load(folder / TOKENIZER)
     elif run.start:
-        tokenizer = _fitted(open_start(run.start).tokenizer, run)
+        start = open_start(run.start)
+        tokenizer = start.tokenizer
+        if isinstance(run.model, BertConfig) and isinstance(start.run.model, Seq2SeqConfig):
+            # An encoder goes on reading texts in the frame that it was trained with.
+            tokenizer = in_frame(tokenizer, start.run.decode, start.run.model)
+        tokenizer = _fitted(tokenizer, run)
         tokenizer.save(folder / TOKENIZER)
     else:
         assert run.tokens is not None  # a recipe has them
@@ -187,17 +199,21 @@ def _strings(part: Part) -> list[str]:
 def _fitted(tokenizer: Tokenizer, run: Run) -> Tokenizer:
     """With what the model and the objective need beside the text: a frame, sentinels."""
     try:
-        for name in SPECIALS[run.objective.kind] if run.objective else ():
+        for name in SPECIALS.get(run.objective.kind, ()) if run.objective else ():
             getattr(tokenizer, name)
+        if isinstance(run.model, Seq2SeqConfig):
+            frame = Marks(tokenizer, run.decode).frame  # says what it lacks
         if isinstance(run.model, BertConfig):
             return in_frame(tokenizer, run.decode, run.model)
     except Mistake as error:  # one that came with a model
         raise Mistake(f"{Path(run.start) / TOKENIZER}: {error}") from None
     if isinstance(run.objective, Spans):
         wanted = run.objective
-        length = run.model.max_length - 1  # the end comes after a stretch
+        length = run.model.max_length - len(frame.source([]))
         if length < 2:
-            raise Mistake(f"model.max_length={length + 1} leaves no room for text: raise it")
+            raise Mistake(
+                f"model.max_length={run.model.max_length} leaves no room for text: raise it"
+            )
         _, spans = span_sizes(length, rate=wanted.rate, mean_length=wanted.mean_length)
         missing = range(len(tokenizer.sentinels()), spans + 1)
         return tokenizer.with_specials([f"<extra_id_{number}>" for number in missing])
@@ -243,7 +259,8 @@ def task_of(
         "device": device,
     }
     if isinstance(part, Corpus) and isinstance(valid, Corpus):
-        return TranslationTask(part, valid, tokenizer, run.train, run.decode, **shared)
+        kind = SummaryTask if run.task == "summaries" else TranslationTask
+        return kind(part, valid, tokenizer, run.train, run.decode, **shared)
     if isinstance(part, Labelled) and isinstance(valid, Labelled):
         assert isinstance(run.data, LabelledData)
         assert isinstance(model.head, Classify)
@@ -265,7 +282,7 @@ def task_of(
         masked.valid.text.stretches(masked.valid.room)  # too few are said now, not after hours
         return masked
     assert isinstance(objective, (Spans, Denoising))
-    denoising = DenoisingTask(part, valid, tokenizer, objective, run.train, **shared)
+    denoising = DenoisingTask(part, valid, tokenizer, objective, run.train, run.decode, **shared)
     denoising.valid.text.stretches(denoising.valid.length)
     return denoising
 

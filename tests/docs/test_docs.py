@@ -26,13 +26,13 @@ LONGEST_FUNCTION = 70
 # A module imports only from modules that stand earlier here. A name stands for all that is in it.
 STAGES = [
     "errors files config replay tokens vocabularies",
-    "data.corpus data.phrasebook data.batching data.translation data.masking data.language",
-    "data.sentences data.hidden data.labelled",
+    "data.corpus data.phrasebook data.batching data.translation data.summaries data.masking",
+    "data.language data.sentences data.hidden data.labelled",
     "nn.shapes nn.masks nn.positions nn.scores nn.cores nn.tiled nn.attention nn.feedforward",
-    "nn.experts nn.residual nn.embedding nn.block models presets account",
+    "nn.experts nn.residual nn.embedding nn.block models presets account account_table",
     "train.objective train.optimizer train.progress train.checkpoint train.loop",
     "decode.cache decode.sample decode.beam decode.generate decode.translate decode.lines",
-    "encode view.capture evaluate.scores evaluate.alignment view.figures",
+    "encode view.capture evaluate.scores evaluate.rouge evaluate.alignment view.figures",
     "exchange.foreign exchange.settings exchange.families exchange.channels exchange.huggingface",
     "exchange.writing exchange.folder exchange.ctranslate2 exchange.ctranslate2_runtime",
     "exchange.onnx exchange.onnx_runtime",

@@ -1,5 +1,6 @@
 """Broken texts: what the encoder reads and the decoder writes, inside what the model holds."""
 
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -64,3 +65,30 @@ def test_masks_for_nothing_make_no_text_longer_than_the_model_reads(
     task = made("denoising", tmp_path, *many, f"model.position={position}")
     lengths = [task.batches(step)[0].source.shape[1] for step in range(30)]
     assert max(lengths) == 16
+
+
+def test_sentences_change_places_whole(tmp_path: Path) -> None:
+    """Without other noise a source is its stretch's sentences in another order."""
+    task = made("denoising", tmp_path, "objective.infill_rate=0", "objective.delete_rate=0")
+    edges, moved = task.data.text.sentence_starts, 0
+    for step in range(4):
+        [batch] = task.batches(step)
+        for (source, target), start in zip(rows(batch), task.order.starts(step), strict=True):
+            stop = start + task.data.length
+            inside = [int(edge - start) for edge in edges if start < edge < stop]
+            pieces = [part.tolist() for part in np.split(np.array(target), inside)]
+            for order in permutations(pieces):
+                if [token for piece in order for token in piece] == source:
+                    break
+            else:
+                pytest.fail("no order of the sentences gives the source")
+            moved += source != target
+    assert moved > 4
+
+
+@pytest.mark.parametrize("name", ["spans", "denoising"])
+def test_every_step_breaks_elsewhere(name: str, tmp_path: Path) -> None:
+    task = made(name, tmp_path, "train.batch_rows=1")
+    special = np.array([*task.data.sentinels, task.data.tokenizer.mask])
+    found = [tuple(np.isin(task.batches(n)[0].source[0], special)) for n in range(30)]
+    assert len(set(found)) > 12  # of few that are possible

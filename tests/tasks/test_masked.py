@@ -1,11 +1,13 @@
 """Masked language models: the loss at the hidden places alone, and what a pass tells."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.models.tiny import VOCAB, tiny, words
+from tests.tasks.small_texts import trainer, write_texts
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +17,7 @@ from manyheads.models.electra import Electra
 from manyheads.models.heads import Detect, Masked, Pooler
 from manyheads.nn.embedding import Embed
 from manyheads.tasks import masked
-from manyheads.tasks.masked import masked_loss, masked_pass, replaced_pass
+from manyheads.tasks.masked import MaskedTask, masked_loss, masked_pass, replaced_pass
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {},
@@ -173,3 +175,32 @@ def test_the_generator_draws_by_its_probabilities() -> None:
     found = np.bincount(drawn.numpy(), minlength=VOCAB) / count
     error = (chances * (1 - chances) / count).sqrt().numpy()
     assert (np.abs(found - chances.numpy()) < 4 * error + 1e-4).all()
+
+
+@pytest.mark.parametrize("name", ["masked pairs", "replaced"])
+def test_held_out_scores_are_of_all_rows_and_hang_on_no_other_draw(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = trainer(
+        name, write_texts(tmp_path / "texts", 120), tmp_path / "run", "data.held_out=0.5"
+    )
+    assert isinstance(found.task, MaskedTask)
+    passes: list[tuple[MaskedBatch, masked.Found]] = []
+
+    def one_pass(model: nn.Module, batch: MaskedBatch, *given: Any) -> masked.Found:
+        passes.append((batch, masked_or_replaced(model, batch, *given)))
+        return passes[-1][1]
+
+    masked_or_replaced = masked.one_pass
+    monkeypatch.setattr(masked, "one_pass", one_pass)
+    torch.manual_seed(1)
+    first = found.task.validate(found.model)
+    assert len(passes) > 1
+    places = [batch.places.tolist() for batch, _ in passes[:2]]
+    assert places[0] != places[1]
+    [(term, _)] = passes[0][1].right.items()
+    right = sum(int(one.right[term]) for _, one in passes)
+    count = sum(one.losses[term].count for _, one in passes)
+    assert first[f"{term}_accuracy"] == right / count
+    torch.manual_seed(2)
+    assert found.task.validate(found.model) == first

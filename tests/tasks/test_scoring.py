@@ -160,3 +160,21 @@ def test_numbers_are_not_asked_of_labels(made: dict[str, Path], texts: Path) -> 
 def test_every_case_is_scored_or_known() -> None:
     variants = {"masked static", "masked words", "masked pairs static", "replaced"}
     assert CASES.keys() == KEYS.keys() | variants
+
+
+def test_a_letter_of_two_bytes_is_one_character(made: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("zwölf zwölf zwölf\n" * 9, encoding="utf-8")
+    opened = open_run(made["causal stream"])
+    data = TextData(file=str(tmp_path / "words.txt"), lines="sentences")
+    scores = score(opened, data, "train")
+    assert scores["bits_per_character"] / scores["bits_per_byte"] == pytest.approx(21 / 18)
+
+
+def test_rows_come_in_the_order_of_the_seed(texts: Path, tmp_path: Path) -> None:
+    orders = [
+        trainer("labels", texts, tmp_path / f"{seed}", f"seed={seed}").task.batches(0)  # type: ignore[attr-defined]
+        for seed in (1, 1, 2)
+    ]
+    first, again, other = (batches[0].tokens.tolist() for batches in orders)
+    assert first == again
+    assert first != other

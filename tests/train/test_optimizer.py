@@ -64,12 +64,29 @@ def test_the_other_schedules_from_end_to_end(schedule: Any, final_share: float) 
     if schedule == "constant":
         assert set(found[99:]) == {found[99]}
     else:
-        assert all(a > b for a, b in pairwise(found[99:]))
-        assert math.isclose(found[-1], 3e-3 * final_share, abs_tol=1e-15)
+        assert found[99] == found[100]  # the first update after the warm-up has the whole rate
+        assert all(a > b for a, b in pairwise(found[100:]))
+        assert found[-1] > 3e-3 * final_share  # no update is without a rate
         middle = 3e-3 * (1 + final_share) / 2
-        assert math.isclose(found[549], middle, rel_tol=1e-9)
+        assert math.isclose(found[550], middle, rel_tol=1e-9)
     # Past the end the rate stays where it is: it neither rises again nor turns negative.
-    assert math.isclose(learning_rate(train, 512, 5000), found[-1], abs_tol=1e-15)
+    end = 3e-3 * (1.0 if schedule == "constant" else final_share)
+    for step in (1001, 5000):
+        assert math.isclose(learning_rate(train, 512, step), end, abs_tol=1e-15)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_a_run_of_one_step_learns(schedule: Any) -> None:
+    train = Train(steps=1, warmup_steps=0, schedule=schedule, learning_rate=1e-3)
+    assert learning_rate(train, 1, 1) == 1e-3
+
+
+def test_epochs_decide_steps_and_how_often_is_saved() -> None:
+    train = Train(epochs=2.5, warmup_share=0.1, validate_every=500, save_every=30)
+    settled = train.settled(40)
+    assert (settled.steps, settled.warmup_steps) == (100, 10)
+    assert (settled.validate_every, settled.save_every) == (40, 30)
+    assert Train(steps=7).settled(40) == Train(steps=7)
 
 
 def test_cosine_and_linear_differ_between_their_ends() -> None:
@@ -77,8 +94,8 @@ def test_cosine_and_linear_differ_between_their_ends() -> None:
         Train(steps=1000, warmup_steps=0, schedule=schedule, learning_rate=1.0)  # type: ignore[arg-type]
         for schedule in ("cosine", "linear")
     ]
-    assert math.isclose(learning_rate(both[0], 1, 250), 0.5 * (1 + math.cos(math.pi / 4)))
-    assert math.isclose(learning_rate(both[1], 1, 250), 0.75)
+    assert math.isclose(learning_rate(both[0], 1, 251), 0.5 * (1 + math.cos(math.pi / 4)))
+    assert math.isclose(learning_rate(both[1], 1, 251), 0.75)
 
 
 @pytest.mark.parametrize("schedule", ["transformer", "cosine", "linear", "constant"])

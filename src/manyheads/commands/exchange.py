@@ -97,7 +97,7 @@ def export(
             precision = quantization or "float32"
             write_ctranslate2(model, opened.tokenizer, beside, precision, decode)
         else:
-            raise opened.cannot("CTranslate2 runs here", "an encoder–decoder or a decoder")
+            raise opened.cannot("CTranslate2 runs here", "a seq2seq or a gpt model")
         if to != "huggingface" and opened.own_tokenizer is not None:
             opened.own_tokenizer.save(beside / TOKENIZER)
         write_text(beside / SETTINGS, to_toml(dump(written)))

@@ -22,7 +22,8 @@ def info(
     """
     from rich.console import Console
 
-    from manyheads.account import account, table
+    from manyheads.account import account
+    from manyheads.account_table import table
     from manyheads.config import override_all
     from manyheads.exchange.huggingface import CONFIG, receive
     from manyheads.presets import preset, presets

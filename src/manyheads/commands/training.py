@@ -136,6 +136,7 @@ def evaluate(
 ) -> None:
     """Score a run on a split of its data, each number with its signature."""
     from manyheads.config import override_all
+    from manyheads.data.language import TextData
     from manyheads.opened import open_any
     from manyheads.run import SETTINGS, save_scores
     from manyheads.scoring import data_for, score
@@ -146,10 +147,15 @@ def evaluate(
         if not setting.startswith(("data", "decode.")):
             raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
     known = opened.run
-    if beam is not None and known.task != "translation":
+    if beam is not None and known.task not in ("translation", "summaries"):
         raise Mistake("--beam is for translators: leave it out")
     if known.data is None and overrides:
         known = dataclasses.replace(known, data=data_for(known))
+    given = {setting.partition("=")[0] for setting in overrides or []}
+    for one, other in (("data.folder", "data.file"), ("data.file", "data.folder")):
+        if isinstance(known.data, TextData) and one in given and other not in given:
+            # Another text, not a place for the old one.
+            known = override_all(known, [f"{other}="])
     changed = override_all(
         known, [*(overrides or []), *([f"decode.beam={beam}"] if beam is not None else [])]
     )
@@ -161,7 +167,7 @@ def evaluate(
     scores = score(dataclasses.replace(opened, run=changed), changed.data, split, stride)
     _show_scores(scores, as_json)
     if "loss" not in scores and changed.task == "translation":
-        say("without loss: another program runs the model, or it frames texts in its own way")
+        say("without loss: another program runs the model")
     if (run / SETTINGS).is_file():  # a folder of another program is left as it is
         save_scores(run, scores)
 

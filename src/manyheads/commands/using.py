@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import islice
@@ -56,9 +56,13 @@ def translate(
     """Translate lines of text: as many lines out as in, in the same order.
 
     manyheads translate RUN < in.txt > out.txt
+
+    A run of summaries writes one for each line: a document is one line,
+    with ⏎ where a line ends. What is too long is cut.
     """
     from manyheads.decode.lines import translate_lines
     from manyheads.decode.sample import Sample
+    from manyheads.tasks.summaries import beginnings
 
     draw = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if draw != Sample() and not sample:
@@ -68,13 +72,15 @@ def translate(
     if sample and n_best > 1:
         raise Mistake("--n-best lists what a search found: leave out --sample")
     width = beam if n_best == 1 else max(beam or 1, n_best)
-    translator = _open(run, device, threads, say).translator(**given(beam=width))
+    opened = _open(run, device, threads, say)
+    translator = opened.translator(**given(beam=width))
+    lines: Iterable[bytes] = sys.stdin.buffer
+    if opened.run.task == "summaries":
+        lines = beginnings(translator, lines, say)
     # A person at a terminal waits for each line; a file is quicker in batches.
     at_once = 1 if sys.stdin.isatty() else None
     drawing = draw if sample else None
-    for line in translate_lines(
-        translator, sys.stdin.buffer, n_best, drawing, warn=say, at_once=at_once
-    ):
+    for line in translate_lines(translator, lines, n_best, drawing, warn=say, at_once=at_once):
         write(line + "\n")
 
 

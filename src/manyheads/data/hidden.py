@@ -17,8 +17,14 @@ from manyheads.data.sentences import SentencePairs
 from manyheads.errors import Mistake
 from manyheads.tokens import Tokenizer
 
-# What random numbers are drawn for: each use has a sequence of its own.
-TEXTS, HIDING, HELD_OUT = range(3)
+# What random numbers are drawn for: each use has a sequence of its own. A list of numbers as a seed
+# goes on with zeros for ever, so that neither a use nor the last number may be 0.
+TEXTS, HIDING, HELD_OUT, BREAKING = range(1, 5)
+
+
+def drawing(seed: int, purpose: int, number: int) -> np.random.Generator:
+    """The random numbers for one use, of a step or of a place in the text."""
+    return np.random.default_rng([seed, purpose, number + 1])
 
 
 @dataclass(frozen=True)
@@ -195,7 +201,7 @@ class MaskedOrder:
         return framed, *self.text.hide(framed, self._random(HIDING, start))
 
     def _random(self, purpose: int, number: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, purpose, number])
+        return drawing(self.seed, purpose, number)
 
 
 def _joined(

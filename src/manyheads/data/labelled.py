@@ -205,7 +205,9 @@ class LabelledData:
         whole = self._table(train)
         if self._own_file("valid") is not None:
             return whole
-        return whole.rows(_hold_out(whole, self.held_out)[split == "valid"])
+        rows = _hold_out(whole, self.held_out)[split == "valid"]
+        use = "held out" if split == "valid" else "to train on"
+        return replace(whole.rows(rows), notes=(*whole.notes, f"{len(rows):,} of them {use}"))
 
     def label_names(self, train: Labelled) -> tuple[str, ...]:
         """The labels in the order of their class numbers; a regression has one, `score`."""

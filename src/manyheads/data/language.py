@@ -195,7 +195,10 @@ class TextData:
                 split = next((key for key, words in PURPOSES.items() if parts & words), "train")
                 files[split].append(folder / name)
         if not any(files.values()):
-            raise Mistake(f"data.folder={self.folder} holds no text file: put some there")
+            raise Mistake(
+                f"data.folder={self.folder} holds no text file (folders in it are not read): put "
+                "some there"
+            )
         return files
 
     def _documents(self, path: Path) -> Iterator[Document]:

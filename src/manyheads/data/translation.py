@@ -1,6 +1,7 @@
 """Parallel text as batches: source and target with their ends, padded, and what is real."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -23,7 +24,8 @@ class Corpus:
     """Sentence pairs of one split, where known with their gold word alignments.
 
     `name` is what a message calls it, and `rows` are their places in the files, counted from 0,
-    where the split has not all of them.
+    where the split has not all of them. `references` are all the targets that a source has, where
+    it has several to be scored by; the first is its target.
     """
 
     sources: list[str]
@@ -32,6 +34,7 @@ class Corpus:
     notes: tuple[str, ...] = ()
     name: str = "the corpus"
     rows: list[int] | None = None
+    references: list[list[str]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,21 +215,49 @@ class Batch:
         return Batch(source, source_real, target, wanted, real, *tokens)
 
 
+@dataclass(frozen=True)
+class Frame:
+    """The tokens around texts: those that a target begins and both sides end with, and what fills
+    up shorter rows; some models also read one before a source.
+    """
+
+    start: int
+    end: int
+    pad: int
+    source_start: int | None = None
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> "Frame":
+        return Frame(tokenizer.start, tokenizer.end, tokenizer.pad)
+
+    def source(self, ids: Sequence[int]) -> list[int]:
+        """A source as an encoder reads it."""
+        return [*([] if self.source_start is None else [self.source_start]), *ids, self.end]
+
+
 class EncodedPairs:
-    """A corpus as token ids, from which batches of rows are made."""
+    """A corpus as token ids, from which batches of rows are made; the frame is the tokenizer's own
+    unless told.
+
+    `too_long` says what becomes of a pair with a side of over `max_length` tokens, the end
+    included: it is refused, left out ("skip"), or read as far as that, with its end ("cut").
+    """
 
     def __init__(
         self,
         corpus: Corpus,
         tokenizer: Tokenizer,
         max_length: int,
-        too_long: Literal["refuse", "skip"] = "refuse",
+        too_long: Literal["refuse", "skip", "cut"] = "refuse",
+        frame: Frame | None = None,
     ) -> None:
+        self.frame = Frame.of(tokenizer) if frame is None else frame
         if not corpus.sources:
             raise BadData(f"{corpus.name} holds no sentence pair")
-        end = tokenizer.end
-        sources = [[*ids, end] for ids in tokenizer.encode_batch(corpus.sources)]
-        targets = [[*ids, end] for ids in tokenizer.encode_batch(corpus.targets)]
+        if max_length < 2:
+            raise Mistake(f"model.max_length={max_length} leaves no room for text: raise it")
+        sources = [self.frame.source(ids) for ids in tokenizer.encode_batch(corpus.sources)]
+        targets = [[*ids, self.frame.end] for ids in tokenizer.encode_batch(corpus.targets)]
         long = [
             row
             for row, (s, t) in enumerate(zip(sources, targets, strict=True))
@@ -239,23 +270,27 @@ class EncodedPairs:
             raise BadData(
                 f"{corpus.name}: {len(long)} pairs are longer than model.max_length={max_length}, "
                 f"the first is pair {numbers[long[0]]} with {tokens} tokens: raise it, or leave "
-                "them out with train.too_long=skip"
+                "them out with train.too_long=skip, or cut them with train.too_long=cut"
             )
-        left_out = set(long)
+        if too_long == "cut":
+            for side in (sources, targets):
+                for row in long:
+                    side[row] = _cut(side[row], max_length)
+        left_out = set(long) if too_long == "skip" else set()
         self.kept = [row for row in range(len(sources)) if row not in left_out]
         if not self.kept:
             raise BadData(
                 f"{corpus.name}: every pair is longer than model.max_length={max_length}: raise it"
             )
+        done = "were left out" if too_long == "skip" else "are cut there"
         self.notes = (
-            [f"{corpus.name}: {len(long):,} pairs of over {max_length} tokens were left out"]
+            [f"{corpus.name}: {len(long):,} pairs of over {max_length} tokens {done}"]
             if long
             else []
         )
         self.numbers = [numbers[row] for row in self.kept]
         self.sources = Ragged.of([sources[row] for row in self.kept])
         self.targets = Ragged.of([targets[row] for row in self.kept])
-        self.start, self.pad = tokenizer.start, tokenizer.pad
 
     def digest(self) -> str:
         """Names these sequences of tokens: any other corpus or order has another name."""
@@ -271,4 +306,9 @@ class EncodedPairs:
         return np.maximum(self.sources.lengths, self.targets.lengths)
 
     def batch(self, rows: Rows) -> Batch:
-        return Batch.of(self.sources, self.targets, rows, self.start, self.pad)
+        return Batch.of(self.sources, self.targets, rows, self.frame.start, self.frame.pad)
+
+
+def _cut(ids: list[int], most: int) -> list[int]:
+    """So many ids at most, the last one kept."""
+    return ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]

@@ -14,6 +14,7 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyheads.data.translation import Frame
 from manyheads.errors import Mistake, check_at_least
 from manyheads.tokens import Tokenizer
 
@@ -141,10 +142,14 @@ class Marks:
         """What fills up the shorter rows: never looked at, so that the end does where none is."""
         return next(iter(self._known("pad")), self.end)
 
+    @property
+    def frame(self) -> Frame:
+        """What stands around texts, in training as in use."""
+        return Frame(self.start, self.end, self.padding, self.decode.source_start)
+
     def source(self, ids: list[int]) -> list[int]:
         """A source as an encoder reads it."""
-        before = self.decode.source_start
-        return [*([] if before is None else [before]), *ids, self.end]
+        return Frame(0, self.end, 0, self.decode.source_start).source(ids)
 
     def _known(self, name: str) -> list[int]:
         try:

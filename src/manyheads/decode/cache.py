@@ -16,13 +16,17 @@ ROOM = 16  # positions to grow by, so that a step seldom copies
 
 
 class KeyValueCache:
-    """Self-attention keys and values that grow, cross-attention ones computed once."""
+    """Self-attention keys and values that grow, cross-attention ones computed once.
+
+    Of a recurrent module only its newest states, [layers, rows, width], are kept.
+    """
 
     def __init__(self) -> None:
         self._length = 0
         self._grown: dict[nn.Module, KeysAndValues] = {}
         self._spare: dict[nn.Module, KeysAndValues] = {}
         self._fixed: dict[nn.Module, KeysAndValues] = {}
+        self._states: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
     @property
     def length(self) -> int:
@@ -60,6 +64,14 @@ class KeyValueCache:
             self._fixed[owner] = compute()
         return self._fixed[owner]
 
+    def recall(self, owner: nn.Module) -> tuple[Tensor, Tensor] | None:
+        """The states of a recurrent module after the last position; None before the first."""
+        return self._states.get(owner)
+
+    def remember(self, owner: nn.Module, states: tuple[Tensor, Tensor]) -> None:
+        """Put the newest states in the place of the last ones."""
+        self._states[owner] = states
+
     @torch.no_grad()
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these hypotheses, in this order (a row may be kept several times)."""
@@ -73,6 +85,8 @@ class KeyValueCache:
                 old, new = old[:, :, : self._length], new[:, :, : self._length]
                 torch.index_select(old, 0, rows, out=new)
             self._grown[owner], self._spare[owner] = spare, pair
+        for owner, (h, c) in self._states.items():
+            self._states[owner] = h.index_select(1, rows), c.index_select(1, rows)
 
     def keep_sentences(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the memories of these sentences; the others are finished."""
@@ -84,7 +98,8 @@ class KeyValueCache:
         """What the cached positions take, room to grow apart."""
         grown = [x[:, :, : self._length] for pair in self._grown.values() for x in pair]
         fixed = [x for pair in self._fixed.values() for x in pair]
-        return sum(x.numel() * x.element_size() for x in (*grown, *fixed))
+        states = [x for pair in self._states.values() for x in pair]
+        return sum(x.numel() * x.element_size() for x in (*grown, *fixed, *states))
 
 
 def _empty(like: Tensor, rows: int, positions: int) -> Tensor:

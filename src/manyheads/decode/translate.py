@@ -13,7 +13,8 @@ from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks
 from manyheads.decode.cache import KeyValueCache
 from manyheads.decode.generate import collect
 from manyheads.decode.sample import Sample, Sampler
-from manyheads.models.seq2seq import Memory, Seq2Seq
+from manyheads.models.rnn import EncoderDecoder
+from manyheads.models.seq2seq import Memory
 from manyheads.nn.masks import Sight
 from manyheads.tokens import Tokenizer
 
@@ -21,7 +22,7 @@ from manyheads.tokens import Tokenizer
 class Seq2SeqStepper:
     """An encoder–decoder in the middle of writing; the memory is held once a sentence."""
 
-    def __init__(self, model: Seq2Seq, source: Tensor, real: Tensor) -> None:
+    def __init__(self, model: EncoderDecoder, source: Tensor, real: Tensor) -> None:
         self.model = model
         self.memory = model.encode(source, real)
         self.cache = KeyValueCache()
@@ -141,7 +142,7 @@ class AnyTranslator:
 class Translator(AnyTranslator):
     """A model with its tokenizer and the settings it writes with."""
 
-    model: Seq2Seq
+    model: EncoderDecoder
     tokenizer: Tokenizer
     decode: Decode
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.data.phrasebook import Pair
 from manyheads.data.translation import Corpus, EncodedPairs
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.rnn import EncoderDecoder
 from manyheads.tokens import Tokenizer
 from manyheads.view.capture import capture
 
@@ -53,7 +53,7 @@ def words_of_tokens(tokens: Spans, words: Spans) -> Float[Tensor, "words tokens"
 
 
 def word_maps(
-    model: Seq2Seq, tokenizer: Tokenizer, pairs: Sequence[Pair], batch_size: int = 64
+    model: EncoderDecoder, tokenizer: Tokenizer, pairs: Sequence[Pair], batch_size: int = 64
 ) -> Iterator[tuple[Pair, WordMap]]:
     """Cross-attention of every layer and head between the words of each pair, teacher-forced."""
     model.eval()
@@ -75,7 +75,9 @@ def word_maps(
             yield pair, einsum(target, own, source, "w t, l h t s, v s -> l h w v")
 
 
-def alignment_error(model: Seq2Seq, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> AlignmentError:
+def alignment_error(
+    model: EncoderDecoder, tokenizer: Tokenizer, pairs: Sequence[Pair]
+) -> AlignmentError:
     """The alignment error rate of each layer and head over the pairs."""
     hits: Tensor | None = None
     total = 0

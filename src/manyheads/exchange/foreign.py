@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import BadData, Mistake
 from manyheads.nn.attention import SelfAttention
-from manyheads.presets import ModelConfig
+from manyheads.presets import TransformerConfig
 
 Flat = dict[str, Any]  # our settings as dotted paths and plain values
 
@@ -71,7 +71,7 @@ class Family:
 
     kind: str
     prefix: str
-    model: type[ModelConfig]
+    model: type[TransformerConfig]
     fields: Mapping[str, str]
     fixed: Mapping[str, Any]
     heads: Mapping[str, Mapping[str, Any]]

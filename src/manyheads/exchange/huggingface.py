@@ -29,9 +29,10 @@ from manyheads.exchange.foreign import (
     take,
 )
 from manyheads.exchange.settings import Departure, read_settings, write_settings
+from manyheads.models.rnn import Rnn
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
-from manyheads.presets import ModelConfig
+from manyheads.presets import TransformerConfig
 from manyheads.tokens import SPECIALS, Tokenizer
 
 # In the order in which they are tried for a model of ours.
@@ -312,6 +313,8 @@ def _untie(theirs: Any, family: Family, given: dict[str, Tensor], actual: dict[s
 
 def _departure(model: nn.Module) -> tuple[nn.Module, Departure]:
     """How a model leaves, its channels in another order where that alone is in the way."""
+    if isinstance(model, Rnn):
+        raise Mistake("no model of transformers is an LSTM with attention: export a Transformer")
     nearest_one = _nearest(model.config)  # type: ignore[arg-type]
     if nearest_one.obstacles and isinstance(model, Seq2Seq) and is_interleaved(model.config):
         turned = _nearest(with_halves(model.config))
@@ -326,7 +329,7 @@ def _departure(model: nn.Module) -> tuple[nn.Module, Departure]:
     return model, nearest_one
 
 
-def _nearest(config: ModelConfig) -> Departure:
+def _nearest(config: TransformerConfig) -> Departure:
     """The family that has the most of a model; the first of those with all of it."""
     known = [family for family in FAMILIES if type(config) is family.model]
     return min((write_settings(family, config) for family in known), key=Departure.distance)

@@ -112,7 +112,7 @@ def _graphs(model: nn.Module) -> dict[str, Graph]:
         return _text_graphs(model)
     if isinstance(model, Vit):
         return _image_graphs(model)
-    raise Mistake(f"no ONNX graph is known for a {type(model).__name__}: export one of our models")
+    raise Mistake(f"no ONNX graph is known for a {type(model).__name__}: export a Transformer")
 
 
 def _write(graph: Graph, path: Path) -> None:

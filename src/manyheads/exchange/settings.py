@@ -18,7 +18,7 @@ from manyheads.exchange.foreign import (
 )
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import Heads
-from manyheads.presets import ModelConfig
+from manyheads.presets import TransformerConfig
 
 # What says how a model is trained or computed, not what it is.
 FREE = re.compile(r"core\.|initial$|(.*[._])?dropout$|embed\.norm\.placement$")
@@ -34,7 +34,7 @@ VARYING = {"head.labels", "head.dropout", "head.tie", "pooler.dim"}
 LARGEST = 2**53  # of a size; up to there whole numbers and floats are the same
 
 
-def read_settings(family: Family, foreign: Foreign) -> ModelConfig:
+def read_settings(family: Family, foreign: Foreign) -> TransformerConfig:
     """Our settings of a foreign model; what we do not have is refused by its name."""
     known = {**family.defaults, **foreign.settings}
     only = {**family.only, **(PROBLEMS if foreign.head == "classify" else {})}
@@ -144,7 +144,7 @@ class Departure:
         return len(self.obstacles)
 
 
-def write_settings(family: Family, config: ModelConfig) -> Departure:
+def write_settings(family: Family, config: TransformerConfig) -> Departure:
     """The class and the settings of a model in a family, and what stands in the way."""
     config = _alike(config) if isinstance(config, Seq2SeqConfig) else config
     flat = flatten(config)
@@ -221,7 +221,7 @@ def _holds(flat: Flat, path: str, value: Any) -> bool:
     return bool(flat.get(path) == wanted)
 
 
-def flatten(config: ModelConfig) -> Flat:
+def flatten(config: TransformerConfig) -> Flat:
     """Settings as dotted paths, with every size that follows from another written out."""
     flat = dict(_leaves(dump(config)))
     flat.pop("kind")
@@ -229,6 +229,7 @@ def flatten(config: ModelConfig) -> Flat:
     flat.setdefault("kv_heads", config.heads)
     flat.setdefault("attention_bias", config.bias)
     flat.setdefault("qkv_bias", flat["attention_bias"])
+    flat.setdefault("embed.dim", config.dim)
     if flat.get("pooler.over") == "first":
         del flat["pooler.over"]  # what every family does
     if isinstance(config, Seq2SeqConfig):
@@ -255,8 +256,10 @@ def _tidy(flat: Flat) -> Flat:
     return {path: value for path, value in flat.items() if implied.get(path) != value}
 
 
-def _implied(path: str, config: ModelConfig) -> bool:
+def _implied(path: str, config: TransformerConfig) -> bool:
     """Whether a setting says no more than others do."""
+    if path == "embed.dim":
+        return config.embed.dim is None
     if path == "target_vocab_size":
         return bool(getattr(config, path) in (None, config.vocab_size))
     if path not in ("head_dim", "kv_heads", "attention_bias", "qkv_bias"):
@@ -268,7 +271,7 @@ def _implied(path: str, config: ModelConfig) -> bool:
         return False
 
 
-def _attentions(config: ModelConfig) -> list[Heads]:
+def _attentions(config: TransformerConfig) -> list[Heads]:
     if not isinstance(config, Seq2SeqConfig):
         return [config.attention_heads()]
     return [side.of(config).attention_heads() for side in (config.encoder, config.decoder)]

@@ -1,6 +1,7 @@
 """Labels or numbers for texts and pairs of texts: training, validation, and GLUE's scores."""
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +21,14 @@ from manyheads.data.batching import (
 )
 from manyheads.data.labelled import Labelled, LabelledData, places
 from manyheads.encode import TextEncoder
-from manyheads.errors import Mistake
+from manyheads.errors import BadData, Mistake
 from manyheads.evaluate.scores import Scores, label_scores
 from manyheads.models.bert import Bert
 from manyheads.tokens import Tokenizer
 from manyheads.train.objective import Loss
-from manyheads.train.optimizer import Train
+from manyheads.train.optimizer import TooLong, Train
+
+SHOWN = 8  # labels that are named
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class LabelledBatch:
 class EncodedLabels:
     """Labelled texts as token ids, from which batches of rows are made.
 
-    A text that is longer than the model reads is cut, of a pair the longer text first.
+    `too_long` says what becomes of a text that is longer than the model reads: it is refused, left
+    out ("skip"), or cut at its end, of a pair the longer text first ("cut").
     """
 
     def __init__(
@@ -53,8 +57,28 @@ class EncodedLabels:
         *,
         max_length: int,
         segments: int,
+        too_long: TooLong = "cut",
     ) -> None:
-        framed = tokenizer.framed(part.texts, max_length)
+        framed = tokenizer.framed(part.texts)
+        long = [row for row, (ids, _) in enumerate(framed) if len(ids) > max_length]
+        if long and too_long == "refuse":
+            raise BadData(
+                f"{part.name}:{part.lines[long[0]]}: {len(framed[long[0]][0])} tokens, and the "
+                f"model reads {max_length} ({len(long)} such rows): cut them with "
+                "train.too_long=cut, or leave them out with train.too_long=skip"
+            )
+        if long and too_long == "skip":
+            kept = sorted({*range(len(framed))} - {*long})
+            if not kept:
+                raise BadData(f"{part.name}: every row is longer than {max_length} tokens")
+            part, framed = part.rows(kept), [framed[row] for row in kept]
+        elif long:
+            shorter = tokenizer.framed([part.texts[row] for row in long], max_length)
+            for row, cut in zip(long, shorter, strict=True):
+                framed[row] = cut
+        done = "left out" if too_long == "skip" else "cut there"
+        rows = f"{len(long):,} rows of over {max_length} tokens are {done}"
+        self.notes = [f"{part.name}: {rows}"] if long else []
         self.tokens = Ragged.of([ids for ids, _ in framed])
         self.segments = Ragged.of([parts for _, parts in framed]) if segments > 1 else None
         numbers = np.array(part.numbers, dtype=np.float32)
@@ -112,11 +136,12 @@ class ClassificationTask:
     ) -> None:
         self.train, self.device, self.names = train, device, names
         self.metrics = data.metrics(names)
-        sizes = {"max_length": max_length, "segments": segments}
-        self.data = EncodedLabels(part, names, tokenizer, **sizes)
+        sizes: dict[str, Any] = {"max_length": max_length, "segments": segments}
+        self.data = EncodedLabels(part, names, tokenizer, **sizes, too_long=train.too_long)
         self.valid = EncodedLabels(valid, names, tokenizer, **sizes)
         self.digest = self.data.digest()
-        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
+        notes = [*part.notes, *valid.notes, *self.data.notes, *self.valid.notes]
+        self.notes = [*dict.fromkeys(notes), *label_counts(part)]
         lengths = self.data.tokens.lengths
         self.order: Shuffled | Batches
         if train.batch_rows is not None:
@@ -152,6 +177,16 @@ class ClassificationTask:
         scores = label_scores(self.metrics, given.tolist(), wanted.tolist(), last)
         del scores["signature"]
         return {"loss": float(loss.nll) / loss.count, **scores}
+
+
+def label_counts(part: Labelled) -> list[str]:
+    """How often each label comes, the most frequent first, for a person to see what was read."""
+    if not part.labels:
+        return []
+    counts = Counter(part.labels).most_common()
+    shown = ", ".join(f"{label} {count:,}" for label, count in counts[:SHOWN])
+    rest = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+    return [f"{len(counts)} labels: {shown}{rest}"]
 
 
 @torch.no_grad()

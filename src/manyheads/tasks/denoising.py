@@ -4,7 +4,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from manyheads.config import dump
 from manyheads.data.batching import Ragged, Rows, split
+from manyheads.data.hidden import BREAKING, HELD_OUT, drawing
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import (
     Denoising,
@@ -15,7 +17,8 @@ from manyheads.data.masking import (
     permute,
     span_places,
 )
-from manyheads.data.translation import Batch
+from manyheads.data.translation import Batch, Frame
+from manyheads.decode.beam import Decode, Marks
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.translation import translation_loss
@@ -31,11 +34,18 @@ class BrokenText:
     """A text of which stretches are broken, and the original is to be written."""
 
     def __init__(
-        self, texts: Texts, tokenizer: Tokenizer, objective: Spans | Denoising, *, max_length: int
+        self,
+        texts: Texts,
+        tokenizer: Tokenizer,
+        objective: Spans | Denoising,
+        frame: Frame,
+        *,
+        max_length: int,
     ) -> None:
         self.objective, self.tokenizer, self.name = objective, tokenizer, texts.name
+        self.frame = frame
         self.text = EncodedText(texts, tokenizer, ends=False)
-        self.length = max_length - 1  # the end comes after it
+        self.length = max_length - len(frame.source([]))  # what stands around it
         self.sentinels = np.array(tokenizer.sentinels())
 
     def batches(self, starts: Rows, random: np.random.Generator, parts: int = 1) -> list[Batch]:
@@ -53,12 +63,11 @@ class BrokenText:
                 for start, row in zip(starts, whole, strict=True)
             ]
             targets = list(whole)
-        end, pad = self.tokenizer.end, self.tokenizer.pad
-        source, target = (
-            Ragged.of([[*row.tolist(), end] for row in side]) for side in (sources, targets)
-        )
+        frame = self.frame
+        source = Ragged.of([frame.source(row.tolist()) for row in sources])
+        target = Ragged.of([[*row.tolist(), frame.end] for row in targets])
         return [
-            Batch.of(source, target, rows, self.tokenizer.start, pad)
+            Batch.of(source, target, rows, frame.start, frame.pad)
             for rows in split(np.arange(len(starts)), parts)
         ]
 
@@ -68,7 +77,8 @@ class BrokenText:
         assert isinstance(wanted, Denoising)
         if wanted.permute_sentences:
             edges = self.text.sentence_starts
-            inside = edges[(edges > start) & (edges < start + len(row))] - start
+            first, last = np.searchsorted(edges, (start + 1, start + len(row)))
+            inside = edges[first:last] - start
             row = np.concatenate(permute(np.split(row, inside), random))
         if wanted.delete_rate:
             row = delete(row, random, rate=wanted.delete_rate)
@@ -88,14 +98,16 @@ class DenoisingTask:
         tokenizer: Tokenizer,
         objective: Spans | Denoising,
         train: Train,
+        decode: Decode,
         *,
         max_length: int,
         seed: int,
         device: torch.device,
     ) -> None:
         self.train, self.device, self.seed = train, device, seed
-        self.data = BrokenText(texts, tokenizer, objective, max_length=max_length)
-        self.valid = BrokenText(valid, tokenizer, objective, max_length=max_length)
+        frame = Marks(tokenizer, decode).frame
+        self.data = BrokenText(texts, tokenizer, objective, frame, max_length=max_length)
+        self.valid = BrokenText(valid, tokenizer, objective, frame, max_length=max_length)
         self.rows = train.batch_rows or max(1, train.batch_tokens // max_length)
         tokens, rows = len(self.data.text.flat), self.rows * train.accumulate
         self.order = Windows(tokens, self.data.length, rows, seed, name=texts.name)
@@ -105,7 +117,7 @@ class DenoisingTask:
 
     def batches(self, step: int) -> list[Batch]:
         starts = self.order.starts(step)
-        random = np.random.default_rng([self.seed, step])
+        random = drawing(self.seed, BREAKING, step)
         parts = self.data.batches(starts, random, self.train.accumulate)
         return [part.to(self.device) for part in parts]
 
@@ -137,7 +149,7 @@ def restored_scores(model: Seq2Seq, text: BrokenText) -> dict[str, float]:
     nll, tokens = 0.0, 0
     for begin in range(0, whole, HELD_OUT_ROWS):
         starts = np.arange(begin, min(begin + HELD_OUT_ROWS, whole)) * text.length
-        random = np.random.default_rng([HELD_OUT_SEED, begin])
+        random = drawing(HELD_OUT_SEED, HELD_OUT, begin)
         [batch] = text.batches(starts, random)
         loss = translation_loss(model, batch.to(device), 0.0)
         nll, tokens = nll + float(loss.nll), tokens + loss.count
@@ -149,13 +161,19 @@ def evaluate_denoising(
     tokenizer: Tokenizer,
     data: TextData,
     objective: Spans | Denoising,
+    decode: Decode,
     split_name: str,
 ) -> Scores:
     """How well the model restores a split."""
     texts = data.read(split_name)
-    text = BrokenText(texts, tokenizer, objective, max_length=model.config.max_length)
+    frame = Marks(tokenizer, decode).frame
+    text = BrokenText(texts, tokenizer, objective, frame, max_length=model.config.max_length)
     scores: Scores = dict(restored_scores(model, text))
     unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
-    said = f"of {type(objective).kind} targets ({unit})|broken by seed {HELD_OUT_SEED}"
+    how = "|".join(f"{name}:{value}" for name, value in dump(objective).items() if name != "kind")
+    said = (
+        f"of {type(objective).kind} targets ({unit})|{how}|length:{model.config.max_length}|"
+        f"broken by seed {HELD_OUT_SEED}"
+    )
     scores["signature"] = {"perplexity": said}
     return scores | {"split": split_name, "examples": len(text.text.flat)}

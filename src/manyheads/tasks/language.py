@@ -23,11 +23,17 @@ Places = Int[np.ndarray, " _"]
 
 @dataclass(frozen=True)
 class LanguageBatch:
-    """Stretches of a stream, what follows each token, and which document each is of."""
+    """Stretches of a stream, and what follows each token.
+
+    Of packed documents also which document each token is of, and where what follows is of the same
+    one: a document does not predict the next. `count` is how many tokens are predicted.
+    """
 
     tokens: Int[Tensor, "b t"]
     wanted: Int[Tensor, "b t"]
-    documents: Int[Tensor, "b t"] | None
+    count: int
+    documents: Int[Tensor, "b t"] | None = None
+    inside: Bool[Tensor, "b t"] | None = None
 
     @staticmethod
     def of(
@@ -35,12 +41,13 @@ class LanguageBatch:
     ) -> "LanguageBatch":
         stretches = gather(text.flat, starts, length + 1).astype(np.int64)
         whole = torch.from_numpy(stretches).to(device, non_blocking=True)
-        documents = None
-        if objective.packing == "documents":
-            places = starts[:, None] + np.arange(length)
-            numbers = np.searchsorted(text.document_starts, places, side="right")
-            documents = torch.from_numpy(numbers).to(device)
-        return LanguageBatch(whole[:, :-1], whole[:, 1:], documents)
+        tokens, wanted = whole[:, :-1], whole[:, 1:]
+        if objective.packing == "stream":
+            return LanguageBatch(tokens, wanted, tokens.numel())
+        numbers = text.document_of(starts[:, None] + np.arange(length + 1))
+        inside = numbers[:, 1:] == numbers[:, :-1]
+        documents, seen = (torch.from_numpy(x).to(device) for x in (numbers[:, :-1], inside))
+        return LanguageBatch(tokens, wanted, int(inside.sum()), documents, seen)
 
 
 def language_loss(
@@ -52,6 +59,8 @@ def language_loss(
     """−log P of what follows each token, or each of the `scored` ones."""
     hidden = model.hidden(batch.tokens, documents=batch.documents)
     wanted = batch.wanted
+    if batch.inside is not None:
+        scored = batch.inside if scored is None else scored & batch.inside
     return cross_entropy(
         model.head.enter(hidden.flatten(0, 1) if scored is None else hidden[scored]),
         model.head.matrix(model.tokens),
@@ -109,7 +118,7 @@ def stream_nll(
             loss = language_loss(model, batch, scored=columns >= known[:, None])
             total, tokens = total + float(loss.nll), tokens + loss.count
             if bar is not None:
-                bar.update(tokens, "tokens")
+                bar.update(int(passes.new[: begin + size].sum()), "tokens")
     return total, tokens
 
 
@@ -150,7 +159,7 @@ class LanguageTask:
         return batch.tokens.numel()
 
     def counts(self, batch: LanguageBatch) -> dict[str, int]:
-        return {"tokens": batch.tokens.numel()}
+        return {"tokens": batch.count}
 
     def losses(self, model: nn.Module, batch: LanguageBatch) -> dict[str, Loss]:
         assert isinstance(model, Gpt)
@@ -199,6 +208,7 @@ def evaluate_language(
         )
     scores = _scores(texts, tokenizer, nll, tokens)
     context = model.config.max_length
-    how = f"context:{context}|stride:{stride or context}|first token not predicted"
+    how = f"context:{context}|stride:{stride or context}|packing:{objective.packing}|"
+    how += "first token not predicted"
     scores["signature"] = {name: f"{said}|{how}" for name, said in scores["signature"].items()}
     return scores | {"split": split_name, "examples": tokens}

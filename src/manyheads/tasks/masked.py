@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.data.batching import split
-from manyheads.data.hidden import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText
+from manyheads.data.hidden import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText, drawing
 from manyheads.data.language import TextData, Texts
 from manyheads.data.masking import Masked, Replaced
 from manyheads.evaluate.scores import Scores, perplexity
@@ -121,10 +121,7 @@ class MaskedTask:
         return {"masked": len(batch.places), **pairs}
 
     def losses(self, model: nn.Module, batch: MaskedBatch) -> dict[str, Loss]:
-        return self._pass(model, batch, self.train.label_smoothing).losses
-
-    def _pass(self, model: nn.Module, batch: MaskedBatch, smoothing: float) -> Found:
-        return one_pass(model, batch, self.objective, smoothing)
+        return one_pass(model, batch, self.objective, self.train.label_smoothing).losses
 
     def describe(self, step: int) -> str:
         return f"{self.rows * self.train.accumulate} stretches of text, drawn for step {step}"
@@ -156,7 +153,7 @@ def masked_scores(
     right: dict[str, int] = {}
     whole = text.text.stretches(text.room)
     for begin in range(0, whole, HELD_OUT_ROWS):
-        random = np.random.default_rng([HELD_OUT_SEED, HELD_OUT, begin])
+        random = drawing(HELD_OUT_SEED, HELD_OUT, begin)
         count = min(HELD_OUT_ROWS, whole - begin)
         starts = np.arange(begin, begin + count) * text.room
         framed = text.stretches(starts) if text.pairs is None else text.drawn_pairs(count, random)
@@ -188,6 +185,10 @@ def evaluate_masked(
     device = next(model.parameters()).device
     scores: Scores = dict(masked_scores(model, text, objective, device))
     unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
-    said = f"of hidden tokens ({unit})|rate:{objective.rate}|hidden by seed {HELD_OUT_SEED}"
+    shares = f"mask:{objective.mask_share}|random:{objective.random_share}|unit:{objective.unit}"
+    said = (
+        f"of hidden tokens ({unit})|rate:{objective.rate}|{shares}|pairs:{objective.pairs}|"
+        f"length:{model.config.max_length}|hidden by seed {HELD_OUT_SEED}"
+    )
     scores["signature"] = {"perplexity": said}
     return scores | {"split": split_name, "examples": len(text.text.flat)}

@@ -7,12 +7,13 @@ from torch import nn
 
 from manyheads.data.batching import Batches, in_order_of_length, split
 from manyheads.data.translation import Batch, Corpus, EncodedPairs, TranslationData
-from manyheads.decode.beam import Decode
+from manyheads.decode.beam import Decode, Marks
 from manyheads.decode.lines import translate_whole
 from manyheads.decode.translate import AnyTranslator, Translator
+from manyheads.errors import BadData
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.rnn import EncoderDecoder
 from manyheads.tokens import Tokenizer
 from manyheads.train.objective import Loss, cross_entropy
 from manyheads.train.optimizer import Train
@@ -22,7 +23,7 @@ COMPOSITIONAL = "compositional"
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
 
 
-def translation_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
+def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> Loss:
     """Teacher forcing: every position predicts its next token at once.
 
     Padding of the target stands behind everything real, where no causal query looks: no mask
@@ -38,7 +39,7 @@ def translation_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
     )
 
 
-def corpus_nll(model: Seq2Seq, data: EncodedPairs, batch_tokens: int) -> tuple[float, int]:
+def corpus_nll(model: EncoderDecoder, data: EncodedPairs, batch_tokens: int) -> tuple[float, int]:
     """Summed −log P of all targets, and their tokens."""
     model.eval()
     device = next(model.parameters()).device
@@ -67,8 +68,9 @@ class TranslationTask:
     ) -> None:
         self.train, self.tokenizer, self.device = train, tokenizer, device
         self.decode, self.valid_corpus = decode, valid
-        self.data = EncodedPairs(corpus, tokenizer, max_length, train.too_long)
-        self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long)
+        frame = Marks(tokenizer, decode).frame
+        self.data = EncodedPairs(corpus, tokenizer, max_length, train.too_long, frame)
+        self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
         self.digest = self.data.digest()
         notes = [*corpus.notes, *valid.notes, *self.data.notes, *self.valid.notes]
         self.notes = list(dict.fromkeys(notes))  # a held-out share comes from the same files
@@ -86,7 +88,7 @@ class TranslationTask:
         return {"tokens": batch.target_tokens}
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Loss]:
-        assert isinstance(model, Seq2Seq)
+        assert isinstance(model, EncoderDecoder)
         return {"tokens": translation_loss(model, batch, self.train.label_smoothing)}
 
     def describe(self, step: int) -> str:
@@ -95,14 +97,14 @@ class TranslationTask:
         return f"training pairs {', '.join(map(str, pairs[:5]))}{rest}"
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, Seq2Seq)
+        assert isinstance(model, EncoderDecoder)
         nll, tokens = corpus_nll(model, self.valid, self.train.batch_tokens)
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         shown = self.decode.validate_sentences
         if shown:
             greedy = Translator(model, self.tokenizer, replace(self.decode, beam=1))
             rows = self.valid.kept[:shown]
-            written = greedy.translate([self.valid_corpus.sources[row] for row in rows])
+            written = translate_whole(greedy, [self.valid_corpus.sources[row] for row in rows])
             wanted = [self.valid_corpus.targets[row] for row in rows]
             found = translation_scores(written, wanted)
             scores["bleu"] = found["bleu"]
@@ -119,6 +121,17 @@ class Evaluation:
     alignment: AlignmentError | None
 
 
+def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
+    """How likely the model finds the targets that it can read whole; nothing where it can none."""
+    tokenizer, frame = translator.tokenizer, translator.marks.frame
+    try:
+        encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "skip", frame)
+    except BadData:
+        return {}
+    nll, tokens = corpus_nll(translator.model, encoded, translator.decode.batch_tokens)
+    return {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
+
+
 def evaluate_translation(
     translator: AnyTranslator, data: TranslationData, split_name: str
 ) -> Evaluation:
@@ -126,7 +139,8 @@ def evaluate_translation(
 
     With gold alignments also the alignment error of every head; the phrasebook's test also has
     its BLEU on word combinations that training never held. What needs the model's probabilities
-    or heads is left out where another program runs it, or where it frames texts in its own way.
+    is left out where another program runs it, what needs its heads also where it frames texts in
+    its own way.
     """
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
@@ -135,10 +149,8 @@ def evaluate_translation(
         )
     scores = translation_scores(written, corpus.targets)
     own = isinstance(translator, Translator) and translator.marks.own
-    if isinstance(translator, Translator) and own:
-        encoded = EncodedPairs(corpus, translator.tokenizer, translator.max_length, "skip")
-        nll, tokens = corpus_nll(translator.model, encoded, translator.decode.batch_tokens)
-        scores |= {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
+    if isinstance(translator, Translator):
+        scores |= _likelihood(translator, corpus)
     scores |= {"split": split_name, "examples": len(corpus.sources)}
     if split_name == "test" and COMPOSITIONAL in data.splits():
         other = data.read(COMPOSITIONAL)

@@ -9,12 +9,15 @@ from torch import nn
 
 from manyheads.errors import Mistake, check_above_zero, check_at_least, check_share
 
+TooLong = Literal["refuse", "skip", "cut"]  # what becomes of a text longer than the model reads
+
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """How a run is trained. A step is one update of `accumulate` × `batch_tokens` tokens.
 
-    Where they are given, `epochs` decides the steps, `warmup_share` of them the warm-up, and
+    Where they are given, `epochs` decides the steps (and each ends with a validation and a save at
+    the latest), `warmup_share` of them the warm-up, and
     `batch_rows` how many texts a batch has. `keep` says which weights are the model to use: those
     of the best validation loss, or the last.
     """
@@ -35,7 +38,7 @@ class Train:
     weight_decay: float = 0.0
     clip: float | None = 1.0
     label_smoothing: float = 0.1
-    too_long: Literal["refuse", "skip"] = "refuse"
+    too_long: TooLong = "refuse"
     validate_every: int = 1000
     save_every: int = 1000
     average: int = 1
@@ -65,7 +68,12 @@ class Train:
         steps = self.steps if self.epochs is None else max(1, round(self.epochs * per_epoch))
         share = self.warmup_share
         warmup = self.warmup_steps if share is None else round(share * steps)
-        return replace(self, steps=steps, warmup_steps=warmup)
+        if self.epochs is None:
+            return replace(self, steps=steps, warmup_steps=warmup)
+        often = {
+            name: min(getattr(self, name), per_epoch) for name in ("validate_every", "save_every")
+        }
+        return replace(self, steps=steps, warmup_steps=warmup, **often)
 
 
 def learning_rate(train: Train, dim: int, step: int) -> float:
@@ -83,7 +91,8 @@ def learning_rate(train: Train, dim: int, step: int) -> float:
     assert train.learning_rate is not None
     if step < train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
-    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
+    # Updates that are done already: the first has the whole rate, the last still some of it.
+    done = max(0, step - 1 - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
     left = {
         "cosine": 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
         "linear": max(0.0, 1 - done),

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from manyheads.models.rnn import GlobalAttention
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
 from manyheads.nn.cores import Core, dense_weights
@@ -17,6 +18,7 @@ from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Weights
 
 Kind = Literal["self", "cross"]
+Attention = SelfAttention | CrossAttention | GlobalAttention
 
 
 @dataclass
@@ -71,19 +73,26 @@ class _Recorder:
 def capture(model: nn.Module) -> Iterator[Maps]:
     """While open, every attention of the model leaves its weights in the yielded maps."""
     maps = Maps()
-    swapped: list[tuple[SelfAttention | CrossAttention, Core]] = []
-    for name, stack in model.named_modules():
-        if not isinstance(stack, Stack):
-            continue
-        for layer, block in enumerate(stack.blocks):
-            for attention in block.modules():
-                if isinstance(attention, (SelfAttention, CrossAttention)):
-                    kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
-                    kept = maps.found.setdefault((name, kind, layer), [])
-                    swapped.append((attention, attention.core))
-                    attention.core = _Recorder(attention.core, kept)
+    swapped: list[tuple[Attention, Core]] = []
+    for stack, layer, attention in _attentions(model):
+        kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
+        kept = maps.found.setdefault((stack, kind, layer), [])
+        swapped.append((attention, attention.core))
+        attention.core = _Recorder(attention.core, kept)
     try:
         yield maps
     finally:
         for attention, core in swapped:
             attention.core = core
+
+
+def _attentions(model: nn.Module) -> Iterator[tuple[str, int, Attention]]:
+    """Every attention of a model, with the name of its stack and its layer."""
+    for name, module in model.named_modules():
+        if isinstance(module, Stack):
+            for layer, block in enumerate(module.blocks):
+                for part in block.modules():
+                    if isinstance(part, (SelfAttention, CrossAttention)):
+                        yield name, layer, part
+        elif isinstance(module, GlobalAttention):
+            yield "decoder", 0, module  # one over all layers of a recurrent decoder

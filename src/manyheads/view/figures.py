@@ -70,7 +70,9 @@ def curves(
     """One line a run: a score against the step."""
     with _figure((7.0, 4.2), path) as (_, axes):
         for name, points in runs.items():
-            axes.plot([step for step, _ in points], [value for _, value in points], label=name)
+            mark = "o" if len(points) == 1 else None  # a line of one point is not seen
+            steps, values = [step for step, _ in points], [value for _, value in points]
+            axes.plot(steps, values, label=name, marker=mark)
         axes.set_xlabel("step")
         axes.set_ylabel(label)
         axes.set_title(title)

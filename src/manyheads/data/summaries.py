@@ -1,0 +1,167 @@
+"""Documents with their summaries: DialogSum, and a user's own files of JSON lines.
+
+A text of several lines is read as one line with LINE_END where a line ended, so that documents go
+through everything that takes lines, and a model can tell the turns of a dialogue apart.
+"""
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from manyheads.config import nearest
+from manyheads.data.corpus import hold_out, read_lines
+from manyheads.data.translation import STEMS, Corpus
+from manyheads.errors import BadData, Mistake
+
+LINE_END = "⏎"
+
+
+def as_line(text: str) -> str:
+    """The lines of a text that are not empty as one, ` ⏎ ` between them."""
+    lines = (line.strip() for line in text.splitlines())
+    return f" {LINE_END} ".join(line for line in lines if line)
+
+
+def as_lines(text: str) -> str:
+    """The way back: a line end at each ⏎."""
+    return "\n".join(line.strip() for line in text.split(LINE_END))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryData:
+    """Files of JSON lines: one object a line, with a document and its summary.
+
+    `train`, `valid` and `test` are files, in `folder` where given; there train.jsonl, valid.jsonl
+    (or val.jsonl, dev.jsonl) and test.jsonl need no naming, plain or .gz. `source` is the key of
+    the document and `target` that of the summary. Where several people have written one, their
+    keys end in 1, 2, … (summary1, summary2): all are references to score by, and the first is
+    learned. Without a validation file a seeded share `held_out` of the training rows serves.
+    """
+
+    folder: str = ""
+    train: str = ""
+    valid: str = ""
+    test: str = ""
+    source: str = "dialogue"
+    target: str = "summary"
+    held_out: float = 0.02
+    kind: ClassVar[str] = "summaries"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise Mistake(f"data.held_out={self.held_out} must be above 0, below 1")
+        for name in ("source", "target"):
+            if not getattr(self, name):
+                raise Mistake(f"data.{name} is empty: give the key that it has in the files")
+        if self.source == self.target:
+            raise Mistake(f"data.source and data.target must differ (not {self.source})")
+
+    def splits(self) -> list[str]:
+        return [split for split in STEMS if split != "test" or self._file(split) is not None]
+
+    def read(self, split: str) -> Corpus:
+        """The documents, summaries and references of a split."""
+        if split not in STEMS:
+            raise Mistake(f"there is no split '{split}': {nearest(split, STEMS)}")
+        path = self._file(split)
+        if path is not None and split != "train":
+            return self._read(path)
+        if split == "test":
+            raise Mistake(
+                "there is no file for the split 'test': give data.test=FILE, or use --split valid"
+            )
+        train = self._file("train")
+        if train is None:
+            raise Mistake(
+                "data.folder with train.jsonl is needed, or data.train=FILE: JSON lines, each with "
+                f"the keys {self.source} and {self.target} (or as data.source and data.target say)"
+            )
+        whole = self._read(train)
+        if self._file("valid") is not None:
+            return whole
+        rows = hold_out(len(whole.sources), self.held_out, seed=0)[split == "valid"]
+        references = whole.references or []
+        return Corpus(
+            [whole.sources[row] for row in rows],
+            [whole.targets[row] for row in rows],
+            notes=whole.notes,
+            name=whole.name,
+            rows=rows,
+            references=[references[row] for row in rows],
+        )
+
+    def _file(self, split: str) -> Path | None:
+        """The file of a split: as named, or found in the folder; None if there is none."""
+        if Path(self.folder).is_file():
+            raise Mistake(f"data.folder={self.folder} is a file: give data.train={self.folder}")
+        if self.folder and not Path(self.folder).is_dir():
+            raise Mistake(
+                f"data.folder={self.folder} is not a folder (seen from here): give data.folder=..."
+            )
+        named = {"train": self.train, "valid": self.valid, "test": self.test}[split]
+        if named:
+            return Path(self.folder) / named
+        paths = [Path(self.folder) / f"{stem}.jsonl" for stem in STEMS[split]]
+        return next((path for path in paths if self.folder and _exists(path)), None)
+
+    def _read(self, path: Path) -> Corpus:
+        sources, references = [], []
+        for number, line in enumerate(read_lines(path), start=1):
+            place = f"{path}:{number}"
+            row = _parse(line, place)
+            sources.append(_text(row, self.source, "source", place))
+            several = self._several(row)
+            references.append([_text(row, key, "target", place) for key in several])
+        return Corpus(
+            sources,
+            [one[0] for one in references],
+            notes=(f"{path}: {len(sources):,} documents",),
+            name=str(path),
+            references=references,
+        )
+
+    def _several(self, row: dict[str, Any]) -> list[str]:
+        """The keys of the summaries of a row: the plain one, or the numbered ones."""
+        keys: list[str] = []
+        while f"{self.target}{len(keys) + 1}" in row:
+            keys.append(f"{self.target}{len(keys) + 1}")
+        return keys if keys and self.target not in row else [self.target]
+
+
+def _parse(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        why = f"{str(error).partition(': line')[0]}, at character {getattr(error, 'colno', 1)}"
+        raise BadData(
+            f"{place}: not JSON ({why}); each line is one object with a document and its summary"
+        ) from None
+    if not isinstance(row, dict):
+        raise BadData(f"{place}: not a JSON object with a document and its summary; mend the line")
+    return row
+
+
+def _text(row: dict[str, Any], key: str, setting: str, place: str) -> str:
+    """What stands at a key of a row, as one line."""
+    if key not in row:
+        names = ", ".join(list(row)[:10])
+        close = difflib.get_close_matches(key, row, n=1)
+        advice = f"data.{setting}={close[0] if close else 'KEY'}"
+        raise BadData(f"{place}: no key '{key}' among ({names}): name another with {advice}")
+    if not isinstance(row[key], str):
+        raise BadData(f"{place}: '{key}' is no text: mend the row")
+    text = as_line(row[key])
+    if not text:
+        raise BadData(f"{place}: '{key}' is empty: mend the row, or take it out")
+    if not text.isprintable():  # seldom, so that the closer look costs nothing
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise BadData(f"{place}: '{key}' holds half a character (\\ud…): mend it") from None
+    return text
+
+
+def _exists(path: Path) -> bool:
+    return path.is_file() or path.with_name(path.name + ".gz").is_file()

@@ -1,0 +1,218 @@
+"""The encoder–decoder that the Transformer replaced: LSTMs, and attention between them.
+
+The encoder reads a source in both directions, h̄_s. The decoder's state h_t begins where the
+encoder ended, and asks all of its states (Luong's global attention):
+
+    α_ts = softmax_s(score(h_t, h̄_s)),  c_t = Σ_s α_ts h̄_s,  h̃_t = tanh(W_c [c_t; h_t])
+
+There is no input feeding: h̃_t gives the logits at t and does not enter the state after it, so
+that teacher forcing runs a whole target through the LSTM at once.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from einops import rearrange
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from manyheads.errors import Mistake, check_at_least, check_share
+from manyheads.models.seq2seq import Memory, Seq2Seq
+from manyheads.nn.attention import Cache, CoreConfig, check_parts
+from manyheads.nn.block import initialise
+from manyheads.nn.cores import Core, Dense
+from manyheads.nn.embedding import Head
+from manyheads.nn.masks import Sight, full, look
+from manyheads.nn.positions import Position
+from manyheads.nn.scores import Bilinear, ScoreConfig
+from manyheads.nn.shapes import Hidden, Logits, Real
+
+States = tuple[Tensor, Tensor]  # h and c, each [layers, rows, width]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RnnConfig:
+    """An LSTM encoder–decoder with attention.
+
+    `dim` is the width of the embeddings, of the decoder and of both directions of the encoder
+    together; `tie`: one matrix for source, target and output, or one for each. A recurrent
+    model has no longest text of its own: `max_length` is what a run trains on and writes.
+    """
+
+    vocab_size: int | None = None
+    dim: int = 256
+    layers: int = 2
+    max_length: int = 512
+    score: ScoreConfig = field(default_factory=Bilinear)
+    core: CoreConfig = field(default_factory=Dense)
+    tie: Literal["all", "none"] = "all"
+    dropout: float = 0.1
+    kind: ClassVar[str] = "rnn"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "dim", "layers", "max_length"):
+            check_at_least(f"model.{name}", getattr(self, name), 1)
+        check_share("model.dropout", self.dropout)
+        if self.dim % 2:
+            raise Mistake(f"model.dim={self.dim} must be even: each direction reads with half")
+        key_size = self.score.key_dim(self.dim)
+        if key_size != self.dim:
+            raise Mistake(
+                f"model.score.key_size={key_size}: the keys are the encoder's states, as wide as "
+                f"model.dim={self.dim}, so leave it out"
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        if self.vocab_size is None:
+            raise Mistake("model.vocab_size is needed: a run takes it from its tokenizer")
+        return self.vocab_size
+
+    def build(self) -> "Rnn":
+        return Rnn(self)
+
+
+@runtime_checkable
+class StateCache(Cache, Protocol):
+    """A cache that also keeps the states of a recurrent module."""
+
+    def recall(self, owner: nn.Module) -> States | None: ...
+
+    def remember(self, owner: nn.Module, states: States) -> None: ...
+
+
+class GlobalAttention(nn.Module):
+    """h̃_t of the states of the decoder: one head, whose keys and values are the memory itself."""
+
+    def __init__(self, config: RnnConfig) -> None:
+        super().__init__()
+        self.score = config.score.build(1, config.dim)
+        self.position = Position()  # source and target positions are not comparable
+        self.core: Core = config.core
+        self.combine = nn.Linear(2 * config.dim, config.dim, bias=False)
+        check_parts(config.core, self.score, self.position)
+
+    def forward(self, x: Tensor, memory: Tensor, sight: Sight) -> Tensor:
+        # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.
+        beams = x.shape[0] // memory.shape[0]
+        q = rearrange(x, "(b n) t d -> b 1 (n t) d", n=beams)
+        k = rearrange(memory, "b s d -> b 1 s d")
+        sight = Sight(sight.rule, sight.keys.new_zeros(1, q.shape[2]), sight.keys, sight.real)
+        mixed = self.core(q, k, k, sight, self.score, self.position)
+        context = rearrange(mixed, "b 1 (n t) d -> (b n) t d", n=beams)
+        return torch.tanh(self.combine(torch.cat([context, x], dim=-1)))
+
+
+class Rnn(nn.Module):
+    """logits[:, t] predict the token after target[:, t] (teacher forcing); the face of Seq2Seq."""
+
+    def __init__(self, config: RnnConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim, layers = config.dim, config.layers
+        between = config.dropout if layers > 1 else 0.0
+        self.scale = math.sqrt(dim)  # the tables have entries of N(0, 1/d), gates want N(0, 1)
+        self.dropout = nn.Dropout(config.dropout)
+        self.tokens = nn.Embedding(config.vocabulary, dim)
+        self.encoder = nn.LSTM(
+            dim, dim // 2, layers, batch_first=True, dropout=between, bidirectional=True
+        )
+        if config.tie == "none":
+            self.target_tokens = nn.Embedding(config.vocabulary, dim)
+        self.first = nn.Linear(dim, 2 * layers * dim)
+        self.decoder = nn.LSTM(dim, dim, layers, batch_first=True, dropout=between)
+        self.attention = GlobalAttention(config)
+        self.head = Head(config.vocabulary, dim, tied=config.tie == "all", bias="none")
+        initialise(self, "xavier", layers)
+        for lstm in (self.encoder, self.decoder):
+            initialise_lstm(lstm)
+
+    @property
+    def target_table(self) -> nn.Embedding:
+        return self.tokens if self.config.tie == "all" else self.target_tokens
+
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+        """The states of both directions side by side; neither has read any padding."""
+        x = self.dropout(self.tokens(source) * self.scale)
+        if source_real is None:
+            states, _ = self.encoder(x)
+        else:
+            packed = pack_padded_sequence(
+                x, lengths_of(source_real).cpu(), batch_first=True, enforce_sorted=False
+            )
+            states, _ = pad_packed_sequence(
+                self.encoder(packed)[0], batch_first=True, total_length=source.shape[1]
+            )
+        return Memory(states, look(full, source.shape[1], real=source_real, device=source.device))
+
+    def first_states(self, memory: Memory) -> States:
+        """Where the decoder begins: at the last state of each direction, projected."""
+        states, real = memory.states, memory.sight.real
+        forward, backward = states.chunk(2, dim=-1)
+        rows = torch.arange(len(states), device=states.device)
+        last = forward[:, -1] if real is None else forward[rows, real.sum(1) - 1]
+        both = self.first(torch.cat([last, backward[:, 0]], dim=-1))
+        h, c = rearrange(both, "b (k l d) -> k l b d", k=2, d=self.config.dim)
+        return torch.tanh(h).contiguous(), c.contiguous()
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Memory,
+        target_real: Tensor | None = None,
+        cache: StateCache | None = None,
+    ) -> Hidden:
+        """h̃ at each position; with a cache, at the positions after those that it has read."""
+        if target_real is not None:
+            lengths_of(target_real)  # padding behind the text is read after it, and changes nothing
+        states = None if cache is None else cache.recall(self.decoder)
+        if states is None:
+            beams = target.shape[0] // memory.states.shape[0]
+            h, c = self.first_states(memory)
+            states = h.repeat_interleave(beams, dim=1), c.repeat_interleave(beams, dim=1)
+        x = self.dropout(self.target_table(target) * self.scale)
+        x, states = self.decoder(x, states)
+        if cache is not None:
+            cache.remember(self.decoder, states)
+            cache.advance(target.shape[1])
+        return self.dropout(self.attention(x, memory.states, memory.sight))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden, self.target_table)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_real: Tensor | None = None,
+        target_real: Tensor | None = None,
+    ) -> Logits:
+        return self.logits(self.decode(target, self.encode(source, source_real), target_real))
+
+
+def lengths_of(real: Real) -> Int[Tensor, " b"]:
+    """The length of each text; one with padding elsewhere than behind it is refused."""
+    lengths = real.sum(1)
+    behind = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
+    if not (behind == real).all() or not lengths.all():
+        raise Mistake("a recurrent model reads texts of at least a token, with padding behind them")
+    return lengths
+
+
+def initialise_lstm(lstm: nn.LSTM) -> None:
+    """Each gate's matrices uniform by their own fans, with the gain of tanh; biases zero.
+
+    PyTorch's own numbers are so small that a second layer hardly hears the first, and learns late.
+    """
+    for name, parameter in lstm.named_parameters():
+        if name.startswith("bias"):
+            nn.init.zeros_(parameter)
+            continue
+        for gate in parameter.chunk(4):
+            nn.init.xavier_uniform_(gate, nn.init.calculate_gain("tanh"))
+
+
+EncoderDecoder = Seq2Seq | Rnn  # what reads a source and writes a target
