@@ -13,6 +13,13 @@ from manyheads.errors import BadData, Mistake
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+# How files of each split are called, the first that is there.
+STEMS = {
+    "train": ("train",),
+    "valid": ("valid", "val", "dev"),
+    "test": ("test",),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
@@ -20,6 +27,11 @@ class Pairs:
 
     pairs: list[tuple[str, str]]
     skipped: int
+
+
+def is_here(path: Path) -> bool:
+    """Whether there is such a file, plain or as `NAME.gz`."""
+    return path.is_file() or path.with_name(path.name + ".gz").is_file()
 
 
 def read_lines(path: Path) -> list[str]:

@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from manyheads.config import nearest
-from manyheads.data.corpus import hold_out, read_lines
-from manyheads.data.translation import STEMS
+from manyheads.data.corpus import STEMS, hold_out, is_here, read_lines
 from manyheads.errors import BadData, Mistake
 
 Text = str | tuple[str, str]
@@ -181,7 +180,7 @@ class LabelledData:
         if self.task != "own":
             return list(GLUE[self.task].files)
         test = self._own_file("test")
-        return [split for split in STEMS if split != "test" or (test and _exists(test))]
+        return [split for split in STEMS if split != "test" or (test and is_here(test))]
 
     def read(self, split: str) -> Labelled:
         """The rows of a split."""
@@ -252,7 +251,7 @@ class LabelledData:
         if not self.folder:
             return None
         paths = [folder / f"{stem}.tsv" for stem in STEMS[split]]
-        return next((path for path in paths if _exists(path)), None)
+        return next((path for path in paths if is_here(path)), None)
 
     def _glue_file(self, split: str) -> Path:
         task = GLUE[self.task]
@@ -270,7 +269,7 @@ class LabelledData:
         folder = _folder(self.folder)
         inside = [path for path in sorted(folder.iterdir()) if _alike(path.name, task.folder)]
         path = next((path for path in inside if path.is_dir()), folder) / task.files[split]
-        if not _exists(path):
+        if not is_here(path):
             raise Mistake(
                 f"no file {path} (nor {path.name}.gz) for data.task={self.task}: data.folder is "
                 f"the folder {task.folder} of GLUE, or the one that holds it"
@@ -401,7 +400,3 @@ def _folder(name: str) -> Path:
     if name and not Path(name).is_dir():
         raise Mistake(f"data.folder={name} is not a folder (seen from here): give data.folder=...")
     return Path(name)
-
-
-def _exists(path: Path) -> bool:
-    return path.is_file() or path.with_name(path.name + ".gz").is_file()

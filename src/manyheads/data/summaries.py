@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from manyheads.config import nearest
-from manyheads.data.corpus import hold_out, read_lines
-from manyheads.data.translation import STEMS, Corpus
+from manyheads.data.corpus import STEMS, hold_out, is_here, read_lines
+from manyheads.data.translation import Corpus
 from manyheads.errors import BadData, Mistake
 
 LINE_END = "⏎"
@@ -104,7 +104,7 @@ class SummaryData:
         if named:
             return Path(self.folder) / named
         paths = [Path(self.folder) / f"{stem}.jsonl" for stem in STEMS[split]]
-        return next((path for path in paths if self.folder and _exists(path)), None)
+        return next((path for path in paths if self.folder and is_here(path)), None)
 
     def _read(self, path: Path) -> Corpus:
         sources, references = [], []
@@ -161,7 +161,3 @@ def _text(row: dict[str, Any], key: str, setting: str, place: str) -> str:
         except UnicodeEncodeError:
             raise BadData(f"{place}: '{key}' holds half a character (\\ud…): mend it") from None
     return text
-
-
-def _exists(path: Path) -> bool:
-    return path.is_file() or path.with_name(path.name + ".gz").is_file()

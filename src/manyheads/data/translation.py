@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.config import nearest
 from manyheads.data.batching import Ragged, Rows
-from manyheads.data.corpus import hold_out, read_pairs
+from manyheads.data.corpus import STEMS, hold_out, is_here, read_pairs
 from manyheads.data.phrasebook import Pair, sentences
 from manyheads.errors import BadData, Mistake
 from manyheads.tokens import Tokenizer
@@ -63,13 +63,6 @@ class PhrasebookData:
         counts = {"train": self.train_pairs, "valid": self.valid_pairs}
         pairs = sentences(self.pair, split, counts.get(split, self.test_pairs))
         return Corpus([p.source for p in pairs], [p.target for p in pairs], pairs)
-
-
-STEMS = {
-    "train": ("train",),
-    "valid": ("valid", "val", "dev"),
-    "test": ("test",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +145,11 @@ class FilesData:
         }.get(split, ("", ""))
         if any(named) and not all(named):
             raise Mistake(f"data.{split}_source and data.{split}_target go together: give both")
-        if all(named) and (split != "train" or _exists(self._path(named[0]))):
+        if all(named) and (split != "train" or is_here(self._path(named[0]))):
             return self._path(named[0]), self._path(named[1])
         for stem in (*STEMS.get(split, (split,)), *self._longer_stems(split)):
             pair = self._path(f"{stem}.{self.source}"), self._path(f"{stem}.{self.target}")
-            if self.folder and _exists(pair[0]):
+            if self.folder and is_here(pair[0]):
                 return pair
         return None
 
@@ -177,10 +170,6 @@ class FilesData:
             notes.append(f"{result.skipped:,} pairs with an empty side were skipped")
         sources, targets = [s for s, _ in result.pairs], [t for _, t in result.pairs]
         return Corpus(sources, targets, notes=tuple(notes), name=f"{source}, {target}")
-
-
-def _exists(path: Path) -> bool:
-    return path.is_file() or path.with_name(path.name + ".gz").is_file()
 
 
 TranslationData = PhrasebookData | FilesData
