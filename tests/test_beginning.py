@@ -9,16 +9,8 @@ from typing import Any
 import pytest
 import torch
 from tests.exchange.folders import saved
-from tests.tasks.small_texts import (
-    CASES,
-    SIZES,
-    STEPS,
-    hurt,
-    recipe_trainer,
-    trainer,
-    write_texts,
-)
-from tests.train.small_runs import assert_same_bits
+from tests.tasks.small_texts import CASES, SIZES, STEPS, recipe_trainer, trainer, write_texts
+from tests.train.small_runs import assert_same_bits, hurt
 from torch import Tensor
 
 from manyheads.beginning import ON_TOP, give_weights

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tasks.small_texts import CASES, hurt, write_texts
-from tests.train.small_runs import assert_same_bits
+from tests.tasks.small_texts import CASES, write_texts
+from tests.train.small_runs import assert_same_bits, hurt
 
 from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode

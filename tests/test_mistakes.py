@@ -459,3 +459,10 @@ def test_comparing_what_has_no_scores_is_refused_before_it_trains() -> None:
 )
 def test_help_tells_of_it(command: str, option: str) -> None:
     assert option in result(command, "--help")
+
+
+def test_a_pair_where_single_texts_were_trained_on_is_said() -> None:
+    code, printed, said = call("classify", "runs/labels", stdin=b"a dog\na dog\ta cat\n")
+    assert (code, len(printed.splitlines())) == (0, 2)
+    assert "line 2: the run was trained on single texts, without a tab" in said
+    assert "trained on" not in call("classify", "runs/labels", stdin=b"a dog\n")[2]

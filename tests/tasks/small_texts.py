@@ -3,11 +3,9 @@
 The language counts: a sentence is a run of number words, a document goes on counting.
 """
 
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -106,19 +104,3 @@ def recipe_trainer(recipe: str, out: Path, *overrides: str) -> Trainer:
     found = runs.train(runs.read_recipe(recipe, overrides), out, CPU)
     found.metrics.has_board = False  # importing TensorBoard takes seconds
     return found
-
-
-def records(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def hurt(found: Trainer, step: int, action: Any) -> None:
-    """Let something happen when the batches of a step are asked for."""
-    batches = found.task.batches
-
-    def asked(number: int) -> list[Any]:
-        if number == step:
-            action()
-        return batches(number)
-
-    found.task.batches = asked  # type: ignore[method-assign]

@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.tasks.small_texts import NUMBERS, records, trainer, write_texts
+from tests.tasks.small_texts import NUMBERS, trainer, write_texts
+from tests.train.small_runs import records
 
 from manyheads.opened import open_run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tasks.small_texts import CASES, hurt, records, trainer, write_texts
-from tests.train.small_runs import assert_same_bits
+from tests.tasks.small_texts import CASES, trainer, write_texts
+from tests.train.small_runs import assert_same_bits, hurt, records
 
 from manyheads.train.checkpoint import read_tensors
 from manyheads.train.loop import Trainer

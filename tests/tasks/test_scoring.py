@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tasks.small_texts import CASES, records, trainer, write_texts
+from tests.tasks.small_texts import CASES, trainer, write_texts
+from tests.train.small_runs import records
 
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tasks.small_texts import NUMBERS, recipe_trainer, records
+from tests.tasks.small_texts import NUMBERS, recipe_trainer
 from tests.test_cli import call, mistake, result
+from tests.train.small_runs import records
 
 from manyheads.errors import Mistake
 from manyheads.evaluate import rouge

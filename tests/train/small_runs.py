@@ -1,7 +1,9 @@
 """Runs that train in a second, on a toy language pair: words in, their mirror images out."""
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -78,3 +80,19 @@ def assert_same_bits(one: Path, other: Path) -> None:
     assert any(" adam.exp_avg_sq." in name for name in ours)
     different = [name for name, tensor in ours.items() if not torch.equal(tensor, theirs[name])]
     assert not different
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def hurt(found: Trainer, step: int, action: Any) -> None:
+    """Let something happen when the batches of a step are asked for."""
+    batches = found.task.batches
+
+    def asked(number: int) -> list[Any]:
+        if number == step:
+            action()
+        return batches(number)
+
+    found.task.batches = asked  # type: ignore[method-assign]

@@ -1,7 +1,6 @@
 """The loop's promises: it learns, it resumes to the same bits, it never saves what is broken."""
 
 import dataclasses
-import json
 import math
 import os
 import shlex
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from small_runs import assert_same_bits, kept, trainer, write_recipe
+from small_runs import assert_same_bits, hurt, kept, records, trainer, write_recipe
 from torch import Tensor, nn
 
 from manyheads import cli
@@ -33,22 +32,6 @@ from manyheads.train.optimizer import Train
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recipe(tmp_path_factory.mktemp("corpus"))
-
-
-def records(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def hurt(found: Trainer, step: int, action: Any) -> None:
-    """Let something happen when the batches of a step are asked for."""
-    batches = found.task.batches
-
-    def asked(number: int) -> list[Any]:
-        if number == step:
-            action()
-        return batches(number)
-
-    found.task.batches = asked  # type: ignore[method-assign]
 
 
 class Killed(Exception):

@@ -262,8 +262,14 @@ def classify(
     With --json a line is an object: line, label, scores; of a tagger
     line, tokens (token, label, scores).
     """
-    encoder = _open(run, device, threads).encoder()
+    from manyheads.data.labelled import LabelledData
+
+    opened = _open(run, device, threads)
+    encoder = opened.encoder()
+    data = opened.run.data
     for first, lines in _chunks():
+        if isinstance(data, LabelledData):
+            _say_others(lines, first, bool(data.columns.pair))
         for at, answers in enumerate(encoder.classify(lines), start=first):
             if not as_json:
                 write(_labelled(answers, scores, encoder.tags))
@@ -272,6 +278,15 @@ def classify(
                 write(_object(line=at, tokens=tokens))
             else:
                 write(_object(line=at, label=answers[0].label, scores=answers[0].scores))
+
+
+def _say_others(lines: list[str], first: int, pairs: bool) -> None:
+    """Warn of lines that are not what the run was trained on: single texts, or pairs of them."""
+    others = [at for at, line in enumerate(lines, start=first) if ("\t" in line) != pairs]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        wanted = "pairs, with a tab between" if pairs else "single texts, without a tab"
+        say(f"line {others[0]}{more}: the run was trained on {wanted}")
 
 
 def _labelled(answers: "list[Answer]", scores: bool, tags: bool) -> str:
