@@ -466,3 +466,10 @@ def test_a_pair_where_single_texts_were_trained_on_is_said() -> None:
     assert (code, len(printed.splitlines())) == (0, 2)
     assert "line 2: the run was trained on single texts, without a tab" in said
     assert "trained on" not in call("classify", "runs/labels", stdin=b"a dog\n")[2]
+
+
+def test_another_text_replaces_the_one_that_was_trained_on() -> None:
+    """A file in place of the run's folder is not looked for inside it, nor the other way."""
+    write("other-text/more.txt", LONG)
+    for words in (["data.file=other-text/more.txt"], ["data.folder=other-text"]):
+        assert "bits_per_character" in result("evaluate", "runs/gpt", *words, "--split", "valid")
