@@ -360,6 +360,7 @@ def _add_scores(
 ) -> None:
     """The scores of one query with all keys, and the mix of their values."""
     query_side, key_side, inner = _score_sizes(attention.score, head_dim)
+    keys = attention.core.meets(keys)
     other.multiply(f"{part} scores", key_side)
     own.multiply(f"{part} scores", query_side, heads * inner * keys)
     own.multiply(f"{part} mixing", heads * head_dim * keys)

@@ -294,7 +294,9 @@ def model_digest(model: ModelConfig) -> str:
 
     What a setting is unless told does not count, so that a setting to come changes no name.
     """
-    table = _said(dataclasses.replace(model, core=Dense()))
+    if model.core.exact:
+        model = dataclasses.replace(model, core=Dense())
+    table = _said(model)
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 

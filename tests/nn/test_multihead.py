@@ -21,6 +21,7 @@ def sizes(core: Dense | Fused | Tiled, kv_heads: int = 3, head_dim: int = 2) -> 
         bias=True,
         qkv_bias=True,
         dropout=0.0,
+        max_length=8,
         score=ScaledDot(),
         core=core,
     )
@@ -115,6 +116,7 @@ def test_keys_of_another_size() -> None:
         bias=False,
         qkv_bias=False,
         dropout=0.0,
+        max_length=8,
         score=Bilinear(key_size=5),
         core=Dense(),
     )

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from manyheads.config import nearest
 from manyheads.decode.beam import Decode, Marks
 from manyheads.errors import BadData, Mistake
+from manyheads.exchange.foreign import refuse_approximations
 from manyheads.files import PARTIAL
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
@@ -94,6 +95,7 @@ def write_ctranslate2(
         raise Mistake(f"there is no quantization '{quantization}': {nearest(quantization, known)}")
     if (folder / WEIGHTS).exists():
         raise Mistake(f"{folder} holds a CTranslate2 model already: choose another folder")
+    refuse_approximations(model)
     marks = Marks(tokenizer, decode or Decode())
     with torch.no_grad():
         spec = _gpt(model, marks) if isinstance(model, Gpt) else _seq2seq(model, marks)

@@ -39,6 +39,16 @@ def activation(name: str) -> str:
     return ACTIVATIONS[name]
 
 
+def refuse_approximations(model: nn.Module) -> None:
+    """Every program that models go out to computes attention in full."""
+    for module in model.modules():
+        if isinstance(module, SelfAttention) and not module.heads.core.exact:
+            raise Mistake(
+                f"model.core={module.heads.core.kind} is not known outside, where a query sees "
+                "every key: only models with core=dense, fused or tiled go out"
+            )
+
+
 @dataclass(frozen=True)
 class Foreign:
     """A model of another program: settings, tensors by canonical name, its class, its head."""

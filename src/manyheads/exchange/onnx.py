@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from manyheads.errors import BadData, Mistake
+from manyheads.exchange.foreign import refuse_approximations
 from manyheads.files import PARTIAL
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
@@ -39,7 +40,7 @@ from manyheads.models.seq2seq import Memory, Seq2Seq
 from manyheads.models.vit import Vit
 from manyheads.nn.attention import CrossAttention, KeysAndValues, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.cores import share_heads
+from manyheads.nn.cores import Exact, share_heads
 from manyheads.nn.masks import Sight, full, look
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
@@ -61,6 +62,7 @@ def write_onnx(model: nn.Module, folder: Path) -> None:
     """Write the graphs of a model into a folder, all of them or none."""
     needed("onnx")
     needed("onnxscript")
+    refuse_approximations(model)
     exported = copy.deepcopy(model).cpu().float().eval()
     for module in exported.modules():
         if isinstance(module, SelfAttention | CrossAttention):
@@ -181,7 +183,7 @@ def _quietly() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class GraphCore:
+class GraphCore(Exact):
     """Attention in few nodes, which runtimes know: the mask is a bias, the same for all layers.
 
     A query that sees nothing has the mean of what it must not see (no infinity, so no NaN), and

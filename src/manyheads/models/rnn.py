@@ -58,6 +58,11 @@ class RnnConfig:
         check_share("model.dropout", self.dropout)
         if self.dim % 2:
             raise Mistake(f"model.dim={self.dim} must be even: each direction reads with half")
+        if not self.core.exact:
+            raise Mistake(
+                f"model.core={self.core.kind} is for self-attention, and an LSTM has none: choose "
+                "model.core=dense, fused or tiled"
+            )
         key_size = self.score.key_dim(self.dim)
         if key_size != self.dim:
             raise Mistake(
@@ -93,7 +98,7 @@ class GlobalAttention(nn.Module):
         self.position = Position()  # source and target positions are not comparable
         self.core: Core = config.core
         self.combine = nn.Linear(2 * config.dim, config.dim, bias=False)
-        check_parts(config.core, self.score, self.position)
+        check_parts(self.core, self.score, self.position)
 
     def forward(self, x: Tensor, memory: Tensor, sight: Sight) -> Tensor:
         # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from manyheads.errors import Mistake, check_at_least, check_share
-from manyheads.nn.attention import Cache
+from manyheads.nn.attention import Cache, CoreConfig
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
 from manyheads.nn.experts import FeedForwardConfig
@@ -24,6 +24,7 @@ class Side:
     heads: int | None = None
     hidden: int | None = None
     position: PositionConfig | None = None
+    core: CoreConfig | None = None
     feedforward: FeedForwardConfig | None = None
     dropout: float | None = None
 

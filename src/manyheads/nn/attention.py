@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from manyheads.config import parse
 from manyheads.errors import Mistake
-from manyheads.nn.cores import Core, Dense, Fused, dense_weights
+from manyheads.nn.cores import Core, CoreSizes, Dense, Fused, dense_weights, exact_core
 from manyheads.nn.masks import Causal, Full, Rule, Sight, full
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes, RotaryPosition
 from manyheads.nn.scores import InnerScore, ScaledDot, Score, ScoreConfig
@@ -48,7 +48,7 @@ def attend(
     rule: Rule | str = full,
     real: Real | None = None,
     position: Position | PositionConfig | str = "none",
-    core: Core | str = "dense",
+    core: Core | CoreConfig | str = "dense",
     scale: float | None = None,
 ) -> Queries:
     """softmax(score(q, k)) · v on head tensors, with any score, rule, position and core.
@@ -58,8 +58,23 @@ def attend(
     begins after them. A part that has weights is given as a built module, not by name.
     `scale` replaces the 1/√c of the scaled dot product.
     """
+    heads, head_dim = q.shape[1], q.shape[3]
     q, k, sight, scored, placed = _prepare(q, k, score, rule, real, position, scale)
-    chosen: Core = parse(CoreConfig, core, "core") if isinstance(core, str) else core
+    settings: Any = parse(CoreConfig, core, "core") if isinstance(core, str) else core
+    sizes = CoreSizes(
+        heads=heads,
+        kv_heads=k.shape[1],
+        head_dim=head_dim,
+        key_dim=k.shape[3],
+        max_length=k.shape[2],
+        causal=sight.rule.past_only,
+    )
+    chosen = settings if isinstance(settings, nn.Module) else settings.build(sizes)
+    if chosen is not settings and isinstance(chosen, nn.Module):
+        raise Mistake(
+            f"core={settings.kind} has numbers of its own, and each call would draw others: build "
+            f"it once and pass that, e.g. core={type(settings).__name__}().build(CoreSizes(...))"
+        )
     check_parts(chosen, scored, placed)
     return chosen(q, k, v, sight, scored, placed)
 
@@ -154,6 +169,7 @@ class Heads:
     bias: bool
     qkv_bias: bool
     dropout: float
+    max_length: int
     score: ScoreConfig
     core: CoreConfig
 
@@ -174,17 +190,32 @@ class Heads:
             self.kv_heads * self.head_dim,
         ]
 
+    def core_sizes(self, *, causal: bool, layer: int) -> CoreSizes:
+        return CoreSizes(
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            key_dim=self.score.key_dim(self.head_dim),
+            max_length=self.max_length,
+            causal=causal,
+            dropout=self.dropout,
+            layer=layer,
+        )
+
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values from the same sequence."""
+    """Queries, keys and values from the same sequence.
 
-    def __init__(self, heads: Heads) -> None:
+    `causal` says that it will be used with rules of the past alone, `layer` where it stands.
+    """
+
+    def __init__(self, heads: Heads, *, causal: bool = False, layer: int = 0) -> None:
         super().__init__()
         self.heads = heads
         self.project = nn.Linear(heads.dim, sum(heads.sizes), bias=heads.qkv_bias)
         self.output = nn.Linear(heads.sizes[0], heads.dim, bias=heads.bias)
         self.score = heads.score.build(heads.heads, heads.head_dim)
-        self.core: Core = heads.core
+        self.core: Core = heads.core.build(heads.core_sizes(causal=causal, layer=layer))
 
     def forward(
         self, x: Hidden, sight: Sight, position: Position, cache: Cache | None = None
@@ -212,7 +243,9 @@ class CrossAttention(nn.Module):
         self.output = nn.Linear(heads.sizes[0], heads.dim, bias=heads.bias)
         self.score = heads.score.build(heads.heads, heads.head_dim)
         self.position = Position()  # source and target positions are not comparable
-        self.core: Core = heads.core
+        # What sees less of a sequence than everything is for the sequence that a query stands in.
+        exact = heads.core if heads.core.exact else exact_core(self.score, self.position)
+        self.core: Core = exact
 
     def keys_and_values(self, memory: Tensor) -> KeysAndValues:
         k, v = self.project(memory).split(self.heads.sizes[1:], dim=-1)

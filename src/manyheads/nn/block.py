@@ -95,6 +95,7 @@ class Architecture:
             bias=bias,
             qkv_bias=bias if self.qkv_bias is None else self.qkv_bias,
             dropout=self.attention_dropout,
+            max_length=self.max_length,
             score=self.score,
             core=self.core,
         )
@@ -103,10 +104,12 @@ class Architecture:
 class Block(nn.Module):
     """Self-attention, cross-attention where there is a memory to look at, feed-forward."""
 
-    def __init__(self, config: Architecture, memory_dim: int | None) -> None:
+    def __init__(
+        self, config: Architecture, memory_dim: int | None, *, causal: bool, layer: int
+    ) -> None:
         super().__init__()
         heads, dim = config.attention_heads(), config.dim
-        self.attention = SelfAttention(heads)
+        self.attention = SelfAttention(heads, causal=causal, layer=layer)
         self.attention_residual = Residual(dim, config.norm, config.dropout)
         if memory_dim is not None:
             self.cross = CrossAttention(heads, memory_dim)
@@ -147,9 +150,12 @@ class Stack(nn.Module):
         )
         kinds = config.layers if config.position.per_layer else 1
         self.positions = nn.ModuleList(config.position.build(sizes) for _ in range(kinds))
-        self.blocks = nn.ModuleList(Block(config, memory_dim) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(
+            Block(config, memory_dim, causal=causal, layer=layer) for layer in range(config.layers)
+        )
         self.last_norm = config.norm.build_last(config.dim)
-        check_parts(config.core, self.blocks[0].attention.score, self.positions[0])  # type: ignore[arg-type, union-attr]
+        for block in self.blocks:
+            check_parts(block.attention.core, block.attention.score, self.position)  # type: ignore[arg-type, union-attr]
 
     @property
     def position(self) -> Position:

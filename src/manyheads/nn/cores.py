@@ -1,12 +1,13 @@
 """How softmax(scores) · V is computed: the textbook, and PyTorch's best kernel.
 
 A core takes queries [b h t c], keys and values of as many or fewer heads, a `Sight`, a score
-and a position, and gives the mixed values. A core that cannot honour a combination says so in
-`check`, when the model is built. `tiled` has a room of its own (nn/tiled.py).
+and a position, and gives the mixed values. Its settings `build` it for a layer; a core without
+weights is its own settings. What it cannot honour it refuses in `check`, when the model is built.
+The other exact core is nn/tiled.py; those that see less than everything have rooms of their own.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from einops import einsum, repeat
@@ -24,11 +25,35 @@ from manyheads.nn.shapes import Keys, Queries, Values, Weights
 Mixed = Float[Tensor, "b h t c"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CoreSizes:
+    """What a core may need to know of the attention that it is built for."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    key_dim: int
+    max_length: int
+    causal: bool = False
+    dropout: float = 0.0
+    layer: int = 0
+
+
 @runtime_checkable
 class Core(Protocol):
-    """softmax(scores) · V, and a check at build of what it can honour."""
+    """softmax(scores) · V or something like it, and a check at build of what it can honour."""
 
     def check(self, score: Score, position: Position) -> None: ...
+
+    def weights(
+        self, q: Queries, k: Keys, sight: Sight, score: Score, position: Position
+    ) -> Weights:
+        """What the values are mixed with: over the keys, or over what the core makes of them."""
+        ...
+
+    def meets(self, length: int) -> int:
+        """How many keys a query is scored with, or what costs as much, among `length`."""
+        ...
 
     def __call__(
         self,
@@ -65,8 +90,25 @@ def dense_weights(q: Queries, k: Keys, sight: Sight, score: Score, position: Pos
     return scores.masked_fill(~mask & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
 
 
+class Exact:
+    """A core of softmax attention as it is defined: without weights, and its own settings."""
+
+    exact: ClassVar[bool] = True
+
+    def build(self, sizes: CoreSizes) -> Self:
+        return self
+
+    def weights(
+        self, q: Queries, k: Keys, sight: Sight, score: Score, position: Position
+    ) -> Weights:
+        return dense_weights(q, k, sight, score, position)
+
+    def meets(self, length: int) -> int:
+        return length
+
+
 @dataclass(frozen=True)
-class Dense:
+class Dense(Exact):
     """The textbook: holds every score and every weight."""
 
     kind: ClassVar[str] = "dense"
@@ -91,7 +133,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Fused:
+class Fused(Exact):
     """PyTorch's fused kernels: no weights are held where the device has a kernel for it."""
 
     kind: ClassVar[str] = "fused"
@@ -134,6 +176,15 @@ class Fused:
             is_causal=triangle,
             scale=score.scale,
         )
+
+
+def exact_core(score: Score, position: Position) -> "Dense | Fused":
+    """The fastest exact core that takes this score and this position."""
+    try:
+        Fused().check(score, position)
+    except Mistake:
+        return Dense()
+    return Fused()
 
 
 # In order of speed. cuDNN's kernel is the fastest, but with a mask it gives something else than

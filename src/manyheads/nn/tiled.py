@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from manyheads.errors import Mistake
-from manyheads.nn.cores import share_heads
+from manyheads.nn.cores import Exact, share_heads
 from manyheads.nn.masks import Sight
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -33,7 +33,7 @@ Mixed = Float[Tensor, "b h t c"]
 
 
 @dataclass(frozen=True)
-class Tiled:
+class Tiled(Exact):
     """Attention block by block; any score, rule and position, any device."""
 
     block: int = 512

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyheads.models.rnn import GlobalAttention
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.cores import Core, dense_weights
+from manyheads.nn.cores import Core
 from manyheads.nn.masks import Sight
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -54,6 +54,14 @@ class _Recorder:
     def check(self, score: Score, position: Position) -> None:
         self.core.check(score, position)
 
+    def weights(
+        self, q: Tensor, k: Tensor, sight: Sight, score: Score, position: Position
+    ) -> Tensor:
+        return self.core.weights(q, k, sight, score, position)
+
+    def meets(self, length: int) -> int:
+        return self.core.meets(length)
+
     def __call__(
         self,
         q: Tensor,
@@ -65,7 +73,7 @@ class _Recorder:
         dropout: float = 0.0,
     ) -> Tensor:
         with torch.no_grad():
-            self.kept.append(dense_weights(q, k, sight, score, position).detach())
+            self.kept.append(self.core.weights(q, k, sight, score, position).detach())
         return self.core(q, k, v, sight, score, position, dropout)
 
 
@@ -78,12 +86,17 @@ def capture(model: nn.Module) -> Iterator[Maps]:
         kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
         kept = maps.found.setdefault((stack, kind, layer), [])
         swapped.append((attention, attention.core))
-        attention.core = _Recorder(attention.core, kept)
+        _swap(attention, _Recorder(attention.core, kept))
     try:
         yield maps
     finally:
         for attention, core in swapped:
-            attention.core = core
+            _swap(attention, core)
+
+
+def _swap(attention: Attention, core: Core) -> None:
+    del attention.core  # a module does not give its place to something that is none
+    attention.core = core
 
 
 def _attentions(model: nn.Module) -> Iterator[tuple[str, int, Attention]]:
