@@ -7,7 +7,7 @@ The other exact core is nn/tiled.py; those that see less than everything have ro
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from einops import einsum, repeat
@@ -23,6 +23,7 @@ from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values, Weights
 
 Mixed = Float[Tensor, "b h t c"]
+E = TypeVar("E", bound="Exact")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ class Exact:
 
     exact: ClassVar[bool] = True
 
-    def build(self, sizes: CoreSizes) -> Self:
+    def build(self: E, sizes: CoreSizes) -> E:
         return self
 
     def weights(
