@@ -1,6 +1,8 @@
 """What only a GPU can show; run by hand with `make test-gpu`."""
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,15 @@ from manyheads.decode.beam import Decode
 from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import attend
-from manyheads.nn.masks import Causal, causal, full, window
-from manyheads.nn.positions import Alibi, Buckets, NoPosition, PositionSizes, Rotary
+from manyheads.nn.masks import Causal, SameDocument, both, causal, full, window
+from manyheads.nn.positions import (
+    Alibi,
+    Buckets,
+    NoPosition,
+    PositionSizes,
+    Rotary,
+    by_distance,
+)
 from manyheads.train.loop import Trainer
 from manyheads.training import read_recipe, train
 from manyheads.vocabularies import Bpe
@@ -44,6 +53,75 @@ def test_fused_equals_dense_on_cuda(
         fused = attend(q, k, v, rule=rule, position=placed, real=keys, core="fused")
         dense = attend(q, k, v, rule=rule, position=placed, real=keys, core="dense")
         assert torch.allclose(fused, dense, atol=tolerance)
+
+
+def result_and_gradients(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **settings: Any
+) -> list[torch.Tensor]:
+    given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    own = list(settings["position"].parameters()) if "position" in settings else []
+    out = attend(*given, **settings)
+    direction = torch.linspace(-1, 2, out.shape[-1], device=out.device, dtype=out.dtype)
+    return [out.detach(), *torch.autograd.grad((out * direction).sum(), [*given, *own])]
+
+
+@pytest.mark.parametrize("core", ["flex", "packed"])
+@pytest.mark.parametrize("name", ["none", "t5", "alibi"])
+@pytest.mark.parametrize("rule", [full, causal, window(3), "documents"])
+def test_flex_and_packed_equal_dense_on_cuda(rule: Any, name: str, core: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 160, 64, device="cuda") for _ in range(3))
+    documents = torch.arange(160, device="cuda").expand(2, -1) // 50
+    if rule == "documents":
+        rule = both(causal, SameDocument(documents))
+    real = torch.arange(160, device="cuda") < torch.tensor([[160], [90]], device="cuda")
+    sizes = PositionSizes(dim=256, heads=4, head_dim=64, max_length=160, causal=rule.past_only)
+    position = POSITIONS[name].build(sizes).cuda()
+    for shown in (None, real):
+        given = {"rule": rule, "real": shown, "position": position}
+        found = result_and_gradients(q, k, v, core=core, **given)
+        dense = result_and_gradients(q, k, v, core="dense", **given)
+        if shown is not None:  # what padding asks for is not computed
+            found, dense = (
+                [found[0] * shown[:, None, :, None]],
+                [dense[0] * shown[:, None, :, None]],
+            )
+        for one, other in zip(found, dense, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("past", [True, False])
+@pytest.mark.parametrize("length", [64, 200])
+@pytest.mark.parametrize("width", [64, 128])
+def test_our_kernel_equals_dense(width: int, length: int, past: bool) -> None:
+    from manyheads.nn.biased import biased_attention
+
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 4, length, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    )
+    sizes = PositionSizes(dim=4 * width, heads=4, head_dim=width, max_length=length, causal=past)
+    position = Buckets().build(sizes).cuda()
+    real = torch.arange(length, device="cuda") < torch.tensor([[length], [40]], device="cuda")
+    bias = by_distance(position, q.float(), length)
+    assert bias is not None
+    found = biased_attention(q, k, v, bias, real, past, width**-0.5)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    twin = copy.deepcopy(position).double()
+    expected = attend(*exact, rule=causal if past else full, real=real, position=twin)
+    direction = torch.randn_like(found)
+    pairs = zip(
+        [found, *torch.autograd.grad(found, [q, k, v, *position.parameters()], direction)],
+        [
+            expected,
+            *torch.autograd.grad(expected, [*exact, *twin.parameters()], direction.double()),
+        ],
+        strict=True,
+    )
+    for one, other in pairs:
+        error = (one.double() - other).norm() / other.norm()
+        assert error < 1e-2
 
 
 def test_training_in_bfloat16_learns_and_resumes(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ from manyheads.errors import Mistake
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
 from manyheads.models.heads import DetectHead, MaskedHead
+from manyheads.models.joined import Joined
 from manyheads.models.rnn import GlobalAttention, Rnn
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import Patches, Vit, VitConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
+from manyheads.nn.compressed import CompressedCore
 from manyheads.nn.cores import Dense
 from manyheads.nn.embedding import Head
 from manyheads.nn.experts import ExpertFeedForward
@@ -242,6 +244,8 @@ def _streams(model: nn.Module, length: int) -> dict[str, _Stream]:
     """
     if isinstance(model, Rnn):
         return _recurrent_streams(model, length)
+    if isinstance(model, Joined):
+        return _joined_streams(model, length)
     if isinstance(model, Seq2Seq):
         source, target = _Stream(length), _Stream(length)
         _add_parts(source, "embedding", model.encoder_embedding)
@@ -277,6 +281,18 @@ def _streams(model: nn.Module, length: int) -> dict[str, _Stream]:
     if isinstance(head, MaskedHead):
         _add_head(token, head.output, model.tokens)
     return {"token": token}
+
+
+def _joined_streams(model: Joined, length: int) -> dict[str, _Stream]:
+    """Source and target stand in one sequence, and go through one stack."""
+    model.decoder.position.refuse_past(2 * length)
+    source, target = _Stream(length), _Stream(length)
+    for stream in (source, target):
+        _add_parts(stream, "embedding", model.embedding)
+        _add_stack(stream, model.decoder, 2 * length)
+        stream.cached = _cached(model.decoder, SelfAttention)
+    _add_head(target, model.head, model.target_table)
+    return {"source": source, "target": target}
 
 
 def _recurrent_streams(model: Rnn, length: int) -> dict[str, _Stream]:
@@ -347,6 +363,11 @@ def _add_attention(
     _add_scores(part, own, other, attention, heads.heads, heads.head_dim, keys)
     own.kept += heads.dim + 2 * heads.sizes[0]
     other.kept += sum(heads.sizes[1:])
+    if isinstance(attention.core, CompressedCore):
+        stride, kernels = attention.core.stride, (attention.core.keys, attention.core.values)
+        # A key meets the matrices of its own place in a block.
+        other.multiply(part, *(kernel.numel() // stride for kernel in kernels))
+        other.kept += sum(heads.sizes[1:]) // stride  # of a block, shared by its positions
 
 
 def _add_scores(

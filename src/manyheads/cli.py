@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from manyheads.commands.cost import cost
 from manyheads.commands.exchange import export, import_folder
 from manyheads.commands.looking import info, tokens
 from manyheads.commands.shared import say, write
@@ -32,6 +33,7 @@ app.command()(tokens)
 app.command("import")(import_folder)
 app.command()(export)
 app.command()(compare)
+app.command()(cost)
 
 
 def main() -> None:

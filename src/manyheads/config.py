@@ -44,7 +44,7 @@ def override(config: T, path: str, text: str) -> T:
 
 
 def override_all(config: T, assignments: Sequence[str]) -> T:
-    """Apply `a.b=c` arguments from left to right; later ones win.
+    """Apply `a.b=c` arguments; later ones win. The choice of a part comes before what is in it.
 
     Parts are checked once all are applied: `model.heads=6 model.dim=384` may come in any order.
     """
@@ -54,7 +54,8 @@ def override_all(config: T, assignments: Sequence[str]) -> T:
 def assign(config: T, assignments: Sequence[str]) -> T:
     """The same without the check: for settings that are not whole yet."""
     changed: Any = config
-    for assignment in assignments:
+    # The choice of a part begins it anew: first, wherever it stands.
+    for assignment in sorted(assignments, key=lambda one: one.partition("=")[0].count(".")):
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise Mistake(f"'{assignment}' is no setting: write it as name=value, e.g. seed=1")

@@ -26,7 +26,8 @@ from manyheads.exchange.onnx import DECODER, ENCODER
 from manyheads.exchange.writing import decode_of, not_done, special_of
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import Gpt
-from manyheads.models.rnn import EncoderDecoder, RnnConfig
+from manyheads.models.joined import EncoderDecoder
+from manyheads.models.rnn import RnnConfig
 from manyheads.models.vit import VitConfig
 from manyheads.presets import ModelConfig
 from manyheads.run import SETTINGS, TASKS, TOKENIZER, Run, choose_device, model_digest, read_run

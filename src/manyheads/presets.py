@@ -16,6 +16,7 @@ from manyheads.errors import Mistake
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Pooler
+from manyheads.models.joined import JoinedConfig
 from manyheads.models.rnn import RnnConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
@@ -24,7 +25,7 @@ from manyheads.nn.feedforward import Plain
 from manyheads.nn.positions import Learned, Sinusoidal
 from manyheads.nn.residual import Norm
 
-TransformerConfig = Seq2SeqConfig | GptConfig | BertConfig | VitConfig
+TransformerConfig = Seq2SeqConfig | GptConfig | BertConfig | VitConfig | JoinedConfig
 ModelConfig = TransformerConfig | RnnConfig
 
 

@@ -67,6 +67,7 @@ Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData
 TASKS: dict[str, Task] = {
     "seq2seq": "translation",
     "rnn": "translation",
+    "joined": "translation",
     "gpt": "language",
     "bert": "text",
     "vit": "images",
@@ -83,8 +84,8 @@ class Fitting:
 
 
 FITTING: dict[Task, Fitting] = {
-    "translation": Fitting(("seq2seq", "rnn"), ("phrasebook", "files")),
-    "summaries": Fitting(("seq2seq", "rnn"), ("summaries", "files")),
+    "translation": Fitting(("seq2seq", "rnn", "joined"), ("phrasebook", "files")),
+    "summaries": Fitting(("seq2seq", "rnn", "joined"), ("summaries", "files")),
     "language": Fitting(("gpt",), ("text",), ("causal",)),
     "pretraining": Fitting(
         ("bert", "seq2seq"), ("text",), ("masked", "replaced", "spans", "denoising")

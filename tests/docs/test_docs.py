@@ -28,7 +28,8 @@ STAGES = [
     "errors files config replay tokens vocabularies",
     "data.corpus data.phrasebook data.batching data.translation data.summaries data.masking",
     "data.language data.sentences data.hidden data.labelled",
-    "nn.shapes nn.masks nn.positions nn.scores nn.cores nn.tiled nn.attention nn.feedforward",
+    "nn.shapes nn.masks nn.positions nn.scores nn.biased nn.cores nn.tiled nn.packed nn.flex",
+    "nn.local nn.linformer nn.performer nn.compressed nn.attention nn.feedforward",
     "nn.experts nn.residual nn.embedding nn.block models presets account account_table",
     "train.objective train.optimizer train.progress train.checkpoint train.loop",
     "decode.cache decode.sample decode.beam decode.generate decode.translate decode.lines",
@@ -36,7 +37,8 @@ STAGES = [
     "exchange.foreign exchange.settings exchange.families exchange.channels exchange.huggingface",
     "exchange.writing exchange.folder exchange.ctranslate2 exchange.ctranslate2_runtime",
     "exchange.onnx exchange.onnx_runtime",
-    "tasks run opened beginning training scoring compare demo commands cli",
+    "tasks run opened beginning training scoring compare memory_use cost cost_table demo",
+    "commands cli",
 ]
 ORDER = [name for stage in STAGES for name in stage.split()]
 # Within these, any order that is not a circle will do.

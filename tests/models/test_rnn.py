@@ -20,7 +20,8 @@ from manyheads.data.phrasebook import Pair
 from manyheads.decode.cache import KeyValueCache
 from manyheads.errors import Mistake
 from manyheads.evaluate.alignment import alignment_error
-from manyheads.models.rnn import EncoderDecoder, Rnn, RnnConfig
+from manyheads.models.joined import EncoderDecoder
+from manyheads.models.rnn import Rnn, RnnConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig

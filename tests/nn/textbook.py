@@ -14,6 +14,7 @@ from torch import Tensor
 from manyheads.nn.masks import (
     Globals,
     Rule,
+    SameBlock,
     SameDocument,
     both,
     causal,
@@ -92,6 +93,7 @@ RULES: dict[str, tuple[Rule, Sees]] = {
     "window": (window(1), lambda row, i, j: i - 1 <= j <= i + 1),
     "prefix": (prefix(3), lambda row, i, j: j < 3 if i < 3 else j <= i),
     "globals": (Globals(2), lambda row, i, j: i in (0, 1) or j in (0, 1)),
+    "same-block": (SameBlock(2), lambda row, i, j: i in (j, j ^ 1)),
     "same-document": (
         SameDocument(torch.tensor(DOCUMENTS)),
         lambda row, i, j: DOCUMENTS[row][i] == DOCUMENTS[row][j],
@@ -211,7 +213,7 @@ def refused(score: str, position: str, core: str) -> bool:
     """The combinations that must say no at build, and the only ones."""
     if position.startswith("rotary") and score in ("bilinear", "reduced-rank", "additive"):
         return True
-    return core == "fused" and (score == "additive" or position == "shaw")
+    return core in ("fused", "packed") and (score == "additive" or position == "shaw")
 
 
 def attention(

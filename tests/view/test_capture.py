@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import CoreConfig, CrossAttention, SelfAttention
 from manyheads.nn.cores import Core, Dense, Fused
+from manyheads.nn.local import Longformer
+from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Alibi, Buckets, Learned, PositionConfig, Rotary, Shaw
 from manyheads.nn.tiled import Tiled
 from manyheads.view.capture import Maps, capture
@@ -215,3 +219,49 @@ def test_layers_are_in_order() -> None:
             run(changed)
         same = [torch.equal(a, b) for a, b in zip(maps["self"], whole, strict=True)]
         assert same == [n < layer for n in range(12)]
+
+
+@pytest.mark.parametrize("core", [*CORES.values(), Longformer(window=1), Performer(features=8)])
+def test_chosen_rows_and_heads_are_those_of_the_whole_map(core: CoreConfig) -> None:
+    sizes = {"vocab_size": VOCAB, "dim": 8, "layers": LAYERS, "heads": HEADS, "max_length": 16}
+    model = GptConfig(**sizes, core=core).build().double().eval()
+    with torch.no_grad(), capture(model) as whole:
+        run(model)
+    with torch.no_grad(), capture(model, rows=[6, 2], heads=[1]) as chosen:
+        run(model)
+    for one, every in zip(chosen["self"], whole["self"], strict=True):
+        torch.testing.assert_close(one, every[:, [1]][:, :, [6, 2]], rtol=0, atol=1e-12)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any tensor has."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), settings=None):  # type: ignore
+        result = function(*arguments, **(settings or {}))
+        for one in tree_leaves(result):
+            if isinstance(one, Tensor):
+                self.elements = max(self.elements, one.numel())
+        return result
+
+
+def test_rows_of_a_long_text_never_hold_all_pairs() -> None:
+    """16,384 tokens by the fast kernel; two rows of its map, each with the sum 1."""
+    length = 16_384
+    model = built("gpt", layers=1, heads=1, max_length=length).float()
+    tokens = torch.randint(VOCAB, (1, length), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad(), capture(model, rows=[5, length - 1]) as maps, Largest() as largest:
+        model.hidden(tokens)
+    (found,) = maps["self"]
+    assert found.shape == (1, 1, 2, length)
+    torch.testing.assert_close(found.sum(-1), torch.ones(1, 1, 2))
+    assert (found[0, 0, 0, 6:] == 0).all()
+    assert largest.elements < 64 * length
+
+
+@pytest.mark.parametrize("chosen", [{"rows": [7]}, {"heads": [-1]}])
+def test_rows_and_heads_that_are_not_there(chosen: dict[str, list[int]]) -> None:
+    model = built("gpt")
+    with pytest.raises(ValueError, match="choose among 0 to"), capture(model, **chosen):
+        run(model)

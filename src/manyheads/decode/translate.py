@@ -13,7 +13,7 @@ from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks
 from manyheads.decode.cache import KeyValueCache
 from manyheads.decode.generate import collect
 from manyheads.decode.sample import Sample, Sampler
-from manyheads.models.rnn import EncoderDecoder
+from manyheads.models.joined import EncoderDecoder
 from manyheads.models.seq2seq import Memory
 from manyheads.nn.masks import Sight
 from manyheads.tokens import Tokenizer

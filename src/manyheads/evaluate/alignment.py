@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.data.phrasebook import Pair
 from manyheads.data.translation import Corpus, EncodedPairs
-from manyheads.models.rnn import EncoderDecoder
+from manyheads.models.joined import EncoderDecoder
 from manyheads.tokens import Tokenizer
 from manyheads.view.capture import capture
 

@@ -17,6 +17,7 @@ from manyheads.exchange.writing import changed_there, known, special_of, tell
 from manyheads.files import PARTIAL
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import Gpt
+from manyheads.models.joined import JoinedConfig
 from manyheads.models.rnn import RnnConfig
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.tokens import Tokenizer
@@ -63,7 +64,7 @@ def in_frame(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokenizer:
     """With the special tokens around a text that such a model reads: its own, else ours."""
     if any(tokenizer.frame()):
         return tokenizer
-    if isinstance(config, Seq2SeqConfig | RnnConfig):
+    if isinstance(config, Seq2SeqConfig | RnnConfig | JoinedConfig):
         *before, end = Marks(tokenizer, decode).source([])
         return tokenizer.with_frame(before, [end])
     if not isinstance(config, BertConfig):

@@ -29,6 +29,7 @@ from manyheads.exchange.foreign import (
     take,
 )
 from manyheads.exchange.settings import Departure, read_settings, write_settings
+from manyheads.models.joined import Joined
 from manyheads.models.rnn import Rnn
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
@@ -315,6 +316,11 @@ def _departure(model: nn.Module) -> tuple[nn.Module, Departure]:
     """How a model leaves, its channels in another order where that alone is in the way."""
     if isinstance(model, Rnn):
         raise Mistake("no model of transformers is an LSTM with attention: export a Transformer")
+    if isinstance(model, Joined):
+        raise Mistake(
+            "no model of transformers is a joined one, a decoder with the face of an "
+            "encoder–decoder: export a seq2seq or a gpt model"
+        )
     nearest_one = _nearest(model.config)  # type: ignore[arg-type]
     if nearest_one.obstacles and isinstance(model, Seq2Seq) and is_interleaved(model.config):
         turned = _nearest(with_halves(model.config))

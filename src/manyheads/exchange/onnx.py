@@ -114,7 +114,10 @@ def _graphs(model: nn.Module) -> dict[str, Graph]:
         return _text_graphs(model)
     if isinstance(model, Vit):
         return _image_graphs(model)
-    raise Mistake(f"no ONNX graph is known for a {type(model).__name__}: export a Transformer")
+    raise Mistake(
+        f"no ONNX graph is known for a {type(model).__name__}: export a seq2seq, gpt, bert or vit "
+        "model"
+    )
 
 
 def _write(graph: Graph, path: Path) -> None:

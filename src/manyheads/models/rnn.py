@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyheads.errors import Mistake, check_at_least, check_share
-from manyheads.models.seq2seq import Memory, Seq2Seq
+from manyheads.models.seq2seq import Memory
 from manyheads.nn.attention import Cache, CoreConfig, check_parts
 from manyheads.nn.block import initialise
-from manyheads.nn.cores import Core, Dense
+from manyheads.nn.cores import Core, CoreSizes, Dense
 from manyheads.nn.embedding import Head
 from manyheads.nn.masks import Sight, full, look
 from manyheads.nn.positions import Position
@@ -96,7 +96,14 @@ class GlobalAttention(nn.Module):
         super().__init__()
         self.score = config.score.build(1, config.dim)
         self.position = Position()  # source and target positions are not comparable
-        self.core: Core = config.core
+        sizes = CoreSizes(
+            heads=1,
+            kv_heads=1,
+            head_dim=config.dim,
+            key_dim=config.dim,
+            max_length=config.max_length,
+        )
+        self.core: Core = config.core.build(sizes)
         self.combine = nn.Linear(2 * config.dim, config.dim, bias=False)
         check_parts(self.core, self.score, self.position)
 
@@ -203,7 +210,7 @@ def lengths_of(real: Real) -> Int[Tensor, " b"]:
     lengths = real.sum(1)
     behind = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
     if not (behind == real).all() or not lengths.all():
-        raise Mistake("a recurrent model reads texts of at least a token, with padding behind them")
+        raise Mistake("this model reads texts of at least a token, with padding behind them")
     return lengths
 
 
@@ -218,6 +225,3 @@ def initialise_lstm(lstm: nn.LSTM) -> None:
             continue
         for gate in parameter.chunk(4):
             nn.init.xavier_uniform_(gate, nn.init.calculate_gain("tanh"))
-
-
-EncoderDecoder = Seq2Seq | Rnn  # what reads a source and writes a target

@@ -16,14 +16,31 @@ from torch import Tensor, nn
 
 from manyheads.config import parse
 from manyheads.errors import Mistake
+from manyheads.nn.compressed import MemoryCompressed
 from manyheads.nn.cores import Core, CoreSizes, Dense, Fused, dense_weights, exact_core
+from manyheads.nn.flex import Flex
+from manyheads.nn.linformer import Linformer
+from manyheads.nn.local import Local, Longformer
 from manyheads.nn.masks import Causal, Full, Rule, Sight, full
+from manyheads.nn.packed import Packed
+from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes, RotaryPosition
 from manyheads.nn.scores import InnerScore, ScaledDot, Score, ScoreConfig
 from manyheads.nn.shapes import Hidden, Keys, Queries, Real, Values, Weights
 from manyheads.nn.tiled import Tiled
 
-CoreConfig = Dense | Fused | Tiled
+CoreConfig = (
+    Dense
+    | Fused
+    | Tiled
+    | Flex
+    | Packed
+    | Local
+    | Longformer
+    | MemoryCompressed
+    | Linformer
+    | Performer
+)
 KeysAndValues = tuple[Tensor, Tensor]
 P = TypeVar("P", bound=nn.Module)
 
@@ -244,8 +261,11 @@ class CrossAttention(nn.Module):
         self.score = heads.score.build(heads.heads, heads.head_dim)
         self.position = Position()  # source and target positions are not comparable
         # What sees less of a sequence than everything is for the sequence that a query stands in.
-        exact = heads.core if heads.core.exact else exact_core(self.score, self.position)
-        self.core: Core = exact
+        self.core: Core = (
+            heads.core.build(heads.core_sizes(causal=False, layer=0))
+            if heads.core.exact
+            else exact_core(self.score, self.position)
+        )
 
     def keys_and_values(self, memory: Tensor) -> KeysAndValues:
         k, v = self.project(memory).split(self.heads.sizes[1:], dim=-1)

@@ -5,7 +5,7 @@ Because it speaks of positions and not of matrix indices, the same rule serves a
 a chunk and one cached step.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -30,6 +30,10 @@ class Rule:
     def past_only(self) -> bool:
         """Whether no query ever sees a later key."""
         return False
+
+    def for_rows(self, repeats: int) -> "Rule":
+        """The same rule where each row has been cut into `repeats` rows, one after another."""
+        return self
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
         raise NotImplementedError
@@ -101,18 +105,44 @@ class Globals(Rule):
         return (queries < self.count) | (keys < self.count)
 
 
-@dataclass(frozen=True, eq=False)
-class SameDocument(Rule):
-    """In a packed row, a position sees only its own document; `documents` numbers them."""
+@dataclass(frozen=True)
+class SameBlock(Rule):
+    """A position sees its own block of `size` positions: ⌊i / size⌋ = ⌊j / size⌋."""
 
-    documents: Int[Tensor, "b n"]
-    kind: ClassVar[str] = "same-document"
+    size: int = 64
+    kind: ClassVar[str] = "same-block"
+
+    def __post_init__(self) -> None:
+        check_at_least("same-block size", self.size, 1)
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
-        rows = self.documents.shape[0]
-        own = self.documents.gather(1, queries[..., 0].expand(rows, -1))
-        other = self.documents.gather(1, keys[:, 0].expand(rows, -1))
+        return queries // self.size == keys // self.size
+
+
+@dataclass(frozen=True, eq=False)
+class SameDocument(Rule):
+    """In a packed row, a position sees only its own document; `documents` numbers them.
+
+    Positions may come in `repeats` rows for each row of documents.
+    """
+
+    documents: Int[Tensor, "b n"]
+    repeats: int = 1
+    kind: ClassVar[str] = "same-document"
+
+    def for_rows(self, repeats: int) -> Rule:
+        return replace(self, repeats=self.repeats * repeats)
+
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+        own, other = self._at(queries[..., 0]), self._at(keys[:, 0])
         return rearrange(own, "b t -> b t 1") == rearrange(other, "b s -> b 1 s")
+
+    def _at(self, positions: Positions) -> Positions:
+        """The documents at these positions; no row of documents is ever copied."""
+        places = rearrange(positions, "(b r) t -> b (r t)", r=self.repeats)
+        rows = max(places.shape[0], self.documents.shape[0])
+        found = self.documents.expand(rows, -1).gather(1, places.expand(rows, -1))
+        return rearrange(found, "b (r t) -> (b r) t", r=self.repeats)
 
     def places(self) -> Int[Tensor, "b n"]:
         """The position of each token in its own document, counted from 0."""
@@ -134,6 +164,9 @@ class Both(Rule):
     def past_only(self) -> bool:
         return self.first.past_only or self.second.past_only
 
+    def for_rows(self, repeats: int) -> Rule:
+        return Both(self.first.for_rows(repeats), self.second.for_rows(repeats))
+
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
         return self.first(queries, keys) & self.second(queries, keys)
 
@@ -149,6 +182,9 @@ class Either(Rule):
     @property
     def past_only(self) -> bool:
         return self.first.past_only and self.second.past_only
+
+    def for_rows(self, repeats: int) -> Rule:
+        return Either(self.first.for_rows(repeats), self.second.for_rows(repeats))
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
         return self.first(queries, keys) | self.second(queries, keys)

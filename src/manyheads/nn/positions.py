@@ -27,6 +27,7 @@ class Position(nn.Module):
     """No position at all: attention over an unordered set. The schemes override hooks."""
 
     max_length: int | None = None
+    distance_alone: ClassVar[bool] = False  # whether what `score` adds hangs on nothing else
 
     def embed(self, x: Hidden, positions: Positions) -> Hidden:
         return x
@@ -47,6 +48,17 @@ class Position(nn.Module):
                 f"{length} positions, but the learned ones end at {self.max_length}: shorten the "
                 "text, or train with a larger model.max_length or another model.position"
             )
+
+
+def by_distance(position: Position, q: Queries, length: int) -> Float[Tensor, "h far"] | None:
+    """What is added to a head's scores at the distances −(n−1) … n−1; None where it is nothing.
+
+    For positions that hang on the distance alone.
+    """
+    middle = torch.tensor([[length - 1]], device=q.device)
+    every = torch.arange(2 * length - 1, device=q.device)[None]
+    bias = position.score(q[:1, :, :1], middle, every)
+    return None if bias is None else bias[0, :, 0]
 
 
 def _angles(
@@ -138,6 +150,8 @@ class ShawPosition(Position):
 class BucketPosition(Position):
     """T5's relative bias: one number a head for each bucket of distances, wider further off."""
 
+    distance_alone = True
+
     def __init__(self, buckets: int, max_distance: int, heads: int, both_ways: bool) -> None:
         super().__init__()
         self.max_distance = max_distance
@@ -168,6 +182,7 @@ class AlibiPosition(Position):
     """−slope_h · |i − j| on the scores: each head is short-sighted in its own measure."""
 
     exponents: Tensor
+    distance_alone = True
 
     def __init__(self, heads: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.errors import BadData
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
-from manyheads.models.rnn import EncoderDecoder
+from manyheads.models.joined import EncoderDecoder, Joined
 from manyheads.tokens import Tokenizer
 from manyheads.train.objective import Loss, cross_entropy
 from manyheads.train.optimizer import Train
@@ -140,7 +140,7 @@ def evaluate_translation(
     With gold alignments also the alignment error of every head; the phrasebook's test also has
     its BLEU on word combinations that training never held. What needs the model's probabilities
     is left out where another program runs it, what needs its heads also where it frames texts in
-    its own way.
+    its own way, or has no cross-attention.
     """
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
@@ -148,8 +148,9 @@ def evaluate_translation(
             translator, corpus.sources, lambda done: bar.update(done, "sentences")
         )
     scores = translation_scores(written, corpus.targets)
-    own = isinstance(translator, Translator) and translator.marks.own
+    own = False
     if isinstance(translator, Translator):
+        own = translator.marks.own and not isinstance(translator.model, Joined)
         scores |= _likelihood(translator, corpus)
     scores |= {"split": split_name, "examples": len(corpus.sources)}
     if split_name == "test" and COMPOSITIONAL in data.splits():

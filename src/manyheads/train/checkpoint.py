@@ -7,6 +7,7 @@ numbers need no state: every step draws from a seed made of the run's seed and t
 
 import json
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,15 +153,18 @@ def drop_old_snapshots(folder: Path, progress: Progress) -> None:
             path.unlink(missing_ok=True)
 
 
-def average(folder: Path, progress: Progress) -> dict[str, Tensor]:
-    """The mean of the kept snapshots, summed in float64."""
+def average(folder: Path, progress: Progress, drawn: Collection[str] = ()) -> dict[str, Tensor]:
+    """The mean of the kept snapshots, summed in float64; of what is drawn, the newest."""
     total: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     for step in progress.snapshots:
         tensors, _ = read_tensors(_snapshot(folder, step))
         for name, tensor in tensors.items():
             dtypes[name] = tensor.dtype
-            total[name] = total.get(name, 0) + tensor.double() / len(progress.snapshots)
+            if name in drawn:
+                total[name] = tensor
+            else:
+                total[name] = total.get(name, 0) + tensor.double() / len(progress.snapshots)
     return {name: tensor.to(dtypes[name]) for name, tensor in total.items()}
 
 

@@ -266,7 +266,8 @@ class Trainer:
     def _finish(self) -> None:
         """With averaging, the model to use is the mean of the last snapshots."""
         if self.train.average > 1:
-            mean = checkpoint.average(self.folder, self.progress)
+            drawn = {name for name, _ in self.kept.named_buffers()}
+            mean = checkpoint.average(self.folder, self.progress, drawn)
             about = {"averaged_steps": self.progress.snapshots, **self.about}
             checkpoint.write_tensors(self.folder / checkpoint.WEIGHTS, mean, about)
         tensors, _ = checkpoint.read_tensors(self.folder / checkpoint.WEIGHTS)

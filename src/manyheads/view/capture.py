@@ -1,6 +1,6 @@
 """Attention maps of any model, also of one that runs a core which never holds them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from manyheads.errors import Mistake
 from manyheads.models.rnn import GlobalAttention
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
@@ -45,11 +46,38 @@ class Maps:
 
 
 @dataclass(frozen=True)
-class _Recorder:
+class Chosen:
+    """Which queries and which heads are wanted; all unless told."""
+
+    rows: Sequence[int] | None = None
+    heads: Sequence[int] | None = None
+
+    def weights(
+        self, core: Core, q: Tensor, k: Tensor, sight: Sight, score: Score, position: Position
+    ) -> Tensor:
+        if self.rows is not None:
+            _refuse_past("rows", self.rows, q.shape[2])
+            rows = list(self.rows)
+            queries = sight.queries[:, rows]
+            q, sight = q[:, :, rows], Sight(sight.rule, queries, sight.keys, sight.real)
+        weights = core.weights(q, k, sight, score, position).detach()
+        if self.heads is None:
+            return weights
+        _refuse_past("heads", self.heads, q.shape[1])
+        return weights[:, list(self.heads)]
+
+
+def _refuse_past(name: str, wanted: Sequence[int], there: int) -> None:
+    if any(not 0 <= one < there for one in wanted):
+        raise Mistake(f"{name}={list(wanted)}: choose among 0 to {there - 1}")
+
+
+class _Recorder(nn.Module):
     """A core that also keeps the weights; what the model computes stays what it was."""
 
-    core: Core
-    kept: list[Tensor]
+    def __init__(self, core: Core, kept: list[Tensor], chosen: Chosen) -> None:
+        super().__init__()
+        self.core, self.kept, self.chosen = core, kept, chosen
 
     def check(self, score: Score, position: Position) -> None:
         self.core.check(score, position)
@@ -62,7 +90,7 @@ class _Recorder:
     def meets(self, length: int) -> int:
         return self.core.meets(length)
 
-    def __call__(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -73,20 +101,28 @@ class _Recorder:
         dropout: float = 0.0,
     ) -> Tensor:
         with torch.no_grad():
-            self.kept.append(self.core.weights(q, k, sight, score, position).detach())
+            self.kept.append(self.chosen.weights(self.core, q, k, sight, score, position))
         return self.core(q, k, v, sight, score, position, dropout)
 
 
 @contextmanager
-def capture(model: nn.Module) -> Iterator[Maps]:
-    """While open, every attention of the model leaves its weights in the yielded maps."""
+def capture(
+    model: nn.Module, rows: Sequence[int] | None = None, heads: Sequence[int] | None = None
+) -> Iterator[Maps]:
+    """While open, every attention of the model leaves its weights in the yielded maps.
+
+    With `rows`, only the weights of those queries, with `heads` only those of these heads: of a
+    long text nothing of n × n is ever held. A row is computed again from q and k, and is divided
+    by its own sum over all keys.
+    """
+    chosen = Chosen(rows, heads)
     maps = Maps()
     swapped: list[tuple[Attention, Core]] = []
     for stack, layer, attention in _attentions(model):
         kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
         kept = maps.found.setdefault((stack, kind, layer), [])
         swapped.append((attention, attention.core))
-        _swap(attention, _Recorder(attention.core, kept))
+        _swap(attention, _Recorder(attention.core, kept, chosen))
     try:
         yield maps
     finally:

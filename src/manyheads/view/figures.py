@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jaxtyping import Float
@@ -78,3 +79,59 @@ def curves(
         axes.set_title(title)
         axes.grid(alpha=0.3)
         axes.legend()
+
+
+def growth(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], label: str, path: Path
+) -> None:
+    """One panel a title, both axes logarithmic, and a line a name, which stands where it ends."""
+    tallest = max(len(lines) for lines in panels.values())
+    with _figure((6.2 * len(panels), 2.6 + 0.26 * tallest), path) as (figure, single):
+        single.remove()
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (title, lines) in zip(row, panels.items(), strict=True):
+            axes.set(xscale="log", yscale="log", title=title, xlabel=label)
+            drawn = [axes.plot(*zip(*lines[name], strict=True), marker="o")[0] for name in lines]
+            lengths = sorted({length for points in lines.values() for length, _ in points})
+            axes.set_xticks(lengths, list(map(str, lengths)), rotation=45)
+            axes.yaxis.set_major_formatter("{x:g}")  # powers would be formulas
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+            _name_ends(axes, list(lines), drawn, gap=0.75 / tallest)
+
+
+def _name_ends(axes: Any, names: Sequence[str], lines: Sequence[Any], gap: float) -> None:
+    """The name of each line at its end, beside the axes and at a distance from each other."""
+    ends = [line.get_xydata()[-1] for line in lines]
+    frame = axes.transData - axes.transAxes
+    heights = [float(frame.transform(end)[1]) for end in ends]
+    order = sorted(range(len(lines)), key=heights.__getitem__)
+    apart = _apart([heights[number] for number in order], min(gap, 0.06))
+    places = dict(zip(order, apart, strict=True))
+    for number, name in enumerate(names):
+        axes.annotate(
+            name,
+            ends[number],
+            (1.04, places[number]),
+            textcoords="axes fraction",
+            color=lines[number].get_color(),
+            va="center",
+            arrowprops={
+                "arrowstyle": "-",
+                "color": lines[number].get_color(),
+                "alpha": 0.4,
+                "relpos": (0.0, 0.5),
+            },
+            annotation_clip=False,
+        )
+
+
+def _apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Rising heights, moved as little as keeps them a gap apart: those that collide share it."""
+    groups: list[list[float]] = []
+    for number, height in enumerate(heights):
+        groups.append([height - number * gap])
+        while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    moved = [fmean(group) for group in groups for _ in group]
+    return [height + number * gap for number, height in enumerate(moved)]

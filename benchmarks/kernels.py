@@ -1,0 +1,177 @@
+"""Our choice of a fused kernel beside each of PyTorch's, and our own kernel beside FlexAttention.
+
+    python benchmarks/kernels.py fused  [--lengths 1024,4096,16384] [--rounds 7]
+    python benchmarks/kernels.py biased [--lengths 1024,4096,16384] [--rounds 7]
+
+`fused`: model.core=fused against every backend of scaled_dot_product_attention that runs here.
+`biased`: T5's buckets, whose table is trained, by our kernel, by FlexAttention and by the fused
+core with a matrix of n × n. Bfloat16, 16,384 tokens a batch and a width of 2,048 in all cases,
+rounds interleaved and in turns, medians of many calls each, fewer where they are long. One JSON
+object a line.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from manyheads.nn.attention import attend
+from manyheads.nn.cores import Fused
+from manyheads.nn.flex import Flex
+from manyheads.nn.masks import causal, full, look
+from manyheads.nn.positions import Buckets, Position, PositionSizes, by_distance
+from manyheads.nn.scores import ScaledDot
+
+TOKENS, WIDTH = 16384, 2048
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+Run = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def times(
+    runs: dict[str, Run], inputs: list[Tensor], wanted: list[Tensor], rounds: int
+) -> dict[str, float]:
+    """Seconds of one call of each with the gradients wanted, the median of interleaved rounds."""
+    found: dict[str, list[float]] = {}
+    direction = torch.randn_like(inputs[0])
+    calls = 50 * 1024 // inputs[0].shape[2] + 2
+    for number in range(rounds + 1):
+        order = list(runs)
+        for name in order[number % len(order) :] + order[: number % len(order)]:
+            run = runs[name]
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            try:
+                torch.cuda.synchronize()
+                begin.record()
+                for _ in range(calls):
+                    if wanted:
+                        out = run(*inputs)
+                        torch.autograd.grad(out, wanted, direction)
+                    else:
+                        with torch.no_grad():
+                            run(*inputs)
+                end.record()
+                torch.cuda.synchronize()
+            except RuntimeError as error:
+                if number == 0:
+                    print(json.dumps({"left_out": name, "why": str(error).split("\n")[0][:120]}))
+                continue
+            if number:  # the first round compiles
+                found.setdefault(name, []).append(begin.elapsed_time(end) / 1000 / calls)
+    return {name: statistics.median(each) for name, each in found.items()}
+
+
+def tensors(length: int, head_dim: int) -> list[Tensor]:
+    torch.manual_seed(1)
+    shape = (TOKENS // length, WIDTH // head_dim, length, head_dim)
+    return [
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+
+
+def fused(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str, object]]:
+    inputs = tensors(length, head_dim)
+    sight = look(causal if past else full, length, device="cuda")
+    score, position = ScaledDot().build(WIDTH // head_dim, head_dim), Position()
+    runs: dict[str, Run] = {"ours": lambda q, k, v: Fused()(q, k, v, sight, score, position)}
+    for name, backend in BACKENDS.items():
+
+        def theirs(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend = backend) -> Tensor:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=past)
+
+        runs[name] = theirs
+    flops = 4 * TOKENS * length * WIDTH / (2 if past else 1)
+    rows: list[dict[str, object]] = []
+    for train in (False, True):
+        seconds = times(runs, inputs, inputs if train else [], rounds)
+        work = flops * (3.5 if train else 1)
+        best = min(value for name, value in seconds.items() if name != "ours")
+        rows.append(
+            {
+                "length": length,
+                "head_dim": head_dim,
+                "causal": past,
+                "pass": "forward and backward" if train else "forward",
+                "teraflops": {name: round(work / one / 1e12) for name, one in seconds.items()},
+                "of_the_best": round(best / seconds["ours"], 3),
+            }
+        )
+    return rows
+
+
+def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str, object]]:
+    from manyheads.nn.biased import biased_attention
+
+    heads = WIDTH // head_dim
+    sizes = PositionSizes(dim=WIDTH, heads=heads, head_dim=head_dim, max_length=length, causal=past)
+    position = Buckets().build(sizes).cuda().bfloat16()
+    inputs = tensors(length, head_dim)
+    rule = causal if past else full
+
+    def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = by_distance(position, q, length)
+        assert bias is not None
+        return biased_attention(q, k, v, bias, None, past, head_dim**-0.5)
+
+    runs: dict[str, Run] = {
+        "ours": own,
+        "flex": lambda q, k, v: attend(q, k, v, rule=rule, position=position, core=Flex()),
+        "matrix": lambda q, k, v: attend(q, k, v, rule=rule, position=position, core=Fused()),
+    }
+    results = {name: run(*inputs) for name, run in runs.items() if name != "matrix"}
+    apart = float((results["ours"] - results["flex"]).abs().max())
+    del results
+    if length > 4096:
+        del runs["matrix"]
+    rows: list[dict[str, object]] = []
+    for kind in ("forward", "forward and backward", "with the table's gradient"):
+        for parameter in position.parameters():
+            parameter.requires_grad_(kind.startswith("with"))
+        wanted = [] if kind == "forward" else inputs
+        if kind.startswith("with"):
+            wanted = [*inputs, *position.parameters()]
+        seconds = times(runs, inputs, wanted, rounds)
+        rows.append(
+            {
+                "length": length,
+                "head_dim": head_dim,
+                "causal": past,
+                "pass": kind,
+                "milliseconds": {name: round(1000 * one, 3) for name, one in seconds.items()},
+                "times_as_fast_as_flex": round(seconds["flex"] / seconds["ours"], 2),
+                "apart": apart,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=["fused", "biased"])
+    parser.add_argument("--lengths", default="1024,4096,16384")
+    parser.add_argument("--head-dims", default="64,128")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("these kernels are for a GPU, and there is none")
+    print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}))
+    measure = fused if options.what == "fused" else biased
+    for length in map(int, options.lengths.split(",")):
+        for head_dim in map(int, options.head_dims.split(",")):
+            for past in (True, False):
+                for row in measure(length, head_dim, past, options.rounds):
+                    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""FlexAttention: a rule and a bias compiled into one kernel that skips what nobody sees.
+
+PyTorch's kernel for a GPU takes a rule as a predicate over indices and a bias as a function of
+them. Blocks of 128 × 128 pairs that a rule rules out whole are never computed, and nothing of
+n × n is held. Elsewhere than on a GPU it has no backward pass, and this is the fused core.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from manyheads.errors import Mistake
+from manyheads.nn.cores import CoreSizes, Exact, Fused, share_heads
+from manyheads.nn.masks import Both, Either, Full, Rule, SameDocument, Sight
+from manyheads.nn.positions import Position, by_distance
+from manyheads.nn.scores import InnerScore, Score
+from manyheads.nn.shapes import Keys, Queries, Values
+
+Mixed = Float[Tensor, "b h t c"]
+Seen = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(row, head, query, key) → may it look?"""
+
+
+@dataclass(frozen=True)
+class Flex(Exact):
+    """Any rule; biases that hang on the distance alone (ALiBi, T5's buckets)."""
+
+    kind: ClassVar[str] = "flex"
+
+    def build(self, sizes: CoreSizes) -> "Flex":
+        if sizes.dropout:
+            raise Mistake(
+                "the flex core drops no weights: set model.attention_dropout=0, or choose another "
+                "core (model.core=fused)"
+            )
+        return self
+
+    def check(self, score: Score, position: Position) -> None:
+        Fused().check(score, position)
+
+    def __call__(
+        self,
+        q: Queries,
+        k: Keys,
+        v: Values,
+        sight: Sight,
+        score: Score,
+        position: Position,
+        dropout: float = 0.0,
+    ) -> Mixed:
+        table = position.distance_alone or type(position).score is Position.score
+        if q.device.type != "cuda" or not sight.square or not table:
+            return Fused()(q, k, v, sight, score, position, dropout)
+        return flexible(q, k, v, sight, score, position, *_compiled())
+
+
+def flexible(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    sight: Sight,
+    score: Score,
+    position: Position,
+    kernel: Callable[..., Any] = flex_attention,
+    make: Callable[..., BlockMask] = create_block_mask,
+) -> Mixed:
+    """Attention of a square sight by FlexAttention."""
+    assert isinstance(score, InnerScore)
+    heads, length = q.shape[1], q.shape[2]
+    f, g = score.factors(q, share_heads(k, heads))
+    bias = by_distance(position, q, length)
+
+    def add(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        assert bias is not None
+        return score + bias[head, key - query + length - 1]
+
+    mixed: Tensor = kernel(
+        f,
+        g,
+        share_heads(v, heads),
+        score_mod=None if bias is None else add,
+        block_mask=blocks_of(sight, q.shape[0], make),
+        scale=float(score.scale),
+    )
+    return mixed
+
+
+_known: WeakKeyDictionary[Sight, BlockMask | None] = WeakKeyDictionary()
+
+
+def blocks_of(sight: Sight, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
+    """Which blocks of pairs are seen whole, in part or not at all; None where all are whole."""
+    if sight not in _known:  # one sight serves all layers
+        _known[sight] = _blocks(sight, rows, make)
+    return _known[sight]
+
+
+def _blocks(sight: Sight, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
+    if isinstance(sight.rule, Full) and sight.real is None:
+        return None
+    by_rule, real, length = over_indices(sight.rule), sight.real, sight.keys.shape[1]
+    alike = real is None and not _knows_rows(sight.rule)
+
+    def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        own = by_rule(row, head, query, key)
+        return own if real is None else own & real[row, key]
+
+    return make(seen, None if alike else rows, None, length, length, device=str(sight.keys.device))
+
+
+def over_indices(rule: Rule) -> Seen:
+    """A rule over positions as a predicate over indices, which in a square sight are the same."""
+    if isinstance(rule, SameDocument):
+        documents = rule.documents
+        return lambda row, head, query, key: documents[row, query] == documents[row, key]
+    if isinstance(rule, Both | Either):
+        first, second = over_indices(rule.first), over_indices(rule.second)
+        if isinstance(rule, Both):
+            return lambda *pair: first(*pair) & second(*pair)
+        return lambda *pair: first(*pair) | second(*pair)
+    if isinstance(rule, Full):
+        return lambda row, head, query, key: key >= 0
+    # The other rules compare positions, of single ones as well as of whole axes.
+    return lambda row, head, query, key: rule(query, key)
+
+
+def _knows_rows(rule: Rule) -> bool:
+    if isinstance(rule, Both | Either):
+        return _knows_rows(rule.first) or _knows_rows(rule.second)
+    return isinstance(rule, SameDocument)
+
+
+@cache
+def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The kernel, and the list of its blocks, which uncompiled would hold n × n truths."""
+    return torch.compile(flex_attention), torch.compile(create_block_mask)

@@ -1,0 +1,135 @@
+"""Linformer: keys and values of all positions are first mixed into `rank` of them.
+
+    softmax(score(Q, E K)) F V,  E and F: rank × max_length
+
+So a query meets `rank` keys however long the text is. Such a key stands at no place: there is no
+past to look at, and nothing inside attention can speak of positions.
+(Wang et al. 2020, Linformer: Self-Attention with Linear Complexity.)
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manyheads.errors import Mistake, check_at_least
+from manyheads.nn.cores import CoreSizes, share_heads
+from manyheads.nn.masks import Full, Sight
+from manyheads.nn.positions import Position
+from manyheads.nn.scores import Score
+from manyheads.nn.shapes import Keys, Queries, Values
+
+OverRank = Float[Tensor, "b h t r"]
+OfPositions = Float[Tensor, "b g s c"]
+OfRank = Float[Tensor, "b g r c"]
+Mixed = Float[Tensor, "b h t c"]
+
+
+@dataclass(frozen=True)
+class Linformer:
+    """Keys and values projected to `rank` positions; for what sees a whole text at once.
+
+    `share`: `all`, one projection for the keys and values of all heads; `heads`, one for the keys
+    and one for the values of all heads; `none`, two for each key/value head.
+    """
+
+    rank: int = 256
+    share: Literal["all", "heads", "none"] = "all"
+    kind: ClassVar[str] = "linformer"
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_at_least("core.rank", self.rank, 1)
+
+    def build(self, sizes: CoreSizes) -> "LinformerCore":
+        if sizes.causal:
+            raise Mistake(
+                "the linformer core mixes all positions before a query meets them, and here a "
+                "query must not see later ones: choose another core (model.core=fused), or "
+                "linformer for an encoder alone"
+            )
+        if self.rank > sizes.max_length:
+            raise Mistake(
+                f"core.rank={self.rank} is no reduction: a text has at most "
+                f"{sizes.max_length} positions (model.max_length), so choose a smaller rank"
+            )
+        return LinformerCore(self, sizes)
+
+
+class LinformerCore(nn.Module):
+    """softmax(score(Q, E K)) F V with trained E and F, which begin as N(0, 1/rank).
+
+    That is the distribution under which the paper's theorem proves the approximation.
+    """
+
+    def __init__(self, settings: Linformer, sizes: CoreSizes) -> None:
+        super().__init__()
+        self.rank, self.max_length = settings.rank, sizes.max_length
+        groups = [sizes.kv_heads] if settings.share == "none" else []
+        shape = [*groups, self.rank, self.max_length]
+        self.keys = nn.Parameter(torch.empty(shape))
+        nn.init.normal_(self.keys, std=self.rank**-0.5)
+        # A matrix under two names would be saved twice: keys and values may have one.
+        self.values = None
+        if settings.share != "all":
+            self.values = nn.Parameter(torch.empty(shape))
+            nn.init.normal_(self.values, std=self.rank**-0.5)
+
+    def check(self, score: Score, position: Position) -> None:
+        hooks = ("rotate", "score", "value")
+        if any(getattr(type(position), hook) is not getattr(Position, hook) for hook in hooks):
+            raise Mistake(
+                "the linformer core meets mixtures of keys, and a mixture stands at no position: "
+                "choose positions that are added to the embeddings (model.position=sinusoidal "
+                "or learned)"
+            )
+
+    def meets(self, length: int) -> int:
+        return self.rank
+
+    def weights(
+        self, q: Queries, k: Keys, sight: Sight, score: Score, position: Position
+    ) -> OverRank:
+        """softmax(score(q, E k)): over the mixtures of keys, not over the keys."""
+        if not isinstance(sight.rule, Full):
+            raise Mistake(
+                "the linformer core mixes all positions before a query meets them and knows no "
+                f"rule but full, not {sight.rule.kind}: choose another core (model.core=fused)"
+            )
+        if k.shape[2] > self.max_length:
+            raise Mistake(
+                f"{k.shape[2]} positions, but the linformer core projects {self.max_length}: "
+                "shorten the text, or train with a larger model.max_length"
+            )
+        mixed = self._project(k, self.keys, sight)
+        return score(q, share_heads(mixed, q.shape[1])).softmax(-1)
+
+    def forward(
+        self,
+        q: Queries,
+        k: Keys,
+        v: Values,
+        sight: Sight,
+        score: Score,
+        position: Position,
+        dropout: float = 0.0,
+    ) -> Mixed:
+        weights = F.dropout(self.weights(q, k, sight, score, position), dropout)
+        mixed = self._project(v, self.keys if self.values is None else self.values, sight)
+        return einsum(weights, share_heads(mixed, q.shape[1]), "b h t r, b h r c -> b h t c")
+
+    def _project(self, x: OfPositions, matrix: Tensor, sight: Sight) -> OfRank:
+        """E x over the positions that there are; what is padding counts as zero.
+
+        So where nothing is real, values are zero and with them what a query gets.
+        """
+        if sight.real is not None:
+            x = x.masked_fill(~rearrange(sight.real, "b s -> b 1 s 1"), 0.0)
+        matrix = matrix[..., : x.shape[2]]
+        if matrix.ndim == 2:
+            return einsum(matrix, x, "r s, b g s c -> b g r c")
+        return einsum(matrix, x, "g r s, b g s c -> b g r c")
