@@ -112,6 +112,7 @@ def fused(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str,
 def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str, object]]:
     from manyheads.nn.biased import biased_attention
 
+    torch._dynamo.reset()  # each shape its own kernel, none for all shapes
     heads = WIDTH // head_dim
     sizes = PositionSizes(dim=WIDTH, heads=heads, head_dim=head_dim, max_length=length, causal=past)
     position = Buckets().build(sizes).cuda().bfloat16()

@@ -7,7 +7,7 @@ T5's buckets and ALiBi are such biases. PyTorch's fused kernels take them as a m
 alone; here each block of pairs reads its distances from a table of 2n − 1 numbers a head, so that
 memory stays linear. The gradient of the table is the sum of dS along each diagonal: blocks on one
 block diagonal have the same distances, so one program sums them all where they are, and only the
-sum is scattered. The rest is FlashAttention's algorithm (nn/tiled.py has it in words), in Triton.
+sum is taken apart. The rest is FlashAttention's algorithm (nn/tiled.py has it in words), in Triton.
 """
 
 from typing import Any
@@ -16,9 +16,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 LOG2_E = 1.4426950408889634
-WIDTHS = (16, 32, 64, 128)  # channels of a head that a block can hold
 
 
 @triton.jit
@@ -171,32 +171,48 @@ def _backward_queries(
 
 @triton.jit
 def _backward_bias(
-    Q, K, V, BIAS, REAL_KEYS, DO, LSE, DELTA, DBIAS, n, heads, blocks, scale,
-    CAUSAL: tl.constexpr, REAL: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
+    Q, K, V, BIAS, REAL_KEYS, DO, LSE, DELTA, SUMS, n, rows, heads, blocks, scale,
+    CAUSAL: tl.constexpr, REAL: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr,
+    M: tl.constexpr,
 ):  # fmt: skip
-    """One program a block diagonal: all its blocks are summed in place, then scattered once."""
-    apart, row = tl.program_id(0), tl.program_id(1)
-    apart = -apart if CAUSAL else apart - (blocks - 1)
-    offset, line = row.to(tl.int64) * n * D, row.to(tl.int64) * n
-    table = BIAS + (row % heads).to(tl.int64) * (2 * n - 1)
-    real = REAL_KEYS + (row // heads).to(tl.int64) * n
+    """One program a head and block diagonal: dS of all its blocks, of all rows, in one sum."""
+    diagonal, head = tl.program_id(0), tl.program_id(1)
+    apart = diagonal - (blocks - 1)
+    table = BIAS + head.to(tl.int64) * (2 * n - 1)
     total = tl.zeros([M, M], tl.float32)
-    for block in range(tl.maximum(0, -apart), tl.minimum(blocks, blocks - apart)):
-        at_m = block * M + tl.arange(0, M)
-        at_n = (block + apart) * M + tl.arange(0, M)
-        q, do = _rows_of(Q + offset, at_m, n, D), _rows_of(DO + offset, at_m, n, D)
-        k, v = _rows_of(K + offset, at_n, n, D), _rows_of(V + offset, at_n, n, D)
-        lse = tl.load(LSE + line + at_m, mask=at_m < n, other=float("inf"))
-        delta = tl.load(DELTA + line + at_m, mask=at_m < n, other=0.0)
-        _, ds = _slopes_of(
-            q, k, v, do, table, real, lse, delta, at_m, at_n, n, scale, CAUSAL, REAL, WHOLE
-        )
-        total += ds
+    for row in range(rows):
+        line = (row * heads + head).to(tl.int64) * n
+        offset, real = line * D, REAL_KEYS + row * n
+        for block in range(tl.maximum(0, -apart), tl.minimum(blocks, blocks - apart)):
+            at_m = block * M + tl.arange(0, M)
+            at_n = (block + apart) * M + tl.arange(0, M)
+            q, do = _rows_of(Q + offset, at_m, n, D), _rows_of(DO + offset, at_m, n, D)
+            k, v = _rows_of(K + offset, at_n, n, D), _rows_of(V + offset, at_n, n, D)
+            lse = tl.load(LSE + line + at_m, mask=at_m < n, other=float("inf"))
+            delta = tl.load(DELTA + line + at_m, mask=at_m < n, other=0.0)
+            _, ds = _slopes_of(
+                q, k, v, do, table, real, lse, delta, at_m, at_n, n, scale, CAUSAL, REAL, WHOLE
+            )
+            total += ds
     place = tl.arange(0, M)
-    index = apart * M + place[None, :] - place[:, None] + (n - 1)
-    inside = (index >= 0) & (index < 2 * n - 1)
-    gradient = DBIAS + (row % heads).to(tl.int64) * (2 * n - 1)
-    tl.atomic_add(gradient + index, total, mask=inside)
+    sums = SUMS + (head * tl.num_programs(0) + diagonal).to(tl.int64) * M * M
+    tl.store(sums + place[:, None] * M + place[None, :], total)
+
+
+def _by_distance(sums: Tensor, n: int, blocks: int) -> Tensor:
+    """[h, block diagonals from the lowest on, M, M] summed along their diagonals: [h, 2n − 1].
+
+    Rows of M written as rows of 2M − 1 begin one place further each, so that the diagonals of a
+    block become columns.
+    """
+    size = sums.shape[-1]
+    skewed = F.pad(sums.flip(-2), (0, size)).flatten(-2)[..., : size * (2 * size - 1)]
+    lines = skewed.unflatten(-1, (size, 2 * size - 1)).sum(-2)
+    # Neighbouring block diagonals share distances: the second half of one is the next one's first.
+    own, shared = lines[..., :size], F.pad(lines[..., size:], (0, 1))
+    found = (F.pad(own, (0, 0, 0, 1)) + F.pad(shared, (0, 0, 1, 0))).flatten(-2)
+    first = blocks * size - n  # `found` begins at the distance 1 − blocks · M
+    return F.pad(found, (0, 2 * blocks * size))[:, first : first + 2 * n - 1]
 
 
 class _Biased(torch.autograd.Function):
@@ -243,13 +259,14 @@ class _Biased(torch.autograd.Function):
         )
         dbias = None
         if ctx.needs_input_grad[3]:
-            total = torch.zeros_like(table)
             blocks = triton.cdiv(n, of_bias["M"])
+            # Of a causal rule, nothing stands above the middle one.
             diagonals = blocks if ctx.given["CAUSAL"] else 2 * blocks - 1
-            _backward_bias[(diagonals, lines)](
-                *read, total, n, heads, blocks, scale, **ctx.given, **of_bias
+            sums = table.new_empty(heads, diagonals, of_bias["M"], of_bias["M"])
+            _backward_bias[(diagonals, heads)](
+                *read, sums, n, rows, heads, blocks, scale, **ctx.given, **of_bias
             )
-            dbias = total.to(ctx.dtype)
+            dbias = _by_distance(sums, n, blocks).to(ctx.dtype)
         return dq, dk, dv, dbias, None, None, None
 
 

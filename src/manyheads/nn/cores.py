@@ -7,6 +7,7 @@ The other exact core is nn/tiled.py; those that see less than everything have ro
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -17,8 +18,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from manyheads.errors import Mistake
-from manyheads.nn.masks import Sight
-from manyheads.nn.positions import Position
+from manyheads.nn.masks import Causal, Full, Sight
+from manyheads.nn.positions import Position, by_distance
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values, Weights
 
@@ -135,7 +136,10 @@ class Dense(Exact):
 
 @dataclass(frozen=True)
 class Fused(Exact):
-    """PyTorch's fused kernels: no weights are held where the device has a kernel for it."""
+    """PyTorch's fused kernels: no weights are held where the device has a kernel for it.
+
+    For a bias by distance it has none, and on a GPU ours is used (nn/biased.py).
+    """
 
     kind: ClassVar[str] = "fused"
 
@@ -162,6 +166,8 @@ class Fused(Exact):
         dropout: float = 0.0,
     ) -> Mixed:
         assert isinstance(score, InnerScore)
+        if not dropout and _ours(q, sight, score, position):
+            return _by_our_kernel(q, k, v, sight, score, position)
         bias = position.score(q, sight.queries, sight.keys)
         triangle = bias is None and sight.is_triangle()
         mask = None if triangle else sight.mask()
@@ -177,6 +183,31 @@ class Fused(Exact):
             is_causal=triangle,
             scale=score.scale,
         )
+
+
+def _ours(q: Tensor, sight: Sight, score: Score, position: Position) -> bool:
+    """Whether this is what our own kernel is for, and one that it can compute."""
+    return (
+        position.distance_alone
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and q.device.type == "cuda"
+        and sight.square
+        and isinstance(sight.rule, Full | Causal)
+        and type(score) is InnerScore
+        and q.shape[-1] in (16, 32, 64, 128)  # channels that a block can hold
+        and find_spec("triton") is not None
+    )
+
+
+def _by_our_kernel(
+    q: Tensor, k: Tensor, v: Tensor, sight: Sight, score: InnerScore, position: Position
+) -> Tensor:
+    from manyheads.nn.biased import biased_attention  # Triton comes with PyTorch for a GPU alone
+
+    heads, bias = q.shape[1], by_distance(position, q, q.shape[2])
+    assert bias is not None
+    given = (q, share_heads(k, heads), share_heads(v, heads), bias, sight.real)
+    return biased_attention(*given, sight.rule.past_only, float(score.scale))
 
 
 def exact_core(score: Score, position: Position) -> "Dense | Fused":

@@ -1,0 +1,134 @@
+"""The LSTM with attention beside the Transformer: as many parameters, as much time.
+
+    python benchmarks/recurrent.py phrasebook --seconds 180 --out runs/recurrent
+    python benchmarks/recurrent.py translation --seconds 900 --out runs/recurrent \
+        data.folder=multi30k data.source=en data.target=de train.batch_tokens=4000
+
+The recipe's model is the Transformer; the LSTM's width is that which comes nearest to its number
+of parameters. Each has a learning rate of its own. Both are timed for a few steps first, side by
+side, and then have as many steps as fit into the seconds; they are trained side by side too, one
+thread each, or one after the other with `--device cuda`. BLEU of the test split, also of its
+sentences by their length in words. One JSON object and a picture, in the folder.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manyheads.account import account
+from manyheads.config import override_all
+from manyheads.evaluate.scores import translation_scores
+from manyheads.opened import open_run
+from manyheads.tasks.translation import evaluate_translation
+from manyheads.training import read_recipe
+from manyheads.view.figures import curves
+
+BUCKETS = 5
+PROBES = (10, 60)  # steps: what both cost alike, a start and an end, is not counted
+
+
+def width_like(recipe: str, settings: list[str]) -> int:
+    """The width at which the LSTM has as many parameters as the recipe's model."""
+    run = read_recipe(recipe, settings)
+    vocabulary = run.tokens.vocab_size
+    wanted = account(override_all(run, [f"model.vocab_size={vocabulary}"]).model).parameters
+
+    def apart(dim: int) -> int:
+        other = [*settings, "model=rnn", f"model.dim={dim}", f"model.vocab_size={vocabulary}"]
+        return abs(account(read_recipe(recipe, other).model).parameters - wanted)
+
+    return min(range(32, 1025, 4), key=apart)
+
+
+def train(arguments: dict[str, list[str]], out: Path, device: str) -> dict[str, float]:
+    """Seconds of each training; all at the same time on the CPU."""
+    begun: dict[str, float] = {}
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    seconds: dict[str, float] = {}
+    waiting = list(arguments)
+    while waiting or running:
+        while waiting and (device == "cpu" or not running):
+            name = waiting.pop(0)
+            command = [sys.executable, "-m", "manyheads", "train", *arguments[name]]
+            command += ["--device", device, "--threads", "1", "--out", str(out / name)]
+            begun[name], running[name] = time.monotonic(), subprocess.Popen(command)
+        time.sleep(0.05)
+        for name, process in list(running.items()):
+            if process.poll() is not None:
+                seconds[name] = time.monotonic() - begun[name]
+                del running[name]
+                if process.returncode:
+                    sys.exit(f"{name} could not be trained")
+    return seconds
+
+
+def rows_of(folder: Path, split: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["split"] == split]
+
+
+def by_length(sources: list[str], written: list[str], wanted: list[str]) -> list[dict[str, Any]]:
+    """BLEU of the shortest fifth of the sentences to the longest."""
+    order = np.argsort([len(source.split()) for source in sources], kind="stable")
+    found = []
+    for part in np.array_split(order, BUCKETS):
+        words = [len(sources[row].split()) for row in part]
+        scores = translation_scores([written[row] for row in part], [wanted[row] for row in part])
+        found.append({"words": [min(words), max(words)], "bleu": scores["bleu"]})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("recipe")
+    parser.add_argument("settings", nargs="*")
+    parser.add_argument("--seconds", type=float, default=180)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rnn", default="train.learning_rate=2e-3", help="the LSTM's own settings")
+    options = parser.parse_intermixed_args()
+    given = [options.recipe, *options.settings]
+    dim = width_like(options.recipe, options.settings)
+    models = {
+        "transformer": given,
+        "rnn": [*given, "model=rnn", f"model.dim={dim}", *options.rnn.split()],
+    }
+    quiet = ["train.validate_every=100000", "train.save_every=100000"]
+    probes = []
+    for count in PROBES:
+        some = {name: [*own, f"train.steps={count}", *quiet] for name, own in models.items()}
+        probes.append(train(some, options.out / f"probe-{count}", options.device))
+    few, many = probes
+    paces = {name: (many[name] - few[name]) / (PROBES[1] - PROBES[0]) for name in models}
+    steps = {name: int(options.seconds / pace) for name, pace in paces.items()}
+    timed = {name: [*own, f"train.steps={steps[name]}"] for name, own in models.items()}
+    seconds = train(timed, options.out, options.device)
+    report: dict[str, Any] = {"command": " ".join(sys.argv), "seconds": options.seconds}
+    lines = {}
+    for name in models:
+        opened = open_run(options.out / name, options.device)
+        done = evaluate_translation(opened.translator(), opened.run.data, "test")
+        parts = by_length(done.corpus.sources, done.translations, done.corpus.targets)
+        speeds = [row["tokens_per_second"] for row in rows_of(options.out / name, "train")]
+        report[name] = {
+            "parameters": account(opened.run.model).parameters,
+            "steps": steps[name],
+            "seconds": seconds[name],
+            "tokens_per_second": float(np.median(speeds)),
+            **{key: value for key, value in done.scores.items() if "by_head" not in key},
+            "by_length": parts,
+        }
+        lines[name] = [(part["words"][1], part["bleu"]) for part in parts]
+    (options.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    curves(lines, "BLEU by the length of the source", "BLEU", options.out / "by_length.png")
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
