@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rnn", default="train.learning_rate=2e-3", help="the LSTM's own settings")
+    parser.add_argument("--rnn", default="train.learning_rate=2e-2", help="the LSTM's own settings")
     options = parser.parse_intermixed_args()
     given = [options.recipe, *options.settings]
     dim = width_like(options.recipe, options.settings)

@@ -182,7 +182,8 @@ def test_ctranslate2_is_given_the_device(
         ("bert", "generator", "what continues texts is a decoder-only model"),
         ("gpt2", "translator", "holds a gpt model"),
         ("t5", "generator", "holds a seq2seq model"),
-        ("vit", "encoder", "holds a model of images, which no command reads yet"),
+        ("vit", "encoder", "holds a model of images, which reads no text"),
+        ("bert", "labeller", "what labels pictures is a vit model"),
         ("vit", "translator", "holds a vit model"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import re
 import tomllib
 import types
 from collections.abc import Iterator
@@ -15,10 +16,16 @@ import manyheads
 from manyheads.config import dump, parse, to_toml
 from manyheads.errors import Mistake
 from manyheads.models.gpt import GptConfig
-from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig, Side
+from manyheads.nn.attention import CoreConfig
+from manyheads.nn.cores import Dense
 from manyheads.nn.embedding import Embed
+from manyheads.nn.local import Longformer
+from manyheads.nn.packed import Packed
+from manyheads.nn.performer import Performer
+from manyheads.nn.tiled import Tiled
 from manyheads.opened import open_run
-from manyheads.run import Run, check_folder, choose_device, read_run
+from manyheads.run import Run, check_folder, choose_device, model_digest, read_run
 from manyheads.tokens import Tokenizer
 from manyheads.train.checkpoint import read_tensors
 from manyheads.training import read_recipe, recipes, train
@@ -177,3 +184,65 @@ def test_a_narrow_table_is_for_encoders(kind: Any) -> None:
     with pytest.raises(Mistake, match=r"embed\.dim"):
         kind(dim=16, heads=2, embed=Embed(dim=8))
     kind(dim=16, heads=2, embed=Embed(dim=16))
+
+
+PLAIN = Seq2SeqConfig(vocab_size=40, dim=16, layers=1, heads=2, max_length=16)
+SIDES = ("encoder", "decoder")
+
+
+def sided(core: Any = None, **cores: Any) -> str:
+    """The digest of an encoder–decoder with these cores of its sides."""
+    whole: dict[str, Any] = {} if core is None else {"core": core}
+    own: dict[str, Any] = {name: Side(core=chosen) for name, chosen in cores.items()}
+    return model_digest(dataclasses.replace(PLAIN, **whole, **own))
+
+
+def test_how_attention_is_computed_is_no_part_of_what_weights_mean() -> None:
+    exact = [kind() for kind in get_args(CoreConfig) if kind.exact]
+    assert len(exact) == 5
+    plain = model_digest(PLAIN)
+    assert plain == "f3e9aeb10963b03a"  # as weights of then have it
+    assert {sided(core) for core in exact} == {plain}
+    for name in SIDES:
+        assert {sided(**{name: core}) for core in exact} == {plain}
+        # Beside an inexact core it says something, and whichever it is the same.
+        assert len({sided(Longformer(2), **{name: core}) for core in exact}) == 1
+    assert sided(Tiled(), encoder=Dense(), decoder=Packed()) == plain
+
+
+def test_what_a_query_sees_is_part_of_what_weights_mean() -> None:
+    whole = [PLAIN, *(dataclasses.replace(PLAIN, core=Longformer(n)) for n in (2, 3))]
+    found = [model_digest(config) for config in whole]
+    assert found[1] == "612d9b4dfd8ae30e"  # as weights of then have it
+    assert sided(encoder=Longformer(2)) == "f79f63ebf168ef10"
+    found += [sided(**{name: Longformer(window)}) for name in SIDES for window in (2, 3)]
+    found += [sided(Longformer(2), **{name: Dense()}) for name in SIDES]
+    found += [sided(encoder=Performer(8)), sided(encoder=Performer(9))]
+    found += [sided(encoder=Longformer(2), decoder=Longformer(3))]
+    assert len(set(found)) == len(found) == 12
+
+
+@pytest.mark.parametrize(
+    ("recipe", "wrong"),
+    [
+        ("phrasebook", "model.core=linformer model.core.rank=8"),
+        ("phrasebook", "model.core=linformer"),
+        ("phrasebook", "model.core=linformer model.core.rank=8 model.max_length=30"),
+        ("gpt-mini", "model.core=linformer"),
+        ("phrasebook", "model=rnn model.core=longformer"),
+    ],
+)
+def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str) -> None:
+    def built(settings: list[str]) -> Any:
+        run = read_recipe(recipe, settings)
+        return dataclasses.replace(run.model, vocab_size=40).build()
+
+    with pytest.raises(Mistake) as caught, torch.device("meta"):
+        built(wrong.split())
+    advised = [words.split() for words in re.findall(r"\((model\.\S*=[^)]*)\)", str(caught.value))]
+    assert advised
+    others = [word for word in wrong.split() if "core" not in word]
+    for advice in advised:
+        if recipe == "phrasebook" or "encoder" not in advice[0]:
+            with torch.device("meta"):
+                assert built([*others, *advice])

@@ -24,7 +24,7 @@ from manyheads.training import read_recipe, recipes
 
 ANY_PARTS = {"phrasebook", "translation", "bert", "gpt", "vit", "rnn", "joined"}
 EXACT = {core.kind for core in get_args(CoreConfig) if core.exact}
-DATA = {"phrasebook", "files", "summaries", "text", "labelled"}
+DATA = {"phrasebook", "files", "summaries", "text", "labelled", "images", "music"}
 # With these every part can be built: the dense core takes any score and any position.
 SMALL = ["dim=16", "heads=2", "layers=1", "vocab_size=9", "core=dense"]
 MODELS: dict[str, Any] = {

@@ -25,12 +25,12 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import Patches, Vit, VitConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
-from manyheads.nn.compressed import CompressedCore
-from manyheads.nn.cores import Dense
+from manyheads.nn.cores import Besides, Counted
 from manyheads.nn.embedding import Head
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.feedforward import GatedFeedForward
 from manyheads.nn.positions import Position
+from manyheads.nn.relative import RelativePosition
 from manyheads.nn.scores import AdditiveScore, BilinearScore, ReducedRankScore, Score
 from manyheads.presets import ModelConfig
 
@@ -61,10 +61,11 @@ class Training:
 
     Activations are an estimate of what the backward pass needs of each token: the input of
     every projection and norm; queries, keys and values of every head; what the feed-forward's
-    activation needs beside its result; of the head, the logits; and where the core is dense,
-    each head's weights before and after the mask. For a block with gelu, of width d, with h
-    heads of size c and f hidden values, that is 4d + 4hc + 2f values, and 2hn more for dense
-    attention over n keys. Dropout masks and what a kernel borrows are left out.
+    activation needs beside its result; of the head, the logits; and what the core
+    itself keeps, if it is dense each head's weights before and after the mask. For a block with
+    gelu, of width d, with h heads of size c and f hidden values, that is 4d + 4hc + 2f values,
+    and 2hn more for dense attention over n keys. Dropout masks and what a kernel borrows are
+    left out.
     """
 
     weights: int
@@ -259,12 +260,15 @@ def _streams(model: nn.Module, length: int) -> dict[str, _Stream]:
         return {"source": source, "target": target}
     assert isinstance(model, Gpt | Bert | Vit)
     if isinstance(model, Vit):
-        patch, first = _Stream(length - 1), _Stream(1)
+        streams = {"patch": _Stream(model.config.side**2)}
+        patch = streams["patch"]
         patch.multiply("embedding", model.patches.project.weight.numel())
         patch.kept += model.patches.project.weight[0].numel()  # the pixels
-        for stream in (patch, first):
+        if model.config.first == "token":
+            streams["class"] = _Stream(1)
+        for stream in streams.values():
             _add_stack(stream, model.encoder, length)
-        return {"patch": patch, "class": first}
+        return streams
     token = _Stream(length)
     _add_parts(token, "embedding", model.embedding)
     if isinstance(model, Gpt):
@@ -344,6 +348,8 @@ def _add_stack(own: _Stream, stack: Stack, length: int, memory: _Stream | None =
         _add_attention("attention", own, own, block.attention, length)
         # A position's own matrices meet each query and each mix; its look-up tables do not.
         vectors = sum(matrix.numel() for matrix in position.parameters(recurse=False))
+        if isinstance(position, RelativePosition):
+            vectors = position.meets(length) * block.attention.heads.head_dim
         own.multiply("positions", block.attention.heads.heads * vectors)
         if memory is not None:
             _add_attention("cross-attention", own, memory, block.cross, length)
@@ -363,11 +369,6 @@ def _add_attention(
     _add_scores(part, own, other, attention, heads.heads, heads.head_dim, keys)
     own.kept += heads.dim + 2 * heads.sizes[0]
     other.kept += sum(heads.sizes[1:])
-    if isinstance(attention.core, CompressedCore):
-        stride, kernels = attention.core.stride, (attention.core.keys, attention.core.values)
-        # A key meets the matrices of its own place in a block.
-        other.multiply(part, *(kernel.numel() // stride for kernel in kernels))
-        other.kept += sum(heads.sizes[1:]) // stride  # of a block, shared by its positions
 
 
 def _add_scores(
@@ -379,15 +380,21 @@ def _add_scores(
     head_dim: int,
     keys: int,
 ) -> None:
-    """The scores of one query with all keys, and the mix of their values."""
+    """The scores of one query with all keys, the mix of their values, and what a core adds."""
     query_side, key_side, inner = _score_sizes(attention.score, head_dim)
-    keys = attention.core.meets(keys)
+    core = attention.core
+    besides = core.besides(keys) if isinstance(core, Counted) else Besides()
+    keys = core.meets(keys)
     other.multiply(f"{part} scores", key_side)
     own.multiply(f"{part} scores", query_side, heads * inner * keys)
     own.multiply(f"{part} mixing", heads * head_dim * keys)
-    if isinstance(attention.core, Dense):
+    own.multiply(part, besides.query)
+    other.multiply(part, besides.key)
+    own.kept += besides.kept_query
+    other.kept += besides.kept_key
+    if besides.weights:
         pair = inner if isinstance(attention.score, AdditiveScore) else 0
-        own.kept += heads * keys * (2 + pair)
+        own.kept += heads * keys * (besides.weights + pair)
 
 
 def _score_sizes(score: Score, head_dim: int) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ from manyheads.errors import Mistake
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.heads import Classify, Detect, Masked, Pooler, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.models.vit import Vit, VitConfig, resized_weights
 from manyheads.nn.block import Architecture
 from manyheads.nn.positions import Learned
 from manyheads.opened import TorchRun
@@ -22,7 +23,7 @@ from manyheads.run import Run, differences
 ON_TOP = ("head.", "pooler.", "next_sentence.")
 # Settings that change nothing of what trained weights mean.
 SET_ANEW = {
-    *("head", "pooler", "next_sentence", "max_length", "initial", "core"),
+    *("head", "pooler", "next_sentence", "max_length", "image_size", "initial", "core"),
     *("dropout", "attention_dropout"),
 }
 
@@ -37,6 +38,8 @@ def adapted(config: ModelConfig, run: Run, folder: str) -> ModelConfig:
             f"{folder} holds a {config.kind} model, and task={run.task} begins with a "
             f"{wanted.kind} one" + (" or an encoder–decoder" if wanted.kind == "bert" else "")
         )
+    if isinstance(config, VitConfig):
+        return dataclasses.replace(config, head=Classify())
     if not isinstance(config, BertConfig) or not isinstance(wanted, BertConfig):
         return config
     fresh: dict[str, Any] = {"initial": "normal"}  # small numbers for what is new on top
@@ -77,9 +80,12 @@ def give_weights(model: nn.Module, start: TorchRun) -> None:
     """Put the trained weights into a new model; what is new on top keeps its first ones.
 
     A head comes along where it answers the same question: of its kind, with the same labels.
+    Learned positions of images are interpolated where theirs have another size.
     """
     tensors = dict(start.model.state_dict())
-    if isinstance(model, Bert) and _question(model.config) != _question(start.run.model):
+    if isinstance(model, Vit) and isinstance(start.run.model, VitConfig):
+        tensors = resized_weights(tensors, start.run.model, model.config)
+    if isinstance(model, Bert | Vit) and _question(model.config) != _question(start.run.model):
         tensors = {name: tensors[name] for name in tensors if not name.startswith("head.")}
     if isinstance(model, Bert) and isinstance(start.run.model, Seq2SeqConfig):
         tensors = _of_encoder(tensors)
@@ -99,7 +105,7 @@ def give_weights(model: nn.Module, start: TorchRun) -> None:
 
 def _question(config: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
     """The kind of the head and what it may answer."""
-    if not isinstance(config, BertConfig) or config.head is None:
+    if not isinstance(config, BertConfig | VitConfig) or config.head is None:
         return None
     return config.head.kind, config.head.labels if isinstance(config.head, Classify | Tag) else ()
 

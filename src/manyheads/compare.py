@@ -19,6 +19,7 @@ from manyheads.view.figures import curves
 SHOWN = (
     "loss",
     "perplexity",
+    "nll",
     "bleu",
     "chrf",
     "exact_match",

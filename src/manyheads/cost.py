@@ -27,7 +27,9 @@ from manyheads.errors import Mistake, check_at_least
 from manyheads.memory_use import free_memory, peak_memory
 from manyheads.nn.attention import CoreConfig, check_parts
 from manyheads.nn.cores import Core, CoreSizes
+from manyheads.nn.flex import Flex
 from manyheads.nn.masks import causal, full, look
+from manyheads.nn.packed import Packed
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScaledDot
 from manyheads.train.progress import Bar
@@ -103,9 +105,14 @@ class Cost:
 
 
 def read_cores(text: str | None) -> dict[str, Any]:
-    """Settings of cores, as "dense,tiled block=256" names them; all that there are for None."""
+    """Settings of cores, as "dense,tiled block=256" names them; all that there are for None.
+
+    All but those that are the fused core in what is measured: packed, as nothing is padded, and
+    flex, which for a rule that kernels know gains nothing.
+    """
     if text is None:
-        return {option.kind: option() for option in get_args(CoreConfig)}
+        kinds = [option for option in get_args(CoreConfig) if option not in (Packed, Flex)]
+        return {option.kind: option() for option in kinds}
     cores = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
         kind, *settings = name.split()
@@ -296,6 +303,9 @@ class Measurement:
         with self.bar:
             for length in rungs(self.lengths):
                 self._measure(length)
+        if not any(cost.points for cost in self.costs.values()):
+            name, cost = next(iter(self.costs.items()))
+            raise Mistake(f"no core can be measured: {name}: {cost.stopped}")
         return list(self.costs.values())
 
     def _measure(self, length: int) -> None:
@@ -305,7 +315,9 @@ class Measurement:
         trials, memory = {}, {}
         for name in self.cores:
             self._step(f"{name}, memory at {length}")
-            if not self.costs[name].stopped and (found := self._prepare(name, length, inputs)):
+            full = (self.costs[name].stopped or "").startswith(OUT_OF_MEMORY)
+            # What is refused at one length may be taken at a longer one; what is full stays full.
+            if not full and (found := self._prepare(name, length, inputs)):
                 trials[name], memory[name] = found
         self._tell(before, length)
         if length not in self.lengths:
@@ -347,17 +359,16 @@ class Measurement:
         if found is None:
             self.costs[name].stopped = reason
             return None
+        self.costs[name].stopped = None
         self.peaks[name].append((length, found[1][1]))
         return found
 
     def _tell(self, before: set[str], length: int) -> None:
-        """Which cores go no further, and why; a Mistake where none ever went."""
+        """Which cores are left out now, and why."""
         stopped = {name: self.costs[name].stopped for name in self.cores if name in before}
         lines = [
             f"{name} is left out from {length} on: {why}" for name, why in stopped.items() if why
         ]
-        if all(cost.stopped and not cost.points for cost in self.costs.values()):
-            raise Mistake(f"no core can be measured: {lines[0]}")
         for line in lines:
             self.bar.say(line)
 

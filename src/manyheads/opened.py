@@ -28,7 +28,7 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import Gpt
 from manyheads.models.joined import EncoderDecoder
 from manyheads.models.rnn import RnnConfig
-from manyheads.models.vit import VitConfig
+from manyheads.models.vit import Vit, VitConfig
 from manyheads.presets import ModelConfig
 from manyheads.run import SETTINGS, TASKS, TOKENIZER, Run, choose_device, model_digest, read_run
 from manyheads.tokens import Tokenizer
@@ -70,8 +70,21 @@ class OpenRun:
     def encoder(self) -> TextEncoder:
         """What reads texts."""
         if self.run.task == "images":
-            raise Mistake(f"{self.folder} holds a model of images, which no command reads yet")
+            raise Mistake(
+                f"{self.folder} holds a model of images, which reads no text: classify it"
+            )
         return self._encoder()
+
+    def labeller(self) -> Vit:
+        """What gives pictures a class."""
+        config = self.run.model
+        if not isinstance(config, VitConfig):
+            raise self.cannot("labels pictures", "a vit model")
+        if config.head is None:
+            raise Mistake(
+                f"{self.folder} has no head for labels: train one on it, model={self.folder}"
+            )
+        return self._labeller()
 
     def _translator(self, decode: Decode) -> AnyTranslator:
         raise NotImplementedError
@@ -84,6 +97,9 @@ class OpenRun:
             f"{self.folder} was exported to write texts, and gives no vectors or labels: use the "
             "run that it came from"
         )
+
+    def _labeller(self) -> Vit:
+        raise Mistake(f"{self.folder} was exported, and labels nothing here: use the run itself")
 
     def cannot(self, does: str, needed: str) -> Mistake:
         run = self.run
@@ -127,6 +143,9 @@ class TorchRun(OpenRun):
 
     def _encoder(self) -> TextEncoder:
         return self._reader(self.model)
+
+    def _labeller(self) -> Vit:
+        return cast(Vit, self.model)
 
 
 @dataclass(frozen=True)

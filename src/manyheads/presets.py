@@ -15,7 +15,7 @@ from manyheads.config import dump, nearest, override, parse
 from manyheads.errors import Mistake
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig
-from manyheads.models.heads import Pooler
+from manyheads.models.heads import Classify, Pooler
 from manyheads.models.joined import JoinedConfig
 from manyheads.models.rnn import RnnConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
@@ -23,6 +23,7 @@ from manyheads.models.vit import VitConfig
 from manyheads.nn.embedding import Embed
 from manyheads.nn.feedforward import Plain
 from manyheads.nn.positions import Learned, Sinusoidal
+from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
 
 TransformerConfig = Seq2SeqConfig | GptConfig | BertConfig | VitConfig | JoinedConfig
@@ -125,6 +126,71 @@ def gpt3(name: str) -> GptConfig:
     return replace(gpt3_small(), layers=layers, dim=dim, heads=heads, head_dim=head_dim)
 
 
+def vit_base() -> VitConfig:
+    """An Image is Worth 16x16 Words (Dosovitskiy et al. 2021), table 1, in patches of 16.
+
+    The head is that of ImageNet's classes, by number; dropout is that of table 3 for ImageNet.
+    """
+    return VitConfig(
+        dim=768,
+        layers=12,
+        heads=12,
+        image_size=224,
+        patch_size=16,
+        position=Learned(),
+        norm=Norm(placement="pre", eps=1e-6),
+        feedforward=Plain(activation="gelu"),
+        head=Classify(labels=tuple(map(str, range(1000)))),
+        dropout=0.1,
+        initial="xavier",
+    )
+
+
+def vit_large() -> VitConfig:
+    """The same, the large one."""
+    return replace(vit_base(), dim=1024, layers=24, heads=16)
+
+
+def vit_small() -> VitConfig:
+    """Training data-efficient image transformers (Touvron et al. 2021), table 1, DeiT-S.
+
+    Without dropout (table 9), and without the token for distillation.
+    """
+    return replace(vit_base(), dim=384, heads=6, dropout=0.0, initial="normal")
+
+
+def vit_tiny() -> VitConfig:
+    """The same, DeiT-Ti."""
+    return replace(vit_small(), dim=192, heads=3)
+
+
+def music_transformer() -> GptConfig:
+    """Music Transformer (Huang et al. 2018), with relative global attention: of piano events.
+
+    The sizes are cited from memory, not checked against the paper's table: 6 layers, width 384,
+    8 heads of 64 channels, hidden 1024, and 1024 distances in each head. Of the vocabulary, 388
+    are events: 128 notes on, 128 off, 100 shifts of time and 32 velocities; padding and the end
+    come to them. Where norms stand, tied tables and dropout are as in tensor2tensor, with which
+    the paper's models were made.
+    """
+    return GptConfig(
+        vocab_size=390,
+        dim=384,
+        layers=6,
+        heads=8,
+        head_dim=64,
+        hidden=1024,
+        max_length=2048,
+        position=Relative(max_distance=1023),
+        norm=Norm(placement="pre"),
+        feedforward=Plain(activation="relu"),
+        embed=Embed(scale="sqrt-dim"),
+        tie="all",
+        dropout=0.1,
+        initial="xavier",
+    )
+
+
 _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "transformer-base": transformer_base,
     "transformer-big": transformer_big,
@@ -132,6 +198,11 @@ _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "bert-large": bert_large,
     "gpt3-small": gpt3_small,
     **{name: partial(gpt3, name) for name in GPT3_SIZES},
+    "music-transformer": music_transformer,
+    "vit-tiny": vit_tiny,
+    "vit-small": vit_small,
+    "vit-base": vit_base,
+    "vit-large": vit_large,
 }
 
 

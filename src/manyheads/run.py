@@ -18,9 +18,11 @@ import torch
 from torch import nn
 
 from manyheads.config import dump, parse, read_toml, to_toml
+from manyheads.data.images import ImageData
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
-from manyheads.data.masking import Masked, Objective
+from manyheads.data.masking import Causal, Masked, Objective
+from manyheads.data.music import MusicData
 from manyheads.data.summaries import SummaryData
 from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
@@ -28,6 +30,7 @@ from manyheads.errors import BadData, Mistake
 from manyheads.files import PARTIAL, write_text
 from manyheads.models.bert import BertConfig
 from manyheads.models.heads import Classify
+from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.cores import Dense
 from manyheads.presets import ModelConfig
 from manyheads.tokens import Tokenizer
@@ -62,7 +65,7 @@ FREE = {
 Task = Literal[
     "translation", "summaries", "language", "pretraining", "classification", "text", "images"
 ]
-Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData
+Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData | ImageData | MusicData
 # What a model of each kind is for, where nothing says more.
 TASKS: dict[str, Task] = {
     "seq2seq": "translation",
@@ -86,13 +89,13 @@ class Fitting:
 FITTING: dict[Task, Fitting] = {
     "translation": Fitting(("seq2seq", "rnn", "joined"), ("phrasebook", "files")),
     "summaries": Fitting(("seq2seq", "rnn", "joined"), ("summaries", "files")),
-    "language": Fitting(("gpt",), ("text",), ("causal",)),
+    "language": Fitting(("gpt",), ("text", "music"), ("causal",)),
     "pretraining": Fitting(
         ("bert", "seq2seq"), ("text",), ("masked", "replaced", "spans", "denoising")
     ),
     "classification": Fitting(("bert",), ("labelled",)),
     "text": Fitting(("bert",), ("text", "labelled")),
-    "images": Fitting(("vit",)),
+    "images": Fitting(("vit",), ("images",)),
 }
 
 
@@ -138,6 +141,26 @@ class Run:
             getattr(self.model, "head", None), Classify
         ):
             raise Mistake("task=classification needs model.head=classify: leave model.head out")
+        packed = isinstance(self.objective, Causal) and self.objective.packing != "stream"
+        if isinstance(self.data, MusicData) and packed:
+            raise Mistake(
+                "a piece of music begins after the end of another, which "
+                "objective.packing=documents hides: choose objective.packing=stream"
+            )
+        core = self.model.core
+        # What sees less than everything sees by places in a row; documents begin anywhere in it.
+        if packed and not getattr(core, "keeps_apart", core.exact):
+            raise Mistake(
+                f"model.core={core.kind} cannot read packed documents as if each were alone: "
+                "choose objective.packing=stream, or another model.core"
+            )
+        if packed and getattr(getattr(self.model, "position", None), "period", None):
+            raise Mistake(
+                "model.position.period counts from the beginning of a row, and packed documents "
+                "begin anywhere in it: choose objective.packing=stream"
+            )
+        if self.task == "images" and self.tokens is not None:
+            raise Mistake("task=images reads no text: leave out tokens")
         if not 0 <= self.seed < 2**63:
             raise Mistake(f"seed={self.seed} must be at least 0, below 2^63")
 
@@ -295,10 +318,23 @@ def model_digest(model: ModelConfig) -> str:
 
     What a setting is unless told does not count, so that a setting to come changes no name.
     """
+    table = _said(_exact_alike(model))
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _exact_alike(model: ModelConfig) -> ModelConfig:
+    """The same model with one core for all exact ones, of which none computes anything else."""
     if model.core.exact:
         model = dataclasses.replace(model, core=Dense())
-    table = _said(model)
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+    if isinstance(model, Seq2SeqConfig):
+        # A side's own exact core says something only where the model's is another.
+        alike = None if model.core.exact else Dense()
+        for name in ("encoder", "decoder"):
+            side = getattr(model, name)
+            if side.core is not None and side.core.exact:
+                own: dict[str, Any] = {name: dataclasses.replace(side, core=alike)}
+                model = dataclasses.replace(model, **own)
+    return model
 
 
 def _said(config: Any) -> dict[str, Any]:

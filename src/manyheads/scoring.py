@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from manyheads.data.images import ImageData
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
 from manyheads.data.masking import Causal, Masked, Replaced
+from manyheads.data.music import MusicData
 from manyheads.data.summaries import SummaryData
 from manyheads.data.translation import FilesData
 from manyheads.errors import Mistake, check_at_least
@@ -15,8 +17,10 @@ from manyheads.opened import OpenRun, TorchRun
 from manyheads.run import Data, Run
 from manyheads.tasks.classification import evaluate_classification
 from manyheads.tasks.denoising import evaluate_denoising
+from manyheads.tasks.images import evaluate_images
 from manyheads.tasks.language import evaluate_language
 from manyheads.tasks.masked import evaluate_masked
+from manyheads.tasks.music import evaluate_music
 from manyheads.tasks.summaries import evaluate_summaries
 from manyheads.tasks.translation import evaluate_translation
 
@@ -27,6 +31,8 @@ def data_for(run: Run) -> Data:
         return FilesData()
     if run.task == "summaries":
         return SummaryData()
+    if run.task == "images":
+        return ImageData()
     if isinstance(run.model, BertConfig) and isinstance(run.model.head, heads.Classify):
         return LabelledData()
     return TextData()
@@ -47,12 +53,14 @@ def score(opened: OpenRun, data: Data, split: str, stride: int | None = None) ->
     refuse_unscored(opened.run, str(opened.folder))
     if stride is not None and opened.run.task != "language":
         raise Mistake("--stride is for language models: leave it out")
+    if isinstance(data, ImageData):
+        return evaluate_images(opened.labeller(), data, split)
     if isinstance(data, LabelledData):
         return evaluate_classification(opened.encoder(), data, split)
     if isinstance(data, SummaryData) or opened.run.task == "summaries":
         assert isinstance(data, (SummaryData, FilesData))  # as `run.FITTING` has it
         return evaluate_summaries(opened.translator(), data, split)
-    if not isinstance(data, TextData):
+    if not isinstance(data, (TextData, MusicData)):
         return evaluate_translation(opened.translator(), data, split).scores
     if not isinstance(opened, TorchRun):
         raise Mistake(f"{opened.folder} was exported and gives no probabilities: use the run")
@@ -66,9 +74,12 @@ def score(opened: OpenRun, data: Data, split: str, stride: int | None = None) ->
                 "model reads at once: choose at most that"
             )
         tokens = run.decode.batch_tokens
+        if isinstance(data, MusicData):
+            return evaluate_music(model, tokenizer, data, split, batch_tokens=tokens, stride=stride)
         return evaluate_language(
             model, tokenizer, data, objective, split, batch_tokens=tokens, stride=stride
         )
+    assert isinstance(data, TextData)  # as `run.FITTING` has it
     if run.task == "pretraining" and run.model.kind == "seq2seq":
         assert run.objective is not None
         return evaluate_denoising(model, tokenizer, data, _any(run.objective), run.decode, split)

@@ -11,9 +11,11 @@ from torch import nn
 
 from manyheads.beginning import adapted, give_weights, refuse_changes
 from manyheads.config import assign, dump, nearest, override_all, read_toml, to_toml
+from manyheads.data.images import ImageData, Pictures
 from manyheads.data.labelled import Labelled, LabelledData
 from manyheads.data.language import TextData, Texts
 from manyheads.data.masking import Causal, Denoising, Masked, Replaced, Spans, span_sizes
+from manyheads.data.music import Music, MusicData
 from manyheads.data.translation import Corpus
 from manyheads.decode.beam import Marks
 from manyheads.errors import Mistake
@@ -23,6 +25,7 @@ from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.models.vit import VitConfig
 from manyheads.opened import TorchRun, open_any
 from manyheads.presets import ModelConfig
 from manyheads.run import (
@@ -37,15 +40,17 @@ from manyheads.run import (
 )
 from manyheads.tasks.classification import ClassificationTask
 from manyheads.tasks.denoising import DenoisingTask
+from manyheads.tasks.images import ImageTask, fitted
 from manyheads.tasks.language import LanguageTask
 from manyheads.tasks.masked import MaskedTask
+from manyheads.tasks.music import MusicTask
 from manyheads.tasks.summaries import SummaryTask
 from manyheads.tasks.translation import TranslationTask
 from manyheads.tokens import Tokenizer
 from manyheads.train import checkpoint
 from manyheads.train.loop import Task, Trainer
 
-Part = Corpus | Texts | Labelled
+Part = Corpus | Texts | Labelled | Pictures
 # The special tokens that an objective needs.
 SPECIALS = {
     "causal": ("end",),
@@ -78,7 +83,7 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         raise Mistake(f"{path}: {error}") from None
     settings, start = _start(overrides, run.start)
     # The settings of a run that began with another model are whole already.
-    if start and (start != run.start or run.model.vocab_size is None):
+    if start and (start != run.start or not _settled(run.model)):
         opened = open_start(start)
         # What is wanted decides what the model is to become; settings of it come on top.
         of_model = [one for one in settings if one.startswith("model.")]
@@ -94,12 +99,20 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     else:
         run = override_all(run, settings)
     _check_settings(settings, run)
-    if run.data is None or (run.tokens is None and not run.start):
+    needs_tokens = not run.start and run.task != "images"
+    if run.data is None or (run.tokens is None and needs_tokens):
         raise Mistake("a run that is to be trained needs data and tokens: leave out data=none")
     # A model whose parts do not go together is refused before anything is read or written.
     with torch.device("meta"):
         dataclasses.replace(run.model, vocab_size=run.model.vocab_size or 1).build()
     return run
+
+
+def _settled(model: ModelConfig) -> bool:
+    """Whether the data of a run has decided already what it decides of a model."""
+    if isinstance(model, VitConfig):
+        return bool(model.pixel_mean)
+    return model.vocab_size is not None
 
 
 def _check_settings(settings: Sequence[str], run: Run) -> None:
@@ -144,11 +157,13 @@ def open_start(folder: str) -> TorchRun:
     return opened
 
 
-def prepare(run: Run, folder: Path, part: Part) -> tuple[Run, Tokenizer]:
+def prepare(run: Run, folder: Path, part: Part) -> tuple[Run, Tokenizer | None]:
     """Settle what the data decides (tokenizer, sizes, labels) and write it down, once."""
     make_folder(folder)
-    old = read_run(folder) if (folder / SETTINGS).exists() else None
-    if old is not None:
+    if isinstance(part, Pictures):
+        assert isinstance(run.model, VitConfig)  # as `run.FITTING` has it
+        return _written(dataclasses.replace(run, model=fitted(run.model, part)), folder), None
+    if (folder / SETTINGS).exists():
         tokenizer = Tokenizer.load(folder / TOKENIZER)
     elif run.start:
         start = open_start(run.start)
@@ -178,13 +193,17 @@ def prepare(run: Run, folder: Path, part: Part) -> tuple[Run, Tokenizer]:
                 f"{part.name} ({','.join(labels)}): leave them out"
             )
         model = dataclasses.replace(model, head=dataclasses.replace(model.head, labels=labels))
-    run = dataclasses.replace(run, model=model)
-    if old is not None:
-        found = differences(dump(run), dump(old))
+    return _written(dataclasses.replace(run, model=model), folder), tokenizer
+
+
+def _written(run: Run, folder: Path) -> Run:
+    """The run with its settings in its folder, where none or the same were."""
+    if (folder / SETTINGS).exists():
+        found = differences(dump(run), dump(read_run(folder)))
         if found:
             raise Mistake(f"{folder} holds another run ({found[0]}): choose another --out")
     write_text(folder / SETTINGS, to_toml(dump(run)))
-    return run, tokenizer
+    return run
 
 
 def _strings(part: Part) -> list[str]:
@@ -193,6 +212,7 @@ def _strings(part: Part) -> list[str]:
         return [*part.sources, *part.targets]
     if isinstance(part, Texts):
         return part.strings()
+    assert isinstance(part, Labelled)
     return [text for one in part.texts for text in (one if isinstance(one, tuple) else (one,))]
 
 
@@ -249,10 +269,14 @@ def train(run: Run, folder: Path, device: torch.device) -> Trainer:
 
 
 def task_of(
-    run: Run, part: Part, valid: Part, tokenizer: Tokenizer, device: torch.device
+    run: Run, part: Part, valid: Part, tokenizer: Tokenizer | None, device: torch.device
 ) -> Task[Any]:
     """The task of a run over its data."""
     model: Any = run.model
+    if isinstance(part, Pictures) and isinstance(valid, Pictures):
+        assert isinstance(run.data, ImageData)
+        return ImageTask(run.data, part, valid, model, run.train, seed=run.seed, device=device)
+    assert tokenizer is not None
     shared: dict[str, Any] = {
         "max_length": model.max_length,
         "seed": run.seed,
@@ -270,6 +294,9 @@ def task_of(
         return ClassificationTask(
             run.data, part, valid, names, tokenizer, run.train, segments=segments, **shared
         )
+    if isinstance(part, Music) and isinstance(valid, Music):
+        assert isinstance(run.data, MusicData)
+        return MusicTask(part, valid, tokenizer, run.data, run.train, **shared)
     assert isinstance(part, Texts)
     assert isinstance(valid, Texts)
     assert isinstance(run.data, TextData)

@@ -18,11 +18,11 @@ from manyheads.nn.positions import (
     Buckets,
     Learned,
     NoPosition,
-    PositionConfig,
     Rotary,
     Shaw,
     Sinusoidal,
 )
+from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
 from manyheads.tokens import SPECIALS, Tokenizer
 

@@ -30,6 +30,7 @@ from manyheads.nn.embedding import Embed, Output
 from manyheads.nn.feedforward import Gated, Plain
 from manyheads.nn.masks import Sight, Window, full, look
 from manyheads.nn.positions import Alibi, Buckets, Learned, NoPosition, Rotary, Shaw, Sinusoidal
+from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot
 from manyheads.tokens import Tokenizer
@@ -401,6 +402,7 @@ REFUSED: dict[str, tuple[type[GptConfig] | type[Seq2SeqConfig], dict[str, Any], 
     "epsilons": (GptConfig, {"embed": Embed(norm=Norm(eps=0.1))}, r"one epsilon.*1e-05, 0\.1"),
     "t5 prompt": (GptConfig, {"position": Buckets()}, "wrong T5 distances"),
     "shaw": (GptConfig, {"position": Shaw(), "score": Bilinear()}, "score=scaled-dot"),
+    "relative": (GptConfig, {"position": Relative()}, "no RelativePosition"),
     "nothing": (GptConfig, {"position": Shaw(), "score": ScaledDot(scale=0.0)}, "scaled-dot"),
 }
 

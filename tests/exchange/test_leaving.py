@@ -33,6 +33,7 @@ from manyheads.nn.cores import Dense
 from manyheads.nn.embedding import Embed
 from manyheads.nn.feedforward import Gated, Plain
 from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw, Sinusoidal
+from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Dot
 from manyheads.presets import preset
@@ -186,6 +187,7 @@ PAIR = Seq2SeqConfig(**SMALL)
 HALVES = replace(PAIR, position=Sinusoidal(layout="halves"))
 STRANGERS: dict[str, tuple[Any, str, str]] = {
     "Shaw": (replace(PAIR, position=Shaw(), core=Dense()), "pegasus", "shaw"),
+    "relative": (replace(GPT, position=Relative()), "gpt2", "relative"),
     "additive": (replace(BERT, score=Additive(), core=Dense()), "bert", "additive"),
     "pre-norm BERT": (replace(BERT, norm=Norm(eps=1e-12)), "bert", "norm.placement=post"),
     "ALiBi": (replace(GPT, position=Alibi()), "gpt2", "alibi"),
@@ -277,7 +279,7 @@ CHANGES = """
     embed.scale=one embed.segments=2 embed.segments=none embed.dim=5
     position=none position=sinusoidal position.layout=interleaved position.layout=halves
     position.base=300 position=learned position.offset=0 position.offset=3 position=rotary
-    position=shaw position=t5 position.buckets=6 position=alibi
+    position=shaw position=t5 position.buckets=6 position=alibi position=relative
     score=dot score=scaled-dot score.scale=0.3 score=bilinear score=additive score=reduced-rank
     feedforward=gated feedforward=plain feedforward.activation=tanh feedforward.activation=gelu
     output.scale=one output.scale=inverse-sqrt-dim output.bias=none output.bias=fixed

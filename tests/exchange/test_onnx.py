@@ -51,11 +51,11 @@ from manyheads.nn.positions import (
     Learned,
     NoPosition,
     Position,
-    PositionConfig,
     Rotary,
     Shaw,
     Sinusoidal,
 )
+from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig
 from manyheads.nn.tiled import Tiled
@@ -484,6 +484,7 @@ POSITIONS: list[PositionConfig] = [
     Shaw(max_distance=3),
     Buckets(buckets=6, max_distance=9),
     Alibi(),
+    Relative(max_distance=3, period=2),
 ]
 SCORES: list[ScoreConfig] = [
     Dot(),

@@ -27,7 +27,8 @@ from manyheads.nn.compressed import MemoryCompressed
 from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
-from manyheads.nn.positions import Alibi, Buckets, Learned, PositionConfig, Rotary
+from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary
+from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
 from manyheads.opened import open_run
 from manyheads.presets import ModelConfig

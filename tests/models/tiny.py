@@ -15,11 +15,11 @@ from manyheads.nn.positions import (
     Buckets,
     Learned,
     NoPosition,
-    PositionConfig,
     Rotary,
     Shaw,
     Sinusoidal,
 )
+from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.tiled import Tiled
 
 VOCAB = 17
@@ -31,6 +31,7 @@ POSITIONS: dict[str, PositionConfig] = {
     "shaw": Shaw(max_distance=2),
     "t5": Buckets(buckets=6, max_distance=5),
     "alibi": Alibi(),
+    "relative": Relative(max_distance=3, period=2),
 }
 CORES: dict[str, CoreConfig] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=4)}
 PARTS = [(p, c) for p in POSITIONS for c in CORES if (p, c) != ("shaw", "fused")]

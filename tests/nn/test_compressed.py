@@ -1,5 +1,6 @@
 """Memory-compressed attention: equal to loops over blocks, and no look into what is to come."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from manyheads.errors import Mistake
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.compressed import CompressedCore, MemoryCompressed
 from manyheads.nn.cores import CoreSizes
+from manyheads.nn.local import Local
 from manyheads.nn.masks import Rule, Sight, both, causal, full, look, window
 from manyheads.nn.positions import (
     Alibi,
@@ -18,11 +20,11 @@ from manyheads.nn.positions import (
     Learned,
     NoPosition,
     Position,
-    PositionConfig,
     Rotary,
     Shaw,
     Sinusoidal,
 )
+from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.scores import Additive, Bilinear, ScaledDot, Score, ScoreConfig
 from manyheads.view.capture import capture
 
@@ -270,6 +272,9 @@ def test_no_gradient_from_the_future(layers: str) -> None:
 
 
 def test_the_pattern_goes_over_the_layers() -> None:
+    sizes = CoreSizes(heads=2, kv_heads=2, head_dim=4, key_dim=4, max_length=9)
+    built = [MemoryCompressed().build(replace(sizes, layer=layer)) for layer in range(5)]
+    assert ["ML"[isinstance(core, Local)] for core in built] == list("LMLML")
     model = gpt(layers="LLM")
     kinds = [type(block.attention.core).__name__ for block in model.decoder.blocks]  # type: ignore[union-attr]
     assert kinds == ["Local", "Local", "CompressedCore"]
@@ -307,7 +312,7 @@ def test_another_rule_is_refused(rule: Rule) -> None:
 
 @pytest.mark.parametrize(
     "position",
-    [Rotary(), Shaw(), Buckets(buckets=6, max_distance=5), Alibi()],
+    [Rotary(), Shaw(), Buckets(buckets=6, max_distance=5), Alibi(), Relative()],
     ids=lambda x: x.kind,
 )
 def test_a_position_of_single_keys_is_refused(position: PositionConfig) -> None:

@@ -18,7 +18,7 @@ from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.flex import Flex
 from manyheads.nn.masks import Rule, SameDocument, look
 from manyheads.nn.packed import Packed
-from manyheads.nn.positions import PositionConfig
+from manyheads.nn.relative import PositionConfig
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import ScoreConfig
 from manyheads.nn.tiled import Tiled
@@ -210,4 +210,4 @@ def test_the_grid_is_whole() -> None:
     assert {type(core) for core in CORES.values()} == exact
     assert {type(rule) for rule, _ in GRID_RULES.values()} == kinds_of(Rule)
     assert len(GRID_POSITIONS) == len(get_args(PositionConfig))
-    assert (len(WORKING), len(REFUSING)) == (108, 32)
+    assert (len(WORKING), len(REFUSING)) == (126, 34)

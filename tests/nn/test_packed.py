@@ -13,6 +13,8 @@ from manyheads.nn.attention import attend
 from manyheads.nn.cores import Dense
 from manyheads.nn.masks import Rule, SameDocument, Sight, both, causal, full
 from manyheads.nn.packed import Packed, texts_of
+from manyheads.nn.positions import Position
+from manyheads.nn.scores import ScaledDot
 
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [4, 4, 4, 4, 4, 4, 4], [1, 2, 2, 3, 3, 3, 3]])
 REAL = torch.arange(7) < torch.tensor([[7], [5], [2]])
@@ -94,6 +96,19 @@ def test_packed_documents_of_a_language_model() -> None:
         rtol=0,
         atol=1e-12,
     )
+
+
+def test_a_batch_of_padding_alone_gives_zeros() -> None:
+    q, k, v = heads()
+    out = attend(q, k, v, real=torch.zeros(3, 7, dtype=torch.bool), core="packed")
+    assert (out == 0).all()
+
+
+def test_one_row_of_padding_serves_all() -> None:
+    q, k, v = heads()
+    found = Packed()(q, k, v, index(full, REAL[1:2]), ScaledDot().build(4, 4), Position())
+    expected = attend(q, k, v, real=REAL[1:2].expand(3, -1))
+    torch.testing.assert_close(found[:, :, :5], expected[:, :, :5], rtol=0, atol=1e-12)
 
 
 def index(rule: Rule, real: Tensor | None, square: bool = True) -> Sight:

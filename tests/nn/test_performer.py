@@ -6,6 +6,7 @@ import pytest
 import torch
 from textbook import POSITIONS, SCORES
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads.decode.cache import KeyValueCache
 from manyheads.errors import Mistake
@@ -156,6 +157,95 @@ def test_a_later_key_changes_nothing_before() -> None:
     assert ((after[:, :, 7:] - before[:, :, 7:]).abs() > 0.1).any()
 
 
+def uneven(change: int, early: float, late: float) -> list[Tensor]:
+    """Rows in float32 whose keys are of other lengths from position `change` on."""
+    q, k, v = (torch.randn(1, 2, 40, 64) for _ in range(3))
+    lengths = torch.where(torch.arange(40) < change, early, late)
+    return [q, k * lengths[:, None], v]
+
+
+UNEVEN = pytest.mark.parametrize(
+    ("early", "late"), [(8.0, 0.1), (8.0, 0.0), (0.1, 8.0), (8.0, 8.0)]
+)
+WIDE = CoreSizes(heads=2, kv_heads=2, head_dim=64, key_dim=64, max_length=64, causal=True)
+
+
+@UNEVEN
+@pytest.mark.parametrize("change", [16, 23, 1])
+def test_what_follows_takes_nothing_away(change: int, early: float, late: float) -> None:
+    """Exponents may differ by hundreds, between chunks and inside one: float32 is as float64."""
+    core = Performer(32, chunk=16).build(WIDE)
+    score = InnerScore(1 / 8)
+    given = [x.requires_grad_() for x in uneven(change, early, late)]
+    out = core(*given, look(causal, 40), score, Position())
+    assert not (out == 0).all(-1).any()
+    part = core(*(x[:, :, :change] for x in given), look(causal, change), score, Position())
+    torch.testing.assert_close(out[:, :, :change], part, rtol=0, atol=1e-5)
+    found = torch.autograd.grad(out.square().sum(), given)
+    wide = [x.detach().double().requires_grad_() for x in given]
+    core.double()
+    exact = by_logarithms(core, wide, score.scale)
+    torch.testing.assert_close(out.double(), exact, rtol=0, atol=1e-4)
+    for a, b in zip(found, torch.autograd.grad(exact.square().sum(), wide), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3)
+
+
+def by_logarithms(core: PerformerCore, given: list[Tensor], scale: float) -> Tensor:
+    """The causal formula from the logarithm of every pair's kernel, which nothing overflows."""
+    q, k, v = given
+    a, b = (exponents(x * math.sqrt(scale), core.projection) for x in (q, k))
+    kernel = (a.unsqueeze(3) + b.unsqueeze(2)).logsumexp(-1)
+    later = torch.ones(kernel.shape[-2:], dtype=torch.bool).triu(1)
+    return kernel.masked_fill(later, -torch.inf).softmax(-1) @ v
+
+
+@UNEVEN
+def test_uneven_keys_through_a_cache(early: float, late: float) -> None:
+    """Stretches and single steps, and what is shown of them, are the full pass in float32 too."""
+    core = Performer(32, chunk=16).build(WIDE)
+    score = InnerScore(1 / 8)
+    q, k, v = uneven(23, early, late)
+    whole = core(q, k, v, look(causal, 40), score, Position())
+    start = 0
+    for length in (18, 12, 1, 9):
+        end = start + length
+        sight = look(causal, length, start=start)
+        step = q[:, :, start:end], k[:, :, :end]
+        piece = core(*step, v[:, :, :end], sight, score, Position())
+        torch.testing.assert_close(piece, whole[:, :, start:end], rtol=0, atol=1e-4)
+        weights = core.weights(*step, sight, score, Position())
+        torch.testing.assert_close(weights @ v[:, :, :end], piece, rtol=0, atol=1e-4)
+        start = end
+
+
+def test_uneven_keys_with_padding() -> None:
+    """Padding before, between and behind them changes nothing, and gives no gradient."""
+    core = Performer(32, chunk=16).build(WIDE)
+    score = InnerScore(1 / 8)
+    real = torch.ones(1, 40, dtype=torch.bool)
+    real[:, :3], real[:, 20:25], real[:, 38:] = False, False, False
+    given = [x.requires_grad_() for x in uneven(30, 8.0, 0.1)]
+    out = core(*given, look(causal, 40, real=real), score, Position())
+    assert (out[:, :, :3] == 0).all()
+    kept = real[0].nonzero()[:, 0]
+    alone = core(*(x[:, :, kept] for x in given), look(causal, len(kept)), score, Position())
+    torch.testing.assert_close(out[:, :, kept], alone, rtol=0, atol=1e-4)
+    for gradient in torch.autograd.grad(out[:, :, kept].sum(), given):
+        assert gradient.isfinite().all()
+        assert (gradient[:, :, ~real[0]] == 0).all()
+
+
+def test_padding_costs_nothing() -> None:
+    """What is no key is not taken for one that is far below all others."""
+    core, spent = Performer(16, chunk=4).build(SIZES), []
+    real = (torch.arange(11) > 4).expand(2, -1)
+    for shown in (None, real):
+        with FlopCounterMode(display=False) as counter:
+            core(*(x.float() for x in inputs()), look(causal, 11, real=shown), SCORE, Position())
+        spent.append(counter.get_total_flops())
+    assert spent[0] == spent[1] > 0
+
+
 @pytest.mark.parametrize("rule", [causal, full])
 def test_padding_changes_nothing(rule: Rule) -> None:
     """A padded row gives what its text alone gives, and junk in the padding no gradient."""
@@ -196,9 +286,9 @@ def test_large_vectors_stay_finite(rule: Rule, size: float) -> None:
     given = [(size * x).float().requires_grad_() for x in inputs()]
     out = core(*given, look(rule, 11), SCORE, Position())
     assert out.isfinite().all()
-    if rule is full:  # a mean of values, whatever the weights
-        assert (out.abs().amax(2) <= given[2].abs().amax(2).repeat_interleave(2, 1) * 1.001).all()
-        assert (out != 0).all()
+    # A mean of values, whatever the weights.
+    assert (out.abs().amax(2) <= given[2].abs().amax(2).repeat_interleave(2, 1) * 1.001).all()
+    assert (out != 0).all()
     assert all(x.isfinite().all() for x in torch.autograd.grad(out.square().sum(), given))
 
 
@@ -309,7 +399,7 @@ def test_what_it_cannot_honour_it_refuses() -> None:
     sizes = PositionSizes(dim=16, heads=4, head_dim=4, max_length=9, causal=False)
     for name in POSITIONS:
         placed = POSITIONS[name][0].build(sizes)
-        if name in ("shaw", "t5", "alibi"):
+        if name in ("shaw", "t5", "alibi", "relative"):
             with pytest.raises(Mistake, match=r"choose one .*model\.position=rotary"):
                 build().check(SCORE, placed)
         else:

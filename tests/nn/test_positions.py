@@ -64,11 +64,12 @@ def test_relative_schemes_know_distances_alone(position: str) -> None:
     )
 
 
-def test_shaw_has_a_table_for_each_layer() -> None:
-    """Shaw's vectors are learned in each layer anew; the others have one scheme for all."""
+def test_relative_vectors_are_of_each_layer() -> None:
+    """Vectors by distance are learned in each layer anew; the others have one scheme for all."""
     for name, (position, _) in POSITIONS.items():
         config = Architecture(dim=8, layers=3, heads=2, position=position, core=Dense())
-        assert len(Stack(config, causal=True).positions) == (3 if name == "shaw" else 1)
+        expected = 3 if name in ("shaw", "relative") else 1
+        assert len(Stack(config, causal=True).positions) == expected
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])

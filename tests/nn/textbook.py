@@ -28,11 +28,11 @@ from manyheads.nn.positions import (
     Buckets,
     Learned,
     NoPosition,
-    PositionConfig,
     Rotary,
     Shaw,
     Sinusoidal,
 )
+from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig
 
 Vector = list[float]
@@ -173,6 +173,24 @@ class AlibiPlace(Place):
         return -(0.0625, 0.00390625)[head] * abs(i - j)
 
 
+class RelativePlace(Place):
+    """Huang et al. 2018, clipped at three; from position 1 on, two voices take turns."""
+
+    def bias(self, head: int, q: Vector, i: int, j: int) -> float:
+        if not self.module.both_ways and j > i:
+            return 0.0
+        (step, voice), (other_step, other_voice) = divmod(i - 1, 2), divmod(j - 1, 2)
+        parts = [
+            (self.module.distances, max(-3, min(3, j - i)), -3),
+            (self.module.steps, max(-2, min(2, other_step - step)), -2),
+            (self.module.voices, other_voice - voice, -1),
+        ]
+        return sum(
+            inner(q, part.table.tolist()[head][number - lowest]) / math.sqrt(len(q))
+            for part, number, lowest in parts
+        )
+
+
 POSITIONS: dict[str, tuple[PositionConfig, type[Place]]] = {
     "none": (NoPosition(), Place),
     "sinusoidal": (Sinusoidal(), Place),
@@ -182,6 +200,7 @@ POSITIONS: dict[str, tuple[PositionConfig, type[Place]]] = {
     "shaw": (Shaw(max_distance=2), ShawPlace),
     "t5": (Buckets(buckets=6, max_distance=5), BucketPlace),
     "alibi": (Alibi(), AlibiPlace),
+    "relative": (Relative(max_distance=3, period=2, first=1), RelativePlace),
 }
 
 

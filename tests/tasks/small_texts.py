@@ -7,12 +7,14 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from manyheads import training as runs
 from manyheads.train.loop import Trainer
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+QUARTERS = ("north-west", "north-east", "south-west", "south-east")
 CPU = torch.device("cpu")
 
 SIZES = (
@@ -54,6 +56,13 @@ CASES = {
     "a number": Case(
         "classify", (*STEPS, "data.label=score", "data.pair=pair", "data.answer=number", WORDS)
     ),
+    "pictures": Case(
+        "images",
+        (
+            *(*STEPS, "model.image_size=8", "data.augment.crop_padding=1", "data.augment.flip=0.5"),
+            *("data.augment.operations=1", "data.mixing.mixup=0.4", "data.mixing.cutmix=1"),
+        ),
+    ),
 }
 
 
@@ -76,6 +85,7 @@ def write_texts(folder: Path, documents: int = 20) -> Path:
         texts.append("\n".join(sentences))
     (folder / "counting.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     write_table(folder / "tables")
+    write_pictures(folder / "pictures")
     return folder
 
 
@@ -92,10 +102,22 @@ def write_table(folder: Path, rows: int = 60) -> None:
     (folder / "train.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_pictures(folder: Path, count: int = 60) -> None:
+    """The class of a picture is its bright quarter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(3)
+    labels = np.arange(count) % len(QUARTERS)
+    pixels = draw.integers(0, 100, (count, 8, 8), dtype=np.uint8)
+    for picture, label in zip(pixels, labels, strict=True):
+        row, column = divmod(4 * int(label), 8)
+        picture[4 * row : 4 * row + 4, column : column + 4] += 150
+    np.savez(folder / "quarters.npz", x_train=pixels, y_train=labels, classes=QUARTERS)
+
+
 def trainer(name: str, folder: Path, out: Path, *overrides: str) -> Trainer:
     """What trains one of the cases on the texts of a folder."""
     case = CASES[name]
-    data = folder / "tables" if case.recipe == "classify" else folder
+    data = folder / {"classify": "tables", "images": "pictures"}.get(case.recipe, "")
     return recipe_trainer(case.recipe, out, *case.all(data), *overrides)
 
 

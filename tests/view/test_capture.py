@@ -17,7 +17,8 @@ from manyheads.nn.attention import CoreConfig, CrossAttention, SelfAttention
 from manyheads.nn.cores import Core, Dense, Fused
 from manyheads.nn.local import Longformer
 from manyheads.nn.performer import Performer
-from manyheads.nn.positions import Alibi, Buckets, Learned, PositionConfig, Rotary, Shaw
+from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
+from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
 from manyheads.view.capture import Maps, capture
 

@@ -6,10 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from manyheads.commands.shared import Device, Json, Threads, choose, print_json, say
+from manyheads.commands.shared import (
+    PICTURES,
+    Device,
+    Json,
+    Threads,
+    choose,
+    print_json,
+    say,
+)
 from manyheads.errors import Mistake
-
-PICTURES = (".png", ".svg", ".pdf")
 
 
 def cost(

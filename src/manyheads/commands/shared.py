@@ -24,6 +24,7 @@ Out = Annotated[Path, typer.Option(help="The run folder")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all cores unless given")]
 Seed = Annotated[int | None, typer.Option(help="The same as seed=N")]
+PICTURES = (".png", ".svg", ".pdf")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object")]
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder, a HuggingFace or an exported one")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyheads.commands.shared import (
+    PICTURES,
     Device,
     Json,
     Out,
@@ -128,7 +129,11 @@ def evaluate(
     beam: Annotated[int | None, typer.Option(help="Beam width; the run's unless given")] = None,
     stride: Annotated[
         int | None,
-        typer.Option(help="Of language models: how far a window moves; its length unless given"),
+        typer.Option(help="Of language models: how far a window moves; else its length (music: ½)"),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Of image models: a file to draw which class is taken for which into"),
     ] = None,
     as_json: Json = False,
     device: Device = "auto",
@@ -140,6 +145,7 @@ def evaluate(
     from manyheads.opened import open_any
     from manyheads.run import SETTINGS, save_scores
     from manyheads.scoring import data_for, score
+    from manyheads.view.figures import confusion
 
     choose(device, threads)
     opened = open_any(run, device, say)
@@ -149,6 +155,10 @@ def evaluate(
     known = opened.run
     if beam is not None and known.task not in ("translation", "summaries"):
         raise Mistake("--beam is for translators: leave it out")
+    if picture is not None and known.task != "images":
+        raise Mistake("--picture is for models of images: leave it out")
+    if picture is not None and picture.suffix not in PICTURES:
+        raise Mistake(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
     if known.data is None and overrides:
         known = dataclasses.replace(known, data=data_for(known))
     given = {setting.partition("=")[0] for setting in overrides or []}
@@ -170,6 +180,10 @@ def evaluate(
         say("without loss: another program runs the model")
     if (run / SETTINGS).is_file():  # a folder of another program is left as it is
         save_scores(run, scores)
+    if picture is not None:
+        found = scores["confusion"]
+        confusion(found["counts"], found["classes"], f"{run}, {split}", picture)
+        say(f"picture: {picture}")
 
 
 def _show_scores(scores: dict[str, Any], as_json: bool) -> None:

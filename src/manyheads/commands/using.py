@@ -26,6 +26,8 @@ from manyheads.errors import Mistake, check_at_least
 if TYPE_CHECKING:
     import numpy as np
 
+    from manyheads.decode.generate import AnyGenerator
+    from manyheads.decode.sample import Sample
     from manyheads.encode import Answer
     from manyheads.opened import OpenRun
 
@@ -98,7 +100,10 @@ def generate(
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="What to continue; else lines of stdin")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="The most tokens to write")] = 200,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(help="The most tokens to write; else 200, of music what the model reads"),
+    ] = None,
     temperature: Temperature = TEMPERATURE,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0 is off")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest of this mass")] = 1.0,
@@ -108,6 +113,9 @@ def generate(
     ] = None,
     beam: Annotated[int | None, typer.Option(help="Search with this width, draw nothing")] = None,
     seed: Annotated[int, typer.Option(help="Of the draws")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Of music: the MIDI file to write")] = None,
+    prime: Annotated[Path | None, typer.Option(help="Of music: a MIDI file to continue")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Of music: a piano roll to draw")] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -117,9 +125,13 @@ def generate(
 
     Without --prompt each line of standard input is continued.
     Tokens are drawn; --temperature 0 and --beam N take the likeliest.
+
+    manyheads generate RUN --out music.mid --prime beginning.mid
+
+    A run of music writes a MIDI file, anew unless there is a --prime.
     """
-    from manyheads.decode.generate import as_text, until
-    from manyheads.decode.lines import read_lines
+    from manyheads.commands.music import MusicFiles, write_music
+    from manyheads.data.music import MusicData
     from manyheads.decode.sample import Sample
 
     sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
@@ -130,22 +142,43 @@ def generate(
     check_at_least("--max-new-tokens", max_new_tokens, 1)
     if stop and "" in stop:
         raise Mistake("--stop is empty: give the text to end before, or leave it out")
-    warn = cache(say)  # what holds for many prompts is said once
-    generator = _open(run, device, threads, say).generator(warn, **given(beam=beam))
+    opened = _open(run, device, threads, say)
+    files = MusicFiles(out=out, prime=prime, picture=picture)
+    files.check(opened, texts=prompt is not None or bool(stop))
+    # What holds for many prompts is said once.
+    generator = opened.generator(cache(say), **given(beam=beam))
     if not generator.draws and sample == Sample(temperature=TEMPERATURE):
         sample = replace(sample, temperature=0.0)
         if beam is None:
             say("CTranslate2 cannot draw by a seed: the likeliest token is taken each time")
+    drawn = sample if beam is None else None
+    if isinstance(opened.run.data, MusicData):
+        write_music(generator, opened.run.data, files, limit=max_new_tokens, sample=drawn)
+    else:
+        _continue_texts(generator, prompt, max_new_tokens or 200, drawn, stop or [])
+
+
+def _continue_texts(
+    generator: "AnyGenerator",
+    prompt: str | None,
+    limit: int,
+    sample: "Sample | None",
+    stops: list[str],
+) -> None:
+    """Write on after the prompt, or after each line of standard input; searching draws nothing."""
+    from manyheads.decode.generate import as_text, until
+    from manyheads.decode.lines import read_lines
+
     prompts = [prompt] if prompt is not None else read_lines(sys.stdin.buffer)
     for number, text in enumerate(prompts):
         ids = [*generator.tokenizer.frame()[0], *generator.tokenizer.encode(text)]
-        if beam is not None:
-            found = generator.search([ids], max_new_tokens, n_best=1)[0]
+        if sample is None:
+            found = generator.search([ids], limit, n_best=1)[0]
             tokens = iter(found[0].tokens if found else [])
         else:
-            tokens = generator.stream(ids, max_new_tokens, sample, number)
+            tokens = generator.stream(ids, limit, sample, number)
         write(text)
-        for piece in until(as_text(generator.tokenizer, ids, tokens), stop or []):
+        for piece in until(as_text(generator.tokenizer, ids, tokens), stops):
             write(piece)
         write("\n")
 
@@ -244,6 +277,9 @@ def fill(
 
 def classify(
     run: RunFolder,
+    pictures: Annotated[
+        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Of a model of images")
+    ] = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="Also the probability of every label")
     ] = False,
@@ -261,10 +297,21 @@ def classify(
     behind each text).
     With --json a line is an object: line, label, scores; of a tagger
     line, tokens (token, label, scores).
+
+    manyheads classify RUN cat.png dog.jpg
+
+    A model of images labels files, one line each: label, probability
+    (or all with --scores) and file. One that cannot be read is said and
+    left out.
     """
     from manyheads.data.labelled import LabelledData
 
     opened = _open(run, device, threads)
+    if opened.run.task == "images":
+        _classify_pictures(opened, pictures or [], scores, as_json)
+        return
+    if pictures:
+        raise Mistake(f"{run} labels lines of text, not files: classify RUN < in.txt")
     encoder = opened.encoder()
     data = opened.run.data
     for first, lines in _chunks():
@@ -278,6 +325,38 @@ def classify(
                 write(_object(line=at, tokens=tokens))
             else:
                 write(_object(line=at, label=answers[0].label, scores=answers[0].scores))
+
+
+def _classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_json: bool) -> None:
+    from manyheads.data.images import read_picture
+    from manyheads.tasks.images import class_chances
+
+    model = opened.labeller()
+    if not files:
+        raise Mistake(
+            f"{opened.folder} holds a model of images: name the files, classify RUN a.png b.png"
+        )
+    if not model.config.pixel_mean:
+        say("the model does not say what its pixels are normalised by: −1 to 1 is supposed")
+    failed = 0
+    for file in files:
+        try:
+            pixels = read_picture(file, model.config.image_size, model.config.channels)
+        except Mistake as mistake:  # the others are answered all the same
+            say(f"manyheads: {mistake}")
+            failed = mistake.exit_code
+            continue
+        chances = class_chances(model, pixels[None])[0]
+        label = max(chances, key=chances.__getitem__)
+        if as_json:
+            write(_object(file=str(file), label=label, scores=chances))
+            continue
+        every = [f"{name}={value:.4f}" for name, value in chances.items()]
+        write(
+            "\t".join([label, *(every if scores else [f"{chances[label]:.4f}"]), str(file)]) + "\n"
+        )
+    if failed:
+        raise typer.Exit(failed)
 
 
 def _say_others(lines: list[str], first: int, pairs: bool) -> None:

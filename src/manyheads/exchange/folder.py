@@ -11,7 +11,6 @@ from torch import nn
 
 from manyheads.decode.beam import Decode, Marks
 from manyheads.errors import Mistake
-from manyheads.exchange.foreign import refuse_approximations
 from manyheads.exchange.huggingface import import_transformers, to_huggingface
 from manyheads.exchange.writing import changed_there, known, special_of, tell
 from manyheads.files import PARTIAL
@@ -41,7 +40,6 @@ def write_huggingface(
 
     The settings of writing that `transformers` has otherwise are the answer.
     """
-    refuse_approximations(model)
     marked = copy.copy(model)  # the same weights; the caller's model is left as it is
     marked.special = special_of(tokenizer, decode, model)  # type: ignore[assignment]
     theirs = to_huggingface(marked)

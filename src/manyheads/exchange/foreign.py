@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import BadData, Mistake
+from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import SelfAttention
 from manyheads.presets import TransformerConfig
 
@@ -41,12 +42,20 @@ def activation(name: str) -> str:
 
 def refuse_approximations(model: nn.Module) -> None:
     """Every program that models go out to computes attention in full."""
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, SelfAttention) and not module.heads.core.exact:
             raise Mistake(
-                f"model.core={module.heads.core.kind} is not known outside, where a query sees "
-                "every key: only models with core=dense, fused or tiled go out"
+                f"{_set_by(model.config, name)}={module.heads.core.kind} is not known outside, "
+                "where a query sees every key: export a model that was trained with a core that "
+                "computes attention in full (model.core=fused)"
             )
+
+
+def _set_by(config: Any, name: str) -> str:
+    """The setting that the core of a module was chosen by: its side's own, or the model's."""
+    side = name.split(".")[0]
+    own = isinstance(config, Seq2SeqConfig) and getattr(config, side).core is not None
+    return f"model.{side}.core" if own else "model.core"
 
 
 @dataclass(frozen=True)

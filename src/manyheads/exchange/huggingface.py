@@ -26,6 +26,7 @@ from manyheads.exchange.foreign import (
     Family,
     Foreign,
     give,
+    refuse_approximations,
     take,
 )
 from manyheads.exchange.settings import Departure, read_settings, write_settings
@@ -321,6 +322,7 @@ def _departure(model: nn.Module) -> tuple[nn.Module, Departure]:
             "no model of transformers is a joined one, a decoder with the face of an "
             "encoder–decoder: export a seq2seq or a gpt model"
         )
+    refuse_approximations(model)
     nearest_one = _nearest(model.config)  # type: ignore[arg-type]
     if nearest_one.obstacles and isinstance(model, Seq2Seq) and is_interleaved(model.config):
         turned = _nearest(with_halves(model.config))

@@ -62,12 +62,12 @@ def write_onnx(model: nn.Module, folder: Path) -> None:
     """Write the graphs of a model into a folder, all of them or none."""
     needed("onnx")
     needed("onnxscript")
-    refuse_approximations(model)
     exported = copy.deepcopy(model).cpu().float().eval()
+    graphs = _graphs(exported)
+    refuse_approximations(model)
     for module in exported.modules():
         if isinstance(module, SelfAttention | CrossAttention):
             module.core = GraphCore()
-    graphs = _graphs(exported)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(PARTIAL, f".{folder.name}.", folder.parent) as beside:

@@ -21,7 +21,9 @@ from manyheads.nn.attention import Heads
 from manyheads.presets import TransformerConfig
 
 # What says how a model is trained or computed, not what it is.
-FREE = re.compile(r"core\.|initial$|(.*[._])?dropout$|embed\.norm\.placement$")
+FREE = re.compile(
+    r"((encoder|decoder)\.)?core\.|initial$|(.*[._])?dropout$|embed\.norm\.placement$"
+)
 SIDED = ("layers", "heads", "hidden")
 LABELLED = ("classify", "tag")
 ON_TOP = ("head.", "pooler.", "next_sentence.")

@@ -61,7 +61,7 @@ class RnnConfig:
         if not self.core.exact:
             raise Mistake(
                 f"model.core={self.core.kind} is for self-attention, and an LSTM has none: choose "
-                "model.core=dense, fused or tiled"
+                "one that computes attention in full (model.core=dense)"
             )
         key_size = self.score.key_dim(self.dim)
         if key_size != self.dim:

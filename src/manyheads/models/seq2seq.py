@@ -12,7 +12,7 @@ from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
 from manyheads.nn.experts import FeedForwardConfig
 from manyheads.nn.masks import Sight, causal, full, look
-from manyheads.nn.positions import PositionConfig
+from manyheads.nn.relative import PositionConfig
 from manyheads.nn.shapes import Hidden, Logits
 
 

@@ -1,31 +1,44 @@
 """The Vision Transformer: an image is a sequence of patches (ViT)."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake, check_at_least
-from manyheads.models.heads import Answer, Classify, Crowned, Pooler
+from manyheads.errors import Mistake, check_above_zero, check_at_least
+from manyheads.models.heads import Answer, Classify, Crowned, Pooler, mean_of
 from manyheads.nn.block import Architecture, Stack, initialise
+from manyheads.nn.grid_positions import Sinusoidal2d, resize_places
 from manyheads.nn.masks import full, look
-from manyheads.nn.positions import Learned, PositionConfig
+from manyheads.nn.positions import Learned
+from manyheads.nn.relative import PositionConfig
 from manyheads.nn.shapes import Hidden
 
 Images = Float[Tensor, "b channels height width"]
+Weights = dict[str, Tensor]
+TABLE = "encoder.positions.0.table.weight"  # where learned positions are
 
 
 @dataclass(frozen=True, kw_only=True)
 class VitConfig(Architecture):
-    """An encoder of square patches; a class token stands before them."""
+    """An encoder of square patches.
 
-    position: PositionConfig = field(default_factory=Learned)
+    `first` says what stands before them: a class token, whose state is that of the image, or
+    nothing; then the mean of the patches is. Images that are given as pixels from 0 to 1 are
+    brought to mean 0 and deviation 1 by `pixel_mean` and `pixel_deviation`, one number a channel,
+    before the model sees them; a run takes them from its training data.
+    """
+
+    position: PositionConfig | Sinusoidal2d = field(default_factory=Learned)  # type: ignore[assignment]
     image_size: int = 224
     patch_size: int = 16
     channels: int = 3
+    first: Literal["token", "none"] = "token"
+    pixel_mean: tuple[float, ...] = ()
+    pixel_deviation: tuple[float, ...] = ()
     head: Classify | None = field(default_factory=Classify)
     pooler: Pooler | None = None
     kind: ClassVar[str] = "vit"
@@ -39,26 +52,48 @@ class VitConfig(Architecture):
                 f"model.image_size={self.image_size} holds no patch of {self.patch_size}: "
                 "choose a smaller model.patch_size"
             )
+        if self.first == "none" and self.pooler is not None and self.pooler.over == "first":
+            raise Mistake(
+                "model.pooler.over=first reads the class token, which model.first=none leaves out: "
+                "choose model.pooler.over=mean"
+            )
+        mean, deviation = self.pixel_mean, self.pixel_deviation
+        if len(mean) != len(deviation) or len(mean) not in (0, self.channels):
+            raise Mistake(
+                f"model.pixel_mean has {len(mean)} and model.pixel_deviation {len(deviation)} "
+                f"numbers: give one for each of {self.channels} channels, or leave them out"
+            )
+        for number in mean:
+            check_at_least("model.pixel_mean", number, 0)
+        for number in deviation:
+            check_above_zero("model.pixel_deviation", number)
+
+    @property
+    def side(self) -> int:
+        """Patches in a row of an image."""
+        return self.image_size // self.patch_size
 
     @property
     def positions(self) -> int:
-        """Patches of an image, and the class token."""
-        return (self.image_size // self.patch_size) ** 2 + 1
+        """Patches of an image, and the class token where there is one."""
+        return self.side**2 + (self.first == "token")
 
     def build(self) -> "Vit":
         return Vit(self)
 
 
 class Patches(nn.Module):
-    """Cuts an image into patches, each projected to a vector, the class token before them."""
+    """Cuts an image into patches, each projected to a vector, a class token before them or none."""
 
-    def __init__(self, channels: int, dim: int, patch_size: int) -> None:
+    def __init__(self, channels: int, dim: int, patch_size: int, *, token: bool = True) -> None:
         super().__init__()
         self.project = nn.Conv2d(channels, dim, kernel_size=patch_size, stride=patch_size)
-        self.first = nn.Parameter(torch.zeros(dim))
+        self.first = nn.Parameter(torch.zeros(dim)) if token else None
 
     def forward(self, images: Images) -> Hidden:
         patches = rearrange(self.project(images), "b d height width -> b (height width) d")
+        if self.first is None:
+            return patches
         first = repeat(self.first, "d -> b 1 d", b=images.shape[0])
         return torch.cat([first, patches], dim=1)
 
@@ -69,7 +104,8 @@ class Vit(Crowned):
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
         self.config = config
-        self.patches = Patches(config.channels, config.dim, config.patch_size)
+        token = config.first == "token"
+        self.patches = Patches(config.channels, config.dim, config.patch_size, token=token)
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = Stack(replace(config, max_length=config.positions), causal=False)
         self.crown(config, config.head, config.pooler)
@@ -88,7 +124,26 @@ class Vit(Crowned):
 
     def answer(self, hidden: Hidden) -> Answer:
         """What the model gives for hidden states."""
-        return hidden if self.config.head is None else self.head(self.pool(hidden))
+        if self.config.head is None:
+            return hidden
+        plain_mean = self.config.first == "none" and self.pooler is None
+        return self.head(mean_of(hidden, None) if plain_mean else self.pool(hidden))
 
     def forward(self, images: Images) -> Answer:
         return self.answer(self.hidden(images))
+
+
+def resized(model: Vit, image_size: int) -> Vit:
+    """The same model for images of another size, its learned positions interpolated."""
+    other = replace(model.config, image_size=image_size).build()
+    like = next(model.parameters())
+    other.to(like.device, like.dtype)
+    other.load_state_dict(resized_weights(dict(model.state_dict()), model.config, other.config))
+    return other.train(model.training)
+
+
+def resized_weights(tensors: Weights, old: VitConfig, new: VitConfig) -> Weights:
+    """Weights of a model for images of another size: all but learned positions hang on no size."""
+    if not isinstance(new.position, Learned) or old.side == new.side:
+        return tensors
+    return {**tensors, TABLE: resize_places(tensors[TABLE], old.side, new.side)}

@@ -24,7 +24,8 @@ from manyheads.nn.local import Local, Longformer
 from manyheads.nn.masks import Causal, Full, Rule, Sight, full
 from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
-from manyheads.nn.positions import Position, PositionConfig, PositionSizes, RotaryPosition
+from manyheads.nn.positions import Position, PositionSizes, RotaryPosition
+from manyheads.nn.relative import PositionConfig
 from manyheads.nn.scores import InnerScore, ScaledDot, Score, ScoreConfig
 from manyheads.nn.shapes import Hidden, Keys, Queries, Real, Values, Weights
 from manyheads.nn.tiled import Tiled
@@ -91,6 +92,11 @@ def attend(
         raise Mistake(
             f"core={settings.kind} has numbers of its own, and each call would draw others: build "
             f"it once and pass that, e.g. core={type(settings).__name__}().build(CoreSizes(...))"
+        )
+    if chosen is not settings and not isinstance(chosen, type(settings)):
+        raise Mistake(
+            f"core={settings.kind} is another core in each layer: build the one that you mean, "
+            f"e.g. core={type(settings).__name__}(layers='M').build(CoreSizes(...))"
         )
     check_parts(chosen, scored, placed)
     return chosen(q, k, v, sight, scored, placed)

@@ -10,12 +10,14 @@ block diagonal have the same distances, so one program sums them all where they 
 sum is taken apart. The rest is FlashAttention's algorithm (nn/tiled.py has it in words), in Triton.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 LOG2_E = 1.4426950408889634
@@ -68,7 +70,7 @@ def _forward(
     CAUSAL: tl.constexpr, REAL: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    block, row = tl.program_id(0), tl.program_id(1)
+    block, row = tl.program_id(0) % tl.cdiv(n, M), tl.program_id(0) // tl.cdiv(n, M)
     offset = row.to(tl.int64) * n * D
     table = BIAS + (row % heads).to(tl.int64) * (2 * n - 1)
     real = REAL_KEYS + (row // heads).to(tl.int64) * n
@@ -116,7 +118,7 @@ def _backward_keys(
     CAUSAL: tl.constexpr, REAL: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    block, row = tl.program_id(0), tl.program_id(1)
+    block, row = tl.program_id(0) % tl.cdiv(n, N), tl.program_id(0) // tl.cdiv(n, N)
     offset, line = row.to(tl.int64) * n * D, row.to(tl.int64) * n
     table = BIAS + (row % heads).to(tl.int64) * (2 * n - 1)
     real = REAL_KEYS + (row // heads).to(tl.int64) * n
@@ -147,7 +149,7 @@ def _backward_queries(
     CAUSAL: tl.constexpr, REAL: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    block, row = tl.program_id(0), tl.program_id(1)
+    block, row = tl.program_id(0) % tl.cdiv(n, M), tl.program_id(0) // tl.cdiv(n, M)
     offset, line = row.to(tl.int64) * n * D, row.to(tl.int64) * n
     table = BIAS + (row % heads).to(tl.int64) * (2 * n - 1)
     real = REAL_KEYS + (row // heads).to(tl.int64) * n
@@ -234,7 +236,7 @@ class _Biased(torch.autograd.Function):
         keys = q if real is None else real.to(torch.int8).contiguous()
         given = {"CAUSAL": causal, "REAL": real is not None, "WHOLE": n % 128 == 0, "D": width}
         shape = FORWARD[width > 64]
-        _forward[(triton.cdiv(n, shape["M"]), rows * heads)](
+        _forward[(triton.cdiv(n, shape["M"]) * rows * heads,)](
             q, k, v, table, keys, out, lse, n, heads, scale * LOG2_E, **given, **shape
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, table, keys, out, lse)
@@ -242,6 +244,7 @@ class _Biased(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, table, keys, out, lse = ctx.saved_tensors
         do = grads[0].contiguous()
@@ -251,10 +254,10 @@ class _Biased(torch.autograd.Function):
         read = (q, k, v, table, keys, do, lse, delta)
         scale, lines = ctx.scale * LOG2_E, rows * heads
         of_keys, of_queries, of_bias = (shape[width > 64] for shape in (KEYS, QUERIES, BIAS))
-        _backward_keys[(triton.cdiv(n, of_keys["N"]), lines)](
+        _backward_keys[(triton.cdiv(n, of_keys["N"]) * lines,)](
             *read, dk, dv, n, heads, scale, ctx.scale, **ctx.given, **of_keys
         )
-        _backward_queries[(triton.cdiv(n, of_queries["M"]), lines)](
+        _backward_queries[(triton.cdiv(n, of_queries["M"]) * lines,)](
             *read, dq, n, heads, scale, ctx.scale, **ctx.given, **of_queries
         )
         dbias = None
@@ -293,5 +296,6 @@ def biased_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, real: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
     """q, k, v [b h n c] in half precision, bias [h, 2n − 1] at the distances −(n−1) … n−1."""
-    mixed: Tensor = _Biased.apply(q, k, v, bias, real, causal, scale)  # type: ignore[no-untyped-call]
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():  # where kernels are launched
+        mixed: Tensor = _Biased.apply(q, k, v, bias, real, causal, scale)  # type: ignore[no-untyped-call]
     return mixed

@@ -20,7 +20,8 @@ from manyheads.nn.embedding import Embed
 from manyheads.nn.experts import FeedForwardConfig, Projections
 from manyheads.nn.feedforward import Plain
 from manyheads.nn.masks import Sight
-from manyheads.nn.positions import Position, PositionConfig, PositionSizes, Sinusoidal
+from manyheads.nn.positions import Position, PositionSizes, Sinusoidal
+from manyheads.nn.relative import PositionConfig
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.scores import ScaledDot, ScoreConfig
 from manyheads.nn.shapes import Hidden

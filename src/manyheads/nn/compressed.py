@@ -16,12 +16,12 @@ from typing import ClassVar
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import Mistake, check_at_least
-from manyheads.nn.cores import Core, CoreSizes, dense_weights, exact_core
+from manyheads.nn.cores import Besides, Core, CoreSizes, dense_weights, exact_core
 from manyheads.nn.local import Local
 from manyheads.nn.masks import Causal, Full, Sight, causal
 from manyheads.nn.positions import Position
@@ -33,7 +33,6 @@ Sequence = Float[Tensor, "b g s c"]
 Kernel = Float[Tensor, "g c c k"]
 Blocks = Float[Tensor, "b g blocks c"]
 BlockWeights = Float[Tensor, "b h t blocks"]
-RealSlots = Bool[Tensor, "b slots"]
 HOOKS = ("rotate", "score", "value")  # those of a position that speak of single keys
 NOISE = 0.1
 
@@ -68,6 +67,14 @@ class CompressedCore(nn.Module):
 
     def meets(self, length: int) -> int:
         return math.ceil(length / self.stride)
+
+    def besides(self, length: int) -> Besides:
+        """A key meets the matrices of its own place in a block, and pays its part of the block."""
+        kernels = (self.keys, self.values)
+        return Besides(
+            key=sum(kernel.numel() // self.stride for kernel in kernels),
+            kept_key=sum(kernel[:, :, 0, 0].numel() for kernel in kernels) // self.stride,
+        )
 
     def forward(
         self,

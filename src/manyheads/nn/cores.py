@@ -69,6 +69,28 @@ class Core(Protocol):
     ) -> Mixed: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Besides:
+    """What attention costs besides the pairs of queries and keys, for one token, in all heads.
+
+    Multiply-adds for a query and for a key; values that the backward pass needs of either; and
+    how often it needs the weights of the pairs.
+    """
+
+    query: int = 0
+    key: int = 0
+    kept_query: int = 0
+    kept_key: int = 0
+    weights: int = 0
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A core that costs more than the pairs that `meets` tells of."""
+
+    def besides(self, length: int) -> Besides: ...
+
+
 def share_heads(x: Float[Tensor, "b g s c"], heads: int) -> Float[Tensor, "b h s c"]:
     """Repeat key/value heads for the groups of query heads that share them."""
     if x.shape[1] == heads:
@@ -117,6 +139,9 @@ class Dense(Exact):
 
     def check(self, score: Score, position: Position) -> None:
         """Honours everything."""
+
+    def besides(self, length: int) -> Besides:
+        return Besides(weights=2)  # before and after the mask
 
     def __call__(
         self,
@@ -204,9 +229,11 @@ def _by_our_kernel(
 ) -> Tensor:
     from manyheads.nn.biased import biased_attention  # Triton comes with PyTorch for a GPU alone
 
-    heads, bias = q.shape[1], by_distance(position, q, q.shape[2])
+    # The table in full precision: each of its numbers is added to many scores.
+    heads, bias = q.shape[1], by_distance(position, q.float(), q.shape[2])
     assert bias is not None
-    given = (q, share_heads(k, heads), share_heads(v, heads), bias, sight.real)
+    real = None if sight.real is None else sight.real.expand(q.shape[0], -1)
+    given = (q, share_heads(k, heads), share_heads(v, heads), bias, real)
     return biased_attention(*given, sight.rule.past_only, float(score.scale))
 
 

@@ -28,6 +28,10 @@ Seen = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(row, head, query, key) → may it look?"""
 
 
+NARROWEST = 16  # channels of a head that the kernel can take
+KERNELS = 64  # as many may be compiled: one for each rule, bias, precision and kind of pass
+
+
 @dataclass(frozen=True)
 class Flex(Exact):
     """Any rule; biases that hang on the distance alone (ALiBi, T5's buckets)."""
@@ -56,7 +60,8 @@ class Flex(Exact):
         dropout: float = 0.0,
     ) -> Mixed:
         table = position.distance_alone or type(position).score is Position.score
-        if q.device.type != "cuda" or not sight.square or not table:
+        wide = min(q.shape[-1], v.shape[-1]) >= NARROWEST and type(score) is InnerScore
+        if q.device.type != "cuda" or not sight.square or not table or not wide:
             return Fused()(q, k, v, sight, score, position, dropout)
         return flexible(q, k, v, sight, score, position, *_compiled())
 
@@ -105,7 +110,10 @@ def blocks_of(sight: Sight, rows: int, make: Callable[..., BlockMask]) -> BlockM
 def _blocks(sight: Sight, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
     if isinstance(sight.rule, Full) and sight.real is None:
         return None
-    by_rule, real, length = over_indices(sight.rule), sight.real, sight.keys.shape[1]
+    length, real = sight.keys.shape[1], sight.real
+    by_rule = over_indices(sight.rule, rows)
+    if real is not None:
+        real = real.expand(rows, -1)
     alike = real is None and not _knows_rows(sight.rule)
 
     def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -115,13 +123,13 @@ def _blocks(sight: Sight, rows: int, make: Callable[..., BlockMask]) -> BlockMas
     return make(seen, None if alike else rows, None, length, length, device=str(sight.keys.device))
 
 
-def over_indices(rule: Rule) -> Seen:
+def over_indices(rule: Rule, rows: int) -> Seen:
     """A rule over positions as a predicate over indices, which in a square sight are the same."""
     if isinstance(rule, SameDocument):
-        documents = rule.documents
+        documents = rule.documents.expand(rows, -1)
         return lambda row, head, query, key: documents[row, query] == documents[row, key]
     if isinstance(rule, Both | Either):
-        first, second = over_indices(rule.first), over_indices(rule.second)
+        first, second = over_indices(rule.first, rows), over_indices(rule.second, rows)
         if isinstance(rule, Both):
             return lambda *pair: first(*pair) & second(*pair)
         return lambda *pair: first(*pair) | second(*pair)
@@ -140,4 +148,6 @@ def _knows_rows(rule: Rule) -> bool:
 @cache
 def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The kernel, and the list of its blocks, which uncompiled would hold n × n truths."""
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = max(limit, KERNELS)
     return torch.compile(flex_attention), torch.compile(create_block_mask)

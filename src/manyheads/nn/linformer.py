@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import Mistake, check_at_least
-from manyheads.nn.cores import CoreSizes, share_heads
+from manyheads.nn.cores import Besides, CoreSizes, share_heads
 from manyheads.nn.masks import Full, Sight
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -49,15 +49,23 @@ class Linformer:
         if sizes.causal:
             raise Mistake(
                 "the linformer core mixes all positions before a query meets them, and here a "
-                "query must not see later ones: choose another core (model.core=fused), or "
-                "linformer for an encoder alone"
+                "query must not see later ones: choose another core (model.core=fused), or in an "
+                "encoder–decoder linformer for the encoder alone (model.encoder.core=linformer "
+                f"model.encoder.core.rank={_advised(sizes)})"
             )
         if self.rank > sizes.max_length:
             raise Mistake(
                 f"core.rank={self.rank} is no reduction: a text has at most "
-                f"{sizes.max_length} positions (model.max_length), so choose a smaller rank"
+                f"{sizes.max_length} positions (model.max_length), so choose a smaller rank, as "
+                f"in model.core.rank={_advised(sizes)}, in an encoder–decoder for the encoder "
+                f"alone (model.encoder.core=linformer model.encoder.core.rank={_advised(sizes)})"
             )
         return LinformerCore(self, sizes)
+
+
+def _advised(sizes: CoreSizes) -> int:
+    """A rank to begin with: a reduction, however short texts are."""
+    return max(1, min(64, sizes.max_length // 2))
 
 
 class LinformerCore(nn.Module):
@@ -69,6 +77,7 @@ class LinformerCore(nn.Module):
     def __init__(self, settings: Linformer, sizes: CoreSizes) -> None:
         super().__init__()
         self.rank, self.max_length = settings.rank, sizes.max_length
+        self.channels = sizes.kv_heads * (sizes.key_dim + sizes.head_dim)
         groups = [sizes.kv_heads] if settings.share == "none" else []
         shape = [*groups, self.rank, self.max_length]
         self.keys = nn.Parameter(torch.empty(shape))
@@ -90,6 +99,11 @@ class LinformerCore(nn.Module):
 
     def meets(self, length: int) -> int:
         return self.rank
+
+    def besides(self, length: int) -> Besides:
+        """E K and F V, whose rows all positions share, and the weights over those."""
+        mixed = self.rank * self.channels
+        return Besides(key=mixed, kept_key=mixed // length, weights=1)
 
     def weights(
         self, q: Queries, k: Keys, sight: Sight, score: Score, position: Position

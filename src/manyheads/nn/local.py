@@ -221,6 +221,11 @@ class Longformer(Near):
     def reach(self) -> int:
         return self.window + 1
 
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether packed documents are read as if each were alone: each has no first ones here."""
+        return not self.globals
+
     def cut(self, rule: Rule) -> Cut:
         after = 0 if rule.past_only else self.window
         return Cut(max(self.window, LEAST_BLOCK), self.window, after, self.globals)

@@ -82,12 +82,12 @@ def texts_of(sight: Sight, rows: int) -> Texts | None:
 
 def _find(sight: Sight, rows: int) -> Texts | None:
     plain, documents = _parts(sight.rule)
-    if not plain or not sight.square or (documents is None and sight.real is None):
+    if not rows or not plain or not sight.square or (documents is None and sight.real is None):
         return None
     length = sight.keys.shape[1]
     none = torch.zeros(rows, length, dtype=torch.long, device=sight.keys.device)
     numbers = none if documents is None else documents[:, :length].expand(rows, -1)
-    real = none == 0 if sight.real is None else sight.real
+    real = none == 0 if sight.real is None else sight.real.expand(rows, -1)
     row = torch.arange(rows, device=numbers.device)[:, None]
     spread = numbers.amax() - numbers.amin() + 1
     text = (row * spread + numbers).flatten()

@@ -7,7 +7,14 @@
 No feature is negative, so no sum of weights is zero (FAVOR+; Choromanski et al. 2021, Rethinking
 Attention with Performers). A scaled product is the product of queries and keys times √scale.
 
-Features and sums are computed in at least float32, under autocast too, and rounded once.
+Features and sums are computed in at least float32, under autocast too, and rounded once. So that
+no exponential overflows and none that counts is lost, with a_i and b_j the exponents of φ(q_i)
+and φ(k_j),
+
+    e^(−r_i) φ(q_i)ᵀ φ(k_j) = Σ e^(a_i + p − r_i) e^(b_j − p),  r_i = max(a_i + p)
+
+for any p over the features: the quotient loses r_i again, and a pair p. Where p is as high as
+what a query sees, but not beyond it, both factors are at most 1 and one pair's product is 1.
 """
 
 import math
@@ -21,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import Mistake, check_at_least
-from manyheads.nn.cores import CoreSizes, share_heads
+from manyheads.nn.cores import Besides, CoreSizes, share_heads
 from manyheads.nn.masks import Causal, Full, Sight
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
@@ -30,14 +37,26 @@ from manyheads.nn.shapes import Keys, Queries, Values, Weights
 Vectors = Float[Tensor, "*n c"]
 Projection = Float[Tensor, "m c"]
 Exponents = Float[Tensor, "*n m"]
+OfQueries = Float[Tensor, "*n i m"]
+OfKeys = Float[Tensor, "*n j m"]
+OfValues = Float[Tensor, "*n j c"]
+OfAll = Float[Tensor, "*n 1 m"]
+State = Float[Tensor, "*n m c"]
+Largest = Float[Tensor, "*n i 1"]
+Sums = tuple[Float[Tensor, "*n i c"], Largest]
+Chunks = Float[Tensor, "b h n l c"]
+States = Float[Tensor, "b h n m c"]
+Measures = Float[Tensor, "b h n m 1"]
 QueryFeatures = Float[Tensor, "b h t m"]
 KeyFeatures = Float[Tensor, "b h s m"]
 KeyValues = Float[Tensor, "b h s c"]
 Mixed = Float[Tensor, "b h t c"]
 Draw = Literal["orthogonal", "independent"]
 
-# Weights whose sum is below this are lost to rounding, and dividing by it would overflow.
-LEAST = 1e-30
+# Of an exponential in float32: e^±60 leaves room for sums of many, and for what is e^−27 of it.
+ROOM = 60.0
+# The highest exponent where there is no key: below all others, and unlike −∞ it can be subtracted.
+NOTHING = -1e30
 
 
 def exponents(x: Vectors, projection: Projection) -> Exponents:
@@ -105,7 +124,7 @@ class PerformerCore(nn.Module):
 
     def __init__(self, settings: Performer, sizes: CoreSizes) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self.sizes = settings, sizes
         room = torch.empty(settings.features, sizes.head_dim, dtype=torch.float32)
         self.register_buffer("projection", room)
         if settings.redraw is not None:
@@ -134,12 +153,28 @@ class PerformerCore(nn.Module):
     def meets(self, length: int) -> int:
         return self.settings.features
 
+    def besides(self, length: int) -> Besides:
+        """φ(k), φ(K)ᵀ [V 1], and of a chunk its pairs and the state before it.
+
+        What `meets` tells of are φ(q) and its product with φ(K)ᵀ V.
+        """
+        heads, own, features = self.sizes.heads, self.sizes.head_dim, self.settings.features
+        others, chunk = self.sizes.kv_heads * own, min(self.settings.chunk, length)
+        near = chunk if self.sizes.causal else 0
+        state = heads * features * (own + 1)
+        return Besides(
+            query=heads * (features + near * (features + own + 1)),
+            key=features * others + state,
+            kept_query=heads * (features + own + 2 + near),
+            kept_key=heads * (features + own + 1) - others + state // (near or length),
+        )
+
     def weights(
         self, q: Queries, k: Keys, sight: Sight, score: Score, position: Position
     ) -> Weights:
         """The estimated weights, which a pass never holds unless queries are few."""
         with torch.autocast(q.device.type, enabled=False):
-            kernel = _seen(*self._features(q, k, sight, score), sight)
+            kernel = _seen(*self._exponents(q, k, sight, score), sight)
             return _divide(kernel, kernel.sum(-1, keepdim=True)).to(q.dtype)
 
     def forward(
@@ -154,12 +189,13 @@ class PerformerCore(nn.Module):
     ) -> Mixed:
         _refuse_dropout(dropout)
         with torch.autocast(q.device.type, enabled=False):
-            queries, keys = self._features(q, k, sight, score)
+            queries, keys = self._exponents(q, k, sight, score)
             # A channel of ones beside the values sums the weights that they are mixed with.
             values = F.pad(share_heads(v, q.shape[1]).to(keys.dtype), (0, 1), value=1.0)
             if isinstance(sight.rule, Full):
-                state = einsum(keys, values, "b h s m, b h s c -> b h m c")
-                sums = einsum(queries, state, "b h t m, b h m c -> b h t c")
+                p = _highest(keys)
+                state = einsum((keys - p).exp(), values, "b h s m, b h s c -> b h m c")
+                sums, _ = _meet(queries, p, state)
             elif sight.square:
                 sums = _causal(queries, keys, values, self.settings.chunk)
             else:
@@ -169,16 +205,10 @@ class PerformerCore(nn.Module):
         self._count()
         return mixed
 
-    def _features(
+    def _exponents(
         self, q: Queries, k: Keys, sight: Sight, score: Score
     ) -> tuple[QueryFeatures, KeyFeatures]:
-        """φ(q) and φ(k), up to a factor for each query, which a quotient of sums loses again.
-
-        Each feature of the keys is measured by its largest over the row, which is given back to
-        the queries, and each query's by its own largest: nothing overflows, and where a query
-        sees all keys its features sum to 1 at least. As these factors cancel, no gradient need go
-        through them, and none leads from a query to later keys.
-        """
+        """The logarithms of √m φ(q) and √m φ(k), −∞ of what is padding."""
         if not isinstance(sight.rule, Full | Causal):
             raise Mistake(
                 "the performer core sums over all keys or over all earlier ones, and knows no "
@@ -191,11 +221,7 @@ class PerformerCore(nn.Module):
         keys = exponents(k.to(precise) * root, projection)
         if sight.real is not None:
             keys = keys.masked_fill(~rearrange(sight.real, "b s -> b 1 s 1"), -torch.inf)
-        highest = keys.detach().amax(2, keepdim=True)
-        highest = highest.masked_fill(highest == -torch.inf, 0.0)
-        queries = queries + share_heads(highest, q.shape[1])
-        queries = queries - queries.detach().amax(-1, keepdim=True)
-        return queries.exp(), share_heads((keys - highest).exp(), q.shape[1])
+        return queries, share_heads(keys, q.shape[1])
 
     def _count(self) -> None:
         """A training pass is over; after `redraw` of them the next has other features."""
@@ -205,32 +231,151 @@ class PerformerCore(nn.Module):
                 self.draw()
 
 
+def _highest(keys: OfKeys) -> OfAll:
+    """The highest exponent of each feature. It cancels: no gradient need go through it."""
+    return keys.detach().amax(-2, keepdim=True).clamp(min=NOTHING)
+
+
+def _reference(keys: OfKeys, before: OfAll) -> tuple[OfAll, bool]:
+    """A p for queries that all see `before` and some of these keys, and whether it serves them all.
+
+    It does if keys that only some of them see are not too far above what each of them sees.
+    """
+    keys = keys.detach()
+    highest = torch.maximum(_highest(keys), before)
+    least = torch.where(keys == -torch.inf, torch.inf, keys).amin(-2, keepdim=True)
+    lowest = torch.minimum(torch.maximum(least, before), highest)
+    return torch.maximum(lowest, highest - ROOM), bool((highest - lowest <= 2 * ROOM).all())
+
+
+def _measured(queries: OfQueries, p: OfAll) -> tuple[OfQueries, Largest]:
+    """e^(a_i + p − r_i), and r_i."""
+    queries = queries + p
+    r = queries.detach().amax(-1, keepdim=True)
+    return (queries - r).exp(), r
+
+
+def _meet(queries: OfQueries, p: OfAll, state: State) -> Sums:
+    """What queries get of Σ_j e^(b_j − p) v_j, and r_i."""
+    features, r = _measured(queries, p)
+    return einsum(features, state, "... t m, ... m c -> ... t c"), r
+
+
 def _seen(queries: QueryFeatures, keys: KeyFeatures, sight: Sight) -> Weights:
-    """φ(q)ᵀ φ(k) of every pair, zero where a query must not see."""
-    kernel = einsum(queries, keys, "b h t m, b h s m -> b h t s")
+    """φ(q)ᵀ φ(k) of every pair up to a factor for each query, zero where it must not see."""
     mask = sight.mask()
-    return kernel if mask is None else kernel.masked_fill(~mask, 0.0)
+    if mask is None:
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=keys.device)
+    by_all = rearrange(mask.all(2), "b 1 s -> b 1 s 1")
+    p, serves = _reference(keys, _highest(torch.where(by_all, keys, -torch.inf)))
+    if serves:
+        features, _ = _measured(queries, p)
+        kernel = einsum(features, (keys - p).exp(), "b h t m, b h s m -> b h t s")
+        return kernel.masked_fill(~mask, 0.0)
+
+    def pairs(feature: int) -> Weights:
+        a, b = queries[..., feature], keys[..., feature]
+        sums = rearrange(a, "b h t -> b h t 1") + rearrange(b, "b h s -> b h 1 s")
+        return sums.masked_fill(~mask, -torch.inf)
+
+    # No p serves: feature by feature, each pair as it is.
+    r = torch.full_like(queries[..., :1], NOTHING)
+    for feature in range(queries.shape[-1]):
+        r = torch.maximum(r, pairs(feature).detach().amax(-1, keepdim=True))
+    kernel = (pairs(0) - r).exp()
+    for feature in range(1, queries.shape[-1]):
+        kernel = kernel + (pairs(feature) - r).exp()
+    return kernel
 
 
 def _causal(queries: QueryFeatures, keys: KeyFeatures, values: KeyValues, chunk: int) -> Mixed:
-    """Σ_{j≤i} φ(q_i)ᵀφ(k_j) v_j: pair by pair inside a chunk, and all chunks before it at once."""
+    """Σ_{j≤i} φ(q_i)ᵀφ(k_j) v_j up to a factor for each query.
+
+    Pair by pair inside a chunk, and all chunks before it at once. What is later changes no p by
+    more than there is room for, so that nothing of a query's own past is lost to it.
+    """
     length = queries.shape[2]
     chunk = min(chunk, length)
-    if length % chunk:
-        rest = (0, 0, 0, -length % chunk)
-        queries, keys, values = (F.pad(x, rest) for x in (queries, keys, values))
-    queries, keys, values = (
-        rearrange(x, "b h (n l) c -> b h n l c", l=chunk) for x in (queries, keys, values)
-    )
-    near = einsum(queries, keys, "b h n i m, b h n j m -> b h n i j").tril()
-    states = einsum(keys, values, "b h n l m, b h n l c -> b h n m c").cumsum(2)
-    before = F.pad(states[:, :, :-1], (0, 0, 0, 0, 1, 0))
-    sums = einsum(near, values, "b h n i j, b h n j c -> b h n i c")
-    sums = sums + einsum(queries, before, "b h n i m, b h n m c -> b h n i c")
+    rest = (0, 0, 0, -length % chunk)
+    queries, values = (_chunks(F.pad(x, rest), chunk) for x in (queries, values))
+    keys = _chunks(F.pad(keys, rest, value=-torch.inf), chunk)
+    highest = _highest(keys).cummax(2).values
+    before = F.pad(highest[:, :, :-1], (0, 0, 0, 0, 1, 0), value=NOTHING)
+    p, serves = _reference(keys, before)
+    features = (keys - p).exp()
+    states = einsum(features, values, "b h n l m, b h n l c -> b h n m c")
+    past = _carried(states, *(rearrange(x, "b h n 1 m -> b h n m 1") for x in (p, before)))
+    if serves:
+        own, _ = _measured(queries, p)
+        near = einsum(own, features, "b h n i m, b h n j m -> b h n i j").tril()
+        sums = einsum(near, values, "b h n i j, b h n j c -> b h n i c")
+        past = past * rearrange((before - p).exp(), "b h n 1 m -> b h n m 1")
+        sums = sums + einsum(own, past, "b h n i m, b h n m c -> b h n i c")
+    else:
+        sums, _ = _join(_meet(queries, before, past), _triangle(queries, keys, values))
     return rearrange(sums, "b h n l c -> b h (n l) c")[:, :, :length]
+
+
+def _chunks(x: KeyValues, chunk: int) -> Chunks:
+    return rearrange(x, "b h (n l) c -> b h n l c", l=chunk)
+
+
+def _carried(states: States, p: Measures, before: Measures) -> States:
+    """Σ_{n'<n} e^(p_n' − before_n) S_n': of each chunk, what came before it.
+
+    As no p is below an earlier one, sums over 1, 2, 4 … chunks add up without a factor above 1.
+    """
+    step = 1
+    while step < states.shape[2]:
+        shrink = (p[:, :, :-step] - p[:, :, step:]).exp()
+        states = states + F.pad(states[:, :, :-step] * shrink, (0, 0, 0, 0, step, 0))
+        step *= 2
+    shrink = (p[:, :, :-1] - before[:, :, 1:]).exp()
+    return F.pad(states[:, :, :-1] * shrink, (0, 0, 0, 0, 1, 0))
+
+
+def _triangle(queries: OfQueries, keys: OfKeys, values: OfValues) -> Sums:
+    """Σ_{j≤i} where a key may be far above all before it: both halves, and the late on the early.
+
+    A late query sees all early keys, so that their highest is a p for it.
+    """
+    length = queries.shape[-2]
+    if length == 1:
+        return _pairs(queries, keys, values)
+    if length % 2:
+        sums, r = _triangle(
+            F.pad(queries, (0, 0, 0, 1)),
+            F.pad(keys, (0, 0, 0, 1), value=-torch.inf),
+            F.pad(values, (0, 0, 0, 1)),
+        )
+        return sums[..., :-1, :], r[..., :-1, :]
+    queries, keys, values = (
+        rearrange(x, "... (o l) c -> ... o l c", o=2) for x in (queries, keys, values)
+    )
+    sums, r = _triangle(queries, keys, values)
+    early = _pairs(queries[..., 1, :, :], keys[..., 0, :, :], values[..., 0, :, :])
+    late = _join((sums[..., 1, :, :], r[..., 1, :, :]), early)
+    return (
+        torch.cat([sums[..., 0, :, :], late[0]], dim=-2),
+        torch.cat([r[..., 0, :, :], late[1]], dim=-2),
+    )
+
+
+def _pairs(queries: OfQueries, keys: OfKeys, values: OfValues) -> Sums:
+    """What queries get that see all of these keys."""
+    p = _highest(keys)
+    features, r = _measured(queries, p)
+    kernel = einsum(features, (keys - p).exp(), "... i m, ... j m -> ... i j")
+    return einsum(kernel, values, "... i j, ... j c -> ... i c"), r
+
+
+def _join(one: Sums, other: Sums) -> Sums:
+    """Sums with the factors e^(−r_i) of the larger r_i."""
+    r = torch.maximum(one[1], other[1])
+    return one[0] * (one[1] - r).exp() + other[0] * (other[1] - r).exp(), r
 
 
 def _divide(sums: Tensor, total: Tensor) -> Tensor:
     """The mean from weighted sums; a query that sees no key gets zeros and gives no gradient."""
-    blind = total < LEAST
+    blind = total == 0
     return (sums / total.masked_fill(blind, 1.0)).masked_fill(blind, 0.0)

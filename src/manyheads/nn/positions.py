@@ -327,6 +327,3 @@ class Alibi:
 
     def build(self, sizes: PositionSizes) -> Position:
         return AlibiPosition(sizes.heads)
-
-
-PositionConfig = NoPosition | Sinusoidal | Learned | Rotary | Shaw | Buckets | Alibi

@@ -104,9 +104,26 @@ def stream_nll(
     """Summed −log P of a stream, and the tokens that were predicted."""
     if len(text.flat) < 2:
         raise BadData(f"{text.name}: one token has nothing before it; give more text")
+    passes = Passes.over(len(text.flat), model.config.max_length, stride)
+    return passes_nll(model, text, passes, objective, batch_tokens=batch_tokens, bar=bar)
+
+
+def passes_nll(
+    model: Gpt,
+    text: EncodedText,
+    passes: Passes,
+    objective: Causal,
+    *,
+    batch_tokens: int,
+    bar: Bar | None = None,
+    done: int = 0,
+) -> tuple[float, int]:
+    """Summed −log P of what these stretches predict, and how much that is.
+
+    `done` is what other stretches have predicted before, for the bar.
+    """
     model.eval()
     device = next(model.parameters()).device
-    passes = Passes.over(len(text.flat), model.config.max_length, stride)
     total, tokens = 0.0, 0
     size = max(1, batch_tokens // passes.length)
     columns = torch.arange(passes.length, device=device)
@@ -118,7 +135,7 @@ def stream_nll(
             loss = language_loss(model, batch, scored=columns >= known[:, None])
             total, tokens = total + float(loss.nll), tokens + loss.count
             if bar is not None:
-                bar.update(int(passes.new[: begin + size].sum()), "tokens")
+                bar.update(done + int(passes.new[: begin + size].sum()), "tokens")
     return total, tokens
 
 

@@ -135,3 +135,44 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
             groups[-2:] = [groups[-2] + groups[-1]]
     moved = [fmean(group) for group in groups for _ in group]
     return [height + number * gap for number, height in enumerate(moved)]
+
+
+def confusion(
+    counts: Sequence[Sequence[int]], names: Sequence[str], title: str, path: Path
+) -> None:
+    """How often the class of a row is taken for that of a column, as a share of the row."""
+    shares = [[count / max(1, sum(row)) for count in row] for row in counts]
+    side = min(24.0, 2.4 + 0.42 * len(names))
+    with _figure((side + 1.0, side), path) as (figure, axes):
+        image = axes.imshow(shares, cmap="viridis", vmin=0.0, vmax=1.0)
+        axes.set(xlabel="taken for", ylabel="class", title=title)
+        if side < 24:  # so many that each has room for its name
+            axes.set_xticks(
+                range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor"
+            )
+            axes.set_yticks(range(len(names)), names)
+            for row, column in ((r, c) for r in range(len(names)) for c in range(len(names))):
+                colour = "black" if shares[row][column] > 0.6 else "white"
+                count = counts[row][column] or ""
+                axes.text(column, row, count, ha="center", va="center", color=colour, fontsize=6)
+        figure.colorbar(image, ax=axes, label="share of the class", fraction=0.05)
+
+
+def piano_roll(
+    notes: Sequence[tuple[float, float, int, float]], title: str, path: Path, begun: float = 0.0
+) -> None:
+    """A bar for each note (start, end, pitch, how loud from 0 to 1); a line where `begun` ends."""
+    seconds = max(end for _, end, _, _ in notes)
+    with _figure((min(30.0, 4.0 + 0.3 * seconds), 4.2), path) as (_, axes):
+        colours = _pyplot().get_cmap("viridis")
+        for start, end, pitch, loud in notes:
+            axes.barh(pitch, end - start, left=start, height=0.9, color=colours(1 - loud))
+        if begun:
+            axes.axvline(begun, color="#ff5c39", linewidth=1.2)
+        low, high = min(note[2] for note in notes), max(note[2] for note in notes)
+        cs = range(low - low % 12, high + 12, 12)
+        axes.set_yticks(cs, [f"C{pitch // 12 - 1}" for pitch in cs])
+        axes.set(xlabel="seconds", ylabel="pitch", title=title)
+        axes.set(xlim=(0, 1.01 * seconds), ylim=(low - 2, high + 2))
+        axes.set_axisbelow(True)
+        axes.grid(alpha=0.3)

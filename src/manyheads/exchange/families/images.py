@@ -16,7 +16,8 @@ def _read_vit(foreign: Foreign) -> Flat:
 
 
 def _write_vit(flat: Flat) -> dict[str, Any]:
-    flat.pop("max_length")
+    for name in ("max_length", "pixel_mean", "pixel_deviation"):
+        flat.pop(name)
     return {"pooler_output_size": flat.pop("pooler.dim")} if "pooler.dim" in flat else {}
 
 
@@ -52,6 +53,7 @@ VIT = Family(
     },
     squares=("image_size", "patch_size"),
     fixed={
+        "first": "token",
         "norm.placement": "pre",
         "norm.form": "layer",
         "embed.scale": "one",

@@ -1,0 +1,121 @@
+"""What `generate` does with a run of music: a MIDI file, its numbers, and a piano roll."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyheads.commands.shared import PICTURES, say, write
+from manyheads.errors import Mistake
+
+if TYPE_CHECKING:
+    from manyheads.data.events import Statistics
+    from manyheads.data.midi import Performance
+    from manyheads.data.music import MusicData
+    from manyheads.decode.generate import AnyGenerator
+    from manyheads.decode.sample import Sample
+    from manyheads.opened import OpenRun
+
+CLASSES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MusicFiles:
+    """The files that `generate` was given for music."""
+
+    out: Path | None
+    prime: Path | None
+    picture: Path | None
+
+    def check(self, opened: "OpenRun", *, texts: bool) -> None:
+        """Refuse what does not go with the run, or could not be written, before anything is."""
+        from manyheads.data.midi import SUFFIXES
+        from manyheads.data.music import MusicData
+
+        if not isinstance(opened.run.data, MusicData):
+            if self.out or self.prime or self.picture:
+                raise Mistake(
+                    f"--out, --prime and --picture are for music, and {opened.folder} writes none: "
+                    "leave them out"
+                )
+            return
+        if self.out is None:
+            raise Mistake(f"{opened.folder} writes music: say where to, --out music.mid")
+        if texts:
+            raise Mistake("--prompt and --stop are for texts: leave them out, or give a --prime")
+        for name, path, ends in (("out", self.out, SUFFIXES), ("picture", self.picture, PICTURES)):
+            if path is not None and path.suffix.lower() not in ends:
+                raise Mistake(f"--{name} {path} must end in one of {', '.join(ends)}")
+            if path is not None and (path.is_dir() or not path.parent.is_dir()):
+                raise Mistake(f"--{name} {path} must be a file in a folder that is there")
+
+
+def write_music(
+    generator: "AnyGenerator",
+    data: "MusicData",
+    files: MusicFiles,
+    *,
+    limit: int | None,
+    sample: "Sample | None",
+) -> None:
+    """Continue the prime, or begin anew; say what was written beside what the data has."""
+    from manyheads.data.events import Statistics
+    from manyheads.data.midi import read_bytes, write_midi
+    from manyheads.decode.compose import compose
+
+    encoding, out, prime = data.encoding, files.out, files.prime
+    assert out is not None  # as `check` has it
+    begun = encoding.words(read_bytes(prime), str(prime)) if prime is not None else []
+    words = compose(generator, encoding, begun, limit=limit, sample=sample)
+    whole, first = encoding.parts([*begun, *words]), encoding.parts(begun)
+    from_step = max((note.end for part in first for note in part), default=0)
+    new = [[note for note in part if note.start >= from_step] for part in whole]
+    if not any(new):
+        raise Mistake(
+            f"{len(words)} words were written and no note is among them: choose another --seed, "
+            "or train longer"
+        )
+    write_midi(whole, out, encoding.step)
+    seconds = max(note.end for part in whole for note in part) * encoding.step / 1000
+    say(f"{out}: {sum(map(len, whole)):,} notes, {seconds:.1f} seconds, {len(words):,} new words")
+    if files.picture is not None:
+        _draw(whole, encoding.step, from_step, out.name, files.picture)
+    _show(Statistics.of([new], encoding.step), _of_data(data))
+
+
+def _of_data(data: "MusicData") -> "Statistics | None":
+    """The same numbers of the validation pieces, where they are still there."""
+    from manyheads.data.events import Statistics
+
+    try:
+        pieces = data.read("valid").pieces_of_words
+    except Mistake as error:  # the music is worth having all the same
+        say(f"no numbers of the data: {error}")
+        return None
+    return Statistics.of([data.encoding.parts(words) for words in pieces], data.encoding.step)
+
+
+def _show(music: "Statistics", data: "Statistics | None") -> None:
+    found = [one for one in (music, data) if one is not None]
+    rows = [
+        ("", ["music", "valid"][: len(found)]),
+        ("notes per second", [f"{one.notes_per_second:.2f}" for one in found]),
+        ("velocity mean", [f"{one.velocity_mean:.1f}" for one in found]),
+        ("velocity spread", [f"{one.velocity_spread:.1f}" for one in found]),
+    ]
+    for number, name in enumerate(CLASSES):
+        rows.append((f"share of {name}", [f"{one.pitch_classes[number]:.3f}" for one in found]))
+    for name, values in rows:
+        write(f"{name:>16}" + "".join(f"{value:>9}" for value in values) + "\n")
+
+
+def _draw(parts: "list[Performance]", step: int, from_step: int, title: str, picture: Path) -> None:
+    from manyheads.data.midi import VELOCITIES
+    from manyheads.view.figures import piano_roll
+
+    notes = [
+        (note.start * step / 1000, note.end * step / 1000, note.pitch, note.velocity / VELOCITIES)
+        for part in parts
+        for note in part
+    ]
+    piano_roll(notes, title, picture, begun=from_step * step / 1000)
+    say(f"picture: {picture}")

@@ -1,0 +1,467 @@
+"""Labelled pictures: each form of folder, which pictures are whose split, and what is refused."""
+
+import gzip
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manyheads.config import dump, override_all, parse
+from manyheads.data.augmentation import Augment
+from manyheads.data.images import ImageData, Pictures, read_picture
+from manyheads.errors import BadData, Mistake
+
+Array = np.ndarray[Any, Any]
+
+
+def noise(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def save(path: Path, pixels: Array | None = None, mode: str = "RGB") -> Path:
+    """A picture as a file; where no pixels are given, noise that is its name's own."""
+    image = pytest.importorskip("PIL.Image")
+    if pixels is None:
+        pixels = noise(6, 6, 3, seed=sum(str(path).encode()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.fromarray(pixels).convert(mode).save(path)
+    return path
+
+
+def write_idx(path: Path, array: Array) -> None:
+    head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
+    content = head + array.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def write_mnist(
+    folder: Path, count: int = 20, tests: int = 4, ending: str = ""
+) -> tuple[Array, Array]:
+    """Training pictures and labels of a folder of MNIST's form, three classes."""
+    pixels, labels = noise(count, 5, 4), (np.arange(count) % 3).astype(np.uint8)
+    write_idx(folder / f"train-images-idx3-ubyte{ending}", pixels)
+    write_idx(folder / f"train-labels-idx1-ubyte{ending}", labels)
+    if tests:
+        write_idx(folder / f"t10k-images-idx3-ubyte{ending}", noise(tests, 5, 4, seed=1))
+        write_idx(folder / f"t10k-labels-idx1-ubyte{ending}", labels[:tests])
+    return pixels, labels
+
+
+def arrays(count: int = 12, channels: int = 3, classes: int = 3) -> dict[str, Any]:
+    shape = (count, 6, 5, channels) if channels else (count, 6, 5)
+    return {
+        "x_train": noise(*shape),
+        "y_train": np.arange(count) % classes,
+        "x_test": noise(*shape, seed=1)[:4],
+        "y_test": np.array([0, 1, 2, 0]) % classes,
+    }
+
+
+def refused(kind: type[Mistake], data: ImageData, split: str = "train") -> str:
+    with pytest.raises(kind) as caught:
+        data.read(split)
+    assert "\n" not in str(caught.value)
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+def in_folder(folder: Path, **settings: Any) -> ImageData:
+    return ImageData(folder=str(folder), **settings)
+
+
+def rows_of(part: Pictures, whole: Array) -> list[int]:
+    """Where each picture of a part stands in an array [n h w]."""
+    places = {one.tobytes(): row for row, one in enumerate(whole)}
+    return [places[one.tobytes()] for one in part.pixels[:, 0]]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_files_of_the_form_of_mnist(ending: str, tmp_path: Path) -> None:
+    pixels, labels = write_mnist(tmp_path, ending=ending)
+    data = in_folder(tmp_path)
+    assert data.splits() == ["train", "valid", "test"]
+    train, valid, test = (data.read(split) for split in data.splits())
+    assert train.classes == ["0", "1", "2"]
+    for part in (train, valid):
+        assert part.pixels.dtype == np.uint8
+        rows = rows_of(part, pixels)
+        assert (part.labels == labels[rows]).all()
+    both = [*rows_of(train, pixels), *rows_of(valid, pixels)]
+    assert sorted(both) == list(range(20))
+    assert (test.pixels[:, 0] == noise(4, 5, 4, seed=1)).all()
+    assert test.labels.tolist() == [0, 1, 2, 0]
+    assert "20 pictures of 3 classes, 5×4, grey" in train.notes[0]
+
+
+def test_the_names_of_classes_stand_beside(tmp_path: Path) -> None:
+    write_mnist(tmp_path, tests=0)
+    (tmp_path / "classes.txt").write_text("shirt\nshoe\nbag\n", encoding="utf-8")
+    assert in_folder(tmp_path).read("train").classes == ["shirt", "shoe", "bag"]
+    assert in_folder(tmp_path).splits() == ["train", "valid"]
+    assert "no test split" in refused(Mistake, in_folder(tmp_path), "test")
+    (tmp_path / "classes.txt").write_text("shirt\nshoe\n", encoding="utf-8")
+    said = refused(BadData, in_folder(tmp_path))
+    assert "train-labels-idx1-ubyte: label 3 is 2" in said
+    (tmp_path / "classes.txt").write_text("shirt\nshoe\nshoe\n", encoding="utf-8")
+    assert "the same name" in refused(BadData, in_folder(tmp_path))
+
+
+@pytest.mark.parametrize("channels", [0, 1, 3])
+@pytest.mark.parametrize("column", [False, True])
+def test_arrays_in_one_file(column: bool, channels: int, tmp_path: Path) -> None:
+    content = arrays(channels=channels)
+    whole = content["x_train"].reshape(12, 6, 5, -1)
+    if column:
+        content["y_train"] = content["y_train"][:, None].astype(np.uint8)
+    names = np.array(["cat", "dog", "emu"])
+    valid = {
+        "x_valid": noise(*content["x_train"].shape, seed=2)[:3],
+        "y_valid": np.array([2, 1, 0]),
+    }
+    np.savez(tmp_path / "set.npz", **content, **valid, classes=names)
+    data = in_folder(tmp_path)
+    assert data.splits() == ["train", "valid", "test"]
+    train = data.read("train")
+    assert train.classes == ["cat", "dog", "emu"]
+    assert (train.pixels == whole.transpose(0, 3, 1, 2)).all()
+    assert train.labels.tolist() == [0, 1, 2] * 4
+    assert data.read("valid").labels.tolist() == [2, 1, 0]
+    assert data.read("test").labels.tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("valid", ["valid", "val", "dev"])
+def test_folders_of_classes(valid: str, tmp_path: Path) -> None:
+    for split, count in (("train", 3), (valid, 2), ("test", 1)):
+        for name in ("dog", "cat"):
+            for number in range(count):
+                save(tmp_path / split / name / f"{number}.png")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("mine")
+    (tmp_path / "train" / "cat" / ".hidden.png").write_bytes(b"")
+    (tmp_path / "train" / ".git").mkdir()
+    data = in_folder(tmp_path)
+    assert data.splits() == ["train", "valid", "test"]
+    for split, stem, count in (("train", "train", 3), ("valid", valid, 2), ("test", "test", 1)):
+        part = data.read(split)
+        assert part.classes == ["cat", "dog"]
+        assert part.labels.tolist() == [0] * count + [1] * count
+        for row, pixels in enumerate(part.pixels):
+            name = part.classes[row // count]
+            path = tmp_path / stem / name / f"{row % count}.png"
+            wanted = noise(6, 6, 3, seed=sum(str(path).encode()))
+            assert (pixels == wanted.transpose(2, 0, 1)).all()
+    assert any("1 files other than" in note for note in data.read("train").notes)
+
+
+def test_classes_without_splits_are_divided_in_three(tmp_path: Path) -> None:
+    pixels = noise(40, 4, 4)
+    for row in range(40):
+        save(tmp_path / str(row % 2 + 9) / f"{row:02}.png", pixels[row], "L")
+    data = in_folder(tmp_path, held_out=0.2)
+    parts = {split: data.read(split) for split in data.splits()}
+    assert list(parts) == ["train", "valid", "test"]
+    assert parts["train"].classes == ["9", "10"]  # as numbers
+    rows = {split: rows_of(part, pixels) for split, part in parts.items()}
+    assert sorted(row for found in rows.values() for row in found) == list(range(40))
+    assert len(rows["test"]) == 8
+    for split, part in parts.items():
+        assert part.labels.tolist() == [row % 2 for row in rows[split]]
+        assert (np.bincount(part.labels) == len(part.labels) / 2).all()
+
+
+def test_jpeg_too_whatever_its_ending(tmp_path: Path) -> None:
+    flat = np.full((8, 8, 3), (200, 30, 90), dtype=np.uint8)
+    for number, ending in enumerate(("jpg", "jpeg", "JPG", "PNG")):
+        save(tmp_path / "train" / "ab"[number % 2] / f"x.{ending}", flat)
+    pixels = in_folder(tmp_path, held_out=0.5).read("train").pixels
+    assert np.abs(pixels.transpose(0, 2, 3, 1).astype(int) - flat).max() < 4
+
+
+def test_the_draws_are_the_same_each_time_and_leave_no_class_out(tmp_path: Path) -> None:
+    pixels, labels = write_mnist(tmp_path, 60)
+    found = {}
+    for share in (0.01, 0.1, 0.5):
+        data = in_folder(tmp_path, held_out=share)
+        found[share] = rows_of(data.read("valid"), pixels)
+        assert found[share] == rows_of(data.read("valid"), pixels)
+        assert not {*found[share]} & {*rows_of(data.read("train"), pixels)}
+        assert np.bincount(labels[found[share]]).tolist() == [max(1, round(20 * share))] * 3
+    assert found[0.5] != list(range(30))
+
+
+def test_a_smaller_training_set_is_balanced_and_part_of_a_larger(tmp_path: Path) -> None:
+    pixels = noise(50, 4, 4)
+    labels = np.array([0] * 30 + [1] * 15 + [2] * 5, dtype=np.uint8)
+    write_idx(tmp_path / "train-images-idx3-ubyte", pixels)
+    write_idx(tmp_path / "train-labels-idx1-ubyte", labels)
+    whole = in_folder(tmp_path)
+    valid, train = whole.read("valid"), rows_of(whole.read("train"), pixels)
+    sizes = {3: [1, 1, 1], 9: [3, 3, 3], 10: [4, 3, 3], 16: [6, 6, 4], 44: [27, 13, 4], 99: None}
+    taken = {}
+    for count, wanted in sizes.items():
+        data = in_folder(tmp_path, max_train=count)
+        taken[count] = rows_of(data.read("train"), pixels)
+        assert len(taken[count]) == min(count, len(train))
+        if wanted:
+            assert np.bincount(labels[taken[count]]).tolist() == wanted
+        assert data.read("valid").digest() == valid.digest()
+    for smaller, larger in combinations(sizes, 2):
+        assert {*taken[smaller]} <= {*taken[larger]} <= {*train}
+    first = [row for label in range(3) for row in [r for r in train if labels[r] == label][:3]]
+    assert taken[9] != sorted(first)  # drawn, not the first that come
+    said = refused(Mistake, in_folder(tmp_path, max_train=2))
+    assert "data.max_train=2" in said
+    assert "choose 3" in said
+
+
+def test_pictures_brought_to_a_size(tmp_path: Path) -> None:
+    for number, (height, width) in enumerate(((6, 6), (9, 5), (4, 12), (7, 7))):
+        pixels = np.full((height, width, 3), 40 * number + 20, dtype=np.uint8)
+        pixels[:, : width // 2] = 0
+        save(tmp_path / "train" / "ab"[number % 2] / f"{number}.png", pixels)
+    part = in_folder(tmp_path, size=8).read("train")
+    assert part.pixels.shape[1:] == (3, 8, 8)
+    assert not part.pixels[..., :2].any()  # the left of a picture stays left
+    level = part.pixels[:, 0, 0, 7].tolist()
+    assert {*level} <= {20, 60, 100, 140}
+    said = refused(BadData, in_folder(tmp_path))
+    assert "data.size=32" in said
+    assert ".png: " in said
+    assert "pixels where" in said
+
+
+def test_a_squeezed_array_is_as_a_squeezed_file(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    content = arrays(channels=3)
+    np.savez(tmp_path / "set.npz", **content)
+    path = save(tmp_path / "one.png", content["x_test"][2])
+    for size, channels in ((4, 3), (9, 1), (6, 3)):
+        part = in_folder(tmp_path, size=size, channels=channels).read("test")
+        one = read_picture(path, size, channels)
+        assert (part.pixels[2] == one).all()
+        # Pillow's own way, to a rounding of each pixel.
+        pillow = image.fromarray(content["x_test"][2]).convert({1: "L", 3: "RGB"}[channels])
+        theirs = np.asarray(pillow.resize((size, size), image.Resampling.BILINEAR))
+        theirs = theirs.reshape(size, size, channels).transpose(2, 0, 1)
+        assert np.abs(one.astype(int) - theirs).max() <= 1
+
+
+def test_grey_where_the_others_are_colour(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for number in range(3):
+            save(tmp_path / "train" / name / f"{number}.png")
+    grey = save(tmp_path / "train" / "b" / "9.png", noise(6, 6), "L")
+    save(tmp_path / "valid" / "a" / "0.png")
+    said = refused(BadData, in_folder(tmp_path))
+    assert said.startswith(f"{grey}: grey where ")
+    assert "data.channels=3" in said
+    colour = in_folder(tmp_path, channels=3).read("train")
+    assert (colour.pixels[-1] == noise(6, 6)).all()
+    made = in_folder(tmp_path, channels=1).read("train")
+    assert made.pixels.shape == (7, 1, 6, 6)
+    assert (made.pixels[-1, 0] == noise(6, 6)).all()
+    exact = np.tensordot(np.array([0.299, 0.587, 0.114]), colour.pixels[0].astype(float), 1)
+    assert np.abs(made.pixels[0, 0] - exact).max() <= 0.51
+
+
+def test_another_split_must_be_alike_too(tmp_path: Path) -> None:
+    for split, side in (("train", 6), ("test", 5)):
+        for name in ("a", "b"):
+            for number in range(2):
+                save(tmp_path / split / name / f"{number}.png", noise(side, side, 3))
+    said = refused(BadData, in_folder(tmp_path), "test")
+    assert said.startswith(str(tmp_path / "test" / "a" / "0.png"))
+    assert in_folder(tmp_path, size=6).read("test").pixels.shape == (4, 3, 6, 6)
+
+
+def test_transparent_pixels_are_seen_on_white(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.zeros((2, 2, 4), dtype=np.uint8)
+    pixels[0, :, 3] = 255
+    image.fromarray(pixels).save(tmp_path / "ink.png")
+    one = read_picture(tmp_path / "ink.png", 2, 3)
+    assert (one[:, 0] == 0).all()
+    assert (one[:, 1] == 255).all()
+
+
+def test_a_picture_that_the_camera_has_laid_on_its_side(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.zeros((8, 8, 3), dtype=np.uint8)
+    pixels[:4] = 250
+    exif = image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter with the clock
+    image.fromarray(pixels).save(tmp_path / "side.png", exif=exif)
+    one = read_picture(tmp_path / "side.png", 8, 1)[0]
+    assert (one == np.rot90(pixels[..., 0], -1)).all()
+
+
+def test_a_broken_picture(tmp_path: Path) -> None:
+    whole = save(tmp_path / "train" / "a" / "0.png").read_bytes()
+    save(tmp_path / "train" / "a" / "1.png")
+    for number in range(2):
+        save(tmp_path / "train" / "b" / f"{number}.png")
+    path = tmp_path / "train" / "a" / "0.png"
+    middle = len(whole) // 2
+    changed = bytes([*whole[:middle], whole[middle] ^ 255, *whole[middle + 1 :]])
+    for content in (b"", b"no picture", whole[:middle], whole[:40], changed):
+        path.write_bytes(content)
+        said = refused(BadData, in_folder(tmp_path, held_out=0.01), "train")
+        assert said.startswith(f"{path}: ")
+        with pytest.raises(BadData, match="empty" if not content else "broken, or no picture"):
+            read_picture(path, 6, 3)
+    with pytest.raises(Mistake, match=r"no file .*nowhere\.png"):
+        read_picture(tmp_path / "nowhere.png", 6, 3)
+    deep = noise(4, 4).astype(np.uint16) * 257
+    pytest.importorskip("PIL.Image").fromarray(deep).save(tmp_path / "deep.png")
+    with pytest.raises(BadData, match="more than 8 bits"):
+        read_picture(tmp_path / "deep.png", 4, 1)
+
+
+def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.png").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(Mistake, match=r"pip install 'manyheads\[images\]'"):
+        read_picture(tmp_path / "x.png", 4, 1)
+    write_mnist(tmp_path)
+    assert in_folder(tmp_path).read("test").labels.tolist() == [0, 1, 2, 0]
+
+
+def test_folders_of_classes_that_are_not_whole(tmp_path: Path) -> None:
+    data = in_folder(tmp_path)
+    said = refused(BadData, data)
+    assert said.startswith(f"{tmp_path}: no folders of classes")
+    assert ".npz" in said
+    (tmp_path / "test").mkdir()
+    assert "no folder train beside (test)" in refused(BadData, data)
+    (tmp_path / "train").mkdir()
+    assert refused(BadData, data).startswith(f"{tmp_path / 'train'}: no folders of classes")
+    for number in range(3):
+        save(tmp_path / "train" / "a" / f"{number}.png")
+    assert "all of one class" in refused(BadData, data)
+    (tmp_path / "train" / "b").mkdir()
+    said = refused(BadData, data)
+    assert said.startswith(f"{tmp_path / 'train' / 'b'}: no picture")
+    save(tmp_path / "train" / "b" / "0.png")
+    save(tmp_path / "train" / "b" / "1.png")
+    assert len(data.read("train").labels) == 3
+    assert refused(BadData, data, "test").startswith(f"{tmp_path / 'test'}: no folders")
+    save(tmp_path / "test" / "c" / "0.png")
+    assert refused(BadData, data).startswith(f"{tmp_path / 'test' / 'c'}: a class that ")
+
+
+def test_a_class_with_one_picture_is_trained_on(tmp_path: Path) -> None:
+    save(tmp_path / "rare" / "0.png")
+    save(tmp_path / "also" / "0.png")
+    said = refused(BadData, in_folder(tmp_path), "valid")
+    assert str(tmp_path) in said
+    assert "no class has a second picture" in said
+    for number in range(9):
+        save(tmp_path / "common" / f"{number}.png")
+    parts = {split: in_folder(tmp_path).read(split) for split in ("train", "valid", "test")}
+    assert parts["train"].classes == ["also", "common", "rare"]
+    assert np.bincount(parts["train"].labels).tolist() == [1, 7, 1]
+    assert parts["valid"].labels.tolist() == parts["test"].labels.tolist() == [1]
+    assert parts["train"].notes[-1] == (
+        "classes with one picture, which is not held out: (also, rare)"
+    )
+
+
+def test_idx_files_that_are_not_whole(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    data = in_folder(tmp_path)
+    images, labels = tmp_path / "train-images-idx3-ubyte", tmp_path / "train-labels-idx1-ubyte"
+    whole, answers = images.read_bytes(), labels.read_bytes()
+    for content in (b"", whole[:9], whole[:-1], whole + b"x", b"\x00\x00\x0d" + whole[3:], answers):
+        images.write_bytes(content)
+        assert refused(BadData, data).startswith(f"{images}: ")
+    images.write_bytes(whole)
+    write_idx(labels, np.arange(19).astype(np.uint8) % 3)
+    said = refused(BadData, data)
+    assert said.startswith(f"{images}: 20 pictures")
+    assert f"{labels} has 19 labels" in said
+    labels.unlink()
+    assert "no train-labels-idx1-ubyte" in refused(BadData, data)
+    labels.write_bytes(answers)
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.array([0, 1, 7, 0], dtype=np.uint8))
+    said = refused(BadData, data, "test")
+    assert "t10k-images-idx3-ubyte: picture 3 is of the class '7'" in said
+    images.unlink()
+    (tmp_path / f"{images.name}.gz").write_bytes(gzip.compress(whole)[:-9])
+    assert "cut off" in refused(BadData, data)
+    (tmp_path / f"{images.name}.gz").unlink()
+    assert "no train-images-idx3-ubyte" in refused(BadData, data)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x_train": None}, "no x_train among its arrays (y_train, x_test, y_test)"),
+        ({"y_test": None}, "no y_test among its arrays"),
+        ({"x_train": np.zeros((12, 6, 5), dtype=np.float32)}, "x_train: float32"),
+        ({"x_train": np.zeros((12, 3, 6, 5), dtype=np.uint8)}, "x_train: uint8 of shape [12, 3"),
+        ({"x_train": np.zeros((11, 6, 5), dtype=np.uint8)}, "11 pictures, but"),
+        ({"y_train": np.arange(12) - 1}, "y_train: label 1 is -1"),
+        ({"y_train": np.arange(12) / 2}, "y_train: float64"),
+        ({"y_train": np.array([None] * 12)}, "no .npz of plain arrays"),
+        ({"x_train": np.zeros((0, 6, 5), dtype=np.uint8), "y_train": np.zeros(0, int)}, "[0]"),
+        ({"classes": np.array(["a", "b"])}, "y_train: label 3 is 2"),
+    ],
+)
+def test_arrays_that_cannot_be_used(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    content = {name: array for name, array in (arrays() | change).items() if array is not None}
+    np.savez(tmp_path / "set.npz", **content)
+    said = refused(BadData, in_folder(tmp_path))
+    assert said.startswith(str(tmp_path / "set.npz"))
+    assert words in said
+
+
+def test_an_archive_that_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    np.savez_compressed(path, **arrays())
+    whole = path.read_bytes()
+    middle = 300  # among the pixels
+    for content in (
+        b"",
+        b"no archive",
+        whole[:-30],
+        whole[:middle] + b"xxxx" + whole[middle + 4 :],
+    ):
+        path.write_bytes(content)
+        assert refused(BadData, in_folder(tmp_path)).startswith(f"{path}: broken")
+    np.savez(tmp_path / "other.npz", **arrays())
+    assert "several .npz (other.npz, set.npz)" in refused(Mistake, in_folder(tmp_path))
+
+
+def test_a_digest_names_pixels_labels_and_classes() -> None:
+    pixels, labels = noise(4, 1, 3, 3), np.array([0, 1, 0, 1])
+    others = [
+        Pictures(noise(4, 1, 3, 3, seed=1), labels, ["a", "b"]),
+        Pictures(pixels, labels[::-1], ["a", "b"]),
+        Pictures(pixels, labels, ["a", "c"]),
+        Pictures(pixels.reshape(4, 1, 1, 9), labels, ["a", "b"]),
+    ]
+    same = Pictures(pixels.copy(), labels.copy(), ["a", "b"], ("a note",))
+    digests = {part.digest() for part in (Pictures(pixels, labels, ["a", "b"]), same, *others)}
+    assert len(digests) == 5
+
+
+def test_settings() -> None:
+    data = override_all(
+        ImageData(), ["folder=x", "size=32", "channels=3", "augment.flip=0.5", "mixing.mixup=0.2"]
+    )
+    assert data.augment == Augment(flip=0.5)
+    assert parse(ImageData, dump(data)) == data
+    wrong = ["held_out=0", "held_out=1", "size=0", "channels=2", "channels=-1", "max_train=0"]
+    for setting in wrong:
+        with pytest.raises(Mistake, match=f"data.{setting.partition('=')[0]}="):
+            override_all(ImageData(), [setting])
+
+
+def test_a_folder_must_be_one(tmp_path: Path) -> None:
+    assert "data.folder is needed" in refused(Mistake, ImageData())
+    (tmp_path / "x.npz").write_bytes(b"")
+    assert "is a file" in refused(Mistake, in_folder(tmp_path / "x.npz"))
+    assert "is not a folder" in refused(Mistake, in_folder(tmp_path / "nowhere"))
+    assert "did you mean 'valid'" in refused(Mistake, in_folder(tmp_path), "vali")

@@ -1,0 +1,215 @@
+"""The Vision Transformer: what stands for an image, where patches stand, another image size."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyheads.config import override_all
+from manyheads.errors import Mistake
+from manyheads.models.heads import Classify, Pooler
+from manyheads.models.vit import Vit, VitConfig, resized
+from manyheads.nn.block import PositionSizes
+from manyheads.nn.grid_positions import GridPosition, Sinusoidal2d, resize_places
+from manyheads.nn.positions import Learned
+
+TINY: dict[str, Any] = {
+    "dim": 16,
+    "layers": 2,
+    "heads": 2,
+    "hidden": 24,
+    "dropout": 0.0,
+    "image_size": 12,
+    "patch_size": 4,
+    "channels": 2,
+}
+LABELS = Classify(labels=("a", "b", "c"))
+WAYS: dict[str, dict[str, Any]] = {
+    "class token": {},
+    "mean of the patches": {"first": "none"},
+    "pooled mean": {"first": "none", "pooler": Pooler(over="mean")},
+    "rows and columns": {"position": Sinusoidal2d()},
+    "rows and columns, no token": {"position": Sinusoidal2d(), "first": "none"},
+}
+
+
+def images(count: int = 3, size: int = 12) -> Tensor:
+    return torch.rand(count, 2, size, size)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_reach_every_part(way: str) -> None:
+    model = VitConfig(**TINY, head=LABELS, **WAYS[way]).build()
+    answers = model(images())
+    assert answers.shape == (3, 3)
+    answers.logsumexp(-1).sum().backward()
+    still = [
+        name for name, one in model.named_parameters() if one.grad is None or not one.grad.any()
+    ]
+    assert not still
+
+
+def test_the_class_token_alone_is_read() -> None:
+    model = VitConfig(**TINY, head=LABELS).build()
+    hidden = model.hidden(images())
+    assert hidden.shape == (3, 10, 16)
+    other = torch.cat([hidden[:, :1], torch.randn(3, 9, 16)], dim=1)
+    torch.testing.assert_close(model.answer(other), model.answer(hidden))
+
+
+def test_without_it_the_mean_of_the_patches_is() -> None:
+    model = VitConfig(**TINY, head=LABELS, first="none").build()
+    hidden = model.hidden(images())
+    assert hidden.shape == (3, 9, 16)
+    assert not any("first" in name for name in model.state_dict())
+    torch.testing.assert_close(model.answer(hidden), model.head(hidden.mean(1)))
+    turned = hidden.flip(1)  # a mean has no order
+    torch.testing.assert_close(model.answer(turned), model.answer(hidden))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_waves_of_rows_and_columns_by_plain_loops(before: int) -> None:
+    rows, dim, base = 3, 12, 50.0
+    sizes = PositionSizes(dim=dim, heads=1, head_dim=dim, max_length=rows**2 + before, causal=False)
+    position = Sinusoidal2d(base=base).build(sizes)
+    x = torch.randn(2, rows**2 + before, dim, dtype=torch.float64)
+    found = position.embed(x, torch.arange(rows**2 + before)[None])
+    wanted = x.clone()
+    half = dim // 2
+    for row in range(rows):
+        for column in range(rows):
+            at = before + row * rows + column
+            for start, place in ((0, row), (half, column)):
+                for pair in range(half // 2):
+                    angle = place / base ** (2 * pair / half)
+                    wanted[:, at, start + 2 * pair] += math.sin(angle)
+                    wanted[:, at, start + 2 * pair + 1] += math.cos(angle)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(found[:, :before], x[:, :before], rtol=0, atol=0)
+
+
+def test_a_model_of_images_counts_its_own_rows() -> None:
+    for first, before in (("token", 1), ("none", 0)):
+        config = VitConfig(**TINY, first=first, position=Sinusoidal2d())
+        position = config.build().encoder.position
+        assert isinstance(position, GridPosition)
+        assert (position.columns, position.before) == (3, before)
+
+
+def test_patches_that_change_places_change_the_answer() -> None:
+    """With positions of either kind; without any the mean of the patches would not notice."""
+    given = images()
+    mirrored = torch.cat([given[..., 4:8], given[..., :4], given[..., 8:]], dim=-1)
+    for position, same in (("none", True), ("learned", False), ("sinusoidal-2d", False)):
+        plain = VitConfig(**TINY, head=LABELS, first="none")
+        model = override_all(plain, [f"position={position}"]).build().eval()
+        assert torch.allclose(model(given), model(mirrored), atol=1e-6) is same, position
+
+
+@pytest.mark.parametrize(("old", "new"), [(12, 20), (20, 12), (12, 12)])
+def test_interpolated_positions_equal_those_of_transformers(old: int, new: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    from manyheads.exchange.huggingface import from_huggingface
+
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        image_size=old,
+        patch_size=4,
+        num_channels=2,
+    )
+    torch.manual_seed(3)
+    theirs = transformers.ViTModel(config, add_pooling_layer=False).eval().double()
+    torch.nn.init.normal_(theirs.embeddings.position_embeddings)
+    torch.nn.init.normal_(theirs.embeddings.cls_token)
+    ours = from_huggingface(theirs)
+    assert isinstance(ours, Vit)
+    pixels = torch.randn(2, 2, new, new, dtype=torch.float64)
+    with torch.no_grad():
+        wanted = theirs(pixels, interpolate_pos_encoding=True).last_hidden_state
+        found = resized(ours.double().eval(), new)(pixels)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_resized_model_keeps_all_but_its_positions() -> None:
+    model = VitConfig(**TINY, head=LABELS).build().eval()
+    other = resized(model, 20)
+    assert other.config == replace(model.config, image_size=20)
+    assert not other.training
+    assert other(images(size=20)).shape == (3, 3)
+    with pytest.raises(Mistake, match="resize"):
+        other(images())
+    before, after = model.state_dict(), other.state_dict()
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert changed == ["encoder.positions.0.table.weight"]
+    waves = resized(VitConfig(**TINY, head=LABELS, position=Sinusoidal2d()).build(), 20)
+    assert waves(images(size=20)).shape == (3, 3)
+
+
+def test_equal_places_stay_equal_and_the_class_token_stays() -> None:
+    table = torch.cat([torch.full((1, 5), 7.0), torch.full((9, 5), 2.0)])
+    larger = resize_places(table, 3, 5)
+    assert larger.shape == (26, 5)
+    torch.testing.assert_close(larger[0], table[0])
+    torch.testing.assert_close(larger[1:], torch.full((25, 5), 2.0))
+    torch.testing.assert_close(resize_places(table, 3, 3), table)
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"first": "none", "pooler": Pooler()}, "choose model.pooler.over=mean"),
+        ({"pixel_mean": (0.5,)}, "one for each of 2 channels"),
+        ({"pixel_mean": (0.5, 0.5), "pixel_deviation": (0.5,)}, "one for each of 2 channels"),
+        ({"pixel_mean": (0.5, 0.5), "pixel_deviation": (0.5, 0.0)}, "must be above 0"),
+        ({"pixel_mean": (math.nan, 0.5), "pixel_deviation": (1.0, 1.0)}, "at least 0"),
+        ({"dim": 15, "heads": 3, "position": Sinusoidal2d()}, "choose an even one"),
+        ({"image_size": 3}, "choose a smaller model.patch_size"),
+    ],
+)
+def test_a_mistake_says_what_to_do(settings: dict[str, Any], advice: str) -> None:
+    with pytest.raises(Mistake, match=advice) as raised:
+        VitConfig(**{**TINY, **settings}).build()
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_new_is_in_no_old_name() -> None:
+    """Settings that came later leave the digests of models that do without them."""
+    from manyheads.run import model_digest
+
+    plain = VitConfig(**TINY, head=LABELS)
+    assert plain.position == Learned()
+    assert model_digest(plain) == "a1224f2de41edd3c"  # as weights of then have it
+    assert model_digest(replace(plain, first="none")) != model_digest(plain)
+
+
+def test_only_what_others_have_leaves() -> None:
+    pytest.importorskip("transformers")
+    from manyheads.exchange.huggingface import to_huggingface
+
+    spread = {"pixel_mean": (0.1, 0.2), "pixel_deviation": (0.3, 0.4)}
+    model = VitConfig(**TINY, head=LABELS, **spread).build().eval()
+    given = images()
+    torch.testing.assert_close(to_huggingface(model)(given).logits, model(given))
+    for changes, named in (
+        ({"first": "none"}, "first"),
+        ({"position": Sinusoidal2d()}, "position"),
+    ):
+        with pytest.raises(Mistake, match=named):
+            to_huggingface(VitConfig(**TINY, head=LABELS, **changes).build())
+
+
+def test_a_model_without_a_class_token_is_counted_without_it() -> None:
+    from manyheads.account import account
+
+    for first, kinds in (("token", {"patch": 9, "class": 1}), ("none", {"patch": 9})):
+        config = VitConfig(**TINY, head=LABELS, first=first)
+        counted = account(config)
+        assert counted.tokens == kinds
+        own = sum(parameter.numel() for parameter in config.build().parameters())
+        assert counted.parameters == own

@@ -1,0 +1,295 @@
+"""Models of music: trained on transposed stretches, scored piece by piece, written to MIDI."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mido")
+
+from tests.data.small_music import scale_up, write_chorales, write_performances
+from tests.tasks.small_texts import recipe_trainer
+from tests.tasks.test_resume import run_and_kill
+from tests.test_cli import call, result
+from tests.train.small_runs import assert_same_bits, records
+from tests.view.test_figures import png
+
+from manyheads.data.events import ChoraleGrid, PerformanceEvents, events_of
+from manyheads.data.language import EncodedText
+from manyheads.data.midi import read_midi, write_midi
+from manyheads.data.music import MusicData
+from manyheads.decode.compose import compose, prompt_of
+from manyheads.decode.sample import Sample
+from manyheads.errors import Mistake
+from manyheads.models.gpt import Gpt
+from manyheads.opened import open_run
+from manyheads.scoring import score
+from manyheads.tasks.music import MusicTask, move, moves, pieces_nll
+from manyheads.train.loop import Trainer
+from manyheads.training import read_recipe
+
+SIZES = (
+    *("model.dim=16", "model.layers=1", "model.heads=2", "model.hidden=32", "model.max_length=16"),
+    *("train.batch_rows=6", "train.warmup_steps=2", "train.steps=12", "train.save_every=4"),
+    *("train.validate_every=6", "train.log_every=1"),
+)
+CASES = {
+    "midi": ("midi", "data.transpose=3"),
+    "jsb": ("jsb-chorales", "data.file=chorales.json", "data.transpose=3"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("music")
+    return {
+        "midi": write_performances(folder / "midi"),
+        "jsb": write_chorales(folder / "jsb"),
+    }
+
+
+def trainer(name: str, folders: dict[str, Path], out: Path, *overrides: str) -> Trainer:
+    recipe, *settings = CASES[name]
+    where = f"data.folder={folders[name]}"
+    return recipe_trainer(recipe, out, *SIZES, where, *settings, *overrides)
+
+
+@pytest.fixture(scope="module")
+def trained(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for name in CASES:
+        found[name] = tmp_path_factory.mktemp("runs") / name
+        trainer(name, folders, found[name]).run()
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_killed_and_started_again_ends_with_the_same_bits(
+    name: str, folders: dict[str, Path], trained: dict[str, Path], tmp_path: Path
+) -> None:
+    assert run_and_kill(trainer(name, folders, tmp_path), 10) == -signal.SIGKILL
+    trainer(name, folders, tmp_path).run()
+    assert_same_bits(tmp_path, trained[name])
+    assert records(tmp_path)[-1]["loss"] == records(trained[name])[-1]["loss"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parted_batches_are_the_whole_one(
+    name: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    whole = trainer(name, folders, tmp_path / "1").task
+    sizes = ("train.batch_rows=3", "train.accumulate=2")
+    parted = trainer(name, folders, tmp_path / "2", *sizes).task
+    for step in range(8):
+        [one], parts = whole.batches(step), parted.batches(step)
+        assert torch.equal(one.tokens, torch.cat([part.tokens for part in parts]))
+        assert torch.equal(one.wanted, torch.cat([part.wanted for part in parts]))
+        assert one.count == sum(part.count for part in parts)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_moves_each_stretch_by_one_interval(
+    name: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Both what is read and what is wanted, and nothing but pitches; any interval comes up."""
+    plain = trainer(name, folders, tmp_path / "1", "data.transpose=0").task
+    moved = trainer(name, folders, tmp_path / "2").task
+    content = moved.tokenizer.content  # type: ignore[attr-defined]
+    seen = set()
+    for step in range(8):
+        [one], [other] = plain.batches(step), moved.batches(step)
+        assert torch.equal(other.tokens[:, 1:], other.wanted[:, :-1])
+        for before, after in zip(one.tokens, other.tokens, strict=True):
+            pairs = [(content(int(a)), content(int(b))) for a, b in zip(before, after, strict=True)]
+            assert all(a.rstrip("0123456789") == b.rstrip("0123456789") for a, b in pairs)
+            pitched = [(a, b) for a, b in pairs if a.startswith(("on", "off", "p"))]
+            steps = {
+                int("".join(filter(str.isdigit, b))) - int("".join(filter(str.isdigit, a)))
+                for a, b in pitched
+            }
+            assert len(steps) <= 1
+            seen |= steps
+            others = [pair for pair in pairs if pair not in pitched]
+            assert all(a == b for a, b in others)
+    assert seen == set(range(-3, 4))
+
+
+def test_a_stretch_that_would_leave_the_keys_stays(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    task = trainer("midi", folders, tmp_path).task
+    assert isinstance(task, MusicTask)
+    music = MusicData(folder=str(folders["midi"])).read("train")
+    [batch] = task.batches(0)
+    table = moves(music, task.tokenizer, 90)
+    low = torch.zeros(len(batch.tokens), dtype=torch.long)  # ninety semitones down
+    kept = move(batch, table, low)
+    assert torch.equal(kept.tokens, batch.tokens)
+    assert torch.equal(kept.wanted, batch.wanted)
+
+
+def test_a_stretch_of_a_chorale_begins_before_a_sixteenth(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Position 1 is the soprano's, also where a piece is closed."""
+    task = trainer("jsb", folders, tmp_path, "data.transpose=0").task
+    content = task.tokenizer.content  # type: ignore[attr-defined]
+    for step in range(8):
+        [batch] = task.batches(step)
+        sopranos = {content(int(token)) for token in batch.tokens[:, 1::4].flatten()}
+        assert sopranos <= {"p72", "p74", "rest"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_score_is_the_mean_over_every_event_of_every_piece(
+    name: str, folders: dict[str, Path], trained: dict[str, Path]
+) -> None:
+    """Each piece by itself after an end, its own end not counted: here one pass a piece."""
+    opened = open_run(trained[name])
+    data = opened.run.data
+    assert isinstance(data, MusicData)
+    model, tokenizer = opened.model, opened.tokenizer
+    assert isinstance(model, Gpt)
+    text = EncodedText(data.read("valid"), tokenizer, ends=True)
+    total, count = 0.0, 0
+    for words in data.read("valid").pieces_of_words:
+        ids = [tokenizer.end, *(tokenizer.token_id(word) for word in words)]
+        for at in range(1, len(ids)):  # event by event, after as much as a window has
+            begin = (at - 1) // 16 * 16
+            if at > (len(ids) - 1) // 16 * 16:  # the last window ends with the piece
+                begin = max(0, len(ids) - 1 - 16)
+            with torch.no_grad():
+                logits = model(torch.tensor([ids[begin:at]]))[0, -1]
+            total -= float(logits.log_softmax(-1)[ids[at]])
+            count += 1
+    closing = len(data.encoding.closing)
+    nll, events = pieces_nll(model, text, closing=closing, batch_tokens=64)
+    assert events == count
+    assert nll == pytest.approx(total, rel=1e-4)
+    scores = score(opened, data, "valid", stride=16)
+    assert scores["nll"] == pytest.approx(total / count, rel=1e-4)
+    assert scores["perplexity"] == pytest.approx(np.exp(total / count), rel=1e-4)
+    assert scores["examples"] == count
+    assert f"{count} events" in scores["signature"]["nll"]
+    assert "stride:8" in score(opened, data, "valid")["signature"]["nll"]
+
+
+def test_evaluate_prints_the_keys_of_music(trained: dict[str, Path]) -> None:
+    scores = json.loads(result("evaluate", trained["jsb"], "--split", "test", "--json"))
+    assert scores.keys() == {"nll", "perplexity", "signature", "split", "examples"}
+    assert scores["examples"] == 4 * 4 * 12
+
+
+def test_a_run_writes_music_that_reads_back(trained: dict[str, Path], tmp_path: Path) -> None:
+    out, again = tmp_path / "a.mid", tmp_path / "b.mid"
+    for path in (out, again):
+        code, printed, said = call(
+            *("generate", trained["midi"], "--out", path, "--seed", 3, "--temperature", 2),
+            *("--max-new-tokens", 60),
+        )
+        assert code == 0, said
+        assert "notes per second" in printed
+        assert "share of F#" in printed
+        assert "valid" in printed
+    assert out.read_bytes() == again.read_bytes()
+    notes = read_midi(out)
+    assert notes
+    write_midi([notes], again)
+    assert events_of(read_midi(again)) == events_of(notes)
+
+
+def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    prime, out, roll = tmp_path / "prime.mid", tmp_path / "out.mid", tmp_path / "roll.png"
+    write_midi([scale_up(2)], prime)
+    code, _, said = call(
+        *("generate", trained["midi"], "--out", out, "--prime", prime, "--picture", roll),
+        *("--max-new-tokens", 60, "--temperature", 2),
+    )
+    assert code == 0, said
+    assert "it goes on after the last" in said  # of 16 tokens
+    begun = scale_up(2)
+    found = read_midi(out)
+    assert found[: len(begun)] == begun
+    assert len(found) > len(begun)
+    assert all(note.start >= begun[-1].end for note in found[len(begun) :])
+    width, height, colours = png(roll)
+    assert min(width, height) > 300
+    assert colours > 10
+
+
+def test_a_long_prime_leaves_room(trained: dict[str, Path]) -> None:
+    """From a place on where stretches of training begin; words of the prime are kept to the end."""
+    said: list[str] = []
+    generator = open_run(trained["jsb"]).generator(said.append)
+    grid = ["p72", "p67", "p60", "p48"]
+    short = prompt_of(grid, ChoraleGrid(), generator)
+    assert short == [generator.marks.end, *map(generator.tokenizer.token_id, grid)]
+    assert not said
+    long = prompt_of(grid * 30, ChoraleGrid(), generator)
+    assert long == [generator.tokenizer.token_id(word) for word in ["p48", *grid]]
+    assert len(said) == 1
+    assert len(prompt_of(grid * 30, ChoraleGrid(), generator, limit=2)) == 13
+    words = compose(generator, ChoraleGrid(), grid * 30, limit=None, sample=Sample(seed=1))
+    assert 0 < len(words) <= 16 - 5 + 1
+    searched = compose(generator, ChoraleGrid(), grid, limit=8, sample=None)
+    assert searched == compose(generator, ChoraleGrid(), grid, limit=8, sample=None)
+    assert set(searched) <= set(ChoraleGrid().vocabulary())
+    with pytest.raises(Mistake, match="no token for"):
+        prompt_of(["on60"], ChoraleGrid(), generator)
+
+
+def test_a_model_without_a_note_says_so(
+    trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyheads.decode.compose.compose", lambda *parts, **more: ["shift5"])
+    code, _, said = call("generate", trained["midi"], "--out", tmp_path / "a.mid")
+    assert code == 2
+    assert "no note is among them" in said
+    assert not (tmp_path / "a.mid").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "--out music.mid"),
+        (("--out", "x.wav"), "must end in one of .mid"),
+        (("--out", "no/x.mid"), "in a folder that is there"),
+        (("--out", "x.mid", "--picture", "x.txt"), "--picture x.txt must end in"),
+        (("--out", "x.mid", "--prompt", "on60"), "are for texts"),
+        (("--out", "x.mid", "--prime", "none.mid"), "cannot read none.mid"),
+    ],
+)
+def test_mistakes_of_generate_are_one_line(
+    words: tuple[str, ...],
+    said: str,
+    trained: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, printed, line = call("generate", trained["midi"], *words)
+    assert (code, printed) == (2, "")
+    assert said in line
+    assert line.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_that_do_not_go_with_music_are_refused(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(Mistake, match=r"choose objective\.packing=stream"):
+        read_recipe("midi", ["objective.packing=documents"])
+    with pytest.raises(Mistake, match="music has tokens=words"):
+        trainer("midi", folders, tmp_path, "tokens=characters")
+
+
+def test_the_recipes_name_their_encodings() -> None:
+    found: dict[str, Any] = {name: read_recipe(name).data for name in ("midi", "jsb-chorales")}
+    assert found["midi"].encoding == PerformanceEvents()
+    assert found["jsb-chorales"].encoding == ChoraleGrid()
+    assert found["jsb-chorales"].file == "Jsb16thSeparated.json"
