@@ -91,7 +91,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rnn", default="train.learning_rate=2e-2", help="the LSTM's own settings")
+    own = "train.learning_rate=2e-2 train.warmup_steps=60"
+    parser.add_argument("--rnn", default=own, help="the LSTM's own settings")
     options = parser.parse_intermixed_args()
     given = [options.recipe, *options.settings]
     dim = width_like(options.recipe, options.settings)
@@ -126,7 +127,9 @@ def main() -> None:
         }
         lines[name] = [(part["words"][1], part["bleu"]) for part in parts]
     (options.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    curves(lines, "BLEU by the length of the source", "BLEU", options.out / "by_length.png")
+    across = "words of the longest source of each fifth"
+    path = options.out / "by_length.png"
+    curves(lines, "BLEU by the length of the source", "BLEU", path, across)
     print(json.dumps(report, indent=2))
 
 

@@ -66,15 +66,19 @@ def heat_map(
 
 
 def curves(
-    runs: Mapping[str, Sequence[tuple[int, float]]], title: str, label: str, path: Path
+    runs: Mapping[str, Sequence[tuple[int, float]]],
+    title: str,
+    label: str,
+    path: Path,
+    across: str = "step",
 ) -> None:
-    """One line a run: a score against the step."""
+    """One line a run: a score against the step, or what else stands across."""
     with _figure((7.0, 4.2), path) as (_, axes):
         for name, points in runs.items():
             mark = "o" if len(points) == 1 else None  # a line of one point is not seen
             steps, values = [step for step, _ in points], [value for _, value in points]
             axes.plot(steps, values, label=name, marker=mark)
-        axes.set_xlabel("step")
+        axes.set_xlabel(across)
         axes.set_ylabel(label)
         axes.set_title(title)
         axes.grid(alpha=0.3)
