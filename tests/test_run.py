@@ -246,3 +246,32 @@ def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str)
         if recipe == "phrasebook" or "encoder" not in advice[0]:
             with torch.device("meta"):
                 assert built([*others, *advice])
+
+
+@pytest.mark.parametrize(
+    "core",
+    ["local", "longformer model.core.globals=1", "performer", "memory-compressed"],
+)
+def test_packed_documents_are_refused_by_what_sees_by_places_in_a_row(core: str) -> None:
+    settings = f"objective.packing=documents model.position=sinusoidal model.core={core}".split()
+    with pytest.raises(Mistake, match=r"packed documents .* objective\.packing=stream"):
+        read_recipe("gpt-mini", settings)
+    read_recipe("gpt-mini", settings[1:])
+
+
+def test_packed_documents_are_kept_apart_by_exact_cores_and_a_plain_window() -> None:
+    exact = [core.kind for core in get_args(CoreConfig) if core.exact]
+    for core in (*exact, "longformer"):
+        read_recipe("gpt-mini", ["objective.packing=documents", f"model.core={core}"])
+
+
+def test_a_period_is_not_for_packed_documents() -> None:
+    settings = ["model.position=relative", "model.position.period=4"]
+    with pytest.raises(Mistake, match=r"position\.period .* objective\.packing=stream"):
+        read_recipe("gpt-mini", [*settings, "objective.packing=documents"])
+    read_recipe("gpt-mini", settings)
+
+
+def test_the_choice_of_a_part_does_not_undo_what_is_set_in_it() -> None:
+    run = read_recipe("phrasebook", ["model.dim=64", "model=rnn"])
+    assert (run.model.kind, run.model.dim) == ("rnn", 64)

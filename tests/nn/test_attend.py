@@ -238,3 +238,10 @@ def test_unseen_keys_do_not_matter() -> None:
         other_k[:, :, unseen], other_v[:, :, unseen] = 9.0, 9.0
         assert torch.equal(before, attend(q, other_k, other_v, rule=rule)[:, :, 1])
         assert not torch.equal(before, attend(q, other_k, other_v, rule=full)[:, :, 1])
+
+
+def test_a_core_that_differs_by_layer_is_built_first() -> None:
+    """At the first layer memory-compressed attention is local: not what was asked for."""
+    q = torch.randn(1, 2, 8, 4)
+    with pytest.raises(ValueError, match=r"another core in each layer.*layers='M'"):
+        attend(q, q, q, core="memory-compressed")
