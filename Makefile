@@ -10,9 +10,10 @@ demo: $(READY)
 	$(BIN)/manyheads demo
 
 # Two passes: shapes checked by an import hook, then the tests of torch.compile, which that hook breaks.
+# A file of tests stays with one process: what its tests share is made once.
 test: $(DEVELOP)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not compile" --jaxtyping-packages=manyheads,beartype.beartype
-	$(BIN)/python -m pytest -m "compile and not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not compile" --jaxtyping-packages=manyheads,beartype.beartype
+	$(BIN)/python -m pytest -n 2 -m "compile and not slow and not gpu" $$(grep -rl 'mark\.compile' tests --include='*.py')
 
 test-slow: $(DEVELOP)
 	$(BIN)/python -m pytest -m "slow and not gpu"

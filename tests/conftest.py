@@ -4,10 +4,13 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import jaxtyping
 import pytest
 import torch
+from tests.checks import checked
 
 torch.set_num_threads(1)
+jaxtyping.jaxtyped = checked  # before the package is imported
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tests.test_cli import call, mistake, result
 
 from manyheads.models.vit import VitConfig
 from manyheads.run import Run, read_run, save_run
-from manyheads.train import loop
+from manyheads.train import metrics
 from manyheads.training import recipes
 
 WORDS = ("the", "a", "small", "big", "red", "dog", "cat", "bird", "sees", "likes", "and", "runs")
@@ -70,7 +70,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A folder to stand in, with a text, a table and runs; what training each of them said."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("mistakes"))
-        patch.setattr(loop, "find_spec", no_board)
+        patch.setattr(metrics, "find_spec", no_board)
         write("text/corpus.txt", sentences(200))
         write("table/train.tsv", table(ROWS))
         lines = {}

@@ -12,6 +12,7 @@ from manyheads.commands.looking import info, tokens
 from manyheads.commands.shared import say, write
 from manyheads.commands.training import compare, demo, evaluate, train
 from manyheads.commands.using import classify, embed, fill, generate, translate
+from manyheads.commands.web import view
 from manyheads.errors import BadData, Mistake
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app.command()(fill)
 app.command()(classify)
 app.command()(info)
 app.command()(tokens)
+app.command()(view)
 app.command("import")(import_folder)
 app.command()(export)
 app.command()(compare)

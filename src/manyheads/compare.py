@@ -32,6 +32,7 @@ SHOWN = (
     "word_perplexity",
     "bits_per_character",
     "accuracy",
+    "top5",
     "f1",
     "matthews",
     "pearson",

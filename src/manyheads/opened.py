@@ -28,7 +28,7 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import Gpt
 from manyheads.models.joined import EncoderDecoder
 from manyheads.models.rnn import RnnConfig
-from manyheads.models.vit import Vit, VitConfig
+from manyheads.models.vit import ReadsImages, Vit, VitConfig
 from manyheads.presets import ModelConfig
 from manyheads.run import SETTINGS, TASKS, TOKENIZER, Run, choose_device, model_digest, read_run
 from manyheads.tokens import Tokenizer
@@ -75,7 +75,7 @@ class OpenRun:
             )
         return self._encoder()
 
-    def labeller(self) -> Vit:
+    def labeller(self) -> ReadsImages:
         """What gives pictures a class."""
         config = self.run.model
         if not isinstance(config, VitConfig):
@@ -98,7 +98,7 @@ class OpenRun:
             "run that it came from"
         )
 
-    def _labeller(self) -> Vit:
+    def _labeller(self) -> ReadsImages:
         raise Mistake(f"{self.folder} was exported, and labels nothing here: use the run itself")
 
     def cannot(self, does: str, needed: str) -> Mistake:
@@ -144,7 +144,7 @@ class TorchRun(OpenRun):
     def _encoder(self) -> TextEncoder:
         return self._reader(self.model)
 
-    def _labeller(self) -> Vit:
+    def _labeller(self) -> ReadsImages:
         return cast(Vit, self.model)
 
 
@@ -168,6 +168,11 @@ class OnnxRun(OpenRun):
         if not isinstance(self.run.model, BertConfig):
             return super()._encoder()
         return self._reader(OnnxEncoder(self.folder))
+
+    def _labeller(self) -> ReadsImages:
+        from manyheads.exchange.onnx_runtime import OnnxVit
+
+        return OnnxVit(self.folder, cast(VitConfig, self.run.model))
 
 
 @dataclass(frozen=True)

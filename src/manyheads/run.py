@@ -59,6 +59,8 @@ FREE = {
     "train.validate_every",
     "train.save_every",
     "train.log_every",
+    "train.parallel",
+    "train.compile",
 }
 
 

@@ -49,6 +49,7 @@ from manyheads.tasks.translation import TranslationTask
 from manyheads.tokens import Tokenizer
 from manyheads.train import checkpoint
 from manyheads.train.loop import Task, Trainer
+from manyheads.train.parallel import ALONE, World
 
 Part = Corpus | Texts | Labelled | Pictures
 # The special tokens that an objective needs.
@@ -202,7 +203,9 @@ def _written(run: Run, folder: Path) -> Run:
         found = differences(dump(run), dump(read_run(folder)))
         if found:
             raise Mistake(f"{folder} holds another run ({found[0]}): choose another --out")
-    write_text(folder / SETTINGS, to_toml(dump(run)))
+    text = to_toml(dump(run))
+    if not (folder / SETTINGS).exists() or (folder / SETTINGS).read_text("utf-8") != text:
+        write_text(folder / SETTINGS, text)
     return run
 
 
@@ -240,17 +243,19 @@ def _fitted(tokenizer: Tokenizer, run: Run) -> Tokenizer:
     return tokenizer
 
 
-def train(run: Run, folder: Path, device: torch.device) -> Trainer:
+def train(run: Run, folder: Path, device: torch.device, world: World = ALONE) -> Trainer:
     """A trainer for the run, at the step where its folder stands."""
     if run.data is None:
         raise Mistake(f"there is no training for task={run.task} yet")
-    drop_partials(folder)
+    if world.first:
+        drop_partials(folder)
     part, valid = run.data.read("train"), run.data.read("valid")
-    run, tokenizer = prepare(run, folder, part)
+    with world.in_turn():  # the others read what the first has written
+        run, tokenizer = prepare(run, folder, part)
     task = task_of(run, part, valid, tokenizer, device)
     torch.manual_seed(run.seed)
     model = run.model.build()
-    if run.start and not (folder / checkpoint.LAST).exists():
+    if run.start and not checkpoint.is_begun(folder):
         give_weights(model, open_start(run.start))
     trained: nn.Module = model
     if isinstance(run.objective, Replaced) and isinstance(model, Bert):
@@ -265,6 +270,7 @@ def train(run: Run, folder: Path, device: torch.device) -> Trainer:
         folder=folder,
         about={"model": model_digest(run.model)},
         kept=model,
+        world=world,
     )
 
 

@@ -417,6 +417,20 @@ def test_arrays_that_cannot_be_used(change: dict[str, Any], words: str, tmp_path
     assert words in said
 
 
+@pytest.mark.parametrize(("label", "name"), [(2, "'2'"), (3, "'3'"), (9, "'9'")])
+def test_a_class_that_was_never_trained(label: int, name: str, tmp_path: Path) -> None:
+    """Also where its number is one more than there are, or stands between those of others."""
+    content = arrays(count=10) | {"y_test": np.array([0, 1, label, 0])}
+    content["y_train"] = np.array([0, 1] * 5)
+    if label == 3:
+        content["y_train"] = np.array([0, 1, 2, 2, 1] * 2)
+    if label == 2:
+        content["y_train"][-1] = 4
+    np.savez(tmp_path / "set.npz", **content)
+    said = refused(BadData, in_folder(tmp_path), "test")
+    assert f"picture 3 is of the class {name}, of which" in said
+
+
 def test_an_archive_that_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "set.npz"
     np.savez_compressed(path, **arrays())

@@ -167,6 +167,24 @@ def test_a_chorale_comes_back_from_its_file(tmp_path: Path) -> None:
     assert voices_of([*grid, "p60", "p61"]) == voices  # no whole sixteenth
 
 
+def test_a_voice_that_is_silent_keeps_its_place(tmp_path: Path) -> None:
+    """In a file written here; tracks without notes beside four with some are no voices."""
+    path = tmp_path / "chorale.mid"
+    for silent in range(4):
+        frame = ["p72", "p67", "p60", "p48"]
+        frame[silent] = "rest"
+        write_midi(voices_of(frame * 4), path, ChoraleGrid.step)
+        assert ChoraleGrid().words(path.read_bytes(), "chorale.mid") == frame * 4
+    named = [Message("program_change", program=3, channel=5)]
+    voices = [
+        [Message("note_on", note=note, velocity=64), Message("note_off", note=note, time=120)]
+        for note in (72, 67, 60, 48)
+    ]
+    content = midi_bytes(named, *voices, named, path=path)
+    assert ChoraleGrid().words(content, "chorale.mid") == ["p72", "p67", "p60", "p48"]
+    assert "3 tracks with notes" in refusal(midi_bytes(*voices[:3], path=path), ChoraleGrid())
+
+
 def test_transposition_changes_pitches_alone() -> None:
     for encoding in (PerformanceEvents(), ChoraleGrid()):
         for word in encoding.vocabulary():

@@ -9,6 +9,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
+from tests.checks import unchecked
 
 from manyheads.data.phrasebook import PAIRS, SPLITS, Pair, english, french, german, sentences
 from manyheads.data.phrasebook.grammar import Grammar
@@ -35,7 +36,8 @@ def listed(text: str) -> set[str]:
 def drawn() -> Draws:
     """Pairs of every language pair and split, drawn once."""
     counts = {"train": 8_000, "valid": 150, "test": 150, "compositional": 1_000}
-    return {(p, s): sentences(p, s, counts[s]) for p in PAIRS for s in SPLITS}
+    with unchecked():
+        return {(p, s): sentences(p, s, counts[s]) for p in PAIRS for s in SPLITS}
 
 
 def words(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
@@ -56,6 +58,13 @@ def test_the_same_arguments_give_the_same_pairs_and_more_begin_with_fewer() -> N
     assert sentences("en-de", "train", 300, seed=3) == first
     assert sentences("en-de", "train", 500, seed=3)[:300] == first
     assert sentences("en-de", "train", 300, seed=4) != first
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_types_are_kept_in_every_split(drawn: Draws, pair: str) -> None:
+    """The first pairs again, with the types of every call checked: `drawn` is without checks."""
+    for split, count in {"train": 800, "valid": 10, "test": 10, "compositional": 100}.items():
+        assert sentences(pair, split, count) == drawn[pair, split][:count]
 
 
 def test_the_draw_is_pinned_so_that_it_is_the_same_on_every_machine() -> None:
@@ -83,7 +92,8 @@ def test_sources_are_distinct_and_splits_disjoint(drawn: Draws, pair: str) -> No
 
 def test_many_distinct_sentences_are_within_reach() -> None:
     grammar = Grammar("reach")
-    found = {write(english.sentence(grammar.sentence()))[0] for _ in range(30_000)}
+    with unchecked():
+        found = {write(english.sentence(grammar.sentence()))[0] for _ in range(30_000)}
     assert len(found) > 28_000
 
 
@@ -142,12 +152,13 @@ def test_each_english_sentence_has_one_translation() -> None:
     grammar = Grammar("function")
     known: dict[str, tuple[str, str, bool]] = {}
     repeated = 0
-    for _ in range(25_000):
-        tree = grammar.sentence()
-        source = write(english.sentence(tree))[0]
-        result = write(german.sentence(tree))[0], write(french.sentence(tree))[0], tree.held_out
-        repeated += source in known
-        assert known.setdefault(source, result) == result, source
+    with unchecked():
+        for _ in range(25_000):
+            tree = grammar.sentence()
+            source = write(english.sentence(tree))[0]
+            result = write(german.sentence(tree))[0], write(french.sentence(tree))[0], tree.held_out
+            repeated += source in known
+            assert known.setdefault(source, result) == result, source
     assert repeated > 100
 
 
@@ -172,7 +183,8 @@ def test_held_out_combinations_are_only_in_the_compositional_split(drawn: Draws)
 
 
 def test_words_of_the_compositional_split_occur_in_training(drawn: Draws) -> None:
-    pairs = drawn["en-de", "train"] + sentences("en-de", "train", 12_000, seed=1)
+    with unchecked():
+        pairs = drawn["en-de", "train"] + sentences("en-de", "train", 12_000, seed=1)
     train = {w for p in pairs for w in words(p.source, p.source_words)}
     for p in drawn["en-de", "compositional"]:
         missing = set(words(p.source, p.source_words)) - train

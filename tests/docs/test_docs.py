@@ -33,7 +33,8 @@ STAGES = [
     "nn.tiled nn.packed nn.flex nn.local nn.linformer nn.performer nn.compressed nn.attention",
     "nn.feedforward nn.experts nn.residual nn.embedding nn.block models presets account",
     "account_table",
-    "train.objective train.optimizer train.progress train.checkpoint train.loop",
+    "train.softmax train.objective train.optimizer train.progress train.checkpoint train.metrics",
+    "train.parallel train.ahead train.graphs train.steps train.loop",
     "decode.cache decode.sample decode.beam decode.generate decode.compose decode.translate",
     "decode.lines",
     "encode view.capture evaluate.scores evaluate.rouge evaluate.alignment view.figures",
@@ -41,6 +42,8 @@ STAGES = [
     "exchange.writing exchange.folder exchange.ctranslate2 exchange.ctranslate2_runtime",
     "exchange.onnx exchange.onnx_runtime",
     "tasks run opened beginning training scoring compare memory_use cost cost_table demo",
+    "web.answers web.guard web.traces web.library web.heads web.passes web.attention web.runs",
+    "web.tokens web.app",
     "commands cli",
 ]
 ORDER = [name for stage in STAGES for name in stage.split()]

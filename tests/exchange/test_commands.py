@@ -15,11 +15,11 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.checks import unchecked
 from tests.exchange.folders import FAMILIES, LINES, fast, minilm, saved
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import write_recipe
@@ -92,12 +92,8 @@ def exported(run: Make, places: Path) -> Make:
 
 def export(source: Path, to: str, out: Path) -> str:
     """What an export says. Shapes are symbols while a graph is traced, so none is checked."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
+    with unchecked():
         code, printed, said = call("export", source, "--to", to, "--out", out)
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
     assert (code, printed) == (0, ""), said
     return said
 

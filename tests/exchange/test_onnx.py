@@ -6,15 +6,14 @@ A model is exported once for all the tests that look at it: an export takes seco
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import tokenizers
 import torch
+from tests.checks import unchecked
 from tokenizers import models, pre_tokenizers
 from torch import Tensor, nn
 
@@ -77,17 +76,6 @@ MODERN: dict[str, Any] = {
 OLDER: dict[str, Any] = {"norm": Norm(placement="post"), "feedforward": Plain(activation="gelu")}
 # Lengths that are not those of the export's examples; 1 is where an axis can get lost.
 SHAPES = [(1, 1, 1), (3, 17, 2), (1, 2, 17), (3, 1, 4)]
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Without the shape checks of the tests: sizes are symbols while a graph is traced."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def exported(model: nn.Module, folder: Path) -> Path:

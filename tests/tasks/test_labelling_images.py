@@ -13,6 +13,7 @@ from tests.tasks.small_texts import CPU, QUARTERS, SIZES, STEPS, recipe_trainer,
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
 
+from manyheads.compare import table_of
 from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import Mistake
 from manyheads.models.heads import Classify
@@ -150,6 +151,18 @@ def test_scores_by_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (scores["split"], scores["examples"]) == ("test", 40)
 
 
+def test_a_validation_is_the_scores_of_all_its_pictures() -> None:
+    torch.manual_seed(2)
+    model, found = tiny().build().eval(), task(part=pictures(17))
+    logits = all_logits(model, found.valid)
+    rows = zip(logits.log_softmax(-1), found.valid_labels.tolist(), strict=True)
+    right = [(int(row.argmax()) == label, -float(row[label])) for row, label in rows]
+    scores = found.validate(model)
+    assert 0 < scores["accuracy"] < 1
+    assert scores["accuracy"] == pytest.approx(np.mean([hit for hit, _ in right]))
+    assert scores["loss"] == pytest.approx(np.mean([loss for _, loss in right]), rel=1e-5)
+
+
 def test_classes_are_matched_by_name() -> None:
     part = Pictures(pictures(4).pixels, np.array([0, 1, 1, 0]), ["c2", "c0"])
     assert places(part, ("c0", "c1", "c2")).tolist() == [2, 0, 0, 2]
@@ -213,6 +226,42 @@ def test_pictures_are_labelled_by_the_command(trained: Path, tmp_path: Path) -> 
     assert printed.startswith(f"{QUARTERS[3]}\t")
     assert printed.count("\n") == said.count("\n") == 1
     assert "empty.png" in said
+
+
+def test_graphs_label_and_score_as_the_run_does(
+    trained: Path, folder: Path, tmp_path: Path
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("onnxruntime")
+    graphs, file = tmp_path / "graphs", tmp_path / "one.png"
+    result("export", trained, "--to", "onnx", "--out", graphs)
+    draw = np.random.default_rng(3)
+    image.fromarray(draw.integers(0, 256, (9, 11, 3), dtype=np.uint8)).save(file)
+    one, other = (
+        json.loads(result("classify", run, "--json", file, "--device", "cpu"))
+        for run in (trained, graphs)
+    )
+    assert other["label"] == one["label"]
+    assert other["scores"] == pytest.approx(one["scores"], abs=1e-5)
+    ours, theirs = (
+        json.loads(result("evaluate", run, "--split", "valid", "--json", "--device", "cpu"))
+        for run in (trained, graphs)
+    )
+    assert theirs["confusion"] == ours["confusion"]
+    assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
+    # Settings of another model beside them are said, and not answered by.
+    settings = graphs / "run.toml"
+    text = settings.read_text(encoding="utf-8")
+    settings.write_text(text.replace("image_size = 8", "image_size = 12"), encoding="utf-8")
+    assert "does not take the images of [1, 12, 12]" in mistake("classify", graphs, file, code=3)
+
+
+def test_compare_shows_the_five_likeliest() -> None:
+    rows = [{"settings": "a", "parameters": 5, "accuracy": 0.25, "top5": 0.75}]
+    table = table_of(rows, "test")
+    found = {column.header: [*column.cells] for column in table.columns}
+    assert found["accuracy"] == ["0.250"]
+    assert found["top5"] == ["0.750"]
 
 
 def test_a_run_of_pictures_is_scored_and_drawn(trained: Path, folder: Path, tmp_path: Path) -> None:

@@ -66,6 +66,19 @@ def test_the_loss_at_the_places_is_that_of_all_logits(shape: str, smoothing: flo
     assert all(bool(one.any()) for one in mine if one.ndim == 2 and one.shape[0] == VOCAB)
 
 
+def test_places_that_want_nothing_change_nothing() -> None:
+    model: Bert = tiny(BertConfig).build().double()
+    batch = a_batch(padded=True)
+    wide = batch.padded(16)
+    assert len(wide.places) == len(wide.wanted) == 16 > len(batch.places)
+    both = [(model.hidden(batch.tokens, batch.real), one) for one in (batch, wide)]
+    losses = [masked_loss(model, hidden, one, 0.1) for hidden, one in both]
+    assert losses[0].count == losses[1].count == len(batch.places)
+    torch.testing.assert_close(losses[0].objective, losses[1].objective, rtol=1e-12, atol=0)
+    for one, other in zip(*(gradients(loss.objective, model) for loss in losses), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 def test_only_the_places_enter_the_output_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Bert = tiny(BertConfig).build()
     batch, entered = a_batch(), []

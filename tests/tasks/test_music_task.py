@@ -18,6 +18,7 @@ from tests.test_cli import call, result
 from tests.train.small_runs import assert_same_bits, records
 from tests.view.test_figures import png
 
+import manyheads.opened
 from manyheads.data.events import ChoraleGrid, PerformanceEvents, events_of
 from manyheads.data.language import EncodedText
 from manyheads.data.midi import read_midi, write_midi
@@ -243,6 +244,100 @@ def test_a_long_prime_leaves_room(trained: dict[str, Path]) -> None:
         prompt_of(["on60"], ChoraleGrid(), generator)
 
 
+def eager_to_end(generator: Any) -> Any:
+    """The same generator, with a model that wants to rest and then to end, from the first on."""
+    model, tokenizer = generator.model, generator.tokenizer
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros(*hidden.shape[:-1], tokenizer.vocab_size)
+        found[..., tokenizer.end] = 60.0
+        found[..., tokenizer.token_id("rest")] = 40.0
+        return found
+
+    model.logits = logits
+    return generator
+
+
+def writer(run: Path, **how: Any) -> Any:
+    return eager_to_end(open_run(run).generator(**how))
+
+
+@pytest.mark.parametrize("sample", [Sample(seed=2), None])
+def test_a_chorale_opens_with_sound_whatever_the_model_wants(
+    sample: Sample | None, trained: dict[str, Path]
+) -> None:
+    """A bar in which no voice rests; then it may rest, and once there is enough of it, end."""
+    grid, how = ChoraleGrid(), {"at_limit": "cut", "beam": 2}
+    given: dict[str, Any] = {"limit": 100, "sample": sample}
+    assert compose(writer(trained["jsb"], **how), grid, [], **given) == []
+    opened = compose(writer(trained["jsb"], shortest=64, **how), grid, [], **given)
+    assert len(opened) == 64
+    assert "rest" not in opened
+    longer = compose(writer(trained["jsb"], shortest=70, **how), grid, [], **given)
+    assert longer[:64] == opened
+    assert longer[64:] == ["rest"] * 6
+    short = compose(writer(trained["jsb"], shortest=64, **how), grid, [], limit=9, sample=sample)
+    assert len(short) == 9
+    assert "rest" not in short
+    # Where nobody names a limit, there is room for what has to be written.
+    untold = compose(
+        writer(trained["jsb"], shortest=40, **how), grid, [], limit=None, sample=sample
+    )
+    assert len(untold) == 40
+
+
+@pytest.mark.parametrize("shortest", [0, 12, 16, 64])
+def test_learned_positions_end_a_piece(
+    shortest: int, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Wherever the opening ends: what is read is at most as long as the table."""
+    trainer("jsb", folders, tmp_path, "model.position=learned", "train.steps=1").run()
+    said: list[str] = []
+    generator = open_run(tmp_path).generator(said.append, shortest=shortest, at_limit="cut")
+    even = torch.zeros(generator.vocabulary)
+    even[generator.marks.end] = -torch.inf
+    generator.model.logits = lambda hidden: even.expand(len(hidden), -1).clone()  # type: ignore[attr-defined]
+    words = compose(generator, ChoraleGrid(), [], limit=100, sample=Sample())
+    assert len(words) == 16
+    assert said == ["the model's positions leave 16 words to write, not 100"]
+
+
+def test_each_part_of_a_piece_has_draws_of_its_own(trained: dict[str, Path]) -> None:
+    """What follows the opening does not repeat its random numbers."""
+    generator = open_run(trained["jsb"]).generator(shortest=8, at_limit="cut")
+    even = torch.zeros(generator.vocabulary)
+    generator.model.logits = lambda hidden: even.expand(len(hidden), -1).clone()  # type: ignore[attr-defined]
+    words = compose(generator, ChoraleGrid(), [], limit=16, sample=Sample(seed=5))
+    assert words[8:] != words[:8]
+    assert words == compose(generator, ChoraleGrid(), [], limit=16, sample=Sample(seed=5))
+
+
+@pytest.mark.parametrize(
+    ("words", "least"), [((), 8), (("--max-new-tokens", 5), 5), (("--min-new-tokens", 20), 20)]
+)
+def test_generate_writes_some_music_before_an_end(
+    words: tuple[object, ...],
+    least: int,
+    trained: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of what this model reads, which is less than a bar; or what the user wants."""
+    whole = manyheads.opened.TorchRun._generator
+    monkeypatch.setattr(
+        manyheads.opened.TorchRun, "_generator", lambda *parts: eager_to_end(whole(*parts))
+    )
+    code, _, said = call("generate", trained["jsb"], "--out", tmp_path / "a.mid", *words)
+    assert code == 0, said
+    assert f" {least} new words" in said
+    code, _, said = call(
+        "generate", trained["jsb"], "--out", tmp_path / "b.mid", "--min-new-tokens", 0
+    )
+    assert code == 2
+    assert "0 words were written" in said
+    assert not (tmp_path / "b.mid").exists()
+
+
 def test_a_model_without_a_note_says_so(
     trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +357,11 @@ def test_a_model_without_a_note_says_so(
         (("--out", "x.mid", "--picture", "x.txt"), "--picture x.txt must end in"),
         (("--out", "x.mid", "--prompt", "on60"), "are for texts"),
         (("--out", "x.mid", "--prime", "none.mid"), "cannot read none.mid"),
+        (("--out", "x.mid", "--min-new-tokens", "-1"), "--min-new-tokens=-1 must be at least 0"),
+        (
+            ("--out", "x.mid", "--min-new-tokens", "9", "--max-new-tokens", "8"),
+            "--max-new-tokens=8 must be at least 9",
+        ),
     ],
 )
 def test_mistakes_of_generate_are_one_line(

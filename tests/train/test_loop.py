@@ -133,6 +133,27 @@ def test_the_loss_of_a_batch_is_that_of_its_logits(recipe: Path, tmp_path: Path)
     assert loss.count == found.task.tokens(batch) == int(batch.real.sum())
 
 
+def test_padding_to_a_shape_changes_no_loss_and_no_gradient(recipe: Path, tmp_path: Path) -> None:
+    found = trainer(recipe, tmp_path / "run", "model.dropout=0")
+    model = found.model.double()
+    (batch,) = found.task.batches(0)
+    rows, length = batch.target.shape
+    padded = batch.padded(rows + 3, 32)
+    assert padded.source.shape == padded.source_real.shape == (rows + 3, 32)
+    assert padded.target.shape == padded.wanted.shape == padded.real.shape == (rows + 3, 32)
+    assert length < 32
+
+    def result(batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        loss = translation_loss(model, batch, 0.1)  # type: ignore[arg-type]
+        assert loss.count == found.task.tokens(batch)
+        return loss.objective, list(torch.autograd.grad(loss.objective, list(model.parameters())))
+
+    (plain, slopes), (wide, others) = result(batch), result(padded)
+    torch.testing.assert_close(wide, plain, rtol=1e-12, atol=0)
+    for one, other in zip(slopes, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 def test_bfloat16_runs_on_a_cpu(recipe: Path, tmp_path: Path) -> None:
     ends = {}
     for precision in ("float32", "bfloat16"):

@@ -1,10 +1,16 @@
 """Head and loss in one equal PyTorch's two, in value and in every gradient, a chunk at a time."""
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyheads.data.batching import NOTHING
 from manyheads.train import objective
 from manyheads.train.objective import cross_entropy
 
@@ -157,3 +163,56 @@ def test_bfloat16_hidden_states_sum_in_float32() -> None:
     torch.testing.assert_close(loss.objective, expected, rtol=0.02, atol=0.0)
     (exact,) = torch.autograd.grad(expected, (matrix,))
     torch.testing.assert_close(matrix.grad, exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("chunk", [5, 1024])
+@SMOOTHING
+def test_what_is_not_scored_counts_for_nothing(
+    smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is left out, wants nothing, or was never there."""
+    monkeypatch.setattr(objective, "ROWS_AT_ONCE", {"cpu": chunk, "cuda": chunk})
+    hidden, matrix, bias = parts(biased=True)
+    assert bias is not None
+    wanted, scored = torch.randint(CLASSES, (ROWS,)), torch.arange(ROWS) % 3 > 0
+    settings = {"bias": bias, "smoothing": smoothing}
+    alone = cross_entropy(hidden[scored], matrix, wanted[scored], **settings)
+    nothing = wanted.masked_fill(~scored, NOTHING)
+    others = [
+        cross_entropy(hidden, matrix, wanted, scored=scored, **settings),
+        cross_entropy(hidden, matrix, nothing, count=int(scored.sum()), **settings),
+        cross_entropy(hidden[None], matrix, nothing[None], scored=scored[None], **settings),
+    ]
+    expected = torch.autograd.grad(alone.objective, (hidden, matrix, bias))
+    for other in others:
+        assert other.count == int(scored.sum())
+        torch.testing.assert_close(other.nll, alone.nll, **EXACT)
+        found = torch.autograd.grad(other.objective, (hidden, matrix, bias))
+        for one, two in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, two, **EXACT)
+
+
+# In a process of its own: whether kernels are interpreted is decided when Triton is imported.
+KERNEL = """
+import itertools, torch
+from manyheads.train import objective, softmax
+torch.manual_seed(1)
+for classes, smoothing in itertools.product((7, 300, 5000), (0.0, 0.1)):
+    logits, wanted = 3 * torch.randn(9, classes + 5), torch.randint(classes, (9,))
+    logits[:, classes:], wanted[3] = 0, -1
+    given = logits.clone()
+    nll, even, slopes = objective._losses_and_slopes(given, wanted, classes, smoothing, True)
+    for training in (False, True):
+        given = logits.clone()
+        found = softmax.losses_and_slopes(given, wanted, classes, smoothing, training)
+        torch.testing.assert_close(found[0], nll)
+        if smoothing:
+            torch.testing.assert_close(found[1], even)
+        torch.testing.assert_close(given, slopes if training else logits, rtol=1e-4, atol=1e-6)
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_our_kernel_computes_the_same() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", KERNEL], env=environment, check=True, timeout=300)

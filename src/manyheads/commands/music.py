@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from manyheads.commands.shared import PICTURES, say, write
 from manyheads.errors import Mistake
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from manyheads.decode.generate import AnyGenerator
     from manyheads.decode.sample import Sample
     from manyheads.opened import OpenRun
+    from manyheads.run import Run
 
 CLASSES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
 
@@ -49,6 +50,15 @@ class MusicFiles:
                 raise Mistake(f"--{name} {path} must be a file in a folder that is there")
 
 
+def decoding(run: "Run", limit: int | None) -> dict[str, Any]:
+    """How music is written unless told: a few words before an end, none for an end at the limit.
+
+    A model that has learned little, or has a whole piece for a prime, would often end at once.
+    """
+    least = cast("MusicData", run.data).encoding.least
+    return {"shortest": min(least, limit or run.model.max_length // 2), "at_limit": "cut"}
+
+
 def write_music(
     generator: "AnyGenerator",
     data: "MusicData",
@@ -72,7 +82,7 @@ def write_music(
     if not any(new):
         raise Mistake(
             f"{len(words)} words were written and no note is among them: choose another --seed, "
-            "or train longer"
+            "a longer --min-new-tokens, or train longer"
         )
     write_midi(whole, out, encoding.step)
     seconds = max(note.end for part in whole for note in part) * encoding.step / 1000

@@ -1,9 +1,11 @@
 """Commands that train and score: demo, train, evaluate, compare."""
 
 import dataclasses
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from manyheads.run import Run
+    from manyheads.train.parallel import World
 
 
 def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "Run":
@@ -39,29 +42,46 @@ def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "
     return read_recipe(recipe, [*(overrides or []), *extra])
 
 
-def _train(run: "Run", out: Path, device: "torch.device") -> None:
+def _refuse_torchrun(command: str) -> None:
+    from manyheads.train.parallel import World
+
+    if World.of_environment().several:
+        raise Mistake(f"torchrun is for `manyheads train`: start {command} without it")
+
+
+def _train(run: "Run", out: Path, device: "torch.device", world: "World | None" = None) -> None:
     """Train to the end, or stop on a signal with a word on how to go on."""
     from manyheads.run import SETTINGS, check_folder, forget, locked
     from manyheads.train.loop import Stopped
+    from manyheads.train.parallel import ALONE
     from manyheads.training import train as prepare_training
 
-    check_folder(out)
+    world = world or ALONE
+    if world.first:
+        check_folder(out)
     new, begun = not out.exists(), (out / SETTINGS).exists()
-    with locked(out):
+    with locked(out) if world.first else nullcontext():
         try:
-            trainer = prepare_training(run, out, device)
+            trainer = prepare_training(run, out, device, world)
         except Mistake:
-            if not begun:  # leave no folder, and nothing that refuses other settings
+            if (
+                not begun and world.first
+            ):  # leave no folder, and nothing that refuses other settings
                 forget(out, folder_too=new)
             raise
+        speak: Callable[[str], None] = say if world.first else lambda line: None
         try:
             for note in trainer.task.notes:
-                say(note)
+                speak(note)
             count = sum(p.numel() for p in trainer.model.parameters())
-            say(f"{count:,} parameters on {device}, {trainer.dtype}".replace("torch.", ""))
+            where = f"{world.size} × {device.type}, {run.train.parallel}"
+            where = where if world.several else str(device)
+            speak(f"{count:,} parameters on {where}, {trainer.dtype}".replace("torch.", ""))
             trainer.run()
         except Stopped as stopped:
-            say(f"manyheads: {stopped}; go on with: {command_name()} {shlex.join(sys.argv[1:])}")
+            how = "the same command" if world.several else None
+            how = how or f"{command_name()} {shlex.join(sys.argv[1:])}"
+            speak(f"manyheads: {stopped}; go on with: {how}")
             raise typer.Exit(stopped.exit_code) from None
 
 
@@ -74,6 +94,7 @@ def demo(
     """Train a translator on the built-in phrasebook and show what it learned (minutes)."""
     from manyheads.demo import show
 
+    _refuse_torchrun("demo")
     chosen = choose(device, threads)
     _train(_recipe("phrasebook", None, seed), out, chosen)
     show(out, chosen, command_name())
@@ -96,17 +117,34 @@ def train(
 
     manyheads train classify data.task=sst-2 data.folder=glue model=RUN
 
-    model=FOLDER begins with the model that is there, a run or an imported one.
+    model=FOLDER begins with the model that is there, a run or an imported one. Several processes
+    train together if torchrun starts them: torchrun --nproc-per-node 4 -m manyheads train ...
     """
-    run = _recipe(recipe, overrides, seed)
-    if print_config:
-        from manyheads.config import dump, to_toml
+    from manyheads.train.parallel import World
 
-        print(to_toml(dump(run)), end="")
-        return
-    folder = out or Path("runs") / Path(recipe).stem
-    _train(run, folder, choose(device, threads))
-    say(f"trained: {folder}; {_next(run, folder)}")
+    world = World.of_environment()
+    with world.begun(say):
+        run = _recipe(recipe, overrides, seed)
+        if print_config:
+            from manyheads.config import dump, to_toml
+
+            print(to_toml(dump(run)) if world.first else "", end="")
+            return
+        _check_parallel(overrides or [])
+        folder = out or Path("runs") / Path(recipe).stem
+        _train(run, folder, world.device(choose(device, threads)), world)
+    if world.first:
+        say(f"trained: {folder}; {_next(run, folder)}")
+
+
+def _check_parallel(overrides: Sequence[str]) -> None:
+    """Refuse what was set and would have no say."""
+    given = next((one for one in overrides if one.startswith("train.parallel=")), None)
+    if given and "RANK" not in os.environ:
+        raise Mistake(
+            f"{given} has no say in one process: start with torchrun --nproc-per-node N -m "
+            "manyheads train ..., or leave it out"
+        )
 
 
 def _next(run: "Run", folder: Path) -> str:
@@ -147,6 +185,7 @@ def evaluate(
     from manyheads.scoring import data_for, score
     from manyheads.view.figures import confusion
 
+    _refuse_torchrun("evaluate")
     choose(device, threads)
     opened = open_any(run, device, say)
     for setting in overrides or []:
@@ -220,6 +259,7 @@ def compare(
     from manyheads.compare import compare_runs, table_of
     from manyheads.scoring import refuse_unscored
 
+    _refuse_torchrun("compare")
     fixed = [setting for setting in overrides or [] if "," not in setting]
     varied = [
         [f"{path}={value}" for value in values.split(",")]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from manyheads.decode.sample import Sample
     from manyheads.encode import Answer
     from manyheads.opened import OpenRun
+    from manyheads.run import Run
 
 
 def _open(
@@ -104,6 +105,9 @@ def generate(
         int | None,
         typer.Option(help="The most tokens to write; else 200, of music what the model reads"),
     ] = None,
+    min_new_tokens: Annotated[
+        int | None, typer.Option(help="The fewest before an end; else none, of music 64")
+    ] = None,
     temperature: Temperature = TEMPERATURE,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0 is off")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest of this mass")] = 1.0,
@@ -139,14 +143,15 @@ def generate(
         raise Mistake(
             "--temperature, --top-k, --top-p, --min-p and --seed are for drawing: leave out --beam"
         )
-    check_at_least("--max-new-tokens", max_new_tokens, 1)
+    check_at_least("--min-new-tokens", min_new_tokens, 0)
+    check_at_least("--max-new-tokens", max_new_tokens, max(1, min_new_tokens or 1))
     if stop and "" in stop:
         raise Mistake("--stop is empty: give the text to end before, or leave it out")
     opened = _open(run, device, threads, say)
     files = MusicFiles(out=out, prime=prime, picture=picture)
     files.check(opened, texts=prompt is not None or bool(stop))
-    # What holds for many prompts is said once.
-    generator = opened.generator(cache(say), **given(beam=beam))
+    how = _decoding(opened.run, beam, min_new_tokens, max_new_tokens)
+    generator = opened.generator(cache(say), **how)  # what holds for many prompts is said once
     if not generator.draws and sample == Sample(temperature=TEMPERATURE):
         sample = replace(sample, temperature=0.0)
         if beam is None:
@@ -155,7 +160,18 @@ def generate(
     if isinstance(opened.run.data, MusicData):
         write_music(generator, opened.run.data, files, limit=max_new_tokens, sample=drawn)
     else:
-        _continue_texts(generator, prompt, max_new_tokens or 200, drawn, stop or [])
+        limit = max_new_tokens or max(200, min_new_tokens or 0)
+        _continue_texts(generator, prompt, limit, drawn, stop or [])
+
+
+def _decoding(run: "Run", beam: int | None, fewest: int | None, most: int | None) -> dict[str, Any]:
+    """The settings of `decode` that the options of `generate` come to."""
+    from manyheads.commands.music import decoding
+    from manyheads.data.music import MusicData
+
+    # An end that is forced at the limit would leave one token fewer.
+    how = given(beam=beam, shortest=fewest, at_limit=None if fewest is None else "cut")
+    return decoding(run, most) | how if isinstance(run.data, MusicData) else how
 
 
 def _continue_texts(
@@ -304,11 +320,12 @@ def classify(
     (or all with --scores) and file. One that cannot be read is said and
     left out.
     """
+    from manyheads.commands.images import classify_pictures
     from manyheads.data.labelled import LabelledData
 
     opened = _open(run, device, threads)
     if opened.run.task == "images":
-        _classify_pictures(opened, pictures or [], scores, as_json)
+        classify_pictures(opened, pictures or [], scores, as_json)
         return
     if pictures:
         raise Mistake(f"{run} labels lines of text, not files: classify RUN < in.txt")
@@ -325,38 +342,6 @@ def classify(
                 write(_object(line=at, tokens=tokens))
             else:
                 write(_object(line=at, label=answers[0].label, scores=answers[0].scores))
-
-
-def _classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_json: bool) -> None:
-    from manyheads.data.images import read_picture
-    from manyheads.tasks.images import class_chances
-
-    model = opened.labeller()
-    if not files:
-        raise Mistake(
-            f"{opened.folder} holds a model of images: name the files, classify RUN a.png b.png"
-        )
-    if not model.config.pixel_mean:
-        say("the model does not say what its pixels are normalised by: −1 to 1 is supposed")
-    failed = 0
-    for file in files:
-        try:
-            pixels = read_picture(file, model.config.image_size, model.config.channels)
-        except Mistake as mistake:  # the others are answered all the same
-            say(f"manyheads: {mistake}")
-            failed = mistake.exit_code
-            continue
-        chances = class_chances(model, pixels[None])[0]
-        label = max(chances, key=chances.__getitem__)
-        if as_json:
-            write(_object(file=str(file), label=label, scores=chances))
-            continue
-        every = [f"{name}={value:.4f}" for name, value in chances.items()]
-        write(
-            "\t".join([label, *(every if scores else [f"{chances[label]:.4f}"]), str(file)]) + "\n"
-        )
-    if failed:
-        raise typer.Exit(failed)
 
 
 def _say_others(lines: list[str], first: int, pairs: bool) -> None:

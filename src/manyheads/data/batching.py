@@ -16,6 +16,7 @@ from manyheads.errors import Mistake
 
 Rows = Int[np.ndarray, " _"]  # any number of them: two lists of rows need not be equally long
 
+NOTHING = -1  # is wanted where there is nothing to predict
 GROWTH = 1.15  # a bucket holds lengths up to this much apart: little padding, few shapes
 
 
@@ -72,21 +73,29 @@ class Batches:
             )
         self.buckets = _buckets(self.lengths, longest, batch_tokens)
         self.per_epoch = sum(bucket.batches for bucket in self.buckets)
-        self._epoch: tuple[int, list[Rows]] | None = None
+        self._epoch: tuple[int, list[tuple[Rows, int]]] | None = None
 
     def rows(self, step: int) -> Rows:
         """The rows of the batch of this step (steps count from 0)."""
+        return self._at(step)[0]
+
+    def most(self, step: int) -> int:
+        """How many rows the largest batch has among those of lengths like this step's."""
+        return self._at(step)[1]
+
+    def _at(self, step: int) -> tuple[Rows, int]:
         epoch, index = divmod(step, self.per_epoch)
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = (epoch, self._shuffle(epoch))
         return self._epoch[1][index]
 
-    def _shuffle(self, epoch: int) -> list[Rows]:
+    def _shuffle(self, epoch: int) -> list[tuple[Rows, int]]:
         random = np.random.default_rng([self.seed, epoch])
         batches = []
         for bucket in self.buckets:
             rows = random.permutation(bucket.rows)
-            batches += np.array_split(rows, bucket.batches)
+            parts = np.array_split(rows, bucket.batches)
+            batches += [(part, len(parts[0])) for part in parts]
         return [batches[i] for i in random.permutation(len(batches))]
 
 

@@ -1,6 +1,7 @@
 """Music as rows of words, which a language model reads and writes as it does text.
 
 An encoding is a vocabulary, what a file comes to in its words, and what its words come to as notes.
+Unless told, a model writes `least` words before it may end, of which none is `silent`.
 """
 
 import re
@@ -142,7 +143,9 @@ class PerformanceEvents:
     kind: ClassVar[str] = "performance"
     step: ClassVar[int] = STEP
     unit: ClassVar[int] = 1
+    least: ClassVar[int] = 64
     closing: ClassVar[tuple[str, ...]] = ()
+    silent: ClassVar[tuple[str, ...]] = ()
 
     def vocabulary(self) -> list[str]:
         return [
@@ -184,7 +187,9 @@ class ChoraleGrid:
     kind: ClassVar[str] = "chorale"
     step: ClassVar[int] = SIXTEENTH
     unit: ClassVar[int] = len(VOICES)
+    least: ClassVar[int] = 16 * len(VOICES)  # a bar of four quarters
     closing: ClassVar[tuple[str, ...]] = (REST,) * (len(VOICES) - 1)
+    silent: ClassVar[tuple[str, ...]] = (REST,)
 
     def vocabulary(self) -> list[str]:
         return [*(f"p{pitch}" for pitch in range(PITCHES)), REST]
@@ -195,8 +200,11 @@ class ChoraleGrid:
         Where two notes of a voice overlap, the later one sounds. The grid has no tempo.
         """
         voices = voices_in(content, name)
-        if not voices:
+        sounding = [voice for voice in voices if voice]
+        if not sounding:
             raise no_notes(name)
+        if len(voices) != len(VOICES):  # other tracks say what they like and are no voices
+            voices = sounding
         if len(voices) != len(VOICES):
             raise BadData(
                 f"{name}: {len(voices)} tracks with notes, and a chorale has four, soprano to "

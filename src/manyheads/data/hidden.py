@@ -2,15 +2,16 @@
 and which of them a step has.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn import functional as F
 
-from manyheads.data.batching import Rows
+from manyheads.data.batching import NOTHING, Rows
 from manyheads.data.language import EncodedText, Texts, Windows, gather
 from manyheads.data.masking import Masked, Replaced, hide
 from manyheads.data.sentences import SentencePairs
@@ -31,7 +32,8 @@ def drawing(seed: int, purpose: int, number: int) -> np.random.Generator:
 class MaskedBatch:
     """Texts with some tokens hidden: where (`places` in the flattened rows), and what was there.
 
-    `other` says of pairs whether the second text comes from elsewhere.
+    `other` says of pairs whether the second text comes from elsewhere. `count` is how many places
+    there are, where `padded` has added some that want nothing.
     """
 
     tokens: Int[Tensor, "b t"]
@@ -41,6 +43,18 @@ class MaskedBatch:
     wanted: Int[Tensor, " n"]
     other: Int[Tensor, " b"] | None
     size: int
+    count: int | None = None
+
+    @property
+    def predictions(self) -> int:
+        return len(self.places) if self.count is None else self.count
+
+    def padded(self, multiple: int) -> "MaskedBatch":
+        """The same with a multiple of places: batches of few shapes."""
+        missing = -len(self.places) % multiple
+        places = F.pad(self.places, (0, missing))
+        wanted = F.pad(self.wanted, (0, missing), value=NOTHING)
+        return replace(self, places=places, wanted=wanted, count=self.predictions)
 
     def to(self, device: torch.device) -> "MaskedBatch":
         def moved(tensor: Any) -> Any:

@@ -83,7 +83,10 @@ def performance_in(content: bytes, name: str, pedal: Pedal = "extend") -> Perfor
 
 
 def voices_in(content: bytes, name: str) -> list[Performance]:
-    """The notes of each track (and channel) that has any, on the grid of sixteenth notes."""
+    """The notes of each track (and channel) on the grid of sixteenth notes.
+
+    One that only names an instrument is a voice that is silent.
+    """
     file = _opened(content, name)
     beat = file.ticks_per_beat
     parts = _parts(file, lambda tick: _nearest(4 * tick, beat), "ignore")
@@ -217,7 +220,7 @@ class _Keys:
 
 
 def _parts(file: Any, clock: Clock, pedal: Pedal) -> dict[tuple[int, int], list[Note]]:
-    """The notes of each track and channel that has any; drums are left out."""
+    """The notes of each track and channel that has keys or an instrument; drums are left out."""
     keys: dict[tuple[int, int], _Keys] = {}
     down: set[int] = set()  # channels whose pedal is
     tick = 0
@@ -239,6 +242,8 @@ def _parts(file: Any, clock: Clock, pedal: Pedal) -> dict[tuple[int, int], list[
                 part.strike(message.note, tick, message.velocity)
             else:
                 part.let_go(message.note, tick, rings=channel in down)
+        elif kind == "program_change":
+            keys.setdefault((track, channel), _Keys(clock))
     for part in keys.values():
         part.close(tick)
-    return {where: part.notes for where, part in keys.items() if part.notes}
+    return {where: part.notes for where, part in keys.items()}

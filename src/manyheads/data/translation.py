@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from manyheads.config import nearest
 from manyheads.data.batching import Ragged, Rows
@@ -193,6 +194,22 @@ class Batch:
         source, source_real, target, wanted, real = moved
         sizes = self.source_tokens, self.target_tokens
         return Batch(source, source_real, target, wanted, real, *sizes)
+
+    def padded(self, rows: int, multiple: int) -> "Batch":
+        """The same with so many rows, and lengths that are multiples: batches of few shapes.
+
+        What is added is no prediction and no key, but for one in each row: a row that sees nothing
+        is nothing that attention is defined for.
+        """
+        missing = rows - len(self.source)
+
+        def more(x: Tensor) -> Tensor:
+            return F.pad(x, (0, -x.shape[1] % multiple, 0, missing))
+
+        source_real = more(self.source_real)
+        source_real[len(self.source) :, 0] = True
+        tensors = more(self.source), source_real, more(self.target), more(self.wanted)
+        return Batch(*tensors, more(self.real), self.source_tokens, self.target_tokens)
 
     @staticmethod
     def of(sources: Ragged, targets: Ragged, rows: Rows, start: int, pad: int) -> "Batch":

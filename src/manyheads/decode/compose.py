@@ -1,6 +1,8 @@
 """Writing music: words of an encoding after those of a prime, or after the end of another piece."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 from manyheads.data.events import Encoding
 from manyheads.decode.generate import AnyGenerator
@@ -47,14 +49,44 @@ def compose(
 ) -> list[str]:
     """The words that follow the prime, drawn, or searched for where there is no `sample`.
 
-    Unless told, as many as the model reads at once beside what it read first.
+    Unless told, as many as the model reads at once beside what it read first, or as it has to
+    write before an end. Of these the `least` words of the encoding are an opening in which no
+    voice rests: else a model that may not end yet would write the rests that it ends with.
     """
     ids = prompt_of(prime, encoding, generator, limit)
     room = generator.positions or generator.context
-    most = limit or max(1, (room or len(ids)) - len(ids) + 1)
-    if sample is None:
-        found = generator.search([ids], most, n_best=1)[0]
-        tokens = found[0].tokens if found else []
-    else:
-        tokens = list(generator.stream(ids, most, sample))
+    shortest = generator.decode.shortest
+    most = limit or max(1, shortest, (room or len(ids)) - len(ids) + 1)
+    left = most if generator.positions is None else generator.positions - len(ids) + 1
+    if left < most:
+        generator.warn(f"the model's positions leave {left:,} words to write, not {most:,}")
+        most = left
+    silent = [generator.tokenizer.token_id(word) for word in encoding.silent]
+    opening = min(shortest, most, encoding.least) if silent else 0
+    tokens: list[int] = []
+    if opening:
+        banned = (*generator.marks.banned, *(number for number in silent if number is not None))
+        first = _with(generator, shortest=opening, at_limit="cut", banned=banned)
+        tokens = _written(first, ids, opening, sample, 0)
+    if most > opening:
+        then = _with(generator, shortest=shortest - opening)
+        tokens += _written(then, ids + tokens, most - opening, sample, 1 if opening else 0)
     return [word for token in tokens if (word := generator.tokenizer.content(token)) is not None]
+
+
+def _with(generator: AnyGenerator, **changes: Any) -> AnyGenerator:
+    """The same with some settings of `decode` changed."""
+    changed: AnyGenerator = replace(
+        cast(Any, generator), decode=replace(generator.decode, **changes)
+    )
+    return changed
+
+
+def _written(
+    generator: AnyGenerator, ids: list[int], limit: int, sample: Sample | None, part: int
+) -> list[int]:
+    """What follows these tokens; each part of a piece has draws of its own."""
+    if sample is not None:
+        return list(generator.stream(ids, limit, sample, part))
+    found = generator.search([ids], limit, n_best=1)[0]
+    return found[0].tokens if found else []

@@ -1,6 +1,7 @@
 """A model with its tokenizer and its way of writing as a folder that `transformers` opens."""
 
 import copy
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import nn
 
 from manyheads.decode.beam import Decode, Marks
 from manyheads.errors import Mistake
+from manyheads.exchange.families.images import PREPROCESSOR, write_spread
 from manyheads.exchange.huggingface import import_transformers, to_huggingface
 from manyheads.exchange.writing import changed_there, known, special_of, tell
 from manyheads.files import PARTIAL
@@ -19,6 +21,7 @@ from manyheads.models.gpt import Gpt
 from manyheads.models.joined import JoinedConfig
 from manyheads.models.rnn import RnnConfig
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.models.vit import Vit
 from manyheads.tokens import Tokenizer
 
 # Their names for the special tokens that a tokenizer may have.
@@ -38,6 +41,7 @@ def write_huggingface(
 ) -> list[str]:
     """Write config.json, safetensors, tokenizer.json and generation_config.json, all or nothing.
 
+    A model of images has preprocessor_config.json instead of the last two.
     The settings of writing that `transformers` has otherwise are the answer.
     """
     marked = copy.copy(model)  # the same weights; the caller's model is left as it is
@@ -51,6 +55,9 @@ def write_huggingface(
         theirs.save_pretrained(beside)
         if tokenizer is not None:
             _their_tokenizer(tokenizer, model, decode).save_pretrained(beside)
+        if isinstance(model, Vit) and model.config.pixel_mean:
+            table = json.dumps(write_spread(model.config), indent=2)
+            (Path(beside) / PREPROCESSOR).write_text(table + "\n", encoding="utf-8")
         folder.mkdir(exist_ok=True)
         for path in sorted(Path(beside).iterdir()):
             path.chmod(folder.stat().st_mode & 0o666)

@@ -20,7 +20,7 @@ from manyheads.errors import BadData, Mistake
 from manyheads.exchange.channels import in_halves, is_interleaved, with_halves
 from manyheads.exchange.families.decoders import GPT2, LLAMA
 from manyheads.exchange.families.encoders import BERT, DISTILBERT, ELECTRA, ROBERTA
-from manyheads.exchange.families.images import VIT
+from manyheads.exchange.families.images import PREPROCESSOR, VIT
 from manyheads.exchange.families.pairs import BART, MARIAN, PEGASUS, T5
 from manyheads.exchange.foreign import (
     Family,
@@ -197,6 +197,8 @@ def _receive_folder(folder: Path) -> Arrival:
         raise Mistake(
             f"{folder} comes with code ({named}), and code is never run: only weights are"
         )
+    if settings.get("model_type") == VIT.kind and (folder / PREPROCESSOR).is_file():
+        settings[PREPROCESSOR] = _read_json(folder / PREPROCESSOR)
     tensors = _read_weights(folder)
     try:
         model = _convert(settings, tensors)
@@ -274,8 +276,9 @@ def to_huggingface(model: nn.Module) -> Any:
         )
     theirs = kind(kind.config_class(**settings), **departure.arguments)
     theirs = theirs.to(next(model.parameters()).dtype).eval()
-    actual = {family.canonical(name): name for name in theirs.state_dict()}
-    shapes = {name: theirs.state_dict()[place].shape for name, place in actual.items()}
+    tensors = theirs.state_dict()
+    actual = {family.canonical(name): name for name in tensors}
+    shapes = {name: tensors[place].shape for name, place in actual.items()}
     given = give(family, model, shapes)
     _untie(theirs, family, given, actual)
     found = theirs.load_state_dict({actual[n]: t for n, t in given.items()}, strict=False)

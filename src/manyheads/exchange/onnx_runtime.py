@@ -15,6 +15,7 @@ from manyheads.decode.generate import AnyGenerator, say_nothing
 from manyheads.decode.translate import AnyTranslator
 from manyheads.errors import BadData, Mistake
 from manyheads.exchange.onnx import DECODER, ENCODER, HEAD, needed
+from manyheads.models.vit import Images, VitConfig
 from manyheads.nn.positions import Position
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 from manyheads.tokens import Tokenizer
@@ -100,6 +101,23 @@ class OnnxEncoder:
         self, tokens: Given, real: Given | None = None, segments: Given | None = None
     ) -> Answer:
         return self.answer(self.hidden(tokens, real, segments))
+
+
+class OnnxVit:
+    """An exported encoder of images with the settings of its model: called like ours."""
+
+    def __init__(self, folder: Path, config: VitConfig) -> None:
+        self.config = config
+        self.encoder = OnnxEncoder(folder)
+        wanted = [config.channels, config.image_size, config.image_size]
+        if self.encoder.graph.inputs.get("images", [])[1:] != wanted:
+            raise BadData(
+                f"{folder / ENCODER} does not take the images of {wanted} (channels, height, "
+                "width) that the settings beside it name: export it again"
+            )
+
+    def __call__(self, images: Images) -> Answer:
+        return self.encoder(images)
 
 
 class OnnxGpt:

@@ -121,6 +121,8 @@ class GlobalAttention(nn.Module):
 class Rnn(nn.Module):
     """logits[:, t] predict the token after target[:, t] (teacher forcing); the face of Seq2Seq."""
 
+    asks_host: ClassVar[bool] = True  # for the lengths of its sequences
+
     def __init__(self, config: RnnConfig) -> None:
         super().__init__()
         self.config = config
@@ -209,7 +211,9 @@ def lengths_of(real: Real) -> Int[Tensor, " b"]:
     """The length of each text; one with padding elsewhere than behind it is refused."""
     lengths = real.sum(1)
     behind = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
-    if not (behind == real).all() or not lengths.all():
+    # A recording cannot ask; what it records was computed as it is before.
+    recording = real.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if not recording and (not (behind == real).all() or not lengths.all()):
         raise Mistake("this model reads texts of at least a token, with padding behind them")
     return lengths
 

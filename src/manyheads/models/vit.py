@@ -1,7 +1,7 @@
 """The Vision Transformer: an image is a sequence of patches (ViT)."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange, repeat
@@ -96,6 +96,15 @@ class Patches(nn.Module):
             return patches
         first = repeat(self.first, "d -> b 1 d", b=images.shape[0])
         return torch.cat([first, patches], dim=1)
+
+
+@runtime_checkable
+class ReadsImages(Protocol):
+    """What answers images as a `Vit` does: one, or another program that runs it."""
+
+    config: VitConfig
+
+    def __call__(self, images: Images) -> Answer: ...
 
 
 class Vit(Crowned):

@@ -30,6 +30,7 @@ class Packed(Exact):
     """What is padded or has several documents a row is packed; the rest is the fused core's."""
 
     kind: ClassVar[str] = "packed"
+    asks_host: ClassVar[bool] = True  # for the lengths of the texts
 
     def check(self, score: Score, position: Position) -> None:
         Fused().check(score, position)

@@ -125,6 +125,7 @@ class PerformerCore(nn.Module):
     def __init__(self, settings: Performer, sizes: CoreSizes) -> None:
         super().__init__()
         self.settings, self.sizes = settings, sizes
+        self.asks_host = settings.redraw is not None  # whether it is time for it
         room = torch.empty(settings.features, sizes.head_dim, dtype=torch.float32)
         self.register_buffer("projection", room)
         if settings.redraw is not None:

@@ -55,7 +55,7 @@ def by_distance(position: Position, q: Queries, length: int) -> Float[Tensor, "h
 
     For positions that hang on the distance alone.
     """
-    middle = torch.tensor([[length - 1]], device=q.device)
+    middle = torch.full((1, 1), length - 1, device=q.device)
     every = torch.arange(2 * length - 1, device=q.device)[None]
     bias = position.score(q[:1, :, :1], middle, every)
     return None if bias is None else bias[0, :, 0]

@@ -20,7 +20,7 @@ from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import BadData, Mistake
 from manyheads.evaluate.scores import Scores
 from manyheads.models.heads import Classify
-from manyheads.models.vit import Images, Vit, VitConfig
+from manyheads.models.vit import Images, ReadsImages, Vit, VitConfig
 from manyheads.train.objective import Loss
 from manyheads.train.optimizer import Train
 
@@ -83,9 +83,10 @@ def pixel_spread(pixels: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def seen(images: Images, config: VitConfig) -> Images:
     """Pixels from 0 to 1 as the model sees them."""
     untold = (UNTOLD,) * config.channels
-    mean = images.new_tensor(config.pixel_mean or untold)[:, None, None]
-    deviation = images.new_tensor(config.pixel_deviation or untold)[:, None, None]
-    return (images - mean) / deviation
+    spreads = zip(config.pixel_mean or untold, config.pixel_deviation or untold, strict=True)
+    planes = zip(images.unbind(1), spreads, strict=True)
+    # Channel by channel, so that no number has to be brought to the device.
+    return torch.stack([(plane - mean) / deviation for plane, (mean, deviation) in planes], 1)
 
 
 @dataclass(frozen=True)
@@ -189,10 +190,11 @@ def places(part: Pictures, names: Sequence[str]) -> Classes:
 
 
 @torch.no_grad()
-def all_logits(model: Vit, pixels: Pixels) -> Chances:
+def all_logits(model: ReadsImages, pixels: Pixels) -> Chances:
     """What the model says of pictures, without any augmentation."""
-    model.eval()
-    like = next(model.parameters())
+    like = torch.empty(0)  # as graphs take them
+    if isinstance(model, nn.Module):
+        like = next(model.eval().parameters())
     size = AT_ONCE.get(like.device.type, AT_ONCE["cuda"])
     found = []
     for start in range(0, len(pixels), size):
@@ -201,7 +203,7 @@ def all_logits(model: Vit, pixels: Pixels) -> Chances:
     return torch.cat(found)
 
 
-def class_chances(model: Vit, pixels: Pixels) -> list[dict[str, float]]:
+def class_chances(model: ReadsImages, pixels: Pixels) -> list[dict[str, float]]:
     """The probability of every class for each picture."""
     assert model.config.head is not None
     names = model.config.head.labels
@@ -209,7 +211,7 @@ def class_chances(model: Vit, pixels: Pixels) -> list[dict[str, float]]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def evaluate_images(model: Vit, data: ImageData, split_name: str) -> Scores:
+def evaluate_images(model: ReadsImages, data: ImageData, split_name: str) -> Scores:
     """Accuracy and loss on a split, and how often each class (row) is taken for each (column)."""
     part = data.read(split_name)
     check_size(model.config, part)

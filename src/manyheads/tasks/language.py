@@ -58,15 +58,17 @@ def language_loss(
 ) -> Loss:
     """−log P of what follows each token, or each of the `scored` ones."""
     hidden = model.hidden(batch.tokens, documents=batch.documents)
-    wanted = batch.wanted
+    count = batch.count if scored is None else None
     if batch.inside is not None:
         scored = batch.inside if scored is None else scored & batch.inside
     return cross_entropy(
-        model.head.enter(hidden.flatten(0, 1) if scored is None else hidden[scored]),
+        model.head.enter(hidden),
         model.head.matrix(model.tokens),
-        wanted.flatten() if scored is None else wanted[scored],
+        batch.wanted,
         bias=model.head.bias,
         smoothing=smoothing,
+        scored=scored,
+        count=count,
     )
 
 

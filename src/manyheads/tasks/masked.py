@@ -23,6 +23,7 @@ from manyheads.train.optimizer import Train
 
 # What is hidden for validation is the same for every run: by this seed, so many rows at a time.
 HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
+MULTIPLE = 64  # of hidden tokens in a batch on a GPU, where a pass is recorded for each shape
 
 
 def masked_loss(model: Bert, hidden: Tensor, batch: MaskedBatch, smoothing: float = 0.0) -> Loss:
@@ -35,6 +36,7 @@ def masked_loss(model: Bert, hidden: Tensor, batch: MaskedBatch, smoothing: floa
         batch.wanted,
         bias=head.output.bias,
         smoothing=smoothing,
+        count=batch.predictions,
     )
 
 
@@ -109,16 +111,19 @@ class MaskedTask:
     def batches(self, step: int) -> list[MaskedBatch]:
         framed, inputs, places = self.order.at(step)
         parts = split(np.arange(len(framed.tokens)), self.train.accumulate)
-        return [framed.hidden(inputs, places, rows).to(self.device) for rows in parts]
+        batches = [framed.hidden(inputs, places, rows) for rows in parts]
+        if self.device.type == "cuda" and isinstance(self.objective, Masked):
+            batches = [batch.padded(MULTIPLE) for batch in batches]
+        return [batch.to(self.device) for batch in batches]
 
     def tokens(self, batch: MaskedBatch) -> int:
         return batch.size
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
         if isinstance(self.objective, Replaced):
-            return {"masked": len(batch.places), "replaced": batch.size}
+            return {"masked": batch.predictions, "replaced": batch.size}
         pairs = {} if batch.other is None else {"next_sentence": len(batch.tokens)}
-        return {"masked": len(batch.places), **pairs}
+        return {"masked": batch.predictions, **pairs}
 
     def losses(self, model: nn.Module, batch: MaskedBatch) -> dict[str, Loss]:
         return one_pass(model, batch, self.objective, self.train.label_smoothing).losses

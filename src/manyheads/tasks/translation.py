@@ -20,6 +20,7 @@ from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
 
 COMPOSITIONAL = "compositional"
+MULTIPLE = 8  # lengths on a GPU: little padding, few shapes
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
 
 
@@ -27,15 +28,17 @@ def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> L
     """Teacher forcing: every position predicts its next token at once.
 
     Padding of the target stands behind everything real, where no causal query looks: no mask
-    is needed, and the head sees only real positions.
+    is needed, but for the loss.
     """
     hidden = model.decode(batch.target, model.encode(batch.source, batch.source_real))
     return cross_entropy(
-        model.head.enter(hidden[batch.real]),
+        model.head.enter(hidden),
         model.head.matrix(model.target_table),
-        batch.wanted[batch.real],
+        batch.wanted,
         bias=model.head.bias,
         smoothing=smoothing,
+        scored=batch.real,
+        count=batch.target_tokens,
     )
 
 
@@ -78,8 +81,13 @@ class TranslationTask:
         self.per_epoch = self.order.per_epoch
 
     def batches(self, step: int) -> list[Batch]:
-        parts = split(self.order.rows(step), self.train.accumulate)
-        return [self.data.batch(rows).to(self.device) for rows in parts]
+        parts = [
+            self.data.batch(rows) for rows in split(self.order.rows(step), self.train.accumulate)
+        ]
+        if self.device.type == "cuda":  # where a pass is recorded for each shape
+            most = -(-self.order.most(step) // self.train.accumulate)
+            parts = [part.padded(most, MULTIPLE) for part in parts]
+        return [part.to(self.device) for part in parts]
 
     def tokens(self, batch: Batch) -> int:
         return batch.target_tokens

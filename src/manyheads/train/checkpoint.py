@@ -3,9 +3,15 @@
 `model.safetensors` is the model to use. `state/last.safetensors` holds everything that going
 on needs: weights, Adam's moments, and in its header the step and the best score so far. Random
 numbers need no state: every step draws from a seed made of the run's seed and the step.
+
+Of processes that have a part of every weight each, `state/shards-STEP/` holds the same in PyTorch's
+distributed format, and `state/shards.json` says which of these folders is the last whole one. Any
+number of processes can go on from either.
 """
 
 import json
+import shutil
+import warnings
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -18,11 +24,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from manyheads.errors import BadData
-from manyheads.files import replace_file
+from manyheads.files import replace_file, write_text
 
 WEIGHTS = "model.safetensors"
 STATE = "state"
 LAST = "state/last.safetensors"
+SHARDS = "state/shards.json"
 FORMAT = 1
 HEADER = "manyheads"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -106,44 +113,168 @@ class Progress:
     data: str = ""
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether a run has a state to go on from."""
+    return (folder / LAST).exists() or (folder / SHARDS).exists()
+
+
 def save_state(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> None:
     """Everything that going on needs, in one file."""
+    write_tensors(folder / LAST, _state(model, optimizer), vars(progress))
+    (folder / SHARDS).unlink(missing_ok=True)
+    _drop_shards(folder, "")
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Weights and moments by name."""
     names = {id(p): name for name, p in model.named_parameters()}
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             tensors[f"adam.{key}.{names[id(parameter)]}"] = torch.as_tensor(value)
-    write_tensors(folder / LAST, tensors, vars(progress))
+    return tensors
 
 
 def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
     """Restore model and optimizer to the last saved step."""
+    shards = _read_shards(folder)
     path = folder / LAST
+    if shards is not None and not path.exists():
+        return load_shards(folder, *shards, model, optimizer)
     tensors, about = read_tensors(path)
+    # Both are there if a run was killed right after it had saved one of them.
+    if shards is not None and shards[1].step > about.get("step", 0):
+        return load_shards(folder, *shards, model, optimizer)
+    wanted = model.state_dict()
     weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    weights = {n: _spread_like(wanted[n], t) if n in wanted else t for n, t in weights.items()}
     load_weights(model, weights, path)
     for name, parameter in model.named_parameters():
-        moments = {key: tensors.get(f"adam.{key}.{name}") for key in MOMENTS}
-        if all(moment is None for moment in moments.values()):
-            continue  # no loss has ever reached it
-        if any(moment is None for moment in moments.values()):
-            raise BadData(f"{path} has no optimizer state for {name}: it cannot be gone on from")
-        for key, moment in moments.items():
-            assert moment is not None
+        if not _has_moments(name, tensors, path):
+            continue
+        for key in MOMENTS:
+            moment = tensors[f"adam.{key}.{name}"]
             # The fused update wants all of them, the step too, where the parameter is.
+            moment = _spread_like(parameter, moment) if moment.ndim else moment
             optimizer.state[parameter][key] = moment.to(parameter.device)
+    return _progress(about, path)
+
+
+def _has_moments(name: str, known: Collection[str], path: Path) -> bool:
+    """Whether a parameter has been updated: where no loss has ever reached it there is nothing."""
+    found = [f"adam.{key}.{name}" in known for key in MOMENTS]
+    if any(found) and not all(found):
+        raise BadData(f"{path} has no optimizer state for {name}: it cannot be gone on from")
+    return all(found)
+
+
+def _progress(about: dict[str, Any], path: Path) -> Progress:
     try:
         return Progress(**about)
     except TypeError:
         raise BadData(f"{path} is damaged: its header does not say how far it is") from None
 
 
-def snapshot(folder: Path, model: nn.Module, progress: Progress, keep: int) -> None:
-    """Keep the weights of the last `keep` saves, for averaging; older ones are removed."""
-    write_tensors(_snapshot(folder, progress.step), dict(model.state_dict()), {})
-    progress.snapshots = [*progress.snapshots, progress.step][-keep:]
+def _spread_like(wanted: Any, tensor: Tensor) -> Tensor:
+    """A whole tensor as the other one is: whole too, or this process's part of it."""
+    if not hasattr(wanted, "device_mesh") or tensor.shape != wanted.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    # Every process has read all of it: nothing need be sent.
+    whole, mesh = tensor.to(wanted.device), wanted.device_mesh
+    return distribute_tensor(whole, mesh, wanted.placements, src_data_rank=None)
+
+
+def save_shards(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+) -> None:
+    """Everything that going on needs, of which each process writes its part."""
+    from torch import distributed as dist
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    name = f"shards-{progress.step:08d}"
+    path, first = folder / STATE / name, dist.get_rank() == 0
+    if first:
+        shutil.rmtree(path, ignore_errors=True)  # what a kill has left
+    try:
+        save(_state(model, optimizer), checkpoint_id=path)
+    except CheckpointException as error:
+        raise BadData(
+            f"{path} could not be saved ({_short(error)}): the one before it is untouched; make "
+            "room and go on"
+        ) from None
+    if first:
+        about = {"format": FORMAT, "folder": name, "about": vars(progress)}
+        write_text(folder / SHARDS, json.dumps(about) + "\n")
+        (folder / LAST).unlink(missing_ok=True)
+        _drop_shards(folder, name)
+
+
+def _short(error: BaseException) -> str:
+    """The first line of what went wrong, in whichever process it did."""
+    failures = list(getattr(error, "failures", {}).values())
+    return str(failures[0][0] if failures else error).partition("\n")[0]
+
+
+def _drop_shards(folder: Path, kept: str) -> None:
+    for path in (folder / STATE).glob("shards-*"):
+        if path.name != kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _read_shards(folder: Path) -> tuple[str, Progress] | None:
+    """The last whole folder of shards, and how far it is."""
+    path = folder / SHARDS
+    if not path.exists():
+        return None
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["format"] != FORMAT:
+            raise ValueError
+        return str(facts["folder"]), _progress(dict(facts["about"]), path)
+    except (ValueError, KeyError, TypeError):
+        raise BadData(f"{path} is damaged: it does not say where the state is") from None
+
+
+def load_shards(
+    folder: Path, name: str, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Progress:
+    """Restore model and optimizer from the parts of any number of processes."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    path = folder / STATE / name
+    try:
+        known = FileSystemReader(path).read_metadata().state_dict_metadata
+    except Exception as error:  # whatever a damaged file makes of it
+        raise BadData(f"{path} is damaged or not there ({error})") from None
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    unknown = {name for name in known if name.startswith("model.")} ^ tensors.keys()
+    if unknown:
+        raise BadData(f"{path} does not fit the model of run.toml: {min(unknown)}")
+    for name, parameter in model.named_parameters():
+        if _has_moments(name, known, path):
+            for key in MOMENTS:
+                like = parameter.detach()
+                room = torch.zeros((), device=like.device) if key == "step" else like.clone()
+                tensors[f"adam.{key}.{name}"] = optimizer.state[parameter][key] = room
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that one process loads alone is meant
+            load(tensors, checkpoint_id=path)
+    except (CheckpointException, ValueError, RuntimeError, OSError) as error:
+        raise BadData(f"{path} is damaged, or not of this model ({_short(error)})") from None
+    return progress
+
+
+def snapshot(folder: Path, weights: dict[str, Tensor], step: int) -> None:
+    """Keep the weights of a save, for averaging."""
+    write_tensors(_snapshot(folder, step), weights, {})
 
 
 def drop_old_snapshots(folder: Path, progress: Progress) -> None:

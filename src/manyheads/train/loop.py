@@ -5,13 +5,12 @@ and the step alone. So a run that is killed and started again repeats the steps 
 save and ends with the same bits as one that was never stopped.
 """
 
-import json
+import copy
 import math
 import signal
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -20,15 +19,22 @@ import torch
 from torch import nn
 
 from manyheads.errors import BadData, Mistake
-from manyheads.files import write_text
-from manyheads.nn.experts import ExpertFeedForward, take_routing
-from manyheads.train import checkpoint
+from manyheads.nn.block import Block
+from manyheads.nn.experts import ExpertFeedForward, Routing, take_routing
+from manyheads.train import checkpoint, parallel
+from manyheads.train.ahead import Ahead
 from manyheads.train.checkpoint import Progress
+from manyheads.train.graphs import Recorder, Shares, recordable
+from manyheads.train.metrics import Metrics
 from manyheads.train.objective import Loss
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
+from manyheads.train.parallel import ALONE, World
 from manyheads.train.progress import Bar
+from manyheads.train.steps import Step, Window
 
 B = TypeVar("B")
+MUCH = 3e15  # multiply-adds, twice over, that take a GPU longer than to compile a block
+RANKS_APART = 0x9E3779B97F4A7C15  # no step of any run is so far from another
 
 
 @runtime_checkable
@@ -58,6 +64,25 @@ class Task(Protocol[B]):
         """Scores on held-out data; `loss` is the one that chooses the best checkpoint."""
 
 
+class Objective(nn.Module):
+    """A model and what is asked of it in one: of a batch it gives the terms of the loss.
+
+    What spreads a model over processes has to see where a pass begins and where it ends.
+    """
+
+    def __init__(self, model: nn.Module, task: Task[Any]) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, batch: Any) -> tuple[dict[str, Loss], list[Routing]]:
+        """Also what a model's experts have to tell; their balance is a term of the loss."""
+        losses, found = self.task.losses(self.model, batch), take_routing(self.model)
+        if found:
+            loss = torch.stack([one.loss for one in found]).sum()
+            losses = losses | {"balance": Loss(loss, loss.detach(), 1)}
+        return losses, found
+
+
 class Stopped(Exception):
     """A signal asked the run to stop; it has been saved."""
 
@@ -67,12 +92,15 @@ class Stopped(Exception):
 
 
 @contextmanager
-def _signals() -> Iterator[Callable[[], int]]:
-    """Asks once for a save at the end of the step; a second signal ends at once."""
+def _signals(world: World) -> Iterator[Callable[[], int]]:
+    """Asks once for a save at the end of the step; a second signal ends at once.
+
+    Not under torchrun: it hands on what the processes may have got already, and ends them itself.
+    """
     received = [0]
 
     def remember(number: int, frame: FrameType | None) -> None:
-        if received[0]:
+        if received[0] and not world.several:
             raise KeyboardInterrupt
         received[0] = number
 
@@ -89,9 +117,12 @@ def _signals() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
-def seed_step(seed: int, step: int) -> None:
-    """Dropout and whatever else a step draws: a function of the run's seed and the step."""
-    torch.manual_seed((seed * 1_000_003 + step) % 2**63)
+def seed_step(seed: int, step: int, rank: int = 0) -> None:
+    """Dropout and whatever else a step draws: a function of the run's seed and the step.
+
+    Each of several processes draws for rows of its own, and so other numbers.
+    """
+    torch.manual_seed((seed * 1_000_003 + step + rank * RANKS_APART) % 2**63)
 
 
 def precision_of(train: Train, device: torch.device) -> torch.dtype:
@@ -106,6 +137,7 @@ class Trainer:
     """Trains a model on a task into a run folder, going on where the folder left off.
 
     `kept` is the part of the model to be used afterwards, where training needs more than that.
+    Of several processes the first writes the folder and speaks.
     """
 
     def __init__(
@@ -119,17 +151,32 @@ class Trainer:
         folder: Path,
         about: dict[str, str] | None = None,
         kept: nn.Module | None = None,
+        world: World = ALONE,
     ) -> None:
-        self.about = about or {}
+        self.about, self.world = about or {}, world
         self.model, self.task, self.train = model, task, train
         self.kept = model if kept is None else kept
         self.dim, self.seed, self.folder = dim, seed, folder
         self.device = next(model.parameters()).device
         self.dtype = precision_of(train, self.device)
         self.routed = any(isinstance(part, ExpertFeedForward) for part in model.modules())
+        self.sharded = world.several and train.parallel == "fsdp"
+        self.objective: nn.Module = Objective(model, task)
+        if world.several:
+            self.parts = parallel.divided(task, world.size)
+            self.redrawn = parallel.redrawn(model)
+            if self.sharded and world.first:  # where it validates, in one piece
+                self.twin = copy.deepcopy(model).cpu()
+            unreached = not self.sharded and self._unreached()
+            self.objective = parallel.spread(
+                self.objective, train.parallel, self.device, unreached=unreached
+            )
+        alone = self.device.type == "cuda" and not world.several
+        self.recorder = Recorder(self._whole_pass) if alone and recordable(model) else None
+        self.ahead = Ahead(task, train.steps - 1) if alone else None
         self.optimizer = build_optimizer(model, train)
         self.progress = Progress(data=task.digest)
-        if (folder / checkpoint.LAST).exists():
+        if checkpoint.is_begun(folder):
             self.progress = checkpoint.load_state(folder, model, self.optimizer)
             if self.progress.data != task.digest:
                 raise BadData(
@@ -141,12 +188,18 @@ class Trainer:
                     f"{folder} is at step {self.progress.step} already, past "
                     f"train.steps={train.steps}"
                 )
-        self.metrics = Metrics(folder, self.progress.step)
+        self.metrics = Metrics(folder, self.progress.step) if world.first else None
 
     def run(self) -> Progress:
         """Train to the last step and leave the chosen weights in model.safetensors."""
         train, progress = self.train, self.progress
-        with _signals() as stop, Bar("train", train.steps, progress.step) as bar:
+        bar = Bar("train", train.steps, progress.step)
+        bar.console.quiet = not self.world.first
+        if self._compiles():
+            for part in self.model.modules():
+                if isinstance(part, Block):
+                    part.compile()
+        with _signals(self.world) as stop, bar:
             if progress.step:
                 bar.say(f"going on from step {progress.step}")
             window: Window | None = None
@@ -154,7 +207,8 @@ class Trainer:
                 window = window or Window()
                 window.steps.append(self._step(progress.step))
                 progress.step += 1
-                last, stopped = progress.step == train.steps, stop()
+                # A signal may reach the processes in different steps, and all save the same one.
+                last, stopped = progress.step == train.steps, self.world.agreed(stop())
                 due = last or self._is_due()
                 if due or progress.step % train.log_every == 0:
                     self._check_finite(window)
@@ -171,48 +225,102 @@ class Trainer:
                     self._save()
                 if stopped and not last:
                     # No snapshot: one more would shift the average.
-                    checkpoint.save_state(self.folder, self.model, self.optimizer, progress)
+                    self._save_state()
                     raise Stopped(stopped, progress.step)
+        if self.ahead is not None:
+            self.ahead.close()
         self._finish()
         return progress
+
+    def _compiles(self) -> bool:
+        """Whether blocks are compiled: where that is wanted, or a GPU has so much to do."""
+        if self.world.several or self.train.compile == "no":
+            return False
+        if self.train.compile == "yes" or self.device.type != "cuda":
+            return self.train.compile == "yes"
+        tokens = sum(map(self.task.tokens, self.task.batches(self.progress.step)))
+        weights = sum(weight.numel() for weight in self.model.parameters())
+        return 6 * weights * tokens * (self.train.steps - self.progress.step) > MUCH
 
     def _is_due(self) -> bool:
         step, train = self.progress.step, self.train
         return step % train.validate_every == 0 or step % train.save_every == 0
 
-    def _step(self, step: int) -> "Step":
+    def _step(self, step: int) -> Step:
         """One update; gives what it was measured by."""
         self.model.train()
-        seed_step(self.seed, step)
-        batches = self.task.batches(step)
+        seed_step(self.seed, step, self.world.rank)
+        task = self.parts if self.world.several else self.task
+        batches = (self.ahead or task.batches)(step)
         done = Step()
         for batch in batches:
             extra = {"balance": 1} if self.routed else {}
             done.expect(self.task.tokens(batch), self.task.counts(batch) | extra)
-        for batch in batches:
-            with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
-                losses = self.task.losses(self.model, batch) | self._routing(done)
-            done.share(losses).backward()
-            done.add(losses)
+        if self.recorder is not None:
+            shares = done.shares(self.device)
+            for batch in batches:
+                done.add(*self.recorder(batch, shares))
+        else:
+            self._passes(batches, done)
         if self.train.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.train, self.dim, step + 1)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        # What is recorded adds to gradients where they are.
+        self.optimizer.zero_grad(set_to_none=self.recorder is None)
         return done
 
-    def _routing(self, done: "Step") -> dict[str, Loss]:
-        """The balance loss of a model's experts, where it has any, and the share they refused."""
-        found = take_routing(self.model)
-        if not found:
-            return {}
-        for one in found:
-            done.tell("dropped", one.dropped, one.places)
-        loss = torch.stack([one.loss for one in found]).sum()
-        return {"balance": Loss(loss, loss.detach(), 1)}
+    def _whole_pass(self, batch: Any, shares: Shares) -> tuple[dict[str, Loss], list[Routing]]:
+        """Forward and backward over a batch, on the device alone: it may be recorded."""
+        with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
+            losses, routing = self.objective(batch)
+        terms = [loss.objective * (loss.weight * shares[name]) for name, loss in losses.items()]
+        torch.stack(terms).sum().backward()
+        # Without what they were computed by, which a recording must not find alive.
+        told = {name: replace(loss, objective=loss.nll) for name, loss in losses.items()}
+        return told, [replace(one, loss=one.loss.detach()) for one in routing]
 
-    def _check_finite(self, window: "Window") -> None:
+    def _passes(self, batches: list[Any], done: Step) -> None:
+        """Forward and backward over those of the batches that are this process's."""
+        own = self.world.own(batches)
+        for number, (batch, counts) in enumerate(own, start=1):
+            with self._pass(last=number == len(own)):
+                with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
+                    losses, routing = self.objective(batch)
+                share = done.share(losses)
+                if self.world.several:
+                    # What comes out of the exchange is the mean, and the sum is wanted.
+                    share = share * (self.world.size if counts else 0)
+                share.backward()
+            done.add(losses, routing, counts=counts)
+        done.complete(self.world)
+
+    def _unreached(self) -> bool:
+        """Whether there are weights that no loss reaches, e.g. of a pooler for fine-tuning."""
+        before = [buffer.clone() for buffer in self.redrawn]
+        batch = self.parts.batches(0)[0]
+        with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
+            losses, _ = self.objective.train()(batch)
+        total = torch.stack([loss.objective for loss in losses.values()]).sum()
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        found = torch.autograd.grad(total, weights, allow_unused=True)
+        for buffer, old in zip(self.redrawn, before, strict=True):
+            buffer.copy_(old)
+        return any(gradient is None for gradient in found)
+
+    @contextmanager
+    def _pass(self, *, last: bool) -> Iterator[None]:
+        """One micro-batch; copies of a model exchange their gradients after the last alone."""
+        if not self.world.several:
+            yield
+            return
+        self.world.alike(self.redrawn)
+        objective: Any = self.objective
+        with nullcontext() if last or self.sharded else objective.no_sync():
+            yield
+
+    def _check_finite(self, window: Window) -> None:
         """Stop before a broken loss is saved, and name the batch that made it."""
         for index in range(window.checked, len(window.steps)):
             nll = window.steps[index].nll()
@@ -223,7 +331,9 @@ class Trainer:
 
     def _check_weights(self) -> None:
         """A finite loss can have gradients that are not: its weights must not be saved either."""
-        if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
+        tensors = (parallel.local(parameter) for parameter in self.model.parameters())
+        broken = not all(bool(tensor.isfinite().all()) for tensor in tensors)
+        if self.world.agreed(broken):
             step = self.progress.step - 1
             raise self._broken(f"the weights after step {step + 1} are not finite", step)
 
@@ -233,18 +343,17 @@ class Trainer:
             "train.warmup_steps or set train.clip=1; what was saved before is untouched"
         )
 
-    def _log(self, window: "Window") -> str:
+    def _log(self, window: Window) -> str:
         step = self.progress.step
         rate = learning_rate(self.train, self.dim, step)
-        self.metrics.write(step, "train", window.scores() | {"learning_rate": rate})
+        if self.metrics is not None:
+            self.metrics.write(step, "train", window.scores() | {"learning_rate": rate})
         return window.note()
 
     def _validate(self, bar: Bar) -> None:
-        self.model.eval()
-        with torch.no_grad():
-            scores = self.task.validate(self.model)
-        progress = self.progress
-        self.metrics.write(progress.step, "valid", scores)
+        progress, scores = self.progress, self._scores()
+        if self.metrics is not None:
+            self.metrics.write(progress.step, "valid", scores)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
         bar.say(f"step {progress.step}  {shown}")
         better = progress.best is None or not scores["loss"] >= progress.best
@@ -252,136 +361,59 @@ class Trainer:
             progress.best, progress.best_step = scores["loss"], progress.step
         if better or self.train.keep == "last":
             about = {"step": progress.step, **scores, **self.about}
-            checkpoint.write_tensors(
-                self.folder / checkpoint.WEIGHTS, self.kept.state_dict(), about
-            )
+            weights = self._weights()
+            if self.world.first:
+                checkpoint.write_tensors(self.folder / checkpoint.WEIGHTS, weights, about)
+
+    def _scores(self) -> dict[str, float]:
+        """On held-out data, by the first process; there a sharded model is put together."""
+        model, scores = self.model, {}
+        if self.sharded:
+            weights = parallel.whole(self.model.state_dict(), self.world)
+        if self.world.first and self.sharded:
+            self.twin.load_state_dict(weights)
+            model = self.twin.to(self.device)
+        if self.world.first:
+            model.eval()
+            with torch.no_grad():
+                scores = self.task.validate(model)
+        if self.world.first and self.sharded:
+            self.twin.cpu()
+        return self.world.told(scores)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """Of the model to use, in one piece; all processes have to ask for them."""
+        state = self.kept.state_dict()
+        return parallel.whole(state, self.world) if self.sharded else state
 
     def _save(self) -> None:
-        if self.train.average > 1:
-            checkpoint.snapshot(self.folder, self.kept, self.progress, self.train.average)
-        checkpoint.save_state(self.folder, self.model, self.optimizer, self.progress)
-        if self.train.average > 1:
+        step, average = self.progress.step, self.train.average
+        if average > 1:
+            weights = self._weights()
+            if self.world.first:
+                checkpoint.snapshot(self.folder, weights, step)
+            self.progress.snapshots = [*self.progress.snapshots, step][-average:]
+        self._save_state()
+        if average > 1 and self.world.first:
             checkpoint.drop_old_snapshots(self.folder, self.progress)
+
+    def _save_state(self) -> None:
+        if self.sharded:
+            checkpoint.save_shards(self.folder, self.model, self.optimizer, self.progress)
+        elif self.world.first:
+            checkpoint.save_state(self.folder, self.model, self.optimizer, self.progress)
+        self.world.wait()
 
     def _finish(self) -> None:
         """With averaging, the model to use is the mean of the last snapshots."""
-        if self.train.average > 1:
+        if self.train.average > 1 and self.world.first:
             drawn = {name for name, _ in self.kept.named_buffers()}
             mean = checkpoint.average(self.folder, self.progress, drawn)
             about = {"averaged_steps": self.progress.snapshots, **self.about}
             checkpoint.write_tensors(self.folder / checkpoint.WEIGHTS, mean, about)
-        tensors, _ = checkpoint.read_tensors(self.folder / checkpoint.WEIGHTS)
-        checkpoint.load_weights(self.kept, tensors, self.folder / checkpoint.WEIGHTS)
-        self.metrics.close()
-
-
-class Step:
-    """What a step was measured by: its tokens, and for each term of the loss sum and count."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.counts: dict[str, int] = {}
-        self.sums: dict[str, torch.Tensor] = {}
-        self.weights: dict[str, float] = {}
-        self.told: dict[str, list[tuple[torch.Tensor, int]]] = {}
-
-    def expect(self, tokens: int, counts: dict[str, int]) -> None:
-        """Before any of it is computed: what a micro-batch brings."""
-        self.tokens += tokens
-        for name, count in counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
-
-    def share(self, losses: dict[str, Loss]) -> torch.Tensor:
-        """What a micro-batch adds to the objective of the whole step."""
-        terms = [
-            loss.objective * loss.weight / max(1, self.counts[name])
-            for name, loss in losses.items()
-        ]
-        return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
-
-    def add(self, losses: dict[str, Loss]) -> None:
-        for name, loss in losses.items():
-            nll = loss.nll.detach()
-            self.sums[name] = self.sums[name] + nll if name in self.sums else nll
-            self.weights[name] = loss.weight
-
-    def tell(self, name: str, hits: torch.Tensor, count: int) -> None:
-        """A share to be told beside the loss."""
-        self.told.setdefault(name, []).append((hits, count))
-
-    def nll(self) -> float:
-        return float(sum(self.sums.values()))
-
-
-class Window:
-    """The steps since the last log line."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.checked = 0
-        self.began = time.monotonic()
-
-    def scores(self) -> dict[str, float]:
-        """The mean loss of each term where there are several, and their weighted sum."""
-        means, loss = {}, 0.0
-        for name, weight in self.steps[-1].weights.items():
-            count = max(1, sum(step.counts[name] for step in self.steps))
-            mean = float(sum(step.sums[name] for step in self.steps)) / count
-            means[f"{name}_loss"] = mean
-            loss += weight * mean
-        tokens = sum(step.tokens for step in self.steps)
-        seconds = max(1e-9, time.monotonic() - self.began)
-        terms = means if len(means) > 1 else {}
-        for name in self.steps[-1].told:
-            told = [one for step in self.steps for one in step.told[name]]
-            terms[name] = float(sum(hits for hits, _ in told)) / sum(count for _, count in told)
-        return {"loss": loss, **terms, "tokens_per_second": tokens / seconds}
-
-    def note(self) -> str:
-        scores = self.scores()
-        return f"loss {scores['loss']:.3f}  {scores['tokens_per_second']:,.0f} tokens/s"
-
-
-class Metrics:
-    """metrics.jsonl, one object a line, and TensorBoard where it is installed."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        self.path = folder / "metrics.jsonl"
-        if self.path.exists():
-            # Steps after the last save will be done again: forget what was said of them.
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if _step_of(line) <= step]
-            write_text(self.path, "".join(f"{line}\n" for line in kept))
-        self.file = self.path.open("a", encoding="utf-8")
-        self.folder, self.first = folder, step + 1
-        self.board: Any = None
-        self.has_board = find_spec("tensorboard") is not None
-
-    def write(self, step: int, split: str, scores: dict[str, float]) -> None:
-        try:
-            self.file.write(json.dumps({"step": step, "split": split, **scores}) + "\n")
-            self.file.flush()
-        except OSError as error:
-            raise BadData(
-                f"{self.path} could not be saved ({error}): make room and go on"
-            ) from None
-        if self.has_board and self.board is None:
-            # Only now: importing it takes seconds.
-            from torch.utils.tensorboard.writer import SummaryWriter
-
-            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.first)
-        if self.board is not None:
-            for name, value in scores.items():
-                self.board.add_scalar(f"{split}/{name}", value, step)
-
-    def close(self) -> None:
-        self.file.close()
-        if self.board is not None:
-            self.board.close()
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf  # a line cut short by a kill
+        if not self.world.several:
+            tensors, _ = checkpoint.read_tensors(self.folder / checkpoint.WEIGHTS)
+            checkpoint.load_weights(self.kept, tensors, self.folder / checkpoint.WEIGHTS)
+        if self.metrics is not None:
+            self.metrics.close()
+        self.world.wait()

@@ -19,7 +19,9 @@ class Train:
     Where they are given, `epochs` decides the steps (and each ends with a validation and a save at
     the latest), `warmup_share` of them the warm-up, and
     `batch_rows` how many texts a batch has. `keep` says which weights are the model to use: those
-    of the best validation loss, or the last.
+    of the best validation loss, or the last. `parallel` says whether each of several processes has
+    all of the weights ("ddp") or a part of every one ("fsdp"). `compile` has PyTorch compile the
+    blocks of the model: unless told, on a GPU where the run is long enough to gain by it.
     """
 
     steps: int = 10_000
@@ -45,6 +47,8 @@ class Train:
     keep: Literal["best", "last"] = "best"
     log_every: int = 50
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "yes", "no"] = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
 
     def __post_init__(self) -> None:
         for name in (

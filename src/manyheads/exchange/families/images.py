@@ -1,15 +1,68 @@
-"""ViT: a pre-norm encoder of patches."""
+"""ViT: a pre-norm encoder of patches, and how pictures are brought to what it sees."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from manyheads.errors import BadData
 from manyheads.exchange.foreign import Family, Flat, Foreign, activation
 from manyheads.models.vit import VitConfig
 
+PREPROCESSOR = "preprocessor_config.json"
+BILINEAR = 2  # as Pillow counts its filters
+USUAL = 0.5  # of both where they are left out
+
+
+def read_spread(table: Mapping[str, Any], channels: int) -> Flat:
+    """Mean and deviation of pixels from 0 to 1, as a preprocessor_config.json has them.
+
+    There x = (f·p − mean) / deviation, with p from 0 to 255; f is 1 / 255 unless told, and 1
+    without do_rescale, and a mean of 0 and a deviation of 1 are none (do_normalize).
+    """
+    factor = table.get("rescale_factor", 1 / 255) if table.get("do_rescale", True) else 1
+    if not _is_positive(factor):
+        raise BadData(f"{PREPROCESSOR} has rescale_factor={factor!r}, which should be above 0")
+    if not table.get("do_normalize", True):
+        table = {"image_mean": 0, "image_std": 1}
+    spread: Flat = {}
+    for theirs, ours in (("image_mean", "pixel_mean"), ("image_std", "pixel_deviation")):
+        given = USUAL if table.get(theirs) is None else table[theirs]
+        numbers = given if isinstance(given, list) else [given] * channels
+        fits = [_is_positive(x) or (x == 0 and ours == "pixel_mean") for x in numbers]
+        if len(numbers) != channels or not all(fits):
+            raise BadData(
+                f"{PREPROCESSOR} has {theirs}={given!r}, which should be a number for each of "
+                f"{channels} channels: copy it again, or take it away"
+            )
+        spread[ours] = [number / (255 * factor) for number in numbers]
+    return spread
+
+
+def _is_positive(number: Any) -> bool:
+    return type(number) in (int, float) and 0 < number < float("inf")
+
+
+def write_spread(config: VitConfig) -> dict[str, Any]:
+    """What a preprocessor_config.json says of a model that knows the spread of its pixels."""
+    side = config.image_size
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": side, "width": side},
+        "resample": BILINEAR,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(config.pixel_mean),
+        "image_std": list(config.pixel_deviation),
+    }
+
 
 def _read_vit(foreign: Foreign) -> Flat:
+    told = foreign.settings.get(PREPROCESSOR)
+    spread = read_spread(told, foreign.settings["num_channels"]) if told is not None else {}
     if foreign.architecture != "ViTModel":
-        return {}
-    return {
+        return spread
+    return spread | {
         "pooler.activation": activation(foreign.settings["pooler_act"]),
         "pooler.dim": foreign.settings["pooler_output_size"],
     }

@@ -1,0 +1,83 @@
+"""Pictures of every page at the sizes of a laptop and of a phone.
+
+    python docs/screenshots.py RUNS OUT
+
+RUNS is a run or a folder of runs, OUT the folder that the pictures go into. Needs playwright and
+a `chromium` of the system.
+"""
+
+import argparse
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from playwright.sync_api import sync_playwright
+
+from manyheads.web.app import build_app, listen
+from manyheads.web.library import Library
+
+SIZES = {"wide": (1280, 800), "phone": (390, 844)}
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+# Name of the picture, page and state; RUN stands for the first run of the folder.
+VIEWS = {
+    "runs": "/",
+    "train": "/train?run=RUN",
+    "attention": "/attention?run=RUN&layer=1&head=1&cell=2,2",
+    "attention-lines": "/attention?run=RUN&view=lines&layer=1&head=1&query=2",
+    "attention-qk": "/attention?run=RUN&view=qk&layer=1&head=1&cell=2,2",
+    "attention-knocked-out": "/attention?run=RUN&off=decoder.cross.1.1+decoder.cross.1.3&layer=1",
+    "attention-dark": "/attention?run=RUN&map=encoder.self&view=rollout&by=entropy&theme=dark",
+    "attention-presenter": "/attention?run=RUN&layer=1&head=1&present=1",
+    "tokens": "/tokens?run=RUN&text=Vierunddreißig+small+dogs+see+the+unbelievable+tree.&step=20",
+}
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The page over a folder, in a thread of this process; its address."""
+    listening = listen("127.0.0.1", 0)
+    config = uvicorn.Config(build_app(folder), log_level="warning", access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", default="", help="names of pictures that begin so")
+    given = parser.parse_args()
+    browser_path = shutil.which("chromium")
+    if browser_path is None:
+        sys.exit("there is no chromium here: install it")
+    run = next(iter(Library(given.runs).folders()))
+    given.out.mkdir(parents=True, exist_ok=True)
+    with serving(given.runs) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
+        for size, (width, height) in SIZES.items():
+            page = browser.new_page(viewport={"width": width, "height": height})
+            for name, place in VIEWS.items():
+                if not name.startswith(given.only):
+                    continue
+                page.goto(address + place.replace("RUN", run))
+                page.locator("main h1").wait_for()
+                page.locator("main:not([aria-busy])").wait_for()
+                # A phone scrolls: its pictures show the whole page.
+                page.screenshot(path=given.out / f"{name}-{size}.png", full_page=size == "phone")
+            page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

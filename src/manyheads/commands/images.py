@@ -1,0 +1,47 @@
+"""What `classify` does with a model of images: a label for each file."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from manyheads.commands.shared import say, write
+from manyheads.errors import Mistake
+
+if TYPE_CHECKING:
+    from manyheads.opened import OpenRun
+
+
+def classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_json: bool) -> None:
+    """One line a file; one that cannot be read is said, and the others are answered."""
+    from manyheads.data.images import read_picture
+    from manyheads.tasks.images import class_chances
+
+    model = opened.labeller()
+    if not files:
+        raise Mistake(
+            f"{opened.folder} holds a model of images: name the files, classify RUN a.png b.png"
+        )
+    if not model.config.pixel_mean:
+        say("the model does not say what its pixels are normalised by: −1 to 1 is supposed")
+    failed = 0
+    for file in files:
+        try:
+            pixels = read_picture(file, model.config.image_size, model.config.channels)
+        except Mistake as mistake:  # the others are answered all the same
+            say(f"manyheads: {mistake}")
+            failed = mistake.exit_code
+            continue
+        chances = class_chances(model, pixels[None])[0]
+        label = max(chances, key=chances.__getitem__)
+        if as_json:
+            row = {"file": str(file), "label": label, "scores": chances}
+            write(json.dumps(row, ensure_ascii=False) + "\n")
+            continue
+        every = [f"{name}={value:.4f}" for name, value in chances.items()]
+        write(
+            "\t".join([label, *(every if scores else [f"{chances[label]:.4f}"]), str(file)]) + "\n"
+        )
+    if failed:
+        raise typer.Exit(failed)

@@ -1,0 +1,122 @@
+"""What the server says: JSON, tensors as bytes, and every error in one form."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from torch import Tensor
+
+from manyheads.errors import BadData, Mistake
+
+Dtype = Literal["f32", "f16", "u8"]
+TYPES = {400: "mistake", 404: "not-found", 405: "method", 413: "too-large", 422: "bad-data"}
+STATUS: dict[type[Exception], int] = {BadData: 422, Mistake: 400}
+
+
+class Problem(Exception):
+    """An answer that is no result: a status, a type that programs read, a line that people read."""
+
+    def __init__(self, status: int, message: str, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind or TYPES.get(status, "error")
+
+
+def error_answer(status: int, message: str, kind: str) -> JSONResponse:
+    """{"error": {"message", "type"}}: all that a program has to know of a failure."""
+    return JSONResponse({"error": {"message": message, "type": kind}}, status)
+
+
+def answer_of(error: Exception) -> JSONResponse:
+    """Any failure as an answer; what nobody expected is not told to the outside."""
+    if isinstance(error, Problem):
+        return error_answer(error.status, str(error), error.kind)
+    if isinstance(error, HTTPException):
+        return error_answer(error.status_code, error.detail, TYPES.get(error.status_code, "error"))
+    if isinstance(error, OSError):  # a run that is being moved or deleted
+        return error_answer(422, f"its files could not be read ({error.strerror})", TYPES[422])
+    for kind, status in STATUS.items():
+        if isinstance(error, kind):
+            return error_answer(status, str(error), TYPES[status])
+    return error_answer(500, "the server failed at this: see where it was started", "internal")
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The named values of a request, from its query or its JSON body, checked as they are read."""
+
+    values: dict[str, Any]
+
+    @classmethod
+    def of_query(cls, request: Request) -> "Fields":
+        return cls(dict(request.query_params))
+
+    @classmethod
+    async def of_body(cls, request: Request) -> "Fields":
+        """A JSON object; anything else is refused."""
+        try:
+            values = json.loads(await request.body())
+        except (ValueError, RecursionError):
+            raise Problem(400, "the body is no JSON: send one object", "json") from None
+        if not isinstance(values, dict):
+            raise Problem(400, "the body is no JSON object: send one with named values", "json")
+        return cls(values)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self.values.get(name, default)
+        if not isinstance(value, str):
+            raise Problem(400, f"'{name}' must be a text: {json.dumps(value)[:40]} is none")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        return self.text(name) if self.values.get(name) is not None else None
+
+    def number(self, name: str, most: int) -> int | None:
+        """A whole number from 0 to `most`, or None where it is left out."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            number = -1
+        if not 0 <= number <= most:
+            raise Problem(400, f"'{name}' must be a whole number from 0 to {most}")
+        return number
+
+    def texts(self, name: str, most: int) -> list[str]:
+        """A list of at most so many texts; none where it is left out."""
+        value = self.values.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise Problem(400, f"'{name}' must be a list of texts")
+        if len(value) > most:
+            raise Problem(413, f"'{name}' has {len(value)} texts, at most {most} are taken")
+        return value
+
+
+def dtype_of(name: str) -> Dtype:
+    if name not in get_args(Dtype):
+        raise Problem(400, f"dtype={name} is none of {', '.join(get_args(Dtype))}", "dtype")
+    return name  # type: ignore[return-value]
+
+
+def tensor_answer(tensor: Tensor, dtype: Dtype, low: float | None, high: float | None) -> Response:
+    """Numbers as little-endian bytes in the order of their indices, first index slowest.
+
+    u8 is round(255 · (x − low) / (high − low)): X-Low and X-High say how to read it back. Where
+    they are not given they are the least and the greatest number.
+    """
+    headers = {"X-Shape": ",".join(map(str, tensor.shape)), "X-Dtype": dtype}
+    if dtype == "u8":
+        low = float(tensor.min()) if low is None else low
+        high = float(tensor.max()) if high is None else high
+        headers |= {"X-Low": repr(low), "X-High": repr(high)}
+        scaled = (tensor - low) * (255 / (high - low)) if high > low else torch.zeros_like(tensor)
+        numbers = scaled.round().clamp(0, 255).to(torch.uint8)
+    else:
+        numbers = tensor.to(torch.float16 if dtype == "f16" else torch.float32)
+    body = numbers.contiguous().numpy().tobytes()
+    return Response(body, media_type="application/octet-stream", headers=headers)

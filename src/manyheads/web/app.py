@@ -1,0 +1,110 @@
+"""The server: its routes, its files, and how it is started.
+
+A page is a module in page/pages/; what it asks is answered by a module beside this one, with its
+`ROUTES`.
+"""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from manyheads.errors import Mistake
+from manyheads.web import attention, runs, tokens
+from manyheads.web.answers import Problem, answer_of
+from manyheads.web.guard import Door, Guard, Limits
+from manyheads.web.library import Library
+from manyheads.web.traces import Traces
+
+PAGE = Path(__file__).parent / "page"
+HOME = "runs"  # the page at /
+
+
+async def health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def page(request: Request) -> Response:
+    """One document for every page: its own module draws what the address says."""
+    name = request.path_params.get("page", HOME)
+    if name not in {path.stem for path in (PAGE / "pages").glob("*.js")}:
+        raise Problem(404, "there is no such page here")
+    return FileResponse(PAGE / "index.html")
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    return answer_of(error)
+
+
+def build_app(folder: Path, door: Door | None = None, limits: Limits | None = None) -> ASGIApp:
+    """The page over a run or a folder of runs."""
+    door, limits = door or Door(), limits or Limits()
+    expected = (Problem, Mistake, HTTPException, OSError)
+    app = Starlette(
+        routes=[
+            Route("/health", health),
+            *runs.ROUTES,
+            *attention.ROUTES,
+            *tokens.ROUTES,
+            Mount("/page", StaticFiles(directory=PAGE)),
+            Route("/", page),
+            Route("/{page}", page),
+        ],
+        exception_handlers=dict.fromkeys(expected, failed) | {Exception: failed},
+    )
+    app.state.library, app.state.limits = Library(folder), limits
+    app.state.traces = Traces(limits.trace_bytes)
+    return Guard(app, door, limits)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse at the start what could show nothing."""
+    if not folder.is_dir():
+        raise Mistake(f"there is no folder {folder}: train a run, or give the folder of one")
+    if not Library(folder).folders():
+        raise Mistake(f"{folder} holds no run: train one with `manyheads train RECIPE --out RUN`")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at that address; port 0 is any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        reason = getattr(error, "strerror", None) or error
+        raise Mistake(
+            f"{host}:{port} cannot be used ({reason}): choose another --host or --port"
+        ) from None
+    return found
+
+
+def serve(
+    folder: Path, host: str, port: int, token: str | None, ready: Callable[[str], None]
+) -> None:
+    """Answer until Ctrl-C; `ready` gets the address that a person opens."""
+    import uvicorn
+
+    check_folder(folder)
+    door = Door.at(host, token)
+    listening = listen(host.strip("[]"), port)
+    name = f"[{host.strip('[]')}]" if ":" in host else host
+    secret = "" if door.token is None else f"?token={door.token}"
+    app = build_app(folder, door)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
+    ready(f"http://{name}:{listening.getsockname()[1]}/{secret}")
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listening.close()

@@ -1,0 +1,208 @@
+"""What stands before every request: who may ask, from where, how much and how often.
+
+A page on loopback is still reachable from every other page that the same browser shows. So the
+name in `Host` must be ours (no foreign name that leads here), a request that a page makes must
+come from our own page (`Origin`), and what changes or computes something must be JSON, which no
+form can send. Off loopback a token is needed beside that.
+"""
+
+import hmac
+import ipaddress
+import secrets
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from manyheads.web.answers import Problem, answer_of
+
+COOKIE = "manyheads-token"
+OPEN = ("/health",)  # what needs no token
+# Nothing but our own files: no foreign script, style, picture or frame, and nothing inline.
+POLICY = (
+    "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much one request may ask for, how many are answered at once, and what is kept."""
+
+    body_bytes: int = 2**20
+    requests: int = 16
+    tokens: int = 1024
+    replay_characters: int = 400
+    trace_bytes: int = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """The names under which the server is reached, and the token that it wants."""
+
+    names: frozenset[str] = LOOPBACK
+    any_address: bool = False
+    token: str | None = None
+
+    @classmethod
+    def at(cls, host: str, token: str | None = None) -> "Door":
+        """The door of a server that is bound to `host`; off loopback there is always a token.
+
+        One that is bound to all addresses is reached by any of them, which a foreign name that
+        leads here is not.
+        """
+        name = host.strip("[]").lower()
+        if is_loopback(name):
+            return cls(names=LOOPBACK | {name}, token=token)
+        everywhere = name in ("", "0.0.0.0", "::")
+        needed = token or secrets.token_urlsafe(18)
+        return cls(names=LOOPBACK | {name}, any_address=everywhere, token=needed)
+
+    def knows(self, host: str) -> bool:
+        name = name_in(host)
+        return name in self.names or (self.any_address and is_address(name))
+
+    def lets_in(self, given: str | None) -> bool:
+        if self.token is None:
+            return True
+        return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
+
+
+def is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a name or an address is this machine alone."""
+    return name == "localhost" or (is_address(name) and ipaddress.ip_address(name).is_loopback)
+
+
+def name_in(host: str) -> str:
+    """The name in `name:port`; nothing where it is malformed."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+class Guard:
+    """Answers what must not reach the routes, and puts the safety headers on every answer."""
+
+    def __init__(self, app: ASGIApp, door: Door, limits: Limits) -> None:
+        self.app, self.door, self.limits = app, door, limits
+        self.running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        try:
+            if redirect := self._admit(scope):
+                await redirect(scope, receive, send_safely)
+                return
+            body = await self._body(scope, receive)
+            if self.running >= self.limits.requests:
+                raise Problem(503, "too many requests at once: try again", "busy")
+        except Problem as problem:
+            answer = answer_of(problem)
+            if problem.status == 503:
+                answer.headers["Retry-After"] = "1"
+            await answer(scope, receive, send_safely)
+            return
+        self.running += 1
+        try:
+            await self.app(scope, _replay(body, receive), send_safely)
+        finally:
+            self.running -= 1
+
+    def _admit(self, scope: Scope) -> RedirectResponse | None:
+        """Refuse a stranger; one who brings the token in the address gets it as a cookie."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not self.door.knows(host):
+            raise Problem(403, "this server is not known by that name (Host)", "host")
+        origin = headers.get("origin")
+        if origin is not None and _without_scheme(origin) != host.lower():
+            raise Problem(403, "another page may not ask this server (Origin)", "origin")
+        if scope["method"] == "POST" and not _is_json(headers):
+            raise Problem(415, "send JSON (Content-Type: application/json)", "json")
+        if scope["path"] in OPEN or self.door.token is None:
+            return None
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        in_address = query.pop("token", None)
+        if in_address is not None and self.door.lets_in(in_address):
+            rest = f"?{urlencode(query)}" if query else ""
+            # Never to another host, whatever the path begins with.
+            redirect = RedirectResponse("/" + scope["path"].lstrip("/") + rest, 303)
+            redirect.set_cookie(COOKIE, in_address, httponly=True, samesite="strict")
+            return redirect
+        if not self.door.lets_in(_token(headers)):
+            raise Problem(401, "this needs the token: open the address that was printed", "token")
+        return None
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body, or a refusal as soon as it is known to be too long."""
+        most = self.limits.body_bytes
+        long = Problem(413, f"the body is longer than {most} bytes: send less")
+        told = Headers(scope=scope).get("content-length", "0")
+        if not told.isdigit() or int(told) > most:
+            raise long
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if len(body) > most:
+                raise long
+            if not message.get("more_body", False):
+                return body
+
+
+def _without_scheme(origin: str) -> str:
+    return origin.lower().partition("://")[2]
+
+
+def _is_json(headers: Headers) -> bool:
+    return headers.get("content-type", "").split(";")[0].strip().lower() == "application/json"
+
+
+def _token(headers: Headers) -> str | None:
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return given.strip()
+    try:
+        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return None
+    return None if cookie is None else cookie.value
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body that was read already, then whatever the connection says."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return next_message

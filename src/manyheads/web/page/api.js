@@ -1,0 +1,63 @@
+// Questions to the server. An answer that is an error is thrown with the server's own words.
+
+export class Refused extends Error {
+  /** @param {string} message @param {string} type @param {number} status */
+  constructor(message, type, status) {
+    super(message);
+    this.type = type;
+    this.status = status;
+  }
+}
+
+async function ask(path, options) {
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("the server does not answer: is `manyheads view` still running?", "gone", 0);
+  }
+  if (answer.ok) return answer;
+  const told = await answer.json().catch(() => null);
+  const { message, type } = told?.error ?? { message: answer.statusText, type: "error" };
+  throw new Refused(message, type, answer.status);
+}
+
+/** @param {string} path @param {Record<string, string|number>} [query] */
+export async function get(path, query = {}, signal = undefined) {
+  return (await ask(`${path}?${new URLSearchParams(query)}`, { signal })).json();
+}
+
+/** @param {string} path @param {object} body @param {AbortSignal} [signal] */
+export async function post(path, body, signal = undefined) {
+  const headers = { "Content-Type": "application/json" };
+  return (await ask(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
+}
+
+/**
+ * @typedef {object} Tensor numbers in the order of their indices, the last index fastest
+ * @property {number[]} shape
+ * @property {Float32Array|Uint8Array} values bytes are values of 0 … 255 between low and high
+ * @property {number} low @property {number} high
+ */
+
+/**
+ * A tensor of a trace, or one layer or head of it.
+ * @param {string} trace @param {string} name as `encoder.self.weights`
+ * @param {{layer?: number, head?: number, dtype?: "f32"|"u8", side?: number}} [which]
+ * `side` is the most rows and columns that are wanted: a cell is the greatest of those it stands for
+ * @returns {Promise<Tensor>}
+ */
+export async function tensor(trace, name, which = {}, signal = undefined) {
+  const query = new URLSearchParams(Object.entries(which).map(([key, value]) => [key, String(value)]));
+  const answer = await ask(`/api/trace/${trace}/tensor/${name}?${query}`, { signal });
+  const bytes = await answer.arrayBuffer();
+  const shape = answer.headers.get("X-Shape").split(",").map(Number);
+  const whole = answer.headers.get("X-Dtype") === "u8";
+  return {
+    shape,
+    values: whole ? new Uint8Array(bytes) : new Float32Array(bytes),
+    low: Number(answer.headers.get("X-Low") ?? 0),
+    high: Number(answer.headers.get("X-High") ?? 1),
+  };
+}

@@ -1,0 +1,219 @@
+// Curves over an axis: SVG, linear or logarithmic, a step that keys walk over and its numbers.
+
+import { LINES } from "./colour.js";
+import { element, escaped, magnified, shown } from "./dom.js";
+import { picture, saving } from "./exports.js";
+
+const MARGIN = { left: 62, right: 16, bottom: 42 };
+const LETTER = 7; // the width of a letter
+const LINE = 18; // the height of a line of the legend
+
+/**
+ * @typedef {object} Series
+ * @property {string} name @property {[number, number][]} points rising in x
+ * @property {"line"|"dots"|"dashes"} [style]
+ */
+
+/** Round numbers between two ends, at most about `count` of them. */
+export function ticks(low, high, count = 6) {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough);
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, at) => (first + at) * step);
+}
+
+/** Powers of ten between two ends, and their halves and fifths where they are few. */
+export function logTicks(low, high) {
+  const [from, to] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+  const parts = to - from > 3 ? [1] : [1, 2, 5];
+  const all = Array.from({ length: to - from + 1 }, (_, at) => parts.map((part) => part * 10 ** (from + at))).flat();
+  const inside = all.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+  return inside.length > 1 ? inside : ticks(low, high);
+}
+
+/** Means of each point with those before it, by a weight that fades: s = a·s + (1 − a)·y. */
+export function smooth(points, share) {
+  let mean = null;
+  return points.map(([x, y]) => [x, (mean = mean === null ? y : share * mean + (1 - share) * y)]);
+}
+
+export class Chart {
+  /** @param {{name: string, title: string, across?: string}} about */
+  constructor({ name, title, across = "step" }) {
+    this.name = name;
+    this.title = title;
+    this.across = across;
+    this.at = -1;
+    this.place = element("div", {
+      class: "axes",
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "chart",
+      "aria-label": `${title}: arrow keys walk over the steps`,
+      onkeydown: (event) => this.walk(event),
+      onpointermove: (event) => this.point(event),
+    });
+    this.output = element("output", { class: "readout", "aria-live": "polite" });
+    this.note = element("p", { class: "note" });
+    this.size = { width: 560, height: 290 };
+    this.root = element(
+      "figure",
+      { class: "chart" },
+      element("figcaption", {}, title),
+      this.place,
+      element("div", { class: "below" }, this.output, saving(() => this)),
+      this.note,
+    );
+    new ResizeObserver(() => this.fit()).observe(this.root);
+  }
+
+  /** As wide as its place, so that letters keep their size. */
+  fit() {
+    const width = Math.max(280, Math.min(760, Math.floor(this.place.clientWidth / magnified())));
+    if (!this.series || width === this.size.width) return;
+    this.size.width = width;
+    this.draw();
+  }
+
+  /** The legend's entries: [series, x, line], as many in a line as there is room for. */
+  legend() {
+    let [x, line] = [MARGIN.left, 0];
+    return this.series.map((one) => {
+      const wide = 30 + LETTER * one.name.length;
+      if (x + wide > this.size.width && x > MARGIN.left) [x, line] = [MARGIN.left, line + 1];
+      x += wide;
+      return [one, x - wide, line];
+    });
+  }
+
+  /** Where the axes stand. */
+  frame() {
+    const lines = 1 + Math.max(0, ...this.legend().map(([, , line]) => line));
+    return { ...this.size, ...MARGIN, top: 10 + LINE * lines };
+  }
+
+  /** @param {Series[]} series @param {{logX?: boolean, logY?: boolean, note?: string}} [how] */
+  show(series, { logX = false, logY = false, note = "" } = {}) {
+    const fits = ([x, y]) => (!logX || x > 0) && (!logY || y > 0);
+    this.series = series.map((one) => ({ style: "line", ...one, points: one.points.filter(fits) }));
+    this.logX = logX;
+    this.logY = logY;
+    this.note.textContent = note;
+    this.steps = [...new Set(this.series.filter((s) => s.style !== "dashes").flatMap((s) => s.points.map(([x]) => x)))];
+    this.steps.sort((one, other) => one - other);
+    this.at = Math.min(this.at < 0 ? this.steps.length - 1 : this.at, this.steps.length - 1);
+    this.draw();
+  }
+
+  draw() {
+    this.place.innerHTML = this.svg(false);
+    if (this.at < 0) {
+      this.output.textContent = "Nothing was measured yet.";
+      return;
+    }
+    const step = this.steps[this.at];
+    const told = this.series.flatMap(({ name, points }) => {
+      const found = points.find(([x]) => x === step); // each series at its own steps
+      return found ? [`${name} ${shown(found[1], 4)}`] : [];
+    });
+    this.output.textContent = `${this.across} ${step}: ${told.join(", ")}`;
+  }
+
+  walk(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1, Home: -this.steps.length, End: this.steps.length }[event.key];
+    if (by === undefined || this.at < 0) return;
+    event.preventDefault();
+    this.at = Math.max(0, Math.min(this.steps.length - 1, this.at + by));
+    this.draw();
+  }
+
+  point(event) {
+    if (this.at < 0) return;
+    const box = this.place.firstElementChild.getBoundingClientRect();
+    const x = ((event.clientX - box.left) / box.width) * this.size.width;
+    const { toX } = this.scales();
+    const away = this.steps.map((step) => Math.abs(toX(step) - x));
+    const nearest = away.indexOf(Math.min(...away));
+    if (nearest !== this.at) {
+      this.at = nearest;
+      this.draw();
+    }
+  }
+
+  /** From numbers to places. */
+  scales() {
+    const points = this.series.flatMap((one) => one.points);
+    const [x, y] = [0, 1].map((axis) => ends(points.map((point) => point[axis])));
+    if (!this.logY) y[0] = Math.min(y[0], y[0] > 0 && y[0] < y[1] / 3 ? 0 : y[0]);
+    const { width, height, left, right, top, bottom } = this.frame();
+    const along = ([low, high], log) => (value) =>
+      log ? Math.log(value / low) / Math.log(high / low || 2) : (value - low) / (high - low || 1);
+    const [shareX, shareY] = [along(x, this.logX), along(y, this.logY)];
+    return {
+      x,
+      y,
+      toX: (value) => left + (width - left - right) * shareX(value),
+      toY: (value) => height - bottom - (height - top - bottom) * shareY(value),
+    };
+  }
+
+  /** @param {boolean} [alone] as a file: with a title, and with colours of its own */
+  svg(alone = true) {
+    const { width, height, left, right, top, bottom } = this.frame();
+    const { x, y, toX, toY } = this.scales();
+    const parts = [];
+    for (const tick of this.logX ? logTicks(...x) : ticks(...x, width / 80)) {
+      parts.push(`<path class="grid" stroke="#8884" d="M${toX(tick)} ${top}V${height - bottom}"/>`);
+      parts.push(`<text x="${toX(tick)}" y="${height - bottom + 16}" text-anchor="middle">${shown(tick)}</text>`);
+    }
+    for (const tick of this.logY ? logTicks(...y) : ticks(...y)) {
+      parts.push(`<path class="grid" stroke="#8884" d="M${left} ${toY(tick)}H${width - right}"/>`);
+      parts.push(`<text x="${left - 6}" y="${toY(tick) + 4}" text-anchor="end">${shown(tick)}</text>`);
+    }
+    parts.push(`<text x="${(left + width - right) / 2}" y="${height - 6}" text-anchor="middle">${escaped(this.across)}</text>`);
+    this.series.forEach(({ points, style }, number) => {
+      const colour = LINES[number % LINES.length];
+      const places = points.map(([a, b]) => [toX(a).toFixed(1), toY(b).toFixed(1)]);
+      if (style === "dots" || places.length === 1) {
+        parts.push(...places.map(([a, b]) => `<circle cx="${a}" cy="${b}" r="2.8" fill="${colour}"/>`));
+      } else if (places.length) {
+        const dash = style === "dashes" ? ' stroke-dasharray="6 4"' : "";
+        const path = places.map((place) => place.join(" ")).join("L");
+        parts.push(`<path d="M${path}" fill="none" stroke="${colour}" stroke-width="1.8"${dash}/>`);
+      }
+    });
+    this.legend().forEach(([{ name }, at, line], number) => {
+      const base = 14 + LINE * line;
+      parts.push(`<rect x="${at}" y="${base - 9}" width="10" height="10" fill="${LINES[number % LINES.length]}"/>`);
+      parts.push(`<text x="${at + 15}" y="${base}">${escaped(name)}</text>`);
+    });
+    if (!alone && this.at >= 0) {
+      const place = toX(this.steps[this.at]);
+      parts.push(`<path class="now" stroke="currentColor" d="M${place} ${top}V${height - bottom}"/>`);
+    }
+    if (alone) {
+      const title = `<text x="6" y="16" font-size="14">${escaped(this.title)}</text>`;
+      return picture(width, height + 24, `${title}<g transform="translate(0 24)">${parts.join("")}</g>`);
+    }
+    return `<svg viewBox="0 0 ${width} ${height}" aria-hidden="true">${parts.join("")}</svg>`;
+  }
+
+  table() {
+    return {
+      columns: ["series", this.across, "value"],
+      rows: this.series.flatMap(({ name, points }) => points.map(([x, y]) => [name, x, y])),
+    };
+  }
+}
+
+function ends(numbers) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const number of numbers) {
+    low = Math.min(low, number);
+    high = Math.max(high, number);
+  }
+  if (low > high) return [0.1, 1];
+  return low === high ? [low - Math.abs(low) * 0.1 - 1e-9, high + Math.abs(high) * 0.1 + 1e-9] : [low, high];
+}

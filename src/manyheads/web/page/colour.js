@@ -1,0 +1,61 @@
+// Numbers as colours. The scale is viridis (public domain): equal steps of a number look like equal
+// steps of colour, it is read the same in grey, and people who do not see red and green apart read
+// it too. Its 256 colours are the 256 values of a byte.
+
+const VIRIDIS =
+  "44015444025645045745055946075a46085c460a5d460b5e470d60470e61471063471164471365481467481668481769" +
+  "48186a481a6c481b6d481c6e481d6f481f70482071482173482374482475482576482677482878482979472a7a472c7a" +
+  "472d7b472e7c472f7d46307e46327e46337f463480453581453781453882443983443a83443b84433d84433e85423f85" +
+  "4240864241864142874144874045884046883f47883f48893e49893e4a893e4c8a3d4d8a3d4e8a3c4f8a3c508b3b518b" +
+  "3b528b3a538b3a548c39558c39568c38588c38598c375a8c375b8d365c8d365d8d355e8d355f8d34608d34618d33628d" +
+  "33638d32648e32658e31668e31678e31688e30698e306a8e2f6b8e2f6c8e2e6d8e2e6e8e2e6f8e2d708e2d718e2c718e" +
+  "2c728e2c738e2b748e2b758e2a768e2a778e2a788e29798e297a8e297b8e287c8e287d8e277e8e277f8e27808e26818e" +
+  "26828e26828e25838e25848e25858e24868e24878e23888e23898e238a8d228b8d228c8d228d8d218e8d218f8d21908d" +
+  "21918c20928c20928c20938c1f948c1f958b1f968b1f978b1f988b1f998a1f9a8a1e9b8a1e9c891e9d891f9e891f9f88" +
+  "1fa0881fa1881fa1871fa28720a38620a48621a58521a68522a78522a88423a98324aa8325ab8225ac8226ad8127ad81" +
+  "28ae8029af7f2ab07f2cb17e2db27d2eb37c2fb47c31b57b32b67a34b67935b77937b87838b9773aba763bbb753dbc74" +
+  "3fbc7340bd7242be7144bf7046c06f48c16e4ac16d4cc26c4ec36b50c46a52c56954c56856c66758c7655ac8645cc863" +
+  "5ec96260ca6063cb5f65cb5e67cc5c69cd5b6ccd5a6ece5870cf5773d05675d05477d1537ad1517cd2507fd34e81d34d" +
+  "84d44b86d54989d5488bd6468ed64590d74393d74195d84098d83e9bd93c9dd93ba0da39a2da37a5db36a8db34aadc32" +
+  "addc30b0dd2fb2dd2db5de2bb8de29bade28bddf26c0df25c2df23c5e021c8e020cae11fcde11dd0e11cd2e21bd5e21a" +
+  "d8e219dae319dde318dfe318e2e418e5e419e7e419eae51aece51befe51cf1e51df4e61ef6e620f8e621fbe723fde725";
+
+/** The colours as [red, green, blue] of each byte. */
+export const COLOURS = Array.from({ length: 256 }, (_, byte) =>
+  [0, 2, 4].map((at) => parseInt(VIRIDIS.slice(6 * byte + at, 6 * byte + at + 2), 16)),
+);
+
+/**
+ * The byte of a value: round(255 · (value − low) / (high − low)), kept between 0 and 255.
+ * @param {number} value @param {number} [low] @param {number} [high]
+ */
+export function byteOf(value, low = 0, high = 1) {
+  if (!(high > low)) return 0;
+  return Math.max(0, Math.min(255, Math.round((255 * (value - low)) / (high - low))));
+}
+
+/** A colour as CSS and SVG write it. @param {number} byte */
+export function css(byte) {
+  return `rgb(${COLOURS[byte].join(",")})`;
+}
+
+/** The same as pixels, four bytes in one number: a map of a million cells is painted at once. */
+const PIXELS = new Uint32Array(Uint8Array.from(COLOURS.flatMap((colour) => [...colour, 255])).buffer);
+
+/** Colours for lines of a chart, told apart by everyone (Okabe and Ito). */
+export const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+
+/**
+ * Bytes as the pixels of a canvas that is as large as the matrix: one pixel a cell, never blurred.
+ * @param {HTMLCanvasElement} canvas @param {ArrayLike<number>} bytes
+ * @param {number} rows @param {number} columns
+ */
+export function paint(canvas, bytes, rows, columns) {
+  canvas.width = columns;
+  canvas.height = rows;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let cell = 0; cell < rows * columns; cell++) pixels[cell] = PIXELS[bytes[cell]];
+  context.putImageData(image, 0, 0);
+}

@@ -1,0 +1,117 @@
+// Making elements, and the few things that every page does with them.
+
+/**
+ * An element: `element("button", { class: "quiet", onclick: act }, "Go")`. A property that begins
+ * with `on` listens; `true` sets an attribute without a value, and what is null or false is left out.
+ * @param {string} name @param {Record<string, any>} [properties] @param {...(Node|string|null)} children
+ * @returns {HTMLElement}
+ */
+export function element(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  set(made, properties);
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** The same for SVG. @returns {SVGElement} */
+export function svgElement(name, properties = {}, ...children) {
+  const made = document.createElementNS(SVG, name);
+  set(made, properties);
+  made.append(...children);
+  return made;
+}
+
+function set(made, properties) {
+  for (const [key, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value === true ? "" : String(value));
+  }
+}
+
+/**
+ * A control with its label.
+ * @param {string} label @param {HTMLElement} control @param {string} [kind] a class of the label
+ */
+export function labelled(label, control, kind = "") {
+  return element("label", { class: `field ${kind}` }, element("span", {}, label), control);
+}
+
+/**
+ * A choice. @param {[string, string][]} options value and text of each
+ * @param {string} chosen @param {(value: string) => void} change
+ */
+export function select(options, chosen, change) {
+  const made = element("select", { onchange: (event) => change(event.target.value) });
+  for (const [value, text] of options) {
+    made.append(element("option", { value, selected: value === chosen }, text));
+  }
+  return made;
+}
+
+/**
+ * Several choices of which one holds, as buttons in a row.
+ * @param {string} label @param {[string, string][]} options @param {string} chosen
+ * @param {(value: string) => void} change
+ */
+export function tabs(label, options, chosen, change) {
+  const buttons = options.map(([value, text]) =>
+    element(
+      "button",
+      { type: "button", "aria-pressed": String(value === chosen), onclick: () => change(value) },
+      text,
+    ),
+  );
+  return element("div", { class: "tabs", role: "group", "aria-label": label }, ...buttons);
+}
+
+/** A checkbox with its label. */
+export function checkbox(label, checked, change) {
+  const box = element("input", { type: "checkbox", checked, onchange: (e) => change(e.target.checked) });
+  return element("label", { class: "check" }, box, label);
+}
+
+/** Calls `act` when nothing has happened for a while: one question for a word, not one a letter. */
+export function afterPause(act, milliseconds = 350) {
+  let timer = 0;
+  return (...given) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => act(...given), milliseconds);
+  };
+}
+
+/**
+ * What a control is to a person: its id, else its kind and its words. Two of them are the same one
+ * though the page was drawn anew in between.
+ * @param {Element} control
+ */
+export function identity(control) {
+  const label = control.closest("label")?.firstElementChild;
+  const words = control.getAttribute("aria-label") ?? (label ?? control).textContent;
+  return control.id || `${control.tagName} ${words}`;
+}
+
+/** A number for people, with one digit before the others: 0.07738, 96.03, 2.056e-8. */
+export function shown(number, digits = 3) {
+  if (number === null || number === undefined) return "–";
+  const size = Math.abs(number);
+  if (size !== 0 && (size < 1e-4 || size >= 1e6)) return number.toExponential(digits).replace(/\.?0+e/, "e");
+  return String(Number(number.toPrecision(digits + 1)));
+}
+
+/** How much larger things are drawn than usual: more in presenter mode. */
+export function magnified() {
+  return document.documentElement.classList.contains("presenter") ? 1.45 : 1;
+}
+
+/** A piece of text with its spaces to be seen. */
+export function visible(piece) {
+  return piece === "" ? "∅" : piece.replace(/^ /, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
+}
+
+/** Text for SVG and HTML files. */
+export function escaped(text) {
+  return String(text).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+}

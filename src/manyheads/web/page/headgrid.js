@@ -1,0 +1,109 @@
+// All heads of a kind of attention as small maps, to be compared, chosen and knocked out.
+
+import { paint } from "./colour.js";
+import { element, escaped, shown } from "./dom.js";
+import { picture, saving } from "./exports.js";
+
+export class HeadGrid {
+  /** @param {{choose: (layer: number, head: number) => void, knock: (layer: number, head: number) => void}} how */
+  constructor({ choose, knock }) {
+    this.choose = choose;
+    this.knock = knock;
+    this.caption = element("figcaption");
+    this.cells = element("div", { class: "heads", role: "group", onkeydown: (event) => this.walk(event) });
+    this.root = element(
+      "figure",
+      { class: "headgrid" },
+      this.caption,
+      this.cells,
+      element("div", { class: "below" }, saving(() => this)),
+    );
+  }
+
+  /**
+   * @param {object} map of the manifest @param {import("./api.js").Tensor} bytes all maps, u8
+   * @param {{by: string, chosen: [number, number], off: Set<string>}} how `by` sorts by a statistic
+   */
+  show(map, bytes, { by, chosen, off }) {
+    const within = this.cells.contains(document.activeElement);
+    Object.assign(this, { map, by, off });
+    this.caption.textContent = `${map.layers} layers × ${map.heads} heads of ${map.name.replace(".", " ")}-attention (layer·head)`;
+    const [, , tall, wide] = bytes.shape;
+    if (tall < map.rows.length || wide < map.columns.length) this.caption.textContent += ", made smaller: each cell is the greatest of several";
+    const all = Array.from({ length: map.layers * map.heads }, (_, n) => [Math.floor(n / map.heads), n % map.heads]);
+    const figure = ([layer, head]) => map.statistics[by][layer][head];
+    this.order = by ? all.sort((one, other) => figure(other) - figure(one)) : all;
+    this.across = by ? Math.min(8, all.length) : map.heads;
+    this.cells.style.setProperty("--across", String(this.across));
+    this.buttons = this.order.map(([layer, head]) => this.cell(bytes, layer, head, chosen));
+    this.cells.replaceChildren(...this.buttons);
+    if (within) this.buttons.find((button) => button.tabIndex === 0)?.focus();
+  }
+
+  cell(bytes, layer, head, chosen) {
+    const [, , rows, columns] = bytes.shape;
+    const canvas = element("canvas", { "aria-hidden": "true" });
+    const from = (layer * this.map.heads + head) * rows * columns;
+    paint(canvas, bytes.values.subarray(from, from + rows * columns), rows, columns);
+    const isChosen = chosen[0] === layer && chosen[1] === head;
+    const isOff = this.off.has(`${this.map.name}.${layer}.${head}`);
+    const figure = this.by ? ` ${shown(this.map.statistics[this.by][layer][head], 2)}` : "";
+    return element(
+      "button",
+      {
+        type: "button",
+        class: isOff ? "off" : "",
+        tabindex: isChosen ? "0" : "-1",
+        "aria-pressed": String(isChosen),
+        "aria-label": `layer ${layer + 1}, head ${head + 1}${isOff ? ", knocked out" : ""}${figure}`,
+        onclick: (event) => (event.shiftKey ? this.knock : this.choose)(layer, head),
+      },
+      canvas,
+      element("span", {}, `${layer + 1}·${head + 1}${figure}`),
+    );
+  }
+
+  walk(event) {
+    const at = this.buttons.indexOf(document.activeElement);
+    if (at < 0) return;
+    if (event.key === "x") return void this.knock(...this.order[at]);
+    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.across, ArrowDown: this.across }[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    const to = this.order[at + by];
+    if (to) this.choose(...to);
+  }
+
+  get name() {
+    return `${this.map.name}-heads`;
+  }
+
+  get title() {
+    return this.caption.textContent;
+  }
+
+  svg() {
+    const [size, gap] = [110, 24];
+    const inside = this.order.map(([layer, head], at) => {
+      const [x, y] = [10 + (at % this.across) * (size + 10), 34 + Math.floor(at / this.across) * (size + gap)];
+      const image = this.buttons[at].querySelector("canvas").toDataURL();
+      return (
+        `<image x="${x}" y="${y}" width="${size}" height="${size}" preserveAspectRatio="none" ` +
+        `image-rendering="pixelated" href="${image}"/>` +
+        `<text x="${x}" y="${y + size + 14}">${escaped(this.buttons[at].textContent)}</text>`
+      );
+    });
+    const down = Math.ceil(this.order.length / this.across);
+    const title = `<text x="10" y="20" font-size="14">${escaped(this.title)}</text>`;
+    return picture(20 + this.across * (size + 10), 44 + down * (size + gap), title + inside.join(""));
+  }
+
+  table() {
+    const names = Object.keys(this.map.statistics);
+    return {
+      columns: ["layer", "head", ...names],
+      rows: this.order.map(([l, h]) => [l + 1, h + 1, ...names.map((name) => this.map.statistics[name][l][h])]),
+    };
+  }
+}
+

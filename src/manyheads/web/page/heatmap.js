@@ -1,0 +1,246 @@
+// A matrix as a heat map: one canvas pixel a cell, labels beside it, a cell that keys walk over,
+// what that cell says in words, and the same numbers as a table.
+
+import { byteOf, css, paint } from "./colour.js";
+import { element, escaped, magnified, shown, svgElement, visible } from "./dom.js";
+import { picture, saving } from "./exports.js";
+
+const LETTER = 7.2; // the width of a letter of a label
+const MOST_RECTANGLES = 64 * 64; // in a saved picture; above that the map is one image in it
+const MOST_IN_TABLE = 64 * 64;
+
+/**
+ * @typedef {object} Matrix
+ * @property {string} name for files @property {string} title
+ * @property {string[]} rows @property {string[]} columns labels
+ * @property {ArrayLike<number>} values row after row
+ * @property {number} [low] @property {number} [high] the ends of the colour scale
+ * @property {(row: string, column: string, value: string) => string} [says] a cell in words
+ */
+
+export class HeatMap {
+  /** @param {{move?: (row: number, column: number) => void}} [how] told where the keys walk */
+  constructor({ move = () => {} } = {}) {
+    this.move = move;
+    this.at = [0, 0];
+    this.canvas = element("canvas", {
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "heat map",
+      onkeydown: (event) => this.walk(event),
+      onpointermove: (event) => this.tell(...this.cellUnder(event)),
+      onpointerleave: () => this.tell(...this.at),
+      onclick: (event) => this.choose(...this.cellUnder(event)),
+    });
+    this.labels = svgElement("svg", { class: "labels", "aria-hidden": "true" });
+    this.cursor = element("div", { class: "cursor" });
+    this.plane = element("div", { class: "plane" }, this.labels, this.canvas, this.cursor);
+    this.frame = element("div", { class: "scroll" }, this.plane);
+    this.output = element("output", { class: "readout", "aria-live": "polite" });
+    this.caption = element("figcaption");
+    this.tablePlace = element("div", { class: "numbers" });
+    this.toggle = element(
+      "button",
+      { type: "button", class: "quiet", "aria-pressed": "false", onclick: () => this.toggleTable() },
+      "Table",
+    );
+    const tools = element("div", { class: "tools" }, this.toggle, saving(() => this));
+    this.root = element(
+      "figure",
+      { class: "heatmap" },
+      this.caption,
+      this.frame,
+      element("div", { class: "below" }, this.output, scaleOf(this), tools),
+      this.tablePlace,
+    );
+    new ResizeObserver(() => this.matrix && this.place()).observe(this.root);
+  }
+
+  /** @param {Matrix} matrix @param {[number, number]} [at] the cell to stand on */
+  show(matrix, at = this.at) {
+    this.matrix = { low: 0, high: 1, says: (r, c, v) => `${r} → ${c}: ${v}`, ...matrix };
+    const { rows, columns, values, low, high } = this.matrix;
+    const bytes = Uint8Array.from(values, (value) => byteOf(value, low, high));
+    paint(this.canvas, bytes, rows.length, columns.length);
+    const size = `${rows.length} rows, ${columns.length} columns`;
+    this.canvas.setAttribute("aria-label", `${matrix.title}: ${size}. Arrow keys walk over the cells.`);
+    this.caption.textContent = matrix.title;
+    this.low.textContent = shown(low);
+    this.high.textContent = shown(high);
+    this.at = [Math.min(at[0], rows.length - 1), Math.min(at[1], columns.length - 1)].map((n) => Math.max(0, n));
+    this.place();
+    this.tell(...this.at);
+    if (this.tablePlace.hasChildNodes()) this.drawTable();
+  }
+
+  get name() {
+    return this.matrix.name;
+  }
+
+  get title() {
+    return this.matrix.title;
+  }
+
+  /** The number of a cell, as it came. */
+  value(row, column) {
+    return this.matrix.values[row * this.matrix.columns.length + column];
+  }
+
+  /** How large cells and margins are, for the room that there is; few rows may be taller. */
+  layout(room, larger = 1) {
+    const { rows, columns } = this.matrix;
+    const longest = (labels) => Math.max(1, ...labels.map((label) => visible(label).length));
+    const letter = LETTER * larger;
+    const left = Math.min(150 * larger, 12 + letter * longest(rows));
+    const top = Math.min(110 * larger, 14 + letter * 0.75 * longest(columns));
+    // Slanted labels of the last columns lean out of the map.
+    const right = Math.min(100 * larger, 14 + letter * 0.65 * longest(columns));
+    const fit = Math.floor((room - left - right) / columns.length);
+    const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(34 * larger, fit));
+    const tall = rows.length <= 10 ? Math.max(cell, 20 * larger) : cell;
+    return { left, top, right, cell, tall, letter };
+  }
+
+  place() {
+    const { rows, columns } = this.matrix;
+    const { left, top, right, cell, tall } = (this.sizes = this.layout(this.frame.clientWidth || 600, magnified()));
+    const [width, height] = [cell * columns.length, tall * rows.length];
+    assign(this.plane, { width: left + width + right, height: top + height + 4 });
+    assign(this.canvas, { left, top, width, height });
+    this.labels.setAttribute("width", left + width + right);
+    this.labels.setAttribute("height", top + height + 4);
+    this.labels.innerHTML = labelText(this.matrix, this.sizes);
+    this.mark(...this.at);
+  }
+
+  cellUnder(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const { rows, columns } = this.matrix;
+    const clamp = (share, count) => Math.max(0, Math.min(count - 1, Math.floor(share * count)));
+    return [
+      clamp((event.clientY - box.top) / box.height, rows.length),
+      clamp((event.clientX - box.left) / box.width, columns.length),
+    ];
+  }
+
+  walk(event) {
+    const [row, column] = this.at;
+    const last = [this.matrix.rows.length - 1, this.matrix.columns.length - 1];
+    const to = {
+      ArrowUp: [row - 1, column],
+      ArrowDown: [row + 1, column],
+      ArrowLeft: [row, column - 1],
+      ArrowRight: [row, column + 1],
+      Home: [event.ctrlKey ? 0 : row, 0],
+      End: [event.ctrlKey ? last[0] : row, last[1]],
+    }[event.key];
+    if (!to) return;
+    event.preventDefault();
+    this.choose(Math.max(0, Math.min(last[0], to[0])), Math.max(0, Math.min(last[1], to[1])));
+  }
+
+  choose(row, column) {
+    this.at = [row, column];
+    this.mark(row, column);
+    this.tell(row, column);
+    this.move(row, column);
+  }
+
+  mark(row, column) {
+    const { left, top, cell, tall } = this.sizes;
+    const [width, height] = [Math.max(cell, 5), Math.max(tall, 5)];
+    assign(this.cursor, { left: left + column * cell, top: top + row * tall, width, height });
+  }
+
+  tell(row, column) {
+    const { rows, columns, says } = this.matrix;
+    const number = shown(this.value(row, column), 5);
+    this.output.textContent = says(`“${visible(rows[row])}”`, `“${visible(columns[column])}”`, number);
+  }
+
+  toggleTable() {
+    const open = this.tablePlace.hasChildNodes();
+    this.toggle.setAttribute("aria-pressed", String(!open));
+    if (open) this.tablePlace.replaceChildren();
+    else this.drawTable();
+  }
+
+  drawTable() {
+    const { rows, columns } = this.matrix;
+    if (rows.length * columns.length > MOST_IN_TABLE) {
+      this.tablePlace.textContent = "Too many cells for a table on screen: save them as CSV.";
+      return;
+    }
+    const head = element("tr", {}, element("td"), ...columns.map((c) => element("th", { scope: "col" }, visible(c))));
+    const lines = rows.map((label, row) =>
+      element(
+        "tr",
+        {},
+        element("th", { scope: "row" }, visible(label)),
+        ...columns.map((_, column) => element("td", {}, shown(this.value(row, column)))),
+      ),
+    );
+    this.tablePlace.replaceChildren(element("table", {}, head, ...lines));
+  }
+
+  table() {
+    const { rows, columns } = this.matrix;
+    return {
+      columns: ["", ...columns],
+      rows: rows.map((label, row) => [label, ...columns.map((_, column) => this.value(row, column))]),
+    };
+  }
+
+  svg() {
+    const { rows, columns, title, low, high } = this.matrix;
+    const sizes = this.layout(760);
+    const { left, top, cell, tall } = sizes;
+    const [width, height] = [cell * columns.length, tall * rows.length];
+    const shift = 26; // the title's line
+    let cells = "";
+    if (rows.length * columns.length > MOST_RECTANGLES) {
+      const place = `x="${left}" y="${top}" width="${width}" height="${height}"`;
+      cells = `<image ${place} image-rendering="pixelated" href="${this.canvas.toDataURL()}"/>`;
+    } else {
+      rows.forEach((_, row) =>
+        columns.forEach((_, column) => {
+          const fill = css(byteOf(this.value(row, column), low, high));
+          cells += `<rect x="${left + column * cell}" y="${top + row * tall}" width="${cell}" height="${tall}" fill="${fill}"/>`;
+        }),
+      );
+    }
+    const inside = `<text x="6" y="18" font-size="14">${escaped(title)}</text><g transform="translate(0 ${shift})">${cells}${labelText(this.matrix, sizes)}</g>`;
+    const wide = Math.max(left + width + sizes.right, 12 + 7.5 * title.length);
+    return picture(Math.ceil(wide), Math.ceil(top + height + shift + 8), inside);
+  }
+}
+
+/** Sizes and places in pixels, by CSSOM: the page's policy allows no style attribute. */
+function assign(one, pixels) {
+  for (const [key, value] of Object.entries(pixels)) one.style[key] = `${value}px`;
+}
+
+/** Labels of rows and columns as SVG; where they are many only every few of them. */
+function labelText({ rows, columns }, { left, top, cell, tall, letter }) {
+  const every = (size) => Math.max(1, Math.ceil((1.8 * letter) / size));
+  const text = (label) => escaped(visible(label).slice(0, 18));
+  let inside = "";
+  for (let row = 0; row < rows.length; row += every(tall)) {
+    const y = top + row * tall + tall / 2 + 4;
+    inside += `<text x="${left - 5}" y="${y}" text-anchor="end">${text(rows[row])}</text>`;
+  }
+  for (let column = 0; column < columns.length; column += every(cell)) {
+    const x = left + column * cell + cell / 2 + 3;
+    inside += `<text transform="translate(${x} ${top - 5}) rotate(-50)">${text(columns[column])}</text>`;
+  }
+  return inside;
+}
+
+/** The colours from the least to the greatest value. */
+function scaleOf(map) {
+  const bar = element("canvas", { "aria-hidden": "true", class: "bar" });
+  paint(bar, Uint8Array.from({ length: 256 }, (_, byte) => byte), 1, 256);
+  map.low = element("span");
+  map.high = element("span");
+  return element("div", { class: "scale" }, map.low, bar, map.high);
+}

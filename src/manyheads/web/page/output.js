@@ -1,0 +1,77 @@
+// What a model gives for a text, and what it gives without some heads, side by side.
+
+import { element, shown, visible } from "./dom.js";
+import { compared } from "./tokens.js";
+
+/** @param {object} whole of the whole model @param {object|null} without of the one without heads */
+export function outputPanel(whole, without) {
+  const rows = [row(without ? "Whole model" : "Output", whole, null)];
+  if (without) rows.push(row("Without these heads", without, whole));
+  return element("div", { class: "outputs" }, ...rows);
+}
+
+function row(title, output, before) {
+  return element("div", {}, element("h3", {}, title), ...content(output, before));
+}
+
+function content(output, before) {
+  switch (output.kind) {
+    case "text":
+      return [sentence(output.text, before?.text), likelihood(output, "log P(target | text)")];
+    case "continuation":
+      return [sentence(output.text, before?.text, "goes on: "), bars(output.top, before?.top), likelihood(output, "log P(text)")];
+    case "words":
+      return output.masked
+        ? output.words.map((one, at) => element("div", {}, element("p", { class: "note" }, `mask ${at + 1}`), bars(one.top.slice(0, 5), before?.words[at]?.top)))
+        : [words(output, before)];
+    case "labels":
+      return [labels(output)];
+    default:
+      return [element("p", { class: "note" }, "What stands on top of this model is not shown here: its maps are.")];
+  }
+}
+
+/** A text, with the words that were not there before marked. */
+function sentence(text, before, lead = "") {
+  const words = text.split(" ");
+  const marked = before === undefined ? words.map((word) => [word, true]) : compared(before.split(" "), words);
+  const parts = marked.flatMap(([word, same]) => [same ? word : element("mark", {}, word), " "]);
+  return element("p", { class: "sentence" }, lead, ...(text ? parts : ["(nothing)"]));
+}
+
+function likelihood(output, name) {
+  return element("p", { class: "note" }, `${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens`);
+}
+
+/** Probabilities as bars; where there are earlier ones, what became of each. */
+function bars(top, before) {
+  const rows = top.map(({ piece, probability }) => {
+    const was = before?.find((one) => one.piece === piece)?.probability;
+    const told = before ? ` (${was === undefined ? "not among the first" : shown(was)})` : "";
+    return element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, visible(piece)),
+      element("td", {}, element("meter", { min: "0", max: "1", value: String(probability), "aria-hidden": "true" })),
+      element("td", {}, shown(probability) + told),
+    );
+  });
+  return element("table", { class: "bars" }, ...rows);
+}
+
+/** The likeliest word at each place of a text without masks. */
+function words(output, before) {
+  const parts = output.words.map((one, at) => {
+    const { piece, probability } = one.top[0];
+    const same = before === null || before.words[at]?.top[0].piece === piece;
+    const text = `${visible(piece)} ${shown(probability, 2)}`;
+    return element("li", {}, element("span", {}, visible(one.piece)), " → ", same ? text : element("mark", {}, text));
+  });
+  return element("ol", { class: "guesses" }, ...parts);
+}
+
+function labels({ labels: names, scores }) {
+  const rows = Array.isArray(scores[0]) ? scores : [scores];
+  const line = (row) => names.map((name, at) => `${name} ${shown(row[at])}`).join(", ");
+  return element("p", { class: "sentence" }, rows.map(line).join(" · "));
+}

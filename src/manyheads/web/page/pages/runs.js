@@ -1,0 +1,58 @@
+// Runs: what there is under the folder, what each is, and the ways into it.
+
+import { get } from "../api.js";
+import { element, shown } from "../dom.js";
+import { PAGES } from "../pages.js";
+import { address } from "../state.js";
+
+const WAYS = PAGES.filter(([name]) => name !== "runs");
+
+export async function draw(place, state, signal) {
+  const { folder, runs } = await get("/api/runs", {}, signal);
+  const count = runs.length === 1 ? "1 run" : `${runs.length} runs`;
+  place.replaceChildren(
+    element("h1", {}, folder),
+    element("p", { class: "lead" }, `${count}. Choose what to look at.`),
+    element("div", { class: "cards" }, ...runs.map((run) => card(run, state))),
+  );
+}
+
+function card(run, state) {
+  if (run.error) {
+    return element("article", { class: "card broken" }, element("h2", {}, run.name), element("p", {}, run.error));
+  }
+  const kept = { present: state.present ?? "", theme: state.theme ?? "" };
+  const ways = WAYS.map(([page, text]) => element("a", { href: address(page, { ...kept, run: run.name }) }, text));
+  const details = element("details", {}, element("summary", {}, "Settings"));
+  details.addEventListener("toggle", () => details.open && settings(details, run.name), { once: true });
+  return element(
+    "article",
+    { class: "card" },
+    element("h2", {}, run.name),
+    element("dl", {}, ...facts(run).flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, value)])),
+    element("nav", { "aria-label": run.name }, ...ways),
+    run.kind === "imported" ? null : details,
+  );
+}
+
+function facts(run) {
+  const known = [["model", run.kind]];
+  if (run.task) known.push(["task", run.task]);
+  if (run.parameters) known.push(["parameters", run.parameters.toLocaleString("en")]);
+  if (run.step !== undefined) known.push(["step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)]);
+  if (run.best_loss !== null && run.best_loss !== undefined) known.push(["best loss", shown(run.best_loss)]);
+  for (const [name, value] of Object.entries(run.scores ?? {}).slice(0, 4)) known.push([name, shown(value)]);
+  return known;
+}
+
+async function settings(place, run) {
+  try {
+    const found = await get("/api/settings", { run });
+    place.append(
+      element("p", {}, "The same again: ", element("code", {}, found.command)),
+      element("pre", { tabindex: "0" }, found.settings),
+    );
+  } catch (error) {
+    place.append(element("p", { class: "broken" }, error.message));
+  }
+}

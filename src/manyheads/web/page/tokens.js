@@ -1,0 +1,45 @@
+// Pieces of a text, side by side, each with its id where it has one.
+
+import { element, visible } from "./dom.js";
+
+const TINTS = 6; // classes of style.css: neighbours are told apart
+
+/**
+ * @param {string[]} pieces @param {(number|null)[]} [ids]
+ * @param {(at: number) => boolean} [strong] which pieces are new
+ */
+export function chips(pieces, ids = [], strong = () => false) {
+  return element(
+    "ol",
+    { class: "chips" },
+    ...pieces.map((piece, at) =>
+      element(
+        "li",
+        { class: `tint${at % TINTS}${strong(at) ? " strong" : ""}` },
+        element("span", { class: "piece" }, visible(piece)),
+        ids[at] === undefined ? null : element("span", { class: "id" }, String(ids[at])),
+      ),
+    ),
+  );
+}
+
+/** Two lists of words with what differs marked: [word, whether it is in both] of the second. */
+export function compared(before, after) {
+  // The longest common subsequence, from its table of lengths.
+  const length = Array.from({ length: before.length + 1 }, () => new Uint16Array(after.length + 1));
+  for (let i = before.length - 1; i >= 0; i--) {
+    for (let j = after.length - 1; j >= 0; j--) {
+      length[i][j] =
+        before[i] === after[j] ? length[i + 1][j + 1] + 1 : Math.max(length[i + 1][j], length[i][j + 1]);
+    }
+  }
+  const marked = [];
+  for (let i = 0, j = 0; j < after.length; ) {
+    if (i < before.length && before[i] === after[j]) {
+      marked.push([after[j], true]);
+      i++, j++;
+    } else if (i < before.length && length[i + 1][j] >= length[i][j + 1]) i++;
+    else marked.push([after[j++], false]);
+  }
+  return marked;
+}

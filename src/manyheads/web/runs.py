@@ -1,0 +1,194 @@
+"""The questions of the pages Runs and Train: which runs there are, and how each was trained."""
+
+import json
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from manyheads.account import account
+from manyheads.errors import Mistake
+from manyheads.run import SCORES, SETTINGS, Run, read_run
+from manyheads.train.optimizer import Train, learning_rate
+from manyheads.web.answers import Fields
+from manyheads.web.library import Library
+
+METRICS = "metrics.jsonl"
+MOST_BYTES = 4 * 2**20  # of a metrics file, in one answer
+POINTS = 400  # of the schedule's curve
+# A sentence to begin with, by what the model does.
+EXAMPLES = {"bert": "The small dog [MASK] the tree.", "gpt": "The small dog sees"}
+
+
+async def runs(request: Request) -> Response:
+    """GET: every run, with what can be told without opening its model."""
+    library: Library = request.app.state.library
+    found = await run_in_threadpool(_all, library)
+    return JSONResponse({"folder": library.folder.resolve().name, "runs": found})
+
+
+def _all(library: Library) -> list[dict[str, Any]]:
+    return [summary(name, folder) for name, folder in library.folders().items()]
+
+
+def summary(name: str, folder: Path) -> dict[str, Any]:
+    """A line about a run, made anew when one of the files that it is made from has changed."""
+    return _summary(name, folder, *(_stamp(folder / file) for file in (SETTINGS, METRICS, SCORES)))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=1024)
+def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any]:
+    """One that cannot be read says why, and the others are there still."""
+    try:
+        if not (folder / SETTINGS).is_file():
+            return {"name": name, "kind": "imported", "task": "", "example": EXAMPLES["gpt"]}
+        run = read_run(folder)
+        parameters = account(run.model).parameters
+    except (Mistake, OSError) as error:
+        return {"name": name, "error": str(error)}
+    records = list(read_metrics(folder / METRICS)["records"])
+    valid = [r for r in records if r.get("split") == "valid" and _is_number(r.get("loss"))]
+    best = min(valid, key=lambda record: record["loss"], default=None)
+    return {
+        "name": name,
+        "kind": run.model.kind,
+        "task": run.task,
+        "parameters": parameters,
+        "steps": run.train.steps if run.train.epochs is None else None,
+        "step": max((r["step"] for r in records), default=0),
+        "best_loss": None if best is None else best["loss"],
+        "scores": _scores(folder),
+        "example": EXAMPLES.get(run.model.kind, "The small dog sees the tree."),
+    }
+
+
+def _scores(folder: Path) -> dict[str, float]:
+    """The single numbers of scores.json."""
+    try:
+        found = json.loads((folder / SCORES).read_text(encoding="utf-8"))
+        return {name: value for name, value in found.items() if _is_number(value)}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+async def settings(request: Request) -> Response:
+    """GET ?run: its settings as run.toml has them, and the command that trains the same again."""
+    name = Fields.of_query(request).text("run")
+    library: Library = request.app.state.library
+    return await run_in_threadpool(_settings, name, library)
+
+
+def _settings(name: str, library: Library) -> Response:
+    folder = library.find(name)
+    read_run(folder)
+    text = (folder / SETTINGS).read_text(encoding="utf-8")
+    again = f"manyheads train {folder / SETTINGS} --out NEW"
+    return JSONResponse({"name": name, "settings": text, "command": again})
+
+
+async def metrics(request: Request) -> Response:
+    """GET ?run&since&version: what was measured after the byte `since`, and where that ends.
+
+    A run that is taken up again writes its file anew: its version is another then, and the answer
+    begins at the beginning (`reset`).
+    """
+    fields = Fields.of_query(request)
+    library: Library = request.app.state.library
+    return await run_in_threadpool(_metrics, fields, library)
+
+
+def _metrics(fields: Fields, library: Library) -> Response:
+    folder = library.find(fields.text("run"))
+    since = fields.number("since", 2**53) or 0
+    found = read_metrics(folder / METRICS, since, fields.text("version", ""))
+    if since == 0 or found["reset"]:
+        found["schedule"] = schedule(read_run(folder)) if (folder / SETTINGS).is_file() else None
+    return JSONResponse(found)
+
+
+def read_metrics(path: Path, since: int = 0, version: str = "") -> dict[str, Any]:
+    """The whole lines of a metrics file after a byte; one that is still being written waits."""
+    try:
+        status = path.stat()
+        own = f"{status.st_ino:x}"
+        reset = bool(version) and (version != own or since > status.st_size)
+        begin = 0 if reset else since
+        with path.open("rb") as file:
+            file.seek(begin)
+            data = file.read(MOST_BYTES)
+    except OSError:  # nothing was measured yet
+        return {"records": [], "next": 0, "version": "", "reset": bool(version)}
+    whole = data[: data.rfind(b"\n") + 1]
+    records = [record for line in whole.splitlines() if (record := _record(line)) is not None]
+    return {"records": records, "next": begin + len(whole), "version": own, "reset": reset}
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line with its finite numbers; JSON has no others, and a broken line is none."""
+    try:
+        found = json.loads(line)
+        step = int(found["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    numbers = {name: value for name, value in found.items() if _is_number(value)}
+    return {**numbers, "step": step, "split": str(found.get("split", ""))}
+
+
+def formula(train: Train) -> str:
+    """What `learning_rate` computes, as it is written."""
+    if train.schedule == "transformer":
+        first = "d^−½" if train.learning_rate is None else "peak · warmup^½"
+        return f"{first} · min(step^−½, step · warmup^−3⁄2)"
+    left = {
+        "cosine": "½ (1 + cos(π · done))",
+        "linear": "(1 − done)",
+        "constant": "1",
+    }[train.schedule]
+    if train.final_share:
+        left = f"{train.final_share} + {1 - train.final_share:g} · {left}"
+    return f"peak · min(step ⁄ warmup, {left}), done = (step − 1 − warmup) ⁄ (steps − warmup)"
+
+
+def schedule(run: Run) -> dict[str, Any]:
+    """The learning rate as its formula says it, at up to so many steps."""
+    train = run.train
+    about: dict[str, Any] = {
+        "name": train.schedule,
+        "formula": formula(train),
+        "points": [],
+    }
+    if train.epochs is not None or train.warmup_share is not None:
+        reason = "the run counts epochs; how many steps that is, its data alone knows"
+        return {**about, "reason": reason}
+    # The curve, and the steps at which the rate was measured, so that both can be compared.
+    strides = (max(1, train.steps // POINTS), max(train.log_every, train.steps // POINTS))
+    steps = {step for stride in strides for step in range(stride, train.steps + 1, stride)}
+    steps |= {1, min(train.warmup_steps, train.steps) or 1, train.steps}
+    points = [[step, learning_rate(train, run.model.dim, step)] for step in sorted(steps)]
+    peak = max(rate for _, rate in points)
+    about |= {"warmup_steps": train.warmup_steps, "peak": peak, "dim": run.model.dim}
+    return {**about, "points": points, "steps": train.steps}
+
+
+ROUTES = [
+    Route("/api/runs", runs),
+    Route("/api/settings", settings),
+    Route("/api/metrics", metrics),
+]

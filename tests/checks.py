@@ -1,0 +1,63 @@
+"""The checks of shapes and types that the import hook adds to every function, made quick.
+
+`jaxtyping.jaxtyped` binds the arguments in Python and checks them twice, for the sake of its
+messages; then a call of a small function takes fifteen times as long as without checks. Here a
+call is checked once: by the same type checker, with axis letters of its own.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, get_type_hints
+
+import jaxtyping
+
+_jaxtyped = jaxtyping.jaxtyped
+# Axis letters that are bound inside it are forgotten after it; it has no state of its own.
+_letters: Any = _jaxtyped("context")
+
+
+def checked(part: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
+    """What stands for `jaxtyping.jaxtyped`: a function, or a dataclass whose fields are checked."""
+    if part is None:
+        return functools.partial(checked, typechecker=typechecker)
+    if inspect.isclass(part):
+        if dataclasses.is_dataclass(part) and not hasattr(part.__init__, "__wrapped__"):
+            part.__init__ = checked(part.__init__, typechecker=typechecker)  # type: ignore[misc]
+        return part
+    # What a generator yields belongs to no call, and names that only mypy imports mean nothing.
+    if inspect.isgeneratorfunction(part) or not _named(part):
+        return _jaxtyped(part, typechecker=typechecker)
+    typed = typechecker(part)
+
+    @functools.wraps(part)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if jaxtyping.config.jaxtyping_disable:
+            return part(*args, **kwargs)
+        with _letters:
+            return typed(*args, **kwargs)
+
+    return call
+
+
+def _named(part: Any) -> bool:
+    """Whether every type that a function names is there."""
+    try:
+        get_type_hints(part)
+    except NameError:
+        return False
+    return True
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """For what cannot bear checks (sizes are symbols while a graph is traced), and for draws by
+    the thousand through functions that a smaller draw has checked."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)

@@ -1,0 +1,289 @@
+"""Several processes do what one does: the same curve, the same weights, from any number of them.
+
+Real processes that torchrun starts, over gloo. Without dropout, of which each process draws its
+own, what they compute differs from one process by rounding alone.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import CPU, kept, records, trainer, write_recipe
+
+from manyheads import cli
+from manyheads import training as runs
+from manyheads.errors import BadData, Mistake
+from manyheads.run import read_run
+from manyheads.train import checkpoint
+from manyheads.train.loop import seed_step
+from manyheads.train.parallel import ALONE, World, divided
+
+# Adam divides rounding by rounding where a gradient is zero by nature: its eps is above that. And
+# at the kink of ReLU a rounding decides whether there is a gradient.
+PLAIN = (
+    "model.feedforward.activation=gelu",
+    *("model.dropout=0", "train.eps=1e-5", "train.log_every=1", "train.warmup_steps=1"),
+    *("train.schedule=constant", "train.learning_rate=0.01"),
+    *("train.steps=6", "train.validate_every=3", "train.save_every=2", "train.average=2"),
+)
+# So little that a step may have fewer sentences than there are processes.
+FEW = (*PLAIN, "train.batch_tokens=30")
+HALVES = (*PLAIN, "train.batch_tokens=150", "train.accumulate=2")
+KILLED = """
+import os, signal
+from manyheads.train import loop
+
+plain = loop.Trainer._step
+
+def step(self, number):
+    first_time = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if first_time and (self.world.rank, number) == ({rank}, {step}):
+        os.kill(os.getpid(), signal.{signal})
+    return plain(self, number)
+
+loop.Trainer._step = step
+from manyheads.cli import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recipe(tmp_path_factory.mktemp("corpus"))
+
+
+def torchrun(processes: int, *words: Any, restarts: int = 0, code: int = 0) -> str:
+    """What is said by so many processes of a program."""
+    said = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        + ["--nproc-per-node", str(processes), "--max-restarts", str(restarts)]
+        + [str(word) for word in words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert said.returncode == code, said.stdout
+    return said.stdout
+
+
+def together(processes: int, recipe: Path, out: Path, *overrides: str, code: int = 0) -> str:
+    train = ("-m", "manyheads", "train", recipe, *overrides, "--out", out)
+    return torchrun(processes, *train, code=code)
+
+
+def curve(out: Path) -> dict[tuple[int, str], float]:
+    return {(record["step"], record["split"]): record["loss"] for record in records(out)}
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    """The same losses at the same steps, the same weights: to rounding."""
+    ours, theirs = curve(one), curve(other)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == 8  # six steps, two validations
+    for at, loss in ours.items():
+        assert theirs[at] == pytest.approx(loss, abs=2e-6), at
+    assert abs(ours[1, "train"] - ours[6, "train"]) > 0.05
+    weights, others = kept(one), kept(other)
+    assert weights.keys() == others.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(others[name], tensor, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_two_processes_of_which_one_is_killed_end_as_one_does(recipe: Path, tmp_path: Path) -> None:
+    """DDP, with accumulation; any process, at any step, and torchrun starts them again."""
+    trainer(recipe, tmp_path / "one", *HALVES).run()
+    draw = random.Random()
+    rank, step = draw.randrange(2), draw.randrange(6)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED.format(rank=rank, step=step, signal="SIGKILL"), encoding="utf-8")
+    words = (script, "train", recipe, *HALVES, "--out", tmp_path / "two")
+    said = torchrun(2, *words, restarts=1)
+    assert "2 × cpu, ddp" in said, said
+    assert said.count("trained:") == 1
+    assert ("going on from step" in said) == (step >= 2), said  # the first save is after two steps
+    assert_alike(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_run_of_four_processes_goes_on_with_two_and_with_one(
+    recipe: Path, tmp_path: Path
+) -> None:
+    """FSDP: each has a part of every weight, and what they save is anyone's to load."""
+    one, many = tmp_path / "one", tmp_path / "many"
+    whole = trainer(recipe, one, *FEW)
+    rows = [len(whole.task.order.rows(step)) for step in range(6)]  # type: ignore[attr-defined]
+    assert min(rows) < 4
+    whole.run()
+    together(4, recipe, many, *FEW, "train.parallel=fsdp", "train.steps=2")
+    assert not (many / checkpoint.LAST).exists()
+    assert len(list((many / "state" / "shards-00000002").glob("*.distcp"))) == 4
+    said = together(2, recipe, many, *FEW, "train.parallel=fsdp", "train.steps=4")
+    assert "going on from step 2" in said
+    assert [path.name for path in (many / "state").glob("shards-*")] == ["shards-00000004"]
+    shutil.copytree(many, tmp_path / "damaged")
+    trainer(recipe, many, *FEW).run()
+    assert not list((many / "state").glob("shards*"))
+    # Validation fell on the last steps of the parts too.
+    lines = (many / "metrics.jsonl").read_text().splitlines(keepends=True)
+    wanted = ('"step": 2, "split": "valid"', '"step": 4, "split": "valid"')
+    lines = [line for line in lines if not any(one in line for one in wanted)]
+    (many / "metrics.jsonl").write_text("".join(lines))
+    assert_alike(one, many)
+    shard = next((tmp_path / "damaged" / "state").glob("shards-*/*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(BadData, match="damaged"):
+        trainer(recipe, tmp_path / "damaged", *FEW)
+
+
+def test_every_micro_batch_is_computed_by_one_process_and_all_compute_equally_many() -> None:
+    for size in range(1, 6):
+        for count in range(1, 12):
+            shares = [World(rank, size).own(list(range(count))) for rank in range(size)]
+            counted = [part for share in shares for part, counts in share if counts]
+            assert sorted(counted) == list(range(count))
+            assert len({len(share) for share in shares}) == 1
+
+
+def test_a_divided_task_has_the_same_rows_in_smaller_parts(recipe: Path, tmp_path: Path) -> None:
+    task: Any = trainer(recipe, tmp_path / "run", *HALVES).task
+    parted = divided(task, 3)
+    for step in range(6):
+        whole, parts = task.batches(step), parted.batches(step)
+        assert (len(whole), len(parts)) == (2, 6)
+        assert sum(map(task.tokens, whole)) == sum(map(task.tokens, parts))
+        sentences = [
+            [row[: int(real.sum())].tolist() for batch in batches
+             for row, real in zip(batch.wanted, batch.real, strict=True)]
+            for batches in (whole, parts)
+        ]  # fmt: skip
+        assert sentences[0] == sentences[1]
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(Mistake, match="object cannot be divided among processes"):
+        divided(object(), 2)
+
+
+def test_each_process_draws_numbers_of_its_own_at_every_step() -> None:
+    drawn = set()
+    for rank in range(4):
+        for step in range(8):
+            seed_step(1, step, rank)
+            drawn.add(float(torch.rand(())))
+    assert len(drawn) == 32
+    seed_step(1, 5)
+    one = torch.rand(3)
+    seed_step(1, 5, 0)  # the first of several draws what one alone does
+    assert torch.equal(torch.rand(3), one)
+
+
+def test_which_process_this_is_stands_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert World.of_environment() == ALONE
+    monkeypatch.setenv("RANK", "3")
+    assert World.of_environment() == ALONE
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert World.of_environment() == World(3, 4, 1)
+    for wrong, said in (("4", "name no process"), ("x", "no numbers")):
+        monkeypatch.setenv("RANK", wrong)
+        with pytest.raises(Mistake, match=said):
+            World.of_environment()
+
+
+def test_mistakes_with_several_processes_are_one_line(
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def said(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["manyheads", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        return line
+
+    out = ("--out", tmp_path / "run")
+    monkeypatch.delenv("RANK", raising=False)
+    line = said("train", recipe, "train.parallel=fsdp", *out)
+    assert "train.parallel=fsdp has no say in one process: start with torchrun" in line
+    assert "train.parallel" in said("train", recipe, "train.parallel=dpp", *out)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert "RANK is set and MASTER_ADDR is not" in said("train", recipe, *out)
+    assert "torchrun is for `manyheads train`" in said("demo", *out)
+    assert "torchrun is for `manyheads train`" in said("compare", recipe, "seed=1,2", *out)
+    assert "torchrun is for `manyheads train`" in said("evaluate", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_makes_all_save_the_same_step(recipe: Path, tmp_path: Path) -> None:
+    """No save was due there; started again, all go on from it."""
+    script, out = tmp_path / "stopped.py", tmp_path / "out"
+    script.write_text(KILLED.format(rank=1, step=4, signal="SIGTERM"), encoding="utf-8")
+    settings = (*PLAIN, "train.save_every=100", "train.validate_every=100")
+    said = torchrun(2, script, "train", recipe, *settings, "--out", out, restarts=1)
+    assert said.count("stopped by SIGTERM and saved, step 5") == 1, said
+    assert said.count("going on from step 5") == 1, said
+    together(2, recipe, tmp_path / "whole", *settings)
+    assert curve(tmp_path / "whole") == curve(out)
+
+
+@pytest.mark.slow
+def test_a_mistake_is_said_once_and_leaves_no_folder(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for wrong, said in (
+        ("model.heads=3", "does not divide into 3 heads"),
+        ("train.batch_tokens=2", "does not fit into a batch"),
+    ):
+        found = together(2, recipe, out, wrong, code=1)
+        assert found.count("manyheads: ") == 1, found
+        assert said in found
+        assert not out.exists()
+
+
+@pytest.mark.slow
+def test_what_one_process_began_four_go_on_with_and_back(recipe: Path, tmp_path: Path) -> None:
+    trainer(recipe, tmp_path / "one", *HALVES).run()
+    out = tmp_path / "out"
+    no_early = ("train.validate_every=3",)
+    trainer(recipe, out, *HALVES, "train.steps=3", *no_early).run()
+    together(4, recipe, out, *HALVES, "train.parallel=fsdp", "train.steps=6")
+    trainer(recipe, out, *HALVES).run()  # nothing is left to do but to write
+    assert curve(out)[6, "valid"] == pytest.approx(curve(tmp_path / "one")[6, "valid"], abs=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_killed_at_any_step_the_bits_are_those_of_an_undisturbed_run(
+    recipe: Path, tmp_path: Path, parallel: str, processes: int
+) -> None:
+    """With dropout too: what a process draws is a function of the seed, the step and its rank."""
+    settings = (*PLAIN, "model.dropout=0.1", f"train.parallel={parallel}")
+    together(processes, recipe, tmp_path / "whole", *settings)
+    for step in (1, 4):
+        script = tmp_path / "killed.py"
+        script.write_text(KILLED.format(rank=step % processes, step=step, signal="SIGKILL"))
+        out = tmp_path / f"killed-{step}"
+        torchrun(processes, script, "train", recipe, *settings, "--out", out, restarts=1)
+        one, other = (runs.train(read_run(each), each, CPU) for each in (tmp_path / "whole", out))
+        for a, b in zip(one.model.state_dict().values(), other.model.state_dict().values(),
+                        strict=True):  # fmt: skip
+            assert torch.equal(a, b)
+        assert curve(tmp_path / "whole") == curve(out)

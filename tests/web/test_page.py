@@ -1,0 +1,291 @@
+"""The page in a real browser: what is on screen is what the model has, by hand and by keys."""
+
+import csv
+import json
+import re
+import shutil
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+import pytest
+import uvicorn
+from matplotlib import colormaps
+from tests.web.small_pages import SENTENCE, make_runs
+
+from manyheads.web.app import build_app, listen
+
+playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None:
+    pytest.skip("there is no chromium here to open the page with", allow_module_level=True)
+
+expect = playwright_api.expect
+PAGES = ("/", "/train", "/attention", "/tokens")
+TRANSLATOR = f"/attention?run=translator&text={quote(SENTENCE)}"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PIXELS = """canvas => {
+  const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return [canvas.height, canvas.width, Array.from(image.data)];
+}"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    listening = listen("127.0.0.1", 0)
+    config = uvicorn.Config(build_app(folder), log_level="error", access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)
+    listening.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A page on which nothing may go wrong: no error in its console, no request elsewhere."""
+    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(8000)
+    made = context.new_page()
+    wrong: list[str] = []
+    made.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    made.on("pageerror", lambda error: wrong.append(str(error)))
+    made.on("request", lambda request: wrong.extend(_elsewhere(request.url)))
+    yield made
+    context.close()
+    assert wrong == []
+
+
+def _elsewhere(url: str) -> list[str]:
+    own = urlsplit(url).hostname == "127.0.0.1" or url.startswith(("blob:", "data:"))
+    return [] if own else [url]
+
+
+def visit(page: Any, place: str) -> None:
+    page.goto(place)
+    page.locator("main h1").wait_for()
+    settled(page)
+
+
+def settled(page: Any) -> None:
+    """All that was asked for is drawn."""
+    page.locator("main:not([aria-busy])").wait_for()
+
+
+def pixels(page: Any, selector: str) -> np.ndarray:
+    height, width, data = page.locator(selector).first.evaluate(PIXELS)
+    return np.array(data, dtype=np.uint8).reshape(height, width, 4)
+
+
+def asked(page: Any, address: str, **body: Any) -> dict[str, Any]:
+    """The trace that the page shows, by the server's own word."""
+    request = urllib.request.Request(
+        f"{address}/api/trace", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found
+
+
+def weights(address: str, trace: str, name: str, layer: int, head: int) -> np.ndarray:
+    place = f"{address}/api/trace/{trace}/tensor/{name}.weights?layer={layer}&head={head}"
+    with urllib.request.urlopen(place) as answer:
+        shape = [int(size) for size in answer.headers["X-Shape"].split(",")]
+        return np.frombuffer(answer.read(), "<f4").reshape(shape)
+
+
+def test_every_page_loads_whole(page: Any) -> None:
+    """For each kind of model, and with nothing wider than the screen of a laptop or a phone."""
+    others = ["/attention?run=deep/writer", "/attention?run=reader"]
+    for place in [*(f"{one}?run=translator" for one in PAGES), *others]:
+        visit(page, place)
+        expect(page.locator("#problem")).to_be_hidden()
+        for width, height in ((390, 844), (1280, 800)):
+            page.set_viewport_size({"width": width, "height": height})
+            wide = page.evaluate("() => document.documentElement.scrollWidth")
+            assert wide <= width, place
+
+
+def test_a_pixel_is_the_number_of_the_tensor(page: Any, address: str) -> None:
+    """Every cell of the large map and of a small one, by viridis as matplotlib has it."""
+    visit(page, f"{TRANSLATOR}&map=encoder.self&layer=1&head=0")
+    trace = asked(page, address, run="translator", text=SENTENCE)["trace"]
+    table = (np.array([colormaps["viridis"](i)[:3] for i in range(256)]) * 255).round()
+    large = weights(address, trace, "encoder.self", 1, 0)
+    expected = table[(large * 255).round().astype(int)]
+    assert np.array_equal(pixels(page, ".plane > canvas")[..., :3], expected)
+    assert np.array_equal(pixels(page, "[aria-label^='layer 2, head 1'] canvas")[..., :3], expected)
+
+
+def test_another_sentence_has_other_maps(page: Any) -> None:
+    visit(page, f"{TRANSLATOR}&map=encoder.self")
+    before = pixels(page, ".plane > canvas")
+    page.get_by_label("Text").fill("The old house.")
+    expect(page).to_have_url(re.compile("old"))
+    settled(page)
+    expect(page.locator(".labels")).to_contain_text("house")
+    after = pixels(page, ".plane > canvas")
+    assert before.shape != after.shape or not np.array_equal(before, after)
+
+
+def test_a_head_knocked_out_changes_the_output(page: Any) -> None:
+    visit(page, f"{TRANSLATOR}&target=Der+Hund.&layer=0&head=0")
+    output = page.locator(".outputs > div")
+    whole = output.inner_text()
+    page.get_by_role("button", name="Knock this head out").click()
+    expect(output).to_have_count(2)
+    settled(page)
+    assert output.nth(0).inner_text().split("\n")[1:] == whole.split("\n")[1:]
+    assert output.nth(1).inner_text().split("\n")[-1] != whole.split("\n")[-1]
+    assert "off=decoder.cross.0.0" in page.url
+    page.keyboard.press("x")  # and back again, by its key
+    expect(output).to_have_count(1)
+    assert output.inner_text() == whole
+
+
+def test_a_link_restores_what_was_seen(page: Any) -> None:
+    visit(page, TRANSLATOR)
+    page.get_by_role("button", name="Encoder").click()
+    page.get_by_label("Sort by").select_option("entropy")
+    page.get_by_role("button", name=re.compile("^layer 2, head 2")).click()
+    page.get_by_role("button", name="Lines").click()
+    page.locator(".queries > div").nth(2).click()
+    expect(page.locator(".lines .readout")).to_contain_text("looks at")
+    settled(page)
+    seen = page.locator("main").inner_text()
+    link = page.url
+    visit(page, "/tokens")
+    visit(page, link)
+    expect(page.locator(".lines .readout")).to_contain_text("looks at")
+    assert page.locator("main").inner_text() == seen
+    page.go_back()
+    expect(page.get_by_role("heading", name="Tokens")).to_be_visible()
+
+
+def tab_to(page: Any, words: str) -> None:
+    """By the Tab key to the next control with these words on it."""
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("() => document.activeElement.textContent") == words:
+            return
+    raise AssertionError(f"'{words}' is not reached by Tab")
+
+
+def test_keys_alone_walk_the_page(page: Any, address: str) -> None:
+    visit(page, f"{TRANSLATOR}&map=encoder.self")
+    tab_to(page, "Lines")
+    for key, view in (("Enter", "Lines"), ("Shift+Tab", "Matrix"), ("Enter", "Matrix")):
+        page.keyboard.press(key)  # what is drawn anew leaves the focus where it was
+        settled(page)
+        assert page.evaluate("() => document.activeElement.textContent") == view
+    tab_to(page, "")
+    assert page.evaluate("() => document.activeElement.matches('.plane > canvas')")
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowDown"):
+        page.keyboard.press(key)
+    trace = asked(page, address, run="translator", text=SENTENCE)
+    expected = weights(address, trace["trace"], "encoder.self", 0, 0)[1, 2]
+    readout = page.locator(".heatmap .readout").inner_text()
+    assert float(readout.rsplit(" ", 1)[1]) == pytest.approx(expected, rel=1e-5)
+    assert "cell=1%2C2" in page.url
+    page.keyboard.press("]")
+    expect(page.get_by_role("heading", name="Encoder, layer 1, head 2")).to_be_visible()
+    page.get_by_role("button", name=re.compile("^layer 1, head 2")).focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("heading", name="Encoder, layer 2, head 2")).to_be_visible()
+    label = page.evaluate("() => document.activeElement.getAttribute('aria-label')")
+    assert label.startswith("layer 2, head 2")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("knock")
+    page.keyboard.press("Escape")
+    page.keyboard.press("p")
+    expect(page.locator("html")).to_have_class("presenter")
+
+
+def test_what_is_saved_opens_offline(page: Any, browser: Any, address: str, tmp_path: Path) -> None:
+    visit(page, f"{TRANSLATOR}&map=encoder.self")
+    saved = {}
+    for kind in ("PNG", "SVG", "CSV", "HTML"):
+        with page.expect_download() as download:
+            page.locator(".heatmap").get_by_role("button", name=kind).click()
+        saved[kind] = tmp_path / download.value.suggested_filename
+        download.value.save_as(saved[kind])
+    assert saved["PNG"].read_bytes().startswith(b"\x89PNG")
+    trace = asked(page, address, run="translator", text=SENTENCE)
+    expected = weights(address, trace["trace"], "encoder.self", 0, 0)
+    with saved["CSV"].open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows[0][1:] == trace["maps"][0]["columns"]
+    assert np.array_equal(np.array([row[1:] for row in rows[1:]], dtype="f4"), expected)
+    alone = browser.new_context(offline=True).new_page()
+    for kind in ("SVG", "HTML"):
+        alone.goto(saved[kind].as_uri())
+        assert alone.locator("rect").count() > expected.size
+        expect(alone.locator("body" if kind == "HTML" else "svg")).to_contain_text("layer 1")
+    alone.context.close()
+    for place, part in (("/train", ".chart"), (f"{TRANSLATOR}&view=lines", ".lines")):
+        visit(page, place)
+        with page.expect_download() as download:
+            page.locator(part).first.get_by_role("button", name="PNG").click()
+        assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_grow_while_a_run_trains(page: Any, folder: Path) -> None:
+    visit(page, "/train?run=translator")
+    expect(page.locator("p[role=status]")).to_contain_text("step 30")
+    with (folder / "translator" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 31, "split": "train", "loss": 0.125}\n')
+    expect(page.locator("p[role=status]")).to_contain_text("step 31")
+    chart = page.locator(".axes").first
+    chart.focus()
+    page.keyboard.press("End")
+    expect(page.locator(".chart .readout").first).to_have_text("step 31: train 0.125")
+
+
+def test_merges_are_walked_one_by_one(page: Any) -> None:
+    visit(page, "/tokens?run=translator&text=unbelievable&step=0")
+    pieces = page.locator(".state .chips li")
+    assert pieces.count() == len("unbelievable")
+    page.get_by_label("Step").focus()
+    page.keyboard.press("ArrowRight")
+    expect(pieces).to_have_count(len("unbelievable") - 1)
+    expect(page.locator(".state .chips .strong")).to_have_count(1)
+    assert "step=1" in page.url
+
+
+def test_text_is_never_markup(page: Any) -> None:
+    attack = "<img src=x onerror=alert(1)><b>dog</b>"
+    for place in ("/attention", "/tokens"):
+        visit(page, f"{place}?run=translator&text={quote(attack)}&target={quote(attack)}")
+        expect(page.locator("#problem")).to_be_hidden()
+        assert page.locator("main img, main b").count() == 0
+
+
+def test_what_fails_is_said_in_words(browser: Any, address: str) -> None:
+    """The console says it too, that an answer was none: so not on the page where nothing may."""
+    page = browser.new_page(base_url=address)
+    page.goto("/attention?run=gone")
+    expect(page.get_by_role("alert")).to_contain_text("gone")
+    page.goto(f"/attention?run=translator&text={quote('dog ' * 500)}")
+    expect(page.get_by_role("alert")).to_contain_text("tokens")
+    page.get_by_label("Text").fill("The dog.")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.close()
