@@ -1,7 +1,8 @@
-"""Training and beam search of a small translator against `transformers`' Marian.
+"""Training and beam search of a small translator against `transformers`' Marian and others.
 
-Both are the same model with the same weights, run on the same sentences in one process, in
-turns; a figure is the median ratio of paired rounds.
+All are the same model with the same weights (x-transformers, where it is installed: one of the
+same sizes), run on the same sentences in one process, in turns; a figure is the median ratio of
+paired rounds. Decoding is also that of CTranslate2 in float32, and ours in eight bits.
 
     make bench        (or: python benchmarks/translator.py --rounds 7 --json)
 """
@@ -9,8 +10,10 @@ turns; a figure is the median ratio of paired rounds.
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +23,14 @@ from safetensors.torch import load_file, save_file
 from manyheads.data.batching import Batches
 from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
 from manyheads.decode.beam import Decode
-from manyheads.decode.translate import Translator
+from manyheads.decode.translate import AnyTranslator, Translator
+from manyheads.evaluate.scores import translation_scores
+from manyheads.exchange.ctranslate2 import write_ctranslate2
+from manyheads.exchange.ctranslate2_runtime import Ctranslate2Model, Ctranslate2Translator
 from manyheads.exchange.huggingface import to_huggingface
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.embedding import Embed
+from manyheads.nn.int8 import in_int8
 from manyheads.nn.positions import Sinusoidal
 from manyheads.nn.residual import Norm
 from manyheads.tasks.translation import translation_loss
@@ -32,6 +39,7 @@ from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from manyheads.vocabularies import Bpe
 
+OURS = "ours"
 BEAM = 5
 BATCH = 32
 LONGEST = 64
@@ -88,7 +96,8 @@ def main() -> None:
     ours.tokenizer = tokenizer
     theirs = to_huggingface(ours)
     sentences = test.sources[: given.sentences]
-    result["decoding"] = decoding(ours, theirs, tokenizer, sentences, given.rounds)
+    wanted = test.targets[: given.sentences]
+    result["decoding"] = decoding(ours, theirs, tokenizer, sentences, wanted, given.rounds)
     print(json.dumps(result, indent=2) if given.json else report(result))
 
 
@@ -141,7 +150,7 @@ def training(
     pairs: EncodedPairs,
     order: Batches,
     rounds: int,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, dict[str, float]]]:
     """Updates on the same sentences, plain cross-entropy, fused AdamW on both sides.
 
     Once in identical batches, which shows the model alone, and once each in its own: ours from
@@ -188,13 +197,39 @@ def training(
                 parts = np.array_split(mixed, STEPS)
             other.append([pairs.batch(rows) for rows in parts])
         tokens = sum(b.source_tokens + b.target_tokens for part in mine for b in part) / rounds
-        figures[name] = compare(
-            lambda number, mine=mine: one_round(our_update, mine[number]),
-            lambda number, other=other: one_round(their_update, other[number]),
-            rounds,
-            tokens,
-        )
+        sides = {
+            OURS: lambda number, mine=mine: one_round(our_update, mine[number]),
+            "transformers": lambda number, other=other: one_round(their_update, other[number]),
+        }
+        if name == "same batches" and find_spec("x_transformers"):
+            update = x_update(ours.config)
+            sides["x-transformers"] = lambda number, mine=mine, update=update: one_round(
+                update, mine[number]
+            )
+        for side in sides.values():
+            side(0)
+        figures[name] = compare(sides, rounds, tokens)
     return figures
+
+
+def x_update(config: Seq2SeqConfig) -> Callable[[Batch], None]:
+    """An update of x-transformers' encoder–decoder of the same sizes."""
+    from x_transformers import XTransformer
+
+    sizes = {"num_tokens": config.vocab_size, "depth": config.layers, "heads": config.heads}
+    sizes |= {"max_seq_len": config.max_length, "attn_flash": True}
+    named = {f"{side}_{key}": value for side in ("enc", "dec") for key, value in sizes.items()}
+    model = XTransformer(dim=config.dim, tie_token_emb=True, **named)
+    optimizer = build_optimizer(model, Train(learning_rate=1e-4))
+
+    def update(batch: Batch) -> None:
+        # It shifts the target by itself, and ignores −100.
+        target = torch.cat([batch.target[:, :1], labels_of(batch)], dim=1)
+        model(batch.source, target, mask=batch.source_real).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
 
 
 def decoding(
@@ -202,14 +237,18 @@ def decoding(
     theirs: torch.nn.Module,
     tokenizer: Tokenizer,
     sentences: list[str],
+    wanted: list[str],
     rounds: int,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, dict[str, float]]]:
     """Beam search of the same sentences with the same weights, and how many come out equal.
 
     Once in identical batches of sentences of similar length, and once as a user has them: ours
     sorts by itself, theirs takes a batch as it comes.
     """
     ours.eval(), theirs.eval()
+    folder = tempfile.mkdtemp()
+    write_ctranslate2(ours, tokenizer, Path(folder), "float32")
+    other = Ctranslate2Model(Path(folder), "Translator")
     encoded = tokenizer.encode_batch(sentences)
     sorted_rows = np.argsort([len(ids) for ids in encoded], kind="stable")
     as_they_come = np.arange(len(sentences))
@@ -224,25 +263,29 @@ def decoding(
             longest_extra=LONGEST,
             batch_tokens=whole,
         )
-        translator = Translator(ours, tokenizer, decode)
         parts = groups if name == "same batches" else [order]
-        written = {
-            "ours": lambda parts=parts, translator=translator: translate(
-                parts, lambda rows: translator.translate([sentences[row] for row in rows])
-            ),
-            "theirs": lambda groups=groups: translate(
-                groups, lambda rows: generate(theirs, tokenizer, [encoded[row] for row in rows])
-            ),
+        translators: dict[str, AnyTranslator] = {
+            OURS: Translator(ours, tokenizer, decode),
+            "ours in eight bits": Translator(in_int8(ours), tokenizer, decode),
+            "ctranslate2": Ctranslate2Translator(other, tokenizer, decode),
         }
-        texts = {side: write() for side, write in written.items()}  # warms both up, too
-        tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts["theirs"])
-        same = sum(a == b for a, b in zip(texts["ours"], texts["theirs"], strict=True))
-        figures[name] = compare(
-            lambda _, write=written["ours"]: seconds(write),
-            lambda _, write=written["theirs"]: seconds(write),
-            rounds,
-            tokens,
-        ) | {"equal_translations": same / len(sentences)}
+        written = {
+            side: lambda parts=parts, one=one: translate(
+                parts, lambda rows: one.translate([sentences[row] for row in rows])
+            )
+            for side, one in translators.items()
+        }
+        written["transformers"] = lambda groups=groups: translate(
+            groups, lambda rows: generate(theirs, tokenizer, [encoded[row] for row in rows])
+        )
+        texts = {side: write() for side, write in written.items()}  # warms all up, too
+        tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts["transformers"])
+        sides = {side: lambda _, write=write: seconds(write) for side, write in written.items()}
+        figures[name] = compare(sides, rounds, tokens)
+        for side, own in texts.items():
+            pairs = zip(texts[OURS], own, strict=True)
+            figures[name][side]["equal"] = sum(a == b for a, b in pairs) / len(sentences)
+            figures[name][side]["bleu"] = translation_scores(own, wanted)["bleu"]
     return figures
 
 
@@ -277,17 +320,16 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def compare(
-    ours: Callable[[int], float],
-    theirs: Callable[[int], float],
-    rounds: int,
-    tokens: float,
-) -> dict[str, float]:
-    """Rounds in turns; the ratio is the median over rounds of their time by ours."""
-    times = [(ours(number), theirs(number)) for number in range(rounds)]
+    sides: dict[str, Callable[[int], float]], rounds: int, tokens: float
+) -> dict[str, dict[str, float]]:
+    """Rounds in turns; a ratio is the median over rounds of a side's time by ours."""
+    times = [{name: side(number) for name, side in sides.items()} for number in range(rounds)]
     return {
-        "ratio": statistics.median(b / a for a, b in times),
-        "ours_tokens_per_second": tokens / statistics.median(a for a, _ in times),
-        "theirs_tokens_per_second": tokens / statistics.median(b for _, b in times),
+        name: {
+            "tokens_per_second": tokens / statistics.median(one[name] for one in times),
+            "ours_is_faster": statistics.median(one[name] / one[OURS] for one in times),
+        }
+        for name in sides
     }
 
 
@@ -297,13 +339,14 @@ def report(result: dict[str, object]) -> str:
         f"{result['threads']} threads"
     ]
     for work in ("training", "decoding"):
-        for name, row in result[work].items():
-            same = f", {row['equal_translations']:.0%} equal" if work == "decoding" else ""
-            lines.append(
-                f"{work}, {name}: {row['ratio']:.2f} × Marian "
-                f"({row['ours_tokens_per_second']:,.0f} against "
-                f"{row['theirs_tokens_per_second']:,.0f} tokens/s{same})"
-            )
+        for name, sides in result[work].items():
+            for side, row in sides.items():
+                more = {key: row[key] for key in ("equal", "bleu") if key in row}
+                told = "".join(f", {key} {value:.3f}" for key, value in more.items())
+                lines.append(
+                    f"{work}, {name}: {side} {row['tokens_per_second']:,.0f} tokens/s, "
+                    f"ours is {row['ours_is_faster']:.2f} × as fast{told}"
+                )
     return "\n".join(lines)
 
 

@@ -26,13 +26,26 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 VIEWS = {
     "runs": "/",
     "train": "/train?run=RUN",
+    "flow": "/flow?run=RUN&layer=1&head=1&box=decoder.cross.weights&cell=2,1",
+    "flow-mask": "/flow?run=RUN&layer=1&head=0&box=decoder.self.masked&cell=2,1",
+    "flow-output": "/flow?run=RUN&layer=1&box=decoder.distribution&cell=3,0&theme=dark",
     "attention": "/attention?run=RUN&layer=1&head=1&cell=2,2",
     "attention-lines": "/attention?run=RUN&view=lines&layer=1&head=1&query=2",
     "attention-qk": "/attention?run=RUN&view=qk&layer=1&head=1&cell=2,2",
     "attention-knocked-out": "/attention?run=RUN&off=decoder.cross.1.1+decoder.cross.1.3&layer=1",
     "attention-dark": "/attention?run=RUN&map=encoder.self&view=rollout&by=entropy&theme=dark",
     "attention-presenter": "/attention?run=RUN&layer=1&head=1&present=1",
+    "translate": "/translate?run=RUN&text=This+newspaper+is+not+new.&layer=1&head=1&cell=3,3",
+    "translate-alternatives": "/translate?run=RUN&at=4&layer=all",
+    "decode": "/decode?run=RUN&temperature=1.5&top_k=5&node=20",
     "tokens": "/tokens?run=RUN&text=Vierunddreißig+small+dogs+see+the+unbelievable+tree.&step=20",
+    "positions": "/positions?length=96&dim=64&at=48,48",
+    "positions-skew": "/positions?scheme=relative&causal=1&length=24&trained=16",
+    "lens": "/lens?run=RUN",
+    # These show the first run of their kind that the folder has.
+    "fill": "/fill?mask=2",
+    "image": "/image?picture=3",
+    "music": "/music?event=200&head=1",
 }
 
 

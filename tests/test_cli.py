@@ -367,6 +367,13 @@ def test_as_many_lines_out_as_in(run: Path) -> None:
     assert "".join(alone) == printed  # no line hangs on its neighbours
 
 
+def test_eight_bits_write_as_many_lines_and_none_hangs_on_another(run: Path) -> None:
+    printed = result("translate", run, "--int8", stdin=TEXT.encode())
+    assert printed.count("\n") == 6
+    words = [result("translate", run, "--int8", stdin=f"{x}\n".encode()) for x in TEXT.split("\n")]
+    assert "".join(words[:6]) == printed
+
+
 def test_a_line_that_is_too_long_goes_in_pieces(run: Path) -> None:
     text = "short\n" + "many words " * 100 + "\nshort\n"
     code, printed, said = call("translate", run, stdin=text.encode())

@@ -6,9 +6,12 @@ import sys
 
 import typer
 
+from manyheads.commands.claims import claims
 from manyheads.commands.cost import cost
 from manyheads.commands.exchange import export, import_folder
+from manyheads.commands.figure import figure
 from manyheads.commands.looking import info, tokens
+from manyheads.commands.serve import serve
 from manyheads.commands.shared import say, write
 from manyheads.commands.training import compare, demo, evaluate, train
 from manyheads.commands.using import classify, embed, fill, generate, translate
@@ -32,10 +35,13 @@ app.command()(classify)
 app.command()(info)
 app.command()(tokens)
 app.command()(view)
+app.command()(figure)
+app.command()(serve)
 app.command("import")(import_folder)
 app.command()(export)
 app.command()(compare)
 app.command()(cost)
+app.command()(claims)
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from manyheads.models.gpt import Gpt
 from manyheads.models.joined import EncoderDecoder
 from manyheads.models.rnn import RnnConfig
 from manyheads.models.vit import ReadsImages, Vit, VitConfig
+from manyheads.nn.int8 import in_int8
 from manyheads.presets import ModelConfig
 from manyheads.run import SETTINGS, TASKS, TOKENIZER, Run, choose_device, model_digest, read_run
 from manyheads.tokens import Tokenizer
@@ -86,6 +87,12 @@ class OpenRun:
             )
         return self._labeller()
 
+    def in_int8(self) -> "OpenRun":
+        """The same with its linear layers in eight bits, for writing."""
+        raise Mistake(
+            f"{self.folder} was exported: export it anew with --quantization int8, or use the run"
+        )
+
     def _translator(self, decode: Decode) -> AnyTranslator:
         raise NotImplementedError
 
@@ -134,6 +141,9 @@ class TorchRun(OpenRun):
     """A model of ours, with weights that were trained here or came from elsewhere."""
 
     model: nn.Module = dataclasses.field(default_factory=nn.Module)
+
+    def in_int8(self) -> "TorchRun":
+        return dataclasses.replace(self, model=in_int8(self.model))
 
     def _translator(self, decode: Decode) -> AnyTranslator:
         return Translator(cast(EncoderDecoder, self.model), self.tokenizer, decode)

@@ -31,24 +31,32 @@ STAGES = [
     "data.augmentation data.pictures data.images",
     "nn.shapes nn.masks nn.positions nn.relative nn.grid_positions nn.scores nn.biased nn.cores",
     "nn.tiled nn.packed nn.flex nn.local nn.linformer nn.performer nn.compressed nn.attention",
-    "nn.feedforward nn.experts nn.residual nn.embedding nn.block models presets account",
+    "nn.feedforward nn.experts nn.residual nn.embedding nn.int8 nn.block models presets account",
     "account_table",
     "train.softmax train.objective train.optimizer train.progress train.checkpoint train.metrics",
     "train.parallel train.ahead train.graphs train.steps train.loop",
-    "decode.cache decode.sample decode.beam decode.generate decode.compose decode.translate",
+    "decode.cache decode.fixed_cache decode.sample decode.hypotheses decode.beam decode.recorded",
+    "decode.steady decode.search decode.writer decode.generate decode.speculative",
+    "decode.compose decode.translate",
     "decode.lines",
     "encode view.capture evaluate.scores evaluate.rouge evaluate.alignment view.figures",
     "exchange.foreign exchange.settings exchange.families exchange.channels exchange.huggingface",
     "exchange.writing exchange.folder exchange.ctranslate2 exchange.ctranslate2_runtime",
     "exchange.onnx exchange.onnx_runtime",
     "tasks run opened beginning training scoring compare memory_use cost cost_table demo",
+    "view.maps view.schemes view.measured view.landscape",
+    "claims.claim claims.decks claims.runner claims.report",
     "web.answers web.guard web.traces web.library web.heads web.passes web.attention web.runs",
-    "web.tokens web.app",
+    "web.formulas web.journey web.outcome web.flow",
+    "web.writing web.watching web.decoding web.translating",
+    "web.tokens web.fitting web.positions web.lens web.fill web.image web.music web.app",
+    "web.serving",
     "commands cli",
 ]
 ORDER = [name for stage in STAGES for name in stage.split()]
 # Within these, any order that is not a circle will do.
-GROUPS = {"data.phrasebook", "models", "tasks", "exchange.families", "commands"}
+GROUPS = {"data.phrasebook", "models", "tasks", "exchange.families", "claims.decks"}
+GROUPS |= {"web.serving", "commands"}
 
 
 def fenced(page: Path) -> Iterator[tuple[int, str, str]]:

@@ -39,7 +39,7 @@ KILLED = """
 import os, signal
 from manyheads.train import loop
 
-plain = loop.Trainer._step
+plain = loop.Trainer.step
 
 def step(self, number):
     first_time = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -47,7 +47,7 @@ def step(self, number):
         os.kill(os.getpid(), signal.{signal})
     return plain(self, number)
 
-loop.Trainer._step = step
+loop.Trainer.step = step
 from manyheads.cli import main
 main()
 """

@@ -25,7 +25,8 @@ if CHROMIUM is None:
     pytest.skip("there is no chromium here to open the page with", allow_module_level=True)
 
 expect = playwright_api.expect
-PAGES = ("/", "/train", "/attention", "/tokens")
+PAGES = ("/", "/train", "/flow", "/attention", "/translate", "/decode", "/tokens")
+PAGES += ("/positions", "/lens", "/fill", "/image", "/music")
 TRANSLATOR = f"/attention?run=translator&text={quote(SENTENCE)}"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PIXELS = """canvas => {
@@ -273,7 +274,7 @@ def test_merges_are_walked_one_by_one(page: Any) -> None:
 
 def test_text_is_never_markup(page: Any) -> None:
     attack = "<img src=x onerror=alert(1)><b>dog</b>"
-    for place in ("/attention", "/tokens"):
+    for place in ("/attention", "/translate", "/decode", "/tokens"):
         visit(page, f"{place}?run=translator&text={quote(attack)}&target={quote(attack)}")
         expect(page.locator("#problem")).to_be_hidden()
         assert page.locator("main img, main b").count() == 0

@@ -7,7 +7,7 @@ come among the n best that are wanted; what it gets never hangs on its neighbour
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange, repeat
@@ -15,10 +15,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.data.translation import Frame
+from manyheads.decode.hypotheses import (
+    NEVER,
+    Hypotheses,
+    Stopping,
+    continuations,
+    in_beam,
+    take,
+)
 from manyheads.errors import Mistake, check_at_least
 from manyheads.tokens import Tokenizer
 
-NEVER = float("-inf")
 # Settings that are a token, and the tokenizer's tokens that are never written.
 TOKENS = ("first", "start", "end", "source_start")
 UNWRITTEN = ("pad", "start", "unknown", "mask", "separator", "classify")
@@ -49,7 +56,7 @@ class Decode:
     beam: int = 4
     length_penalty: float = 0.6
     penalty: Penalty = "gnmt"
-    stopping: Literal["beam-ended", "none-better-now", "none-better-ever"] = "beam-ended"
+    stopping: Stopping = "beam-ended"
     at_limit: Literal["end", "free-end", "cut"] = "end"
     shortest: int = 0
     longest_ratio: float = 2.0
@@ -176,6 +183,11 @@ class Allowed:
         self.shortest, self.at_limit = decode.shortest, decode.at_limit
         self.banned = [token for token in banned if token != end]
 
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """All that it hangs on."""
+        return self.end, self.first, self.shortest, self.at_limit, tuple(self.banned)
+
     def apply(
         self,
         logits: Float[Tensor, "rows v"],
@@ -209,17 +221,10 @@ class Allowed:
 
 
 @dataclass
-class _Search:
+class _Search(Hypotheses):
     """The state of a search over n sentences with k beams; `home` is a sentence's place."""
 
     home: Int[Tensor, " n"]
-    limits: Int[Tensor, " n"]
-    alive: Int[Tensor, "n k length"]
-    alive_log: Float[Tensor, "n k"]
-    ended: Int[Tensor, "n k room"]
-    ended_log: Float[Tensor, "n k"]
-    ended_score: Float[Tensor, "n k"]
-    ended_length: Int[Tensor, "n k"]
 
     def keep(self, sentences: Int[Tensor, " kept"]) -> None:
         for name, value in vars(self).items():
@@ -241,10 +246,16 @@ class BeamSearch:
         """`start` is what every text begins with, or for each the last token of its beginning."""
         self.beam, self.alpha, self.penalty = decode.beam, decode.length_penalty, decode.penalty
         # The rules of stopping speak of several hypotheses: a single one ends and is done.
-        self.stopping = decode.stopping if decode.beam > 1 else "beam-ended"
+        self.stopping: Stopping = decode.stopping if decode.beam > 1 else "beam-ended"
         self.n_best = min(n_best or decode.beam, decode.beam)
         self.start, self.end = start, end
         self.allowed = Allowed(decode, end, banned)
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """All that a search hangs on, but for where it begins."""
+        stops = self.stopping, self.n_best, *self.allowed.settings
+        return self.beam, self.alpha, self.penalty, *stops
 
     @torch.no_grad()
     def __call__(self, stepper: Stepper, limits: Int[Tensor, " n"]) -> list[list[Hypothesis]]:
@@ -313,22 +324,13 @@ class BeamSearch:
         total = logits.logsumexp(-1, keepdim=True)
         last_rows = None if last is None else last.repeat_interleave(k)
         self.allowed.apply(logits, total, length, last_rows)
-        # Twice the beam: even if every hypothesis ends, enough others live on.
-        wide = min(2 * k, logits.shape[-1])
-        best, tokens = logits.topk(wide, dim=-1)
-        log = rearrange(search.alive_log, "n k -> (n k) 1") + (best - total)
-        log = rearrange(log, "(n k) w -> n (k w)", k=k)
-        log, order = log.topk(min(2 * k, log.shape[-1]), dim=-1)
-        parents = order // wide
-        tokens = rearrange(tokens, "(n k) w -> n (k w)", k=k).gather(-1, order)
-        grown = torch.cat([_take(search.alive, parents), tokens[..., None]], dim=-1)
+        log, parents, tokens = continuations(search.alive_log, logits, total)
+        grown = torch.cat([take(search.alive, parents), tokens[..., None]], dim=-1)
         ending = self.allowed.ends(tokens, last)
-        # Only the first k places count: an end further down would not have been kept.
-        in_beam = torch.arange(tokens.shape[1], device=tokens.device) < k
-        self._end(search, grown, log.masked_fill(~(ending & in_beam), NEVER), length)
+        self._end(search, grown, log.masked_fill(~in_beam(ending, k), NEVER), length)
         living, order = log.masked_fill(ending, NEVER).topk(k, dim=-1)
         search.alive_log = living
-        search.alive = _take(grown, order)
+        search.alive = take(grown, order)
         first = torch.arange(len(parents), device=parents.device)[:, None] * k
         return (first + parents.gather(-1, order)).flatten()
 
@@ -342,35 +344,23 @@ class BeamSearch:
         """Let new endings compete with the old ones for the k places."""
         if not bool((log > NEVER).any()):
             return
-        score = log / self._penalty(length)
+        score = log / self.lp(length)
         room = search.ended.shape[2]
         new = torch.nn.functional.pad(grown[..., 1:], (0, room - length))
         scores, order = torch.cat([search.ended_score, score], 1).topk(self.beam, dim=1)
         search.ended_score = scores
-        search.ended = _take(torch.cat([search.ended, new], 1), order)
+        search.ended = take(torch.cat([search.ended, new], 1), order)
         search.ended_log = torch.cat([search.ended_log, log], 1).gather(1, order)
         lengths = length - (grown[..., -1] == self.end).long()
         search.ended_length = torch.cat([search.ended_length, lengths], 1).gather(1, order)
 
-    def _penalty(self, length: Tensor | int) -> Tensor | float:
+    def lp(self, length: Tensor | int) -> Tensor | float:
         return length_penalty(length, self.alpha, self.penalty)
 
     def _done(self, search: _Search, length: int) -> Bool[Tensor, " n"]:
-        """The rule of stopping is met, or the n best are decided, or the limit is reached.
-
-        log P only falls, so that a living hypothesis can come to no better score than its log P
-        now over the greatest lp to come: that at the limit or, if lp falls, that of the next token.
-        """
-        living = search.alive_log.amax(dim=1)
-        greatest = self._penalty(search.limits if self.alpha >= 0 else length + 1)
-        decided = living / greatest <= search.ended_score[:, self.n_best - 1]
-        done = decided | (search.limits <= length)
-        if self.stopping == "beam-ended":
-            return done | (search.ended_score[:, -1] > NEVER)
-        if self.stopping == "none-better-now":
-            worst = search.ended_score[:, -1]
-            return done | ((worst > NEVER) & (living / self._penalty(length) <= worst))
-        return done
+        """The greatest lp to come is that at the limit or, if lp falls, that of the next token."""
+        greatest = self.lp(search.limits if self.alpha >= 0 else length + 1)
+        return search.done(length, self.stopping, self.n_best, self.lp(length), greatest)
 
     def _collect(
         self, search: _Search, done: Bool[Tensor, " n"], results: list[list[Hypothesis]]
@@ -384,12 +374,6 @@ class BeamSearch:
                     tokens = search.ended[row, place, :size].tolist()
                     found.append(Hypothesis(tokens, float(search.ended_log[row, place]), score))
             results[int(search.home[row])] = found
-
-
-def _take(
-    values: Int[Tensor, "n k length"], order: Int[Tensor, "n w"]
-) -> Int[Tensor, "n w length"]:
-    return values.gather(1, repeat(order, "n w -> n w length", length=values.shape[2]))
 
 
 def _rows_of(sentences: Int[Tensor, " kept"], beam: int) -> Int[Tensor, " rows"]:

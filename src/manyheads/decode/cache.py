@@ -4,13 +4,15 @@ The cache is keyed by the attention module, so that layers need not know their n
 rules and position schemes speak of positions, a cached step is the same function as a full pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyheads.nn.attention import KeysAndValues
+from manyheads.nn.masks import Rule, Sight, look
+from manyheads.nn.shapes import Real
 
 ROOM = 16  # positions to grow by, so that a step seldom copies
 
@@ -20,6 +22,8 @@ class KeyValueCache:
 
     Of a recurrent module only its newest states, [layers, rows, width], are kept.
     """
+
+    beams = 1  # each row has keys of its own
 
     def __init__(self) -> None:
         self._length = 0
@@ -33,9 +37,17 @@ class KeyValueCache:
         """Positions that are already in the cache."""
         return self._length
 
+    def look(self, rule: Rule, length: int, real: Real | None, device: torch.device) -> Sight:
+        """The sight of the next positions on all positions so far."""
+        return look(rule, length, start=self._length, real=real, device=device)
+
     def advance(self, positions: int) -> None:
         """Called by the model once a pass is through all its layers."""
         self._length += positions
+
+    def cut(self, length: int) -> None:
+        """Forget the positions from there on."""
+        self._length = length
 
     def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
         """Append the new positions of one module; gives all positions so far."""
@@ -57,6 +69,11 @@ class KeyValueCache:
         if old is not None:
             bigger[:, :, : self._length] = old[:, :, : self._length]
         return bigger
+
+    def held(self) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
+        """The keys and values of each module that grow, as far as they have grown."""
+        for owner, (keys, values) in self._grown.items():
+            yield owner, keys[:, :, : self._length], values[:, :, : self._length]
 
     def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues:
         """Keys and values of the memory: the same at every step."""

@@ -1,7 +1,7 @@
 """Writing with a decoder-only model: prompts in, what follows them out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -10,12 +10,16 @@ from torch import Tensor
 
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
 from manyheads.decode.cache import KeyValueCache
+from manyheads.decode.recorded import Recordings
 from manyheads.decode.sample import Sample, Sampler
+from manyheads.decode.writer import Writer
 from manyheads.errors import Mistake, check_at_least
 from manyheads.models.gpt import Gpt
 from manyheads.tokens import Tokenizer
 
 GREEDY = Sample(temperature=0.0)
+Prompts = Int[Tensor, "n length"]
+Rows = Int[Tensor, " n"]
 
 
 class GptStepper:
@@ -137,7 +141,7 @@ class AnyGenerator:
             search = BeamSearch(
                 self.decode, start=read[:, -1], end=end, banned=banned, n_best=n_best
             )
-            found = search(self.begin(read), limits)
+            found = self._searched(search, read, limits)
             for row, hypotheses in zip(rows, found, strict=True):
                 results[row] = hypotheses
         return results
@@ -152,8 +156,7 @@ class AnyGenerator:
         """
         results: list[list[int]] = [[] for _ in prompts]
         for rows, read, limits in self._batches(prompts, limit, 1):
-            stepper, sampler = self.begin(read), Sampler(sample, rows, first)
-            written = collect(stepper, read[:, -1], limits, sampler, self.allowed)
+            written = self._written(read, limits, Sampler(sample, rows, first))
             for row, tokens in zip(rows, written, strict=True):
                 results[row] = tokens
         return results
@@ -166,11 +169,20 @@ class AnyGenerator:
         `first` is the number of the prompt, where it comes after others.
         """
         [(rows, read, limits)] = self._batches([prompt], limit, 1)
+        steps = self._followed(read, limits, Sampler(sample or GREEDY, rows, first))
+        end = self.marks.end
+        return (int(token) for token in steps if int(token) != end)
+
+    def _searched(self, search: BeamSearch, read: Prompts, limits: Rows) -> list[list[Hypothesis]]:
+        return search(self.begin(read), limits)
+
+    def _written(self, read: Prompts, limits: Rows, sampler: Sampler) -> list[list[int]]:
+        return collect(self.begin(read), read[:, -1], limits, sampler, self.allowed)
+
+    def _followed(self, read: Prompts, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
         with torch.no_grad():
             stepper = self.begin(read)
-        sampler, end = Sampler(sample or GREEDY, rows, first), self.marks.end
-        steps = draw(stepper, read[:, -1], limits, sampler, self.allowed)
-        return (int(token) for token in steps if int(token) != end)
+        return draw(stepper, read[:, -1], limits, sampler, self.allowed)
 
     def _batches(
         self, prompts: Sequence[Sequence[int]], limit: int, beam: int
@@ -228,12 +240,16 @@ class AnyGenerator:
 
 @dataclass(frozen=True)
 class Generator(AnyGenerator):
-    """A language model with its tokenizer and the settings it writes with."""
+    """A language model with its tokenizer and the settings it writes with.
+
+    Its steps are recorded on a GPU, or as `recordings` say.
+    """
 
     model: Gpt
     tokenizer: Tokenizer
     decode: Decode
     warn: Callable[[str], None] = say_nothing
+    recordings: Recordings = field(default_factory=Recordings, compare=False, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -253,6 +269,25 @@ class Generator(AnyGenerator):
 
     def begin(self, prompts: Int[Tensor, "n length"]) -> Stepper:
         return GptStepper(self.model.eval(), prompts)
+
+    @property
+    def _writer(self) -> Writer:
+        return Writer(self.recordings, self.model)
+
+    def _searched(self, search: BeamSearch, read: Prompts, limits: Rows) -> list[list[Hypothesis]]:
+        if self._writer.serves:
+            return self._writer.search((read,), search, limits)
+        return super()._searched(search, read, limits)
+
+    def _written(self, read: Prompts, limits: Rows, sampler: Sampler) -> list[list[int]]:
+        if self._writer.serves:
+            return self._writer.collect((read,), read[:, -1], limits, sampler, self.allowed)
+        return super()._written(read, limits, sampler)
+
+    def _followed(self, read: Prompts, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
+        if self._writer.serves:
+            return self._writer.follow((read,), read[:, -1], limits, sampler, self.allowed)
+        return super()._followed(read, limits, sampler)
 
 
 def as_text(tokenizer: Tokenizer, before: Sequence[int], tokens: Iterator[int]) -> Iterator[str]:

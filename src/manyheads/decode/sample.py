@@ -57,6 +57,23 @@ def filtered(logits: Float[Tensor, "rows v"], sample: Sample) -> Float[Tensor, "
     return logits
 
 
+def pick(weights: Float[Tensor, "rows v"], chance: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    """One token a row: the first whose cumulative weight passes the random share of all of it."""
+    mass = weights.cumsum(-1)
+    # Of the total: rounding may leave that of probabilities a little under one.
+    threshold = chance[:, None] * mass[:, -1:]
+    return (mass <= threshold).sum(-1).clamp(max=weights.shape[-1] - 1)
+
+
+def choose(
+    logits: Float[Tensor, "rows v"], chance: Float[Tensor, " rows"], sample: Sample
+) -> Int[Tensor, " rows"]:
+    """One token a row, by chance as the settings say, or the likeliest."""
+    if sample.temperature == 0:
+        return logits.argmax(-1)
+    return pick(filtered(logits.float(), sample).softmax(-1), chance)
+
+
 class Sampler:
     """Draws for rows that each have random numbers of their own, whatever their neighbours."""
 
@@ -70,9 +87,11 @@ class Sampler:
         ]
 
     def draw(self, logits: Float[Tensor, "rows v"]) -> Int[Tensor, " rows"]:
-        """One token a row: the first whose cumulative probability passes a random number."""
-        mass = filtered(logits.float(), self.sample).softmax(-1).cumsum(-1)
-        chance = torch.cat([torch.rand(1, generator=random) for random in self.random])
-        # Below the total, which rounding may leave a little under one.
-        threshold = chance.to(mass.device)[:, None] * mass[:, -1:]
-        return (mass <= threshold).sum(-1).clamp(max=logits.shape[-1] - 1)
+        """One token a row."""
+        return choose(logits, self.chances(1)[:, 0].to(logits.device), self.sample)
+
+    def chances(self, steps: int) -> Float[Tensor, "rows steps"]:
+        """The random numbers of the next steps: those that step by step would be drawn."""
+        if self.sample.temperature == 0:
+            return torch.zeros(len(self.random), steps)  # none is looked at
+        return torch.stack([torch.rand(steps, generator=random) for random in self.random])

@@ -1,7 +1,7 @@
 """Writing with an encoder–decoder: sentences in, hypotheses out, in the order they came."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,11 +12,17 @@ from manyheads.data.batching import Ragged, in_order_of_length
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
 from manyheads.decode.cache import KeyValueCache
 from manyheads.decode.generate import collect
+from manyheads.decode.recorded import Recordings
 from manyheads.decode.sample import Sample, Sampler
+from manyheads.decode.writer import Writer
 from manyheads.models.joined import EncoderDecoder
 from manyheads.models.seq2seq import Memory
 from manyheads.nn.masks import Sight
 from manyheads.tokens import Tokenizer
+
+Sources = Int[Tensor, "n s"]
+RealSources = Bool[Tensor, "n s"]
+Rows = Int[Tensor, " n"]
 
 
 class Seq2SeqStepper:
@@ -71,6 +77,10 @@ class AnyTranslator:
     def marks(self) -> Marks:
         return Marks(self.tokenizer, self.decode)
 
+    @property
+    def allowed(self) -> Allowed:
+        return Allowed(self.decode, self.marks.end, self.marks.banned)
+
     @torch.no_grad()
     def search(
         self,
@@ -86,7 +96,7 @@ class AnyTranslator:
         results: list[list[Hypothesis]] = [[] for _ in sentences]
         done = 0
         for rows, source, real, limits in self._batches(sentences, self.decode.beam):
-            found = search(self.begin(source, real), limits)
+            found = self._searched(search, source, real, limits)
             for row, hypotheses in zip(rows.tolist(), found, strict=True):
                 results[row] = hypotheses
             done += len(rows)
@@ -104,16 +114,23 @@ class AnyTranslator:
 
         `first` is the number of the first sentence, where these go on after others.
         """
-        allowed = Allowed(self.decode, self.marks.end, self.marks.banned)
         written: list[list[int]] = [[] for _ in sentences]
         for rows, source, real, limits in self._batches(sentences, 1):
-            stepper = self.begin(source, real)
-            start = torch.full_like(limits, self.marks.start)
-            sampler = Sampler(sample, rows.tolist(), first)
-            found = collect(stepper, start, limits, sampler, allowed)
+            found = self._written(source, real, limits, Sampler(sample, rows.tolist(), first))
             for row, tokens in zip(rows.tolist(), found, strict=True):
                 written[row] = tokens
         return self.tokenizer.decode_batch(written)
+
+    def _searched(
+        self, search: BeamSearch, source: Sources, real: RealSources, limits: Rows
+    ) -> list[list[Hypothesis]]:
+        return search(self.begin(source, real), limits)
+
+    def _written(
+        self, source: Sources, real: RealSources, limits: Rows, sampler: Sampler
+    ) -> list[list[int]]:
+        start = torch.full_like(limits, self.marks.start)
+        return collect(self.begin(source, real), start, limits, sampler, self.allowed)
 
     def _batches(
         self, sentences: Sequence[str], beam: int
@@ -140,11 +157,15 @@ class AnyTranslator:
 
 @dataclass(frozen=True)
 class Translator(AnyTranslator):
-    """A model with its tokenizer and the settings it writes with."""
+    """A model with its tokenizer and the settings it writes with.
+
+    Its steps are recorded on a GPU, or as `recordings` say.
+    """
 
     model: EncoderDecoder
     tokenizer: Tokenizer
     decode: Decode
+    recordings: Recordings = field(default_factory=Recordings, compare=False, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -160,3 +181,22 @@ class Translator(AnyTranslator):
 
     def begin(self, source: Int[Tensor, "b s"], real: Bool[Tensor, "b s"]) -> Stepper:
         return Seq2SeqStepper(self.model.eval(), source, real)
+
+    @property
+    def _writer(self) -> Writer:
+        return Writer(self.recordings, self.model)
+
+    def _searched(
+        self, search: BeamSearch, source: Sources, real: RealSources, limits: Rows
+    ) -> list[list[Hypothesis]]:
+        if self._writer.serves:
+            return self._writer.search((source, real), search, limits)
+        return super()._searched(search, source, real, limits)
+
+    def _written(
+        self, source: Sources, real: RealSources, limits: Rows, sampler: Sampler
+    ) -> list[list[int]]:
+        if self._writer.serves:
+            start = torch.full_like(limits, self.marks.start)
+            return self._writer.collect((source, real), start, limits, sampler, self.allowed)
+        return super()._written(source, real, limits, sampler)

@@ -41,7 +41,7 @@ from manyheads.models.vit import Vit
 from manyheads.nn.attention import CrossAttention, KeysAndValues, SelfAttention
 from manyheads.nn.block import Stack
 from manyheads.nn.cores import Exact, share_heads
-from manyheads.nn.masks import Sight, full, look
+from manyheads.nn.masks import Rule, Sight, full, look
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
 
@@ -231,10 +231,15 @@ class GraphCore(Exact):
 class GraphCache:
     """A cache whose past comes into the graph and whose present goes out, layer after layer."""
 
+    beams = 1
+
     def __init__(self, past: list[Tensor], cross: list[Tensor]) -> None:
         self.length = past[0].shape[2]
         self.past, self.cross = iter(_pairs(past)), iter(_pairs(cross))
         self.present: list[Tensor] = []
+
+    def look(self, rule: Rule, length: int, real: Tensor | None, device: torch.device) -> Sight:
+        return look(rule, length, start=self.length, real=real, device=device)
 
     def advance(self, positions: int) -> None:
         """A graph is one pass: the next one begins with its present."""

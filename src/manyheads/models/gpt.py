@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from manyheads.nn.attention import Cache
+from manyheads.nn.attention import Cache, sight_after
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
-from manyheads.nn.masks import SameDocument, both, causal, look
+from manyheads.nn.masks import SameDocument, both, causal
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
 
@@ -53,8 +53,8 @@ class Gpt(nn.Module):
         self.decoder.position.refuse_past(start + length)
         own = None if documents is None else SameDocument(documents)
         rule = causal if own is None else both(causal, own)
-        sight = look(rule, length, start=start, real=real, device=tokens.device)
-        places = sight.queries if own is None else own.places()
+        sight = sight_after(cache, rule, length, real, tokens.device)
+        places = sight.queries[:, :length] if own is None else own.places()
         x = self.embedding(self.tokens, tokens, self.decoder.position, places)
         hidden: Tensor = self.decoder(x, sight, cache=cache)
         if cache is not None:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from manyheads.errors import Mistake, check_at_least, check_share
-from manyheads.nn.attention import Cache, CoreConfig
+from manyheads.nn.attention import Cache, CoreConfig, sight_after
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
 from manyheads.nn.experts import FeedForwardConfig
@@ -125,8 +125,9 @@ class Seq2Seq(nn.Module):
         start = 0 if cache is None else cache.length
         length = target.shape[1]
         self.decoder.position.refuse_past(start + length)
-        sight = look(causal, length, start=start, real=target_real, device=target.device)
-        x = self.decoder_embedding(self.target_table, target, self.decoder.position, sight.queries)
+        sight = sight_after(cache, causal, length, target_real, target.device)
+        places = sight.queries[:, :length]
+        x = self.decoder_embedding(self.target_table, target, self.decoder.position, places)
         hidden: Tensor = self.decoder(x, sight, memory.states, memory.sight, cache)
         if cache is not None:
             cache.advance(length)

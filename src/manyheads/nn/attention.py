@@ -21,7 +21,7 @@ from manyheads.nn.cores import Core, CoreSizes, Dense, Fused, dense_weights, exa
 from manyheads.nn.flex import Flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
-from manyheads.nn.masks import Causal, Full, Rule, Sight, full
+from manyheads.nn.masks import Causal, Full, Rule, Sight, full, look
 from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Position, PositionSizes, RotaryPosition
@@ -169,16 +169,35 @@ def _built(part: object, module: type[P], config: Any, where: str, build: Callab
 
 @runtime_checkable
 class Cache(Protocol):
-    """Keys and values of earlier positions, kept by attention module."""
+    """Keys and values of earlier positions, kept by attention module.
+
+    `beams` hypotheses of a sentence, one row each, are queries to the same keys.
+    """
 
     @property
     def length(self) -> int: ...
+
+    @property
+    def beams(self) -> int: ...
+
+    def look(self, rule: Rule, length: int, real: Real | None, device: torch.device) -> Sight:
+        """The sight that the next positions have of all that it holds."""
+        ...
 
     def advance(self, positions: int) -> None: ...
 
     def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues: ...
 
     def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues: ...
+
+
+def sight_after(
+    cache: Cache | None, rule: Rule, length: int, real: Real | None, device: torch.device
+) -> Sight:
+    """The sight of the positions after those in the cache, if there is one."""
+    if cache is None:
+        return look(rule, length, real=real, device=device)
+    return cache.look(rule, length, real, device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,11 +266,16 @@ class SelfAttention(nn.Module):
         q = rearrange(q, "b t (h c) -> b h t c", h=self.heads.heads)
         k = rearrange(k, "b s (g e) -> b g s e", g=self.heads.kv_heads)
         v = rearrange(v, "b s (g c) -> b g s c", g=self.heads.kv_heads)
+        beams = 1 if cache is None else cache.beams
+        if beams > 1:
+            q, k, v = (rearrange(x, "(b n) h t c -> b h (n t) c", n=beams) for x in (q, k, v))
         q, k = position.rotate(q, sight.queries), position.rotate(k, sight.queries)
         if cache is not None:
             k, v = cache.extend(self, k, v)
         dropout = self.heads.dropout if self.training else 0.0
         mixed = self.core(q, k, v, sight, self.score, position, dropout)
+        if beams > 1:
+            mixed = rearrange(mixed, "b h (n t) c -> (b n) h t c", n=beams)
         return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
 
 

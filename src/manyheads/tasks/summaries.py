@@ -29,7 +29,8 @@ class SummaryTask(TranslationTask):
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         rows = self.valid.kept[: self.decode.validate_sentences]
         if rows and rouge_is_here():
-            greedy = Translator(model, self.tokenizer, replace(self.decode, beam=1))
+            how = replace(self.decode, beam=1)
+            greedy = Translator(model, self.tokenizer, how, self.recordings)
             written = summarize(greedy, [self.valid_corpus.sources[row] for row in rows])
             wanted = references(self.valid_corpus)
             found = rouge_scores(written, [wanted[row] for row in rows], ["rougeL"])

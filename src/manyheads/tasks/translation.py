@@ -9,6 +9,7 @@ from manyheads.data.batching import Batches, in_order_of_length, split
 from manyheads.data.translation import Batch, Corpus, EncodedPairs, TranslationData
 from manyheads.decode.beam import Decode, Marks
 from manyheads.decode.lines import translate_whole
+from manyheads.decode.recorded import Recordings
 from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.errors import BadData
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
@@ -71,6 +72,7 @@ class TranslationTask:
     ) -> None:
         self.train, self.tokenizer, self.device = train, tokenizer, device
         self.decode, self.valid_corpus = decode, valid
+        self.recordings = Recordings()  # one for all validations
         frame = Marks(tokenizer, decode).frame
         self.data = EncodedPairs(corpus, tokenizer, max_length, train.too_long, frame)
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
@@ -110,7 +112,8 @@ class TranslationTask:
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         shown = self.decode.validate_sentences
         if shown:
-            greedy = Translator(model, self.tokenizer, replace(self.decode, beam=1))
+            how = replace(self.decode, beam=1)
+            greedy = Translator(model, self.tokenizer, how, self.recordings)
             rows = self.valid.kept[:shown]
             written = translate_whole(greedy, [self.valid_corpus.sources[row] for row in rows])
             wanted = [self.valid_corpus.targets[row] for row in rows]

@@ -196,16 +196,14 @@ class Trainer:
         bar = Bar("train", train.steps, progress.step)
         bar.console.quiet = not self.world.first
         if self._compiles():
-            for part in self.model.modules():
-                if isinstance(part, Block):
-                    part.compile()
+            self.compile_blocks()
         with _signals(self.world) as stop, bar:
             if progress.step:
                 bar.say(f"going on from step {progress.step}")
             window: Window | None = None
             while progress.step < train.steps:
                 window = window or Window()
-                window.steps.append(self._step(progress.step))
+                window.steps.append(self.step(progress.step))
                 progress.step += 1
                 # A signal may reach the processes in different steps, and all save the same one.
                 last, stopped = progress.step == train.steps, self.world.agreed(stop())
@@ -232,6 +230,12 @@ class Trainer:
         self._finish()
         return progress
 
+    def compile_blocks(self) -> None:
+        """Block by block: one is compiled in seconds, and serves for all that are like it."""
+        for part in self.model.modules():
+            if isinstance(part, Block):
+                part.compile()
+
     def _compiles(self) -> bool:
         """Whether blocks are compiled: where that is wanted, or a GPU has so much to do."""
         if self.world.several or self.train.compile == "no":
@@ -246,7 +250,7 @@ class Trainer:
         step, train = self.progress.step, self.train
         return step % train.validate_every == 0 or step % train.save_every == 0
 
-    def _step(self, step: int) -> Step:
+    def step(self, step: int) -> Step:
         """One update; gives what it was measured by."""
         self.model.train()
         seed_step(self.seed, step, self.world.rank)

@@ -66,18 +66,26 @@ def heat_map(
 
 
 def curves(
-    runs: Mapping[str, Sequence[tuple[int, float]]],
+    runs: Mapping[str, Sequence[tuple[float | int, float]]],
     title: str,
     label: str,
     path: Path,
     across: str = "step",
+    logarithmic: Sequence[str] = (),
 ) -> None:
-    """One line a run: a score against the step, or what else stands across."""
+    """One line a run: a score against the step, or what else stands across.
+
+    `logarithmic` names the axes that are: "across", "up".
+    """
     with _figure((7.0, 4.2), path) as (_, axes):
         for name, points in runs.items():
             mark = "o" if len(points) == 1 else None  # a line of one point is not seen
             steps, values = [step for step, _ in points], [value for _, value in points]
             axes.plot(steps, values, label=name, marker=mark)
+        if "across" in logarithmic:
+            axes.set_xscale("log")
+        if "up" in logarithmic:
+            axes.set_yscale("log")
         axes.set_xlabel(across)
         axes.set_ylabel(label)
         axes.set_title(title)
@@ -139,6 +147,82 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
             groups[-2:] = [groups[-2] + groups[-1]]
     moved = [fmean(group) for group in groups for _ in group]
     return [height + number * gap for number, height in enumerate(moved)]
+
+
+def head_grid(weights: Float[Tensor, "layers heads t s"], title: str, path: Path) -> None:
+    """Every head as a small map, a layer in each row; all have the same scale from 0 to 1."""
+    layers, heads = weights.shape[:2]
+    size = (1.2 + 1.5 * heads, 0.9 + 1.6 * layers)
+    with _figure(size, path) as (figure, single):
+        single.remove()
+        grid = figure.subplots(layers, heads, squeeze=False)
+        for layer in range(layers):
+            for head in range(heads):
+                axes = grid[layer][head]
+                image = axes.imshow(
+                    weights[layer, head].numpy(), cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto"
+                )
+                axes.set(xticks=[], yticks=[])
+                if layer == 0:
+                    axes.set_title(f"head {head + 1}", fontsize=9)
+                if head == 0:
+                    axes.set_ylabel(f"layer {layer + 1}", fontsize=9)
+        figure.suptitle(title)
+        figure.colorbar(image, ax=grid.ravel().tolist(), label="attention weight", fraction=0.03)
+
+
+def matrices(panels: Mapping[str, Float[Tensor, "_ _"]], title: str, path: Path) -> None:
+    """A matrix a panel, four in a row, each with a scale of its own, 0 in the middle of colours."""
+    columns = min(4, len(panels))
+    lines = -(-len(panels) // columns)
+    with _figure((3.2 * columns, 0.5 + 2.9 * lines), path) as (figure, single):
+        single.remove()
+        grid = figure.subplots(lines, columns, squeeze=False).ravel().tolist()
+        for axes, (name, matrix) in zip(grid, panels.items(), strict=False):
+            most = float(matrix.abs().max()) or 1.0
+            image = axes.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-most, vmax=most)
+            axes.set_title(name, fontsize=10)
+            axes.set(xlabel="key position", ylabel="query position")
+            figure.colorbar(image, ax=axes, fraction=0.046)
+        for axes in grid[len(panels) :]:
+            axes.remove()
+        figure.suptitle(title)
+
+
+def surfaces(
+    panels: Mapping[str, Float[Tensor, "n n"]], reach: float, title: str, path: Path
+) -> None:
+    """Losses over two directions as contours, each panel with levels of its own.
+
+    Levels are further apart the higher they are; the star is where training ended.
+    """
+    with _figure((5.6 * len(panels), 4.6), path) as (figure, single):
+        single.remove()
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (name, losses) in zip(row, panels.items(), strict=True):
+            levels, shown = _levels(losses)
+            places = [reach * (2 * at / (len(losses) - 1) - 1) for at in range(len(losses))]
+            image = axes.contourf(
+                places, places, shown, levels=levels, cmap="viridis_r", norm="log"
+            )
+            axes.contour(places, places, shown, levels=levels, colors="white", linewidths=0.4)
+            axes.plot(0, 0, marker="*", color="#ff5c39", markersize=11)
+            axes.set(xlabel="along δ", ylabel="along η", aspect="equal", title=name)
+            axes.locator_params(nbins=5)
+            bar = figure.colorbar(image, ax=axes, label="loss (nats a token)", fraction=0.046)
+            bar.ax.minorticks_off()
+            bar.ax.set_yticks(levels[::4], [f"{level:.3g}" for level in levels[::4]])
+        figure.suptitle(title)
+
+
+def _levels(losses: Float[Tensor, "n n"]) -> tuple[list[float], Any]:
+    """Rising levels from the least to the greatest loss, and losses that are all numbers."""
+    finite = losses[losses.isfinite()]
+    least, most = float(finite.min()), float(finite.max())
+    low = max(least, 1e-6)
+    growth = max(most / low, 1.01)
+    levels = [low * growth ** (step / 24) for step in range(25)]
+    return levels, losses.nan_to_num(most, most, most).clamp(levels[0], levels[-1]).numpy()
 
 
 def confusion(

@@ -30,18 +30,24 @@ def error_answer(status: int, message: str, kind: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "type": kind}}, status)
 
 
-def answer_of(error: Exception) -> JSONResponse:
-    """Any failure as an answer; what nobody expected is not told to the outside."""
+def problem_of(error: Exception) -> Problem:
+    """Any failure as what is told of it; what nobody expected is not told to the outside."""
     if isinstance(error, Problem):
-        return error_answer(error.status, str(error), error.kind)
+        return error
     if isinstance(error, HTTPException):
-        return error_answer(error.status_code, error.detail, TYPES.get(error.status_code, "error"))
+        return Problem(error.status_code, error.detail)
     if isinstance(error, OSError):  # a run that is being moved or deleted
-        return error_answer(422, f"its files could not be read ({error.strerror})", TYPES[422])
+        return Problem(422, f"its files could not be read ({error.strerror})")
     for kind, status in STATUS.items():
         if isinstance(error, kind):
-            return error_answer(status, str(error), TYPES[status])
-    return error_answer(500, "the server failed at this: see where it was started", "internal")
+            return Problem(status, str(error))
+    return Problem(500, "the server failed at this: see where it was started", "internal")
+
+
+def answer_of(error: Exception) -> JSONResponse:
+    """Any failure as an answer."""
+    problem = problem_of(error)
+    return error_answer(problem.status, str(problem), problem.kind)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Fields:
             return None
         try:
             number = int(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # 1e999 is a number in JSON
             number = -1
         if not 0 <= number <= most:
             raise Problem(400, f"'{name}' must be a whole number from 0 to {most}")

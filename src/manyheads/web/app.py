@@ -17,7 +17,19 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from manyheads.errors import Mistake
-from manyheads.web import attention, runs, tokens
+from manyheads.web import (
+    attention,
+    decoding,
+    fill,
+    flow,
+    image,
+    lens,
+    music,
+    positions,
+    runs,
+    tokens,
+    translating,
+)
 from manyheads.web.answers import Problem, answer_of
 from manyheads.web.guard import Door, Guard, Limits
 from manyheads.web.library import Library
@@ -52,7 +64,15 @@ def build_app(folder: Path, door: Door | None = None, limits: Limits | None = No
             Route("/health", health),
             *runs.ROUTES,
             *attention.ROUTES,
+            *flow.ROUTES,
             *tokens.ROUTES,
+            *positions.ROUTES,
+            *lens.ROUTES,
+            *fill.ROUTES,
+            *image.ROUTES,
+            *music.ROUTES,
+            *translating.ROUTES,
+            *decoding.ROUTES,
             Mount("/page", StaticFiles(directory=PAGE)),
             Route("/", page),
             Route("/{page}", page),
@@ -75,7 +95,8 @@ def check_folder(folder: Path) -> None:
 def listen(host: str, port: int) -> socket.socket:
     """A socket at that address; port 0 is any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # Named as TCP: else asyncio leaves Nagle's algorithm on, and answers wait 40 ms for an ACK.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))

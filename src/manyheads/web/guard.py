@@ -9,12 +9,13 @@ form can send. Off loopback a token is needed beside that.
 import hmac
 import ipaddress
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from manyheads.web.answers import Problem, answer_of
@@ -101,11 +102,39 @@ def name_in(host: str) -> str:
         return ""
 
 
+def token_in(headers: Headers) -> str | None:
+    """The token as a program sends it, or a browser that was given it."""
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return given.strip()
+    try:
+        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return None
+    return None if cookie is None else cookie.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How those who ask here speak: what a body may be, where the token stands, how to refuse.
+
+    `refuse` makes an answer of the path that was asked and of what went wrong there.
+    """
+
+    bodies: frozenset[str] = frozenset({"application/json"})
+    open: tuple[str, ...] = OPEN
+    token: Callable[[Headers], str | None] = token_in
+    refuse: Callable[[str, Exception], Response] = lambda path, error: answer_of(error)
+
+
 class Guard:
     """Answers what must not reach the routes, and puts the safety headers on every answer."""
 
-    def __init__(self, app: ASGIApp, door: Door, limits: Limits) -> None:
+    def __init__(
+        self, app: ASGIApp, door: Door, limits: Limits, manner: Manner | None = None
+    ) -> None:
         self.app, self.door, self.limits = app, door, limits
+        self.manner = manner or Manner()
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +155,7 @@ class Guard:
             if self.running >= self.limits.requests:
                 raise Problem(503, "too many requests at once: try again", "busy")
         except Problem as problem:
-            answer = answer_of(problem)
+            answer = self.manner.refuse(scope["path"], problem)
             if problem.status == 503:
                 answer.headers["Retry-After"] = "1"
             await answer(scope, receive, send_safely)
@@ -146,9 +175,11 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and _without_scheme(origin) != host.lower():
             raise Problem(403, "another page may not ask this server (Origin)", "origin")
-        if scope["method"] == "POST" and not _is_json(headers):
-            raise Problem(415, "send JSON (Content-Type: application/json)", "json")
-        if scope["path"] in OPEN or self.door.token is None:
+        kinds = self.manner.bodies
+        if scope["method"] == "POST" and _content_type(headers) not in kinds:
+            wanted = " or ".join(sorted(kinds))
+            raise Problem(415, f"send JSON (Content-Type: {wanted})", "json")
+        if scope["path"] in self.manner.open or self.door.token is None:
             return None
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         in_address = query.pop("token", None)
@@ -158,7 +189,7 @@ class Guard:
             redirect = RedirectResponse("/" + scope["path"].lstrip("/") + rest, 303)
             redirect.set_cookie(COOKIE, in_address, httponly=True, samesite="strict")
             return redirect
-        if not self.door.lets_in(_token(headers)):
+        if not self.door.lets_in(self.manner.token(headers)):
             raise Problem(401, "this needs the token: open the address that was printed", "token")
         return None
 
@@ -183,19 +214,8 @@ def _without_scheme(origin: str) -> str:
     return origin.lower().partition("://")[2]
 
 
-def _is_json(headers: Headers) -> bool:
-    return headers.get("content-type", "").split(";")[0].strip().lower() == "application/json"
-
-
-def _token(headers: Headers) -> str | None:
-    kind, _, given = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return given.strip()
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return None
-    return None if cookie is None else cookie.value
+def _content_type(headers: Headers) -> str:
+    return headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -61,3 +61,19 @@ export async function tensor(trace, name, which = {}, signal = undefined) {
     high: Number(answer.headers.get("X-High") ?? 1),
   };
 }
+
+/**
+ * Several matrices in one answer. @param {string} path @param {Record<string, string|number>} query
+ * @returns {Promise<{shape: number[], values: Float32Array}[]>}
+ */
+export async function matrices(path, query, signal = undefined) {
+  const answer = await ask(`${path}?${new URLSearchParams(query)}`, { signal });
+  const bytes = await answer.arrayBuffer();
+  let from = 0;
+  return answer.headers.get("X-Shape").split(";").map((text) => {
+    const shape = text.split(",").map(Number);
+    const values = new Float32Array(bytes, 4 * from, shape[0] * shape[1]);
+    from += values.length;
+    return { shape, values };
+  });
+}

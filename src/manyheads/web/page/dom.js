@@ -111,7 +111,14 @@ export function visible(piece) {
   return piece === "" ? "∅" : piece.replace(/^ /, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 }
 
+const UNSEEN = /[\x00-\x08\x0b\x0c\x0e-\x1f]/g; // tabs and the ends of lines are left
+
+/** Control characters written out as \x01: a token may be one, and no SVG can hold it. */
+export function spelled(text) {
+  return text.replace(UNSEEN, (sign) => `\\x${sign.charCodeAt(0).toString(16).padStart(2, "0")}`);
+}
+
 /** Text for SVG and HTML files. */
 export function escaped(text) {
-  return String(text).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+  return spelled(String(text)).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 }

@@ -86,7 +86,7 @@ export class HeatMap {
     return this.matrix.values[row * this.matrix.columns.length + column];
   }
 
-  /** How large cells and margins are, for the room that there is; few rows may be taller. */
+  /** How large cells and margins are, for the room that there is; few rows, and those of a flat map, may be taller. */
   layout(room, larger = 1) {
     const { rows, columns } = this.matrix;
     const longest = (labels) => Math.max(1, ...labels.map((label) => visible(label).length));
@@ -97,7 +97,8 @@ export class HeatMap {
     const right = Math.min(100 * larger, 14 + letter * 0.65 * longest(columns));
     const fit = Math.floor((room - left - right) / columns.length);
     const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(34 * larger, fit));
-    const tall = rows.length <= 10 ? Math.max(cell, 20 * larger) : cell;
+    const flat = rows.length <= 10 || columns.length > 4 * rows.length;
+    const tall = flat ? Math.max(cell, Math.min(20, Math.floor(400 / rows.length)) * larger) : cell;
     return { left, top, right, cell, tall, letter };
   }
 

@@ -7,8 +7,16 @@
 export const PAGES = [
   ["runs", "Runs"],
   ["train", "Train"],
+  ["flow", "Flow"],
   ["attention", "Attention"],
+  ["translate", "Translate"],
+  ["decode", "Decode"],
   ["tokens", "Tokens"],
+  ["positions", "Positions"],
+  ["lens", "Lens"],
+  ["fill", "Fill"],
+  ["image", "Image"],
+  ["music", "Music"],
 ];
 
 /** The values of the state that a link to another page keeps. */

@@ -1,0 +1,1 @@
+"""What the lectures say, put to the test."""

@@ -1,0 +1,1 @@
+"""One sentence of the lectures a file, each with its experiment and its criterion."""

@@ -1,0 +1,80 @@
+"""The command that puts the lectures to the test: claims."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from manyheads.commands.shared import Device, Json, Threads, choose, print_json, say
+from manyheads.errors import Mistake
+
+
+def claims(
+    run: Annotated[
+        list[str] | None, typer.Option("--run", metavar="NAME", help="A claim to run; repeatable")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Run all of them")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="A folder for results, pictures and one page with all of them"),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Between commas; an experiment for each")] = "1,2,3",
+    large: Annotated[bool, typer.Option("--large", help="At the size for a GPU")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also what the folder has")] = False,
+    as_json: Json = False,
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """What the lectures claim: lists the claims, or runs them, each with a computed verdict.
+
+    manyheads claims --all --report claims goes on where it was stopped.
+    """
+    from dataclasses import asdict
+
+    from manyheads.claims import report as pages
+    from manyheads.claims import runner
+    from manyheads.claims.claim import Setting
+    from manyheads.train.progress import Bar
+
+    known = runner.claims()
+    names = list(known) if everything else list(run or [])
+    if run and everything:
+        raise Mistake("--all is every claim: leave out --run")
+    if not names:
+        if report is not None:
+            raise Mistake("--report needs claims to run: add --all or --run NAME")
+        for name, claim in known.items():
+            print(f"{name}: {claim.sentence} (decks {claim.deck})")
+        return
+    for name in names:
+        runner.find(name)  # a wrong name is said before anything runs
+    setting = Setting(seeds=_seeds(seeds), large=large, device=choose(device, threads))
+    results = []
+    with Bar("claims", len(names)) as bar:
+        for done, name in enumerate(names):
+            bar.update(done, name)
+            found = None if again or report is None else runner.kept(name, setting, report)
+            result = found or runner.run(name, setting, report)
+            results.append(result)
+            bar.say(f"{name}: {pages.WORDS[result.verdict]}; {result.why}")
+        bar.update(len(names), "done")
+    if as_json:
+        print_json({"claims": [asdict(result) for result in results]})
+    else:
+        print(pages.counted(results))
+    if report is not None:
+        command = "manyheads claims " + (
+            "--all" if everything else f"--run {' --run '.join(names)}"
+        )
+        pages.write_report(results, report, command)
+        say(f"report: {report / 'index.html'}")
+
+
+def _seeds(given: str) -> tuple[int, ...]:
+    try:
+        seeds = tuple(int(one) for one in given.split(","))
+    except ValueError:
+        raise Mistake(f"--seeds {given} must be whole numbers between commas, e.g. 1,2,3") from None
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise Mistake(f"--seeds {given} must be different numbers, e.g. 1,2,3")
+    return seeds

@@ -1,0 +1,144 @@
+"""A cache of fixed room, so that every step is the same kernels over the same places.
+
+Keys and values have a slot for every position that there will ever be, and where the next one
+goes is a number on the device. A slot that is not written yet is never seen, because rules speak
+of positions and its own is still to come.
+
+Hypotheses never move. What beam j of a sentence computed at position p stays in slot p · k + j,
+and a table says for each hypothesis by which beam its token at p was read, its ancestor there.
+To go on from other hypotheses is to reorder that table, not the keys and values.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from manyheads.decode.cache import KeyValueCache
+from manyheads.nn.attention import KeysAndValues
+from manyheads.nn.masks import Causal, Rule, Sight
+from manyheads.nn.shapes import Real
+
+Table = Int[Tensor, "n k room"]
+BeamPlaces = Int[Tensor, "1 k 1"]
+Slots = Int[Tensor, "1 1 slots"]
+OwnSlots = Bool[Tensor, "n k slots"]
+NewKeys = Float[Tensor, "n g k e"]
+NewValues = Float[Tensor, "n g k c"]
+HeldKeys = Float[Tensor, "n g slots e"]
+HeldValues = Float[Tensor, "n g slots c"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ancestors(Rule):
+    """Of the slots of a sentence, each hypothesis sees those that its own past was written to."""
+
+    table: Table
+    kind: ClassVar[str] = "ancestors"
+
+    @property
+    def past_only(self) -> bool:
+        return True
+
+    def __call__(self, queries: BeamPlaces, keys: Slots) -> OwnSlots:
+        beams = torch.arange(self.table.shape[1], device=keys.device)
+        own = rearrange(self.table[..., None] == beams, "n k p j -> n k (p j)")
+        return own & (keys <= queries)
+
+
+class FixedCache:
+    """Room for so many positions of so many sentences with k beams each, and for their sources.
+
+    It is read to by `fill` (a prompt) and `put` (a source), and then one position at a time. How
+    many there are is a number on the device alone, `place`: whoever takes so much room has seen
+    to it that the model has positions for it.
+    """
+
+    length = 0
+
+    def __init__(
+        self, sentences: int, beams: int, room: int, device: torch.device, source_room: int = 0
+    ) -> None:
+        self.beams, self.room, self.source_room = beams, room, source_room
+        self.sentences = sentences
+        self.place = torch.zeros(1, dtype=torch.long, device=device)
+        self.ancestors = torch.zeros(sentences, beams, room, dtype=torch.long, device=device)
+        self._own = torch.arange(beams, device=device)
+        self._positions = torch.arange(room, device=device).repeat_interleave(beams)[None]
+        self._slots = self._own
+        self._grown: dict[nn.Module, KeysAndValues] = {}
+        self._memory: dict[nn.Module, KeysAndValues] = {}
+
+    def look(self, rule: Rule, length: int, real: Real | None, device: torch.device) -> Sight:
+        """The sight of one position of each hypothesis on the whole room."""
+        assert isinstance(rule, Causal)
+        assert length == 1
+        assert real is None
+        self._slots = self.place * self.beams + self._own  # for all layers alike
+        queries = self.place.expand(1, self.beams)
+        if self.beams == 1:
+            return Sight(rule, queries, self._positions)
+        own = repeat(self._own, "k -> n k 1", n=self.sentences)
+        self.ancestors.index_copy_(2, self.place, own)
+        return Sight(Ancestors(self.ancestors), queries, self._positions)
+
+    def extend(self, owner: nn.Module, keys: NewKeys, values: NewValues) -> KeysAndValues:
+        """Write the newest position of every beam; gives the whole room."""
+        for held, new in zip(self._room_of(owner, keys, values), (keys, values), strict=True):
+            held.index_copy_(2, self._slots, new.to(held.dtype))
+        return self._grown[owner]
+
+    def advance(self, positions: int) -> None:
+        self.place += positions
+
+    def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues:
+        """What was put there for this module."""
+        return self._memory[owner]
+
+    def reorder(self, parents: Int[Tensor, "n k"]) -> None:
+        """Go on from these hypotheses of each sentence; a parent may have several children."""
+        places = repeat(parents, "n k -> n k room", room=self.room)
+        self.ancestors.copy_(self.ancestors.gather(1, places))
+
+    def clear(self) -> None:
+        """Begin anew; what is still in the room is overwritten before it is seen."""
+        self.place.zero_()
+        self.ancestors.zero_()
+
+    def fill(self, read: KeyValueCache) -> None:
+        """Begin after what was read, the same for all beams of a sentence: it is beam 0's."""
+        self.clear()
+        for owner, keys, values in read.held():
+            pair = self._room_of(owner, keys, values)
+            for held, old in zip(pair, (keys, values), strict=True):
+                held[: len(old), :, : read.length * self.beams : self.beams] = old
+        self.place.fill_(read.length)
+
+    def put(self, owner: nn.Module, keys: HeldKeys, values: HeldValues) -> None:
+        """The keys and values of the sources, for a module that looks at them."""
+        if owner not in self._memory:
+            self._memory[owner] = self._zeros(keys, values, self.source_room)
+        for held, new in zip(self._memory[owner], (keys, values), strict=True):
+            held[: len(new), :, : new.shape[2]] = new
+
+    def bytes(self) -> int:
+        """What the room takes, filled or not."""
+        pairs = (*self._grown.values(), *self._memory.values())
+        held = [x for pair in pairs for x in pair]
+        return sum(x.numel() * x.element_size() for x in (self.ancestors, *held))
+
+    def _room_of(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
+        if owner not in self._grown:
+            self._grown[owner] = self._zeros(keys, values, self.room * self.beams)
+        return self._grown[owner]
+
+    def _zeros(self, keys: Tensor, values: Tensor, slots: int) -> KeysAndValues:
+        """Nothing yet: not even what multiplied by a weight of zero would spoil a sum."""
+        one, other = (
+            x.new_zeros(self.sentences, x.shape[1], slots, x.shape[3]) for x in (keys, values)
+        )
+        return one, other

@@ -1,0 +1,78 @@
+"""What a step of beam search does to n sentences with k hypotheses each, in tensors alone."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+NEVER = float("-inf")
+Stopping = Literal["beam-ended", "none-better-now", "none-better-ever"]
+# Of a sentence each, or one for all.
+Penalties = Float[Tensor, " #n"] | float
+
+
+@dataclass
+class Hypotheses:
+    """The living ones of each sentence, what they cost, and the best that have ended."""
+
+    limits: Int[Tensor, " n"]
+    alive: Int[Tensor, "n k length"]
+    alive_log: Float[Tensor, "n k"]
+    ended: Int[Tensor, "n k room"]
+    ended_log: Float[Tensor, "n k"]
+    ended_score: Float[Tensor, "n k"]
+    ended_length: Int[Tensor, "n k"]
+
+    def done(
+        self,
+        length: Int[Tensor, " 1"] | int,
+        stopping: Stopping,
+        n_best: int,
+        now: Penalties,
+        greatest: Penalties,
+    ) -> Bool[Tensor, " n"]:
+        """The rule of stopping is met, or the n best are decided, or the limit is reached.
+
+        log P only falls, so that a living hypothesis can come to no better score than its log P
+        now over the `greatest` lp to come; `now` is that of a text of this length.
+        """
+        living = self.alive_log.amax(dim=1)
+        decided = living / greatest <= self.ended_score[:, n_best - 1]
+        done = decided | (self.limits <= length)
+        worst = self.ended_score[:, -1]
+        if stopping == "beam-ended":
+            return done | (worst > NEVER)
+        if stopping == "none-better-now":
+            return done | ((worst > NEVER) & (living / now <= worst))
+        return done
+
+
+def continuations(
+    alive_log: Float[Tensor, "n k"],
+    logits: Float[Tensor, "rows v"],
+    total: Float[Tensor, "rows 1"],
+) -> tuple[Float[Tensor, "n w"], Int[Tensor, "n w"], Int[Tensor, "n w"]]:
+    """The best of each sentence, twice the beam: their log P, their parents, their tokens.
+
+    Twice: even if every hypothesis ends, enough others live on.
+    """
+    k = alive_log.shape[1]
+    wide = min(2 * k, logits.shape[-1])
+    best, tokens = logits.topk(wide, dim=-1)
+    log = rearrange(alive_log, "n k -> (n k) 1") + (best - total)
+    log = rearrange(log, "(n k) w -> n (k w)", k=k)
+    log, order = log.topk(min(2 * k, log.shape[-1]), dim=-1)
+    tokens = rearrange(tokens, "(n k) w -> n (k w)", k=k).gather(-1, order)
+    return log, order // wide, tokens
+
+
+def take(values: Int[Tensor, "n k length"], order: Int[Tensor, "n w"]) -> Int[Tensor, "n w length"]:
+    return values.gather(1, repeat(order, "n w -> n w length", length=values.shape[2]))
+
+
+def in_beam(ending: Bool[Tensor, "n w"], beam: int) -> Bool[Tensor, "n w"]:
+    """Of the endings those that count: one beyond the first k would not have been kept."""
+    return ending & (torch.arange(ending.shape[1], device=ending.device) < beam)

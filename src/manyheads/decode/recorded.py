@@ -1,0 +1,161 @@
+"""Steps of writing as CUDA graphs: recorded once for each shape, then replayed by one call.
+
+A step of a decoder is hundreds of kernels of a few microseconds each, and the host takes longer to
+launch them than the device to compute them. A recorded step is launched as a whole, and it reads
+and writes tensors at fixed places, the number of the step among them. Elsewhere than on a GPU the
+same work is simply done.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import nn
+
+from manyheads.models.gpt import Gpt
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.experts import ExpertFeedForward
+from manyheads.nn.flex import Flex
+from manyheads.train.ahead import DEVICE
+
+AS_IT_IS = 2  # steps before one is recorded: kernels are chosen and room is taken in them
+ASKED = 16  # steps between two questions to the device whether all is done
+# Recordings that are kept, and the most that they hold; the one unused for longest goes first.
+MOST, MOST_BYTES = 8, 8 * 2**30
+SMALLEST_ROOM = 64
+
+
+def steady(model: nn.Module) -> bool:
+    """Whether a step of this model is the same kernels at every place, and nobody listens in.
+
+    An LSTM and a joined source have states of other shapes; experts ask the host who chose them;
+    a core that is not exact makes something else of a room with empty slots.
+    """
+    if not isinstance(model, Gpt | Seq2Seq):
+        return False
+    parts = list(model.decoder.modules())
+    attentions = [part for part in parts if isinstance(part, SelfAttention | CrossAttention)]
+    if any(type(part.core) not in (Dense, Fused, Flex) for part in attentions):
+        return False
+    heard = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    return not heard and not any(isinstance(part, ExpertFeedForward) for part in parts)
+
+
+def room_for(positions: int) -> int:
+    """The next power of two."""
+    return max(SMALLEST_ROOM, 1 << (positions - 1).bit_length())
+
+
+def rows_for(rows: int) -> int:
+    """The next power of two up to 64, then the next multiple of 32."""
+    return 1 << (rows - 1).bit_length() if rows <= 64 else -(-rows // 32) * 32
+
+
+def source_room_for(positions: int) -> int:
+    """The next multiple of 8."""
+    return -(-positions // 8) * 8
+
+
+class Recorded:
+    """Work that is done as it is at first, then by a recording of it."""
+
+    def __init__(self, work: Callable[[], None], device: torch.device, pool: Any = None) -> None:
+        self.work, self.device, self.pool = work, device, pool
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        if self.device.type == "cuda" and self.graph is None and self.calls >= AS_IT_IS:
+            self.graph = self._record()
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self._do()
+        self.calls += 1
+
+    def _do(self) -> None:
+        kind = self.device.type
+        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        # A weight that was cast once would stay as it was when it is trained on.
+        with torch.autocast(kind, dtype, enabled, cache_enabled=False):
+            self.work()
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        graph, mode = torch.cuda.CUDAGraph(), "thread_local"
+        with (
+            DEVICE,
+            torch.cuda.device(self.device),
+            torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode),
+        ):
+            self._do()
+        return graph
+
+
+@runtime_checkable
+class Kept(Protocol):
+    """What is recorded with its tensors."""
+
+    def bytes(self) -> int: ...
+
+
+K = TypeVar("K", bound=Kept)
+
+
+class Recordings:
+    """What one writer has recorded, by shape and settings. Unless told, on a GPU alone.
+
+    `compiled`: the model's step is compiled before it is recorded, which makes fewer kernels of it
+    and takes as long as thousands of steps.
+    """
+
+    def __init__(self, wanted: bool | None = None, *, compiled: bool = False) -> None:
+        self.wanted, self.compiled = wanted, compiled
+        self.kept: dict[Hashable, Kept] = {}
+        self._pool: Any = None
+
+    def serve(self, model: nn.Module) -> bool:
+        """Whether this model writes by recorded steps."""
+        on_gpu = next(model.parameters()).device.type == "cuda"
+        return (on_gpu if self.wanted is None else self.wanted) and steady(model)
+
+    @contextmanager
+    def lent(self, model: nn.Module, shape: Hashable, make: Callable[[Any], K]) -> Iterator[K]:
+        """What was made for this shape of these weights, or is made now from a memory pool.
+
+        It is one user's as long as it is lent: another one at the same time gets one of its own.
+        """
+        key = (shape, _precision(model), _weights(model))
+        found: Any = self.kept.pop(key, None)
+        if found is None:
+            found = make(self._shared_pool(model))
+        try:
+            yield found
+        finally:
+            self.kept[key] = found
+            while len(self.kept) > MOST or (len(self.kept) > 1 and self.bytes() > MOST_BYTES):
+                del self.kept[next(iter(self.kept))]
+
+    def bytes(self) -> int:
+        """What the kept ones hold."""
+        return sum(one.bytes() for one in self.kept.values())
+
+    def _shared_pool(self, model: nn.Module) -> Any:
+        """One for all recordings: nothing that one of them leaves there is read by another."""
+        if self._pool is None and next(model.parameters()).device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
+
+
+def _precision(model: nn.Module) -> tuple[bool, torch.dtype]:
+    kind = next(model.parameters()).device.type
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+def _weights(model: nn.Module) -> tuple[int, ...]:
+    """Where they are: a recording of a model that has been moved since reads elsewhere."""
+    return tuple(x.data_ptr() for x in chain(model.parameters(), model.buffers()))

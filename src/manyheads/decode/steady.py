@@ -1,0 +1,203 @@
+"""A model in the middle of writing, in shapes that are the same at every step.
+
+What `recorded` records: the model's step over a cache of fixed room, the tokens that may come, and
+the choice of one; in `search` the hypotheses instead. A batch is put at the same places as
+the one before. It may have fewer sentences than there is room for: the others have no token to
+write, and are done from the beginning.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from manyheads.decode.beam import Allowed
+from manyheads.decode.cache import KeyValueCache
+from manyheads.decode.fixed_cache import FixedCache
+from manyheads.decode.hypotheses import NEVER
+from manyheads.decode.recorded import ASKED, Recorded
+from manyheads.decode.sample import Sample, choose
+from manyheads.models.gpt import Gpt
+from manyheads.models.seq2seq import Memory, Seq2Seq
+from manyheads.nn.attention import CrossAttention
+from manyheads.nn.masks import full, look
+
+Texts = tuple[Tensor, ...]  # prompts; or sources, and what of them is real
+Rows = Int[Tensor, " rows"]
+Step = Callable[[Tensor], Tensor]
+Length = Int[Tensor, " 1"]
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """A model and its cache; one step reads the newest token of every row."""
+
+    cache: FixedCache
+    vocabulary: int
+
+    def read(self, texts: Texts) -> None:
+        """What comes before the first step, eagerly: it has another shape each time."""
+        ...
+
+    @property
+    def step(self) -> Step:
+        """Logits of the token after the newest one of each row."""
+        ...
+
+
+class GptSteps:
+    """A decoder-only model."""
+
+    def __init__(self, model: Gpt, cache: FixedCache, compiled: bool = False) -> None:
+        self.model, self.cache = model, cache
+        self.vocabulary = model.tokens.num_embeddings
+        self.step: Step = torch.compile(self._step, dynamic=False) if compiled else self._step
+
+    def read(self, texts: Texts) -> None:
+        """All of the prompts but their last tokens, as one pass."""
+        [prompts] = texts
+        read = KeyValueCache()
+        if prompts.shape[1] > 1:
+            self.model.hidden(prompts[:, :-1], cache=read)
+        self.cache.fill(read)
+
+    def _step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
+        hidden = self.model.hidden(tokens[:, None], cache=self.cache)
+        return self.model.logits(hidden[:, -1]).float()
+
+
+class Seq2SeqSteps:
+    """An encoder–decoder; its encoder is no part of a step."""
+
+    def __init__(self, model: Seq2Seq, cache: FixedCache, compiled: bool = False) -> None:
+        self.model, self.cache = model, cache
+        self.vocabulary = model.target_table.num_embeddings
+        self.step: Step = torch.compile(self._step, dynamic=False) if compiled else self._step
+        self.real = torch.ones(
+            cache.sentences, cache.source_room, dtype=torch.bool, device=cache.place.device
+        )
+        sight = look(full, cache.source_room, real=self.real, device=self.real.device)
+        # Its states are not asked for: the cache has their keys and values.
+        self.memory = Memory(self.real, sight)
+
+    def read(self, texts: Texts) -> None:
+        """The sources, as one pass; what is beyond them is not real, but for rows without one."""
+        source, real = texts
+        states = self.model.encode(source, real).states
+        for part in self.model.decoder.modules():
+            if isinstance(part, CrossAttention):
+                self.cache.put(part, *part.keys_and_values(states))
+        rows, width = real.shape
+        self.real[:rows, :width] = real
+        self.real[:rows, width:] = False
+        self.real[rows:] = True
+        self.cache.clear()
+
+    def _step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
+        hidden = self.model.decode(tokens[:, None], self.memory, cache=self.cache)
+        return self.model.logits(hidden[:, -1]).float()
+
+
+class AllowedAnywhere:
+    """`Allowed` where the place is a number on the device: the same kernels at every place."""
+
+    def __init__(self, allowed: Allowed, vocabulary: int, device: torch.device) -> None:
+        self.rules = allowed
+        self.banned = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+        self.banned[allowed.banned] = True
+        # Whether the log of the whole mass is asked for: a pass over all logits.
+        self.wants_total = allowed.first is not None or allowed.at_limit == "free-end"
+
+    def apply(
+        self,
+        logits: Float[Tensor, "rows v"],
+        total: Float[Tensor, "rows 1"] | None,
+        length: Length,
+        last: Bool[Tensor, " rows"],
+    ) -> None:
+        """Leave −∞ to the tokens that may not come at place `length`, as `Allowed` does."""
+        rules, end = self.rules, self.rules.end
+        forced = rules.at_limit != "cut"
+        never, begins = self.banned[None], length == 1
+        if rules.first is not None:
+            never = never | begins[:, None]
+        if forced:
+            never = never | last[:, None]
+            price = logits[:, end].clone()
+        if rules.at_limit == "free-end":
+            assert total is not None
+            price = total[:, 0]
+        if rules.banned or rules.first is not None or forced:
+            logits.masked_fill_(never, NEVER)
+        if rules.shortest:
+            logits[:, end].masked_fill_(length <= rules.shortest, NEVER)
+        if rules.first is not None:
+            assert total is not None
+            opens = begins & ~last if forced else begins
+            logits[:, rules.first] = torch.where(opens, total[:, 0], logits[:, rules.first])
+        if forced:
+            logits[:, end] = torch.where(last, price, logits[:, end])
+
+
+class Drawing:
+    """Tokens by chance or the likeliest ones, one a row and step, in fixed shapes."""
+
+    def __init__(self, steps: Steps, allowed: Allowed, sample: Sample, pool: Any = None) -> None:
+        cache, device = steps.cache, steps.cache.place.device
+        rows, room = cache.sentences, cache.room
+        self.steps, self.sample = steps, sample
+        self.allowed = AllowedAnywhere(allowed, steps.vocabulary, device)
+        self.length = torch.zeros(1, dtype=torch.long, device=device)
+        self.newest, self.limits = (self.length.new_zeros(rows) for _ in range(2))
+        self.written = self.length.new_zeros(rows, room)
+        self.chances = torch.zeros(rows, room, device=device)
+        self.done = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.all_done = torch.zeros((), dtype=torch.bool, device=device)
+        self.step = Recorded(self._step, device, pool)
+
+    def begin(self, newest: Rows, limits: Rows, chances: Float[Tensor, "rows steps"]) -> None:
+        """After `steps` has read: the tokens to go on from, and the random numbers to come."""
+        rows, steps = chances.shape
+        self.length.zero_()
+        self.newest[:rows] = newest
+        self.limits.zero_()
+        self.limits[:rows] = limits
+        self.chances[:rows, :steps] = chances.to(self.chances.device)
+        self.done.copy_(self.limits < 1)
+
+    def _step(self) -> None:
+        end = self.allowed.rules.end
+        place = self.length.clone()
+        self.length += 1
+        logits = self.steps.step(self.newest)
+        total = logits.logsumexp(-1, keepdim=True) if self.allowed.wants_total else None
+        self.allowed.apply(logits, total, self.length, self.limits == self.length)
+        chance = self.chances.index_select(1, place)[:, 0]
+        self.newest.copy_(choose(logits, chance, self.sample).masked_fill(self.done, end))
+        self.written.index_copy_(1, place, self.newest[:, None])
+        self.done |= (self.newest == end) | (self.limits <= self.length)
+        self.all_done.copy_(self.done.all())
+
+    def bytes(self) -> int:
+        """What the cache holds, next to which the rest is little."""
+        return self.steps.cache.bytes()
+
+    def collect(self, rows: int, most: int) -> list[list[int]]:
+        """What is written to the end of all these rows, at most so much, without the ends."""
+        for number in range(1, most + 1):
+            self.step()
+            if number % ASKED == 0 and bool(self.all_done):
+                break
+        end = self.allowed.rules.end
+        found = self.written[:rows, :number].tolist()
+        return [[token for token in row if token != end] for row in found]
+
+    def follow(self, rows: int, most: int) -> Iterator[Rows]:
+        """The tokens of each step, as soon as they are there; a row that is done has the end."""
+        for _ in range(most):
+            self.step()
+            yield self.newest[:rows].clone()
+            if bool(self.all_done):
+                return

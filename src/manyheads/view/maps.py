@@ -1,0 +1,114 @@
+"""The attention maps of a run's model on a text, with the pieces that stand beside them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.decode.translate import Translator
+from manyheads.errors import Mistake
+from manyheads.models.bert import Bert
+from manyheads.models.gpt import Gpt
+from manyheads.models.rnn import Rnn
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.opened import TorchRun
+from manyheads.view.capture import Maps, capture
+
+
+@dataclass(frozen=True)
+class TextMaps:
+    """All heads of one kind of attention; row t is what the token of `rows[t]` looks at."""
+
+    weights: Float[Tensor, "layers heads t s"]
+    rows: list[str]
+    columns: list[str]
+
+    def head(self, layer: int, head: int | None) -> Float[Tensor, "t s"]:
+        """One head, or the mean over the heads of its layer. Both are counted from 1."""
+        layers, heads = self.weights.shape[:2]
+        for name, value, most in (("layer", layer, layers), ("head", head, heads)):
+            if value is not None and not 1 <= value <= most:
+                raise Mistake(f"--{name} {value}: choose among 1 to {most}")
+        chosen = self.weights[layer - 1]
+        return chosen.mean(0) if head is None else chosen[head - 1]
+
+
+@torch.no_grad()
+def maps_of(opened: TorchRun, text: str, target: str | None = None) -> dict[str, TextMaps]:
+    """Maps by name: encoder.self, decoder.self, decoder.cross.
+
+    An encoder–decoder writes `target`, or what it would write itself. A row of cross-attention is
+    the token that is written there, one of self-attention the token that is read.
+    """
+    model: Any = opened.model.eval()
+    if isinstance(model, Seq2Seq | Rnn):
+        return _written(opened, text, target)
+    if isinstance(model, Gpt):
+        tokenizer = opened.tokenizer
+        ids = tokenizer.encode(text)
+        stack = "decoder"
+    elif isinstance(model, Bert):
+        encoder = opened.encoder()
+        tokenizer = encoder.tokenizer
+        [(ids, _)] = tokenizer.framed([text])
+        stack = "encoder"
+    else:
+        raise opened.cannot("has maps of a text", "a model that reads one")
+    if target is not None:
+        raise Mistake("--target is what an encoder–decoder writes: leave it out")
+    _check(ids, model.config.max_length)
+    with capture(model) as maps:
+        model.hidden(_batch(ids, opened))
+    pieces = tokenizer.pieces(ids)
+    return {f"{stack}.self": _stacked(maps, stack, "self", pieces, pieces)}
+
+
+def _written(opened: TorchRun, text: str, target: str | None) -> dict[str, TextMaps]:
+    model: Any = opened.model
+    tokenizer = opened.tokenizer
+    translator = Translator(model, tokenizer, opened.run.decode)
+    marks = translator.marks
+    source = marks.source(tokenizer.encode(text))
+    _check(source, model.config.max_length)
+    if target is None:
+        found = translator.search([text], n_best=1)[0]
+        written = found[0].tokens if found else []
+    else:
+        written = tokenizer.encode(target)
+    given = [marks.start, *written]
+    _check(given, model.config.max_length)
+    with capture(model) as maps:
+        model(_batch(source, opened), _batch(given, opened))
+    read, steps = tokenizer.pieces(source), tokenizer.pieces(given)
+    sides = {
+        ("encoder", "self"): (read, read),
+        ("decoder", "self"): (steps, steps),
+        ("decoder", "cross"): (tokenizer.pieces([*written, marks.end]), read),
+    }
+    there = {(stack, kind) for stack, kind, _ in maps.found}
+    return {
+        f"{stack}.{kind}": _stacked(maps, stack, kind, *labels)
+        for (stack, kind), labels in sides.items()
+        if (stack, kind) in there
+    }
+
+
+def _check(ids: Sequence[int], most: int) -> None:
+    if not ids:
+        raise Mistake("there is nothing to look at: give a text with --text")
+    if len(ids) > most:
+        raise Mistake(f"the text has {len(ids)} tokens, and the model reads {most}: shorten it")
+
+
+def _stacked(maps: Maps, stack: str, kind: Any, rows: list[str], columns: list[str]) -> TextMaps:
+    layers = [layer[0].float().cpu() for layer in maps.all(kind, stack)]
+    if len({layer.shape for layer in layers}) > 1:
+        raise Mistake(f"the layers of {stack}.{kind} have maps of different sizes: none is drawn")
+    return TextMaps(torch.stack(layers), rows, columns)
+
+
+def _batch(ids: Sequence[int], opened: TorchRun) -> Tensor:
+    return torch.tensor([list(ids)], device=opened.device)

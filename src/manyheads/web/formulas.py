@@ -1,0 +1,124 @@
+"""The formula of each part of a model, as the lectures write it, by what the part is."""
+
+import math
+
+from torch import nn
+
+from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.embedding import Head
+from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+from manyheads.nn.positions import (
+    AlibiPosition,
+    BucketPosition,
+    LearnedPosition,
+    Position,
+    RotaryPosition,
+    ShawPosition,
+    SinusoidalPosition,
+)
+from manyheads.nn.relative import RelativePosition
+from manyheads.nn.residual import Residual
+from manyheads.nn.scores import (
+    AdditiveScore,
+    BilinearScore,
+    InnerScore,
+    ReducedRankScore,
+    Score,
+)
+
+WRITTEN = {
+    "relu": "max(0, {})",
+    "gelu": "GELU({})",
+    "gelu-tanh": "GELU({})",
+    "silu": "SiLU({})",
+    "tanh": "tanh({})",
+}
+
+
+def score(part: Score, channels: int) -> str:
+    """score(q, k); a scale that is 1/√c is written so."""
+    if isinstance(part, BilinearScore):
+        return "q W kᵀ"
+    if isinstance(part, ReducedRankScore):
+        return "(U q)ᵀ (V k)"
+    if isinstance(part, AdditiveScore):
+        return "wᵀ tanh(A q + B k)"
+    assert isinstance(part, InnerScore)
+    if math.isclose(part.scale, channels**-0.5):
+        return f"Q Kᵀ / √c,  c = {channels}"
+    return "Q Kᵀ" if part.scale == 1.0 else f"{part.scale:g} · Q Kᵀ"
+
+
+def embedded(part: Position) -> str:
+    """What is added to the embeddings."""
+    if isinstance(part, SinusoidalPosition):
+        angle = f"pos / {part.base:g}^(2i/d)"
+        if part.layout == "interleaved":
+            return f"PE(pos, 2i) = sin({angle}),  PE(pos, 2i+1) = cos({angle})"
+        return f"PE(pos, i) = sin({angle}),  PE(pos, d/2+i) = cos({angle})"
+    if isinstance(part, LearnedPosition):
+        return "p_pos: one trained vector a position"
+    return "what this position adds to the embeddings"
+
+
+def biased(part: Position) -> str:
+    """What is added to the scores."""
+    if isinstance(part, AlibiPosition):
+        return "−slope_h · |i − j|"
+    if isinstance(part, BucketPosition):
+        return "b_h(bucket(j − i))"
+    if isinstance(part, RelativePosition):
+        return "S_rel / √c,  S_rel[i, j] = q_i · e_{j−i}"
+    if isinstance(part, ShawPosition):
+        return "q_i · a^K_{clip(j−i)} / √c"
+    return "what this position adds to the scores"
+
+
+def plus_bias(part: nn.Module, letter: str = "b") -> str:
+    """What is added after a product with a matrix, if anything."""
+    return "" if part.bias is None else f" + {letter}"
+
+
+def projected(letter: str, part: SelfAttention | CrossAttention, position: Position) -> str:
+    """Q, K or V; a rotary position turns the first two."""
+    source = "X" if isinstance(part, SelfAttention) else ("Z" if letter == "Q" else "H")
+    plain = f"{source} W_h^{letter}{plus_bias(part.project, f'b_h^{letter}')}"
+    if letter != "V" and isinstance(position, RotaryPosition):
+        return f"{letter}_h = R_pos({plain}),  R_pos turns channel pairs by pos · θ_i"
+    read = "" if source != "H" else ",  H the top of the encoder"
+    return f"{letter}_h = {plain}{read}"
+
+
+def norm(part: nn.Module) -> str:
+    if isinstance(part, nn.RMSNorm):
+        return "RMSNorm(x) = γ x / √(mean(x²) + ε)"
+    return "LayerNorm(x) = γ (x − μ) / √(σ² + ε) + β"
+
+
+def summed(part: Residual, inside: str) -> str:
+    """x + f(…): where the norm stands is the residual's alone to say."""
+    if part.placement == "pre":
+        return f"x + {inside}(Norm(x))"
+    return f"x + {inside}(x),  then Norm of it"
+
+
+def hidden(part: FeedForward | GatedFeedForward) -> str:
+    """Inside a feed-forward layer."""
+    name = next(name for name, known in ACTIVATIONS.items() if known is part.activation)
+    written = WRITTEN[name]
+    if isinstance(part, GatedFeedForward):
+        opened = written.format(f"x W{plus_bias(part.gate)}")
+        return f"h = {opened} ∘ (x V{plus_bias(part.inner, 'c')})"
+    return "h = " + written.format(f"x W₁{plus_bias(part.inner, 'b₁')}")
+
+
+def feedforward(part: nn.Module) -> str:
+    if isinstance(part, FeedForward | GatedFeedForward):
+        return f"FFN(x) = h W₂{plus_bias(part.outer, 'b₂')}"
+    return "Σ_e g_e(x) · FFN_e(x) over the chosen experts e"
+
+
+def logits(part: Head) -> str:
+    """h Eᵀ where the matrix is that of the embedding, else h Wᵀ."""
+    scale = "" if part.scale == 1.0 else "d^−½ · "
+    return f"z = {scale}h {'E' if part.weight is None else 'W'}ᵀ{plus_bias(part)}"

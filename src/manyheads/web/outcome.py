@@ -1,0 +1,97 @@
+"""What stands on top of the last stack of a model, as parts: scores, and what chances they are."""
+
+from dataclasses import replace
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.models.heads import DetectHead, LabelHead, MaskedHead
+from manyheads.nn.embedding import Head
+from manyheads.tokens import Tokenizer
+from manyheads.web import formulas
+from manyheads.web.journey import Calls, Column, Labels, Part
+from manyheads.web.passes import TOP
+
+Scores = Float[Tensor, "t v"]
+
+
+def distribution(logits: Scores) -> Scores:
+    """P(i) = exp(z_i) / Σ_j exp(z_j)"""
+    return logits.softmax(-1)
+
+
+def replaced(logits: Scores) -> Scores:
+    """σ(z) = 1 / (1 + exp(−z))"""
+    return logits.sigmoid()
+
+
+def crowned(model: Any, column: Column, seen: Calls, tokenizer: Tokenizer) -> list[Part]:
+    """The parts of the head of a model; a model may have none."""
+    head = dict(model.named_children()).get("head")
+    if head is None or head not in seen:
+        return []
+    scores = seen[head].output[0].float().cpu()
+    if isinstance(head, Head | MaskedHead):
+        return _of_tokens(head, scores, column, seen, tokenizer)
+    if isinstance(head, DetectHead):
+        formula = "z = act(h W + b) w + b"
+        return _of_labels(column, scores[:, None], ("replaced",), formula, head)
+    if isinstance(head, LabelHead):
+        labels = tuple(model.config.head.labels)
+        if not head.pooled:
+            return _of_labels(column, scores, labels, "z = h W + b", head)
+        whole = seen[head].args[0].float().cpu()
+        formula = "h of the first position, or what the pooler makes of them all"
+        code = (model.pool,)
+        pooled = Part(f"{column.name}.pooled", "Pooled", "t d", whole, formula, code, ("text",))
+        return [pooled, *_of_labels(column, scores[None], labels, "z = h W + b", head)]
+    return []
+
+
+def _of_labels(
+    column: Column, scores: Scores, labels: tuple[str, ...], formula: str, head: nn.Module
+) -> list[Part]:
+    rows: Labels = column.name if len(scores) == len(column.ids) else ("text",)
+    place = f"{column.name}.logits"
+    logits = Part(place, "Logits", "t v", scores, formula, (head.forward,), rows, labels)
+    if isinstance(head, LabelHead) and len(labels) == 1:
+        return [logits]  # a number that is predicted, no choice among labels
+    chances = replaced if isinstance(head, DetectHead) else distribution
+    return [logits, _as_chances(logits, chances(scores), chances)]
+
+
+def _of_tokens(
+    head: Head | MaskedHead, logits: Scores, column: Column, seen: Calls, tokenizer: Tokenizer
+) -> list[Part]:
+    """Of each position the likeliest tokens, likeliest first."""
+    before, last = [], head
+    if isinstance(head, MaskedHead):
+        entered, formula = seen[head.norm].output[0].float().cpu(), "h ← Norm(act(h W + b))"
+        place, code = f"{column.name}.head", (head.enter,)
+        before.append(Part(place, "Head", "t d", entered, formula, code, column.name))
+        last = head.output
+    assert isinstance(last, Head)
+    chances, ids = distribution(logits).topk(min(TOP, logits.shape[-1]))
+    best = Part(
+        name=f"{column.name}.logits",
+        title="Logits",
+        axes="t v",
+        tensor=logits.gather(-1, ids),
+        formula=formulas.logits(last),
+        code=(last.forward,),
+        # Where a source stands before the target, its positions answer nothing.
+        rows=tuple(tokenizer.pieces(column.ids[-len(logits) :])),
+        columns=tuple(str(rank) for rank in range(1, ids.shape[1] + 1)),
+        words=tuple(tuple(tokenizer.pieces(row)) for row in ids.tolist()),
+        all=logits.shape[-1],
+    )
+    return [*before, best, _as_chances(best, chances, distribution)]
+
+
+def _as_chances(logits: Part, chances: Tensor, by: Any) -> Part:
+    name = logits.name.replace(".logits", ".distribution")
+    said = str(by.__doc__)
+    return replace(
+        logits, name=name, title="Distribution", tensor=chances, formula=said, code=(by,)
+    )

@@ -1,0 +1,129 @@
+// One part of a pass, opened: its numbers, its shape, its formula, and the code that computed it.
+
+import { element, escaped, shown, visible } from "./dom.js";
+import { picture, saving } from "./exports.js";
+import { extent, groupOf, nameOf, shapeOf, told } from "./flowboxes.js";
+import { HeatMap } from "./heatmap.js";
+import { chips } from "./tokens.js";
+
+export class OpenBox {
+  /** @param {{move: (row: number, column: number) => void}} how told where the keys walk */
+  constructor({ move }) {
+    this.title = element("h2");
+    this.formula = element("p", { class: "formula" });
+    this.facts = element("p", { class: "shape" });
+    this.extra = element("div", { class: "controls" });
+    this.map = new HeatMap({
+      move: (row, column) => {
+        move(row, column);
+        this.bars.at(row);
+      },
+    });
+    this.bars = new Bars();
+    this.pieces = element("div");
+    this.code = element("div", { class: "code" });
+    this.root = element(
+      "section",
+      { class: "near openbox", "aria-label": "The opened box" },
+      ...[this.title, this.formula, this.facts, this.extra, this.pieces, this.bars.root, this.map.root, this.code],
+    );
+  }
+
+  /**
+   * @param {object} box with its column @param {{layer: number, head: number, cell: [number, number], labels: Function}} how
+   * @param {{numbers: any, beside: any}} of its tensor, and for chances or logits the other of them
+   * @param {Record<string, {at: string, text: string}>} sources
+   */
+  show(box, { layer, head, cell, labels }, { numbers, beside }, sources) {
+    const { column } = box;
+    const group = box.stage === "tokens" ? "Into the model" : groupOf(box, layer, column.layers);
+    const inHead = box.axes.startsWith("h") ? `, head ${Math.min(head, column.heads - 1) + 1}` : "";
+    const title = `${nameOf(column)}, ${group[0].toLowerCase()}${group.slice(1)}${inHead}`;
+    this.title.replaceChildren(`${box.title} `, element("small", {}, title));
+    this.formula.textContent = box.formula;
+    this.map.root.hidden = box.stage === "tokens";
+    this.pieces.hidden = box.stage !== "tokens";
+    this.bars.root.hidden = box.words.length === 0;
+    this.code.replaceChildren(...box.code.flatMap((name) => sourceOf(name, sources[name])));
+    if (box.stage === "tokens") {
+      this.facts.textContent = `shape ${shapeOf(box)}`;
+      this.pieces.replaceChildren(chips(column.tokens, column.ids));
+      return;
+    }
+    const { least, greatest, low, high } = extent(box, numbers.values);
+    const kept = box.words.length ? `; of ${box.shape.at(-1)} the ${numbers.shape[1]} likeliest of each position` : "";
+    this.facts.textContent = `shape ${shapeOf(box)}; from ${told(least, 5)} to ${told(greatest, 5)}${kept}`;
+    const [rows, columns] = [labels(box.rows, numbers.shape[0]), labels(box.columns, numbers.shape[1])];
+    const says = (row, column, value) => (box.words.length ? `at ${row}, number ${column}: ${value}` : `${row}, ${column}: ${value.replace("-Infinity", "−∞")}`);
+    const name = `${box.name}-${layer + 1}-${head + 1}`;
+    this.map.show({ name, title: `${box.title}: ${title}`, rows, columns, values: numbers.values, low, high, says }, cell);
+    if (least === -Infinity) this.map.low.textContent = "−∞";
+    if (box.words.length) this.bars.show({ box, rows, numbers, beside }, this.map.at[0]);
+  }
+}
+
+/** A function with where it stands; its text is text, never markup. */
+function sourceOf(name, { at, text }) {
+  const short = name.split(".").slice(-2).join(".");
+  return [
+    element("h3", {}, `${short} `, element("span", {}, at)),
+    element("pre", { tabindex: "0", role: "region", "aria-label": `Code of ${short}` }, element("code", {}, text)),
+  ];
+}
+
+/** The likeliest tokens at one position, as bars. */
+class Bars {
+  constructor() {
+    this.caption = element("figcaption");
+    this.body = element("table", { class: "bars" });
+    this.root = element("figure", { class: "likeliest" }, this.caption, this.body, element("div", { class: "below" }, saving(() => this)));
+  }
+
+  show(given, row) {
+    this.given = given;
+    this.at(row);
+  }
+
+  at(row) {
+    if (!this.given || this.root.hidden) return;
+    const { box, rows, numbers, beside } = this.given;
+    const count = numbers.shape[1];
+    const [chances, scores] = box.name.endsWith(".logits") ? [beside, numbers] : [numbers, beside];
+    const at = (tensor, rank) => tensor.values[row * count + rank];
+    this.lines = box.words[row].map((word, rank) => [visible(word), at(chances, rank), at(scores, rank)]);
+    this.caption.textContent = `The ${count} likeliest tokens at position ${row + 1}, “${visible(rows[row])}”`;
+    const cells = this.lines.map(([word, chance, score]) =>
+      element(
+        "tr",
+        {},
+        element("th", { scope: "row" }, word),
+        element("td", {}, element("meter", { min: "0", max: "1", value: String(chance), "aria-hidden": "true" })),
+        element("td", {}, shown(chance, 5)),
+        element("td", {}, `z = ${shown(score)}`),
+      ),
+    );
+    this.body.replaceChildren(...cells);
+    this.row = row;
+  }
+
+  get name() {
+    return `${this.given.box.name}-position-${this.row + 1}`;
+  }
+
+  get title() {
+    return this.caption.textContent;
+  }
+
+  svg() {
+    const lines = this.lines.map(([word, chance], at) => {
+      const y = 36 + at * 20;
+      const bar = `<rect x="150" y="${y}" width="${300 * chance}" height="14" fill="#0b5cad"/>`;
+      return `<text x="142" y="${y + 11}" text-anchor="end">${escaped(word.slice(0, 20))}</text>${bar}<text x="${156 + 300 * chance}" y="${y + 11}">${shown(chance)}</text>`;
+    });
+    return picture(540, 46 + 20 * lines.length, `<text x="10" y="20" font-size="14">${escaped(this.title)}</text>${lines.join("")}`);
+  }
+
+  table() {
+    return { columns: ["token", "probability", "logit"], rows: this.lines };
+  }
+}

@@ -1,0 +1,144 @@
+// Flow: a text on its way through a model, box after box, each with its numbers, formula and code.
+
+import { matrices, post } from "../api.js";
+import { afterPause, element, labelled, select, tabs } from "../dom.js";
+import { cellOf, fittingRun, insteadOf, limited, nothingFits } from "../fitting.js";
+import { FlowBoxes } from "../flowboxes.js";
+import { OpenBox } from "../openbox.js";
+import { lead, runChoice, usableRuns } from "../runs.js";
+import { change, read } from "../state.js";
+
+const KINDS = ["seq2seq", "joined", "gpt", "bert"];
+const NEEDED = "Transformers that read text";
+
+export const keys = [
+  ["← →", "the box before, the box after (in a map: the cell beside)"],
+  ["↑ ↓", "the layer before, the layer after (in a map: the cell beside)"],
+  ["[ ]", "the head before, the head after"],
+  ["m", "the scores without the mask, and with it"],
+];
+
+/** The parts of the page, which stay while texts and boxes change. */
+let screen = null;
+
+export async function draw(place, state, signal) {
+  const runs = (await usableRuns(signal)).filter((one) => KINDS.includes(one.kind));
+  const run = fittingRun(runs, state.run);
+  if (!run) return nothingFits(place, "Flow", NEEDED, "manyheads demo");
+  if (!screen || !place.contains(screen.root)) screen = build(place);
+  const text = state.text ?? run.example;
+  fill(screen.text, text);
+  fill(screen.target, state.target ?? "");
+  const flow = await post("/api/flow", { run: run.name, text, target: state.target || undefined }, signal);
+  screen.target.closest("label").hidden = flow.output.kind !== "text";
+  const boxes = flow.columns.flatMap((column) => column.boxes.map((box) => ({ ...box, column })));
+  const most = (what) => Math.max(...flow.columns.map((column) => column[what]));
+  const sizes = { boxes, layers: most("layers"), heads: most("heads") };
+  const now = { flow, ...sizes, ...chosen(sizes, state) };
+  screen.now = now;
+  screen.controls.replaceChildren(runChoice(runs, run.name), ...controls(now), insteadOf(state.run, run, NEEDED) ?? "");
+  const numbers = await numbersOf(now, signal);
+  open(now, state, numbers);
+  screen.boxes.show(boxes, now.box.name, { ...now, run: run.name }, numbers);
+}
+
+function build(place) {
+  const typed = afterPause((key, value) => change({ [key]: value }, { replace: true }));
+  const area = (key) => element("textarea", { rows: "1", oninput: (e) => typed(key, e.target.value), spellcheck: "false" });
+  const made = {
+    text: area("text"),
+    target: area("target"),
+    controls: element("div", { class: "controls" }),
+    boxes: new FlowBoxes({ choose: (name) => change({ box: name, cell: "" }) }),
+    opened: new OpenBox({ move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }) }),
+    kept: { key: "", numbers: new Map() },
+  };
+  made.root = element(
+    "div",
+    {},
+    element("h1", {}, "Flow"),
+    lead("Every number on the way, as the model computed it. Open a box: what is in it, its formula, its code."),
+    made.controls,
+    element(
+      "div",
+      { class: "pair" },
+      labelled("Text", made.text, "wide"),
+      labelled("Target (empty: what the model writes itself)", made.target, "wide"),
+    ),
+    element("div", { class: "flow" }, made.boxes.root, made.opened.root),
+  );
+  place.replaceChildren(made.root);
+  return made;
+}
+
+/** What a person writes in is left alone; else it shows the state. */
+function fill(area, text) {
+  if (document.activeElement !== area && area.value !== text) area.value = text;
+}
+
+function controls({ layers, heads, layer, head, box }) {
+  const numbered = (count) => Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]);
+  const masked = box.name.replace(/\.(scores|masked)$/, "");
+  const mask = tabs("Mask", [["scores", "Without the mask"], ["masked", "With it"]], box.name.split(".").at(-1), (what) => change({ box: `${masked}.${what}` }));
+  return [
+    labelled("Layer", select(numbered(layers), String(layer), (value) => change({ layer: value }))),
+    labelled("Head", select(numbered(heads), String(head), (value) => change({ head: value }))),
+    masked === box.name ? null : mask,
+  ].filter(Boolean);
+}
+
+/** The numbers of every box in the chosen layer and head, by name; those of the last ones are kept. */
+async function numbersOf({ flow, boxes, layer, head }, signal) {
+  const key = `${flow.trace} ${layer} ${head}`;
+  if (screen.kept.key !== key) {
+    const found = await matrices(`/api/flow/${flow.trace}/boxes`, { layer, head }, signal);
+    const names = boxes.filter((box) => box.stage !== "tokens").map((box) => box.name);
+    screen.kept = { key, numbers: new Map(names.map((name, at) => [name, found[at]])) };
+  }
+  return screen.kept.numbers;
+}
+
+/** The chosen box near by. */
+function open({ flow, box, layer, head }, state, numbers) {
+  const labels = (given, count) => {
+    const known = Array.isArray(given) ? given : (flow.columns.find((column) => column.name === given)?.tokens ?? []);
+    return known.length === count ? known : Array.from({ length: count }, (_, number) => String(number + 1));
+  };
+  screen.opened.show(box, { layer, head, cell: cellOf(state.cell), labels }, { numbers: numbers.get(box.name), beside: numbers.get(besideOf(box.name)) }, flow.code);
+}
+
+/** Logits and chances are read together. */
+function besideOf(name) {
+  const [place, what] = [name.slice(0, name.lastIndexOf(".")), name.split(".").at(-1)];
+  const other = { logits: "distribution", distribution: "logits" }[what];
+  return other && `${place}.${other}`;
+}
+
+/** The box, the layer and the head that a state names. */
+function chosen({ boxes, layers, heads }, state) {
+  const box = boxes.find((one) => one.name === state.box) ?? boxes[0];
+  return { box, layer: limited(state.layer, layers), head: limited(state.head, heads) };
+}
+
+/** Steps from where the address is: a key may be pressed again before the page is drawn. */
+function shortcuts(event) {
+  const elsewhere = event.target.closest("input, textarea, select, pre, dialog, header");
+  if (elsewhere || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!screen?.root.isConnected || !screen.now) return;
+  const { boxes, layers, heads } = screen.now;
+  const { box, layer, head } = chosen(screen.now, read());
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const way = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+  const side = { "[": -1, "]": 1 }[event.key];
+  const next = step && boxes[boxes.indexOf(box) + step];
+  if (step || way) event.preventDefault();
+  if (next) change({ box: next.name, cell: "" }, { replace: true });
+  if (way && layer + way >= 0 && layer + way < layers) change({ layer: String(layer + way) }, { replace: true });
+  if (side && head + side >= 0 && head + side < heads) change({ head: String(head + side) }, { replace: true });
+  if (event.key === "m" && /\.(scores|masked)$/.test(box.name)) {
+    const what = box.name.endsWith(".scores") ? "masked" : "scores";
+    change({ box: box.name.replace(/[^.]*$/, what) }, { replace: true });
+  }
+}
+
+document.addEventListener("keydown", shortcuts);

@@ -1,0 +1,147 @@
+// Image: a picture through a Vision Transformer: its classes, and where its patches look.
+
+import { post, tensor } from "../api.js";
+import { Bars } from "../bars.js";
+import { element, labelled, select, tabs } from "../dom.js";
+import { base64, fitting, fittingRun, insteadOf, limited, nothingFits, numberInput } from "../fitting.js";
+import { Overlay, pictureOf, SmallOverlays } from "../overlay.js";
+import { lead, runChoice, usableRuns } from "../runs.js";
+import { change } from "../state.js";
+
+const NEEDED = "models of images";
+const MAP = "encoder.self";
+const MOST_BYTES = 600_000; // of a file that is sent as it is; larger ones are made smaller here
+const MOST_SIDE = 1024;
+const MOST_CLASSES = 10;
+
+export const keys = [
+  ["← → ↑ ↓", "in the picture: the patch beside"],
+  ["Enter", "in the picture: let this patch look"],
+  ["c", "in the picture: let the class token look"],
+];
+
+let screen = null;
+let upload = null; // a file cannot be in the address: it stays as long as the page does
+
+export async function draw(place, state, signal) {
+  const runs = fitting(await usableRuns(signal), { kinds: ["vit"] });
+  const run = fittingRun(runs, state.run);
+  if (!run) return nothingFits(place, "Image", NEEDED, "manyheads train images data.folder=mnist --out runs/mnist");
+  if (!screen || !place.contains(screen.root)) screen = build(place);
+  const own = state.picture === "upload" && upload;
+  const asked = own ? { run: run.name, upload: upload.content } : { run: run.name, picture: limited(state.picture, 2 ** 31) };
+  const now = { run, runs, state, own };
+  screen.controls.replaceChildren(...controls(now, null));
+  screen.instead.replaceChildren(insteadOf(state.run, run, NEEDED) ?? "");
+  const trace = await post("/api/image", asked, signal);
+  screen.controls.replaceChildren(...controls(now, trace));
+  await show(trace, now, signal);
+}
+
+function build(place) {
+  const made = {
+    controls: element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }),
+    instead: element("div"),
+    large: new Overlay({ choose: (query) => change({ query: query < 0 ? "class" : String(query) }, { replace: true }) }),
+    small: new SmallOverlays({ choose: (head) => change({ head: String(head), view: "" }) }),
+    classes: new Bars({ name: "classes", title: "Classes" }),
+  };
+  made.root = element(
+    "div",
+    {},
+    element("h1", {}, "Image"),
+    lead("Which patches a patch, or the class token, looks at. A weight says what is mixed in, not why a class is chosen."),
+    made.controls,
+    made.instead,
+    element("div", { class: "charts loose" }, made.large.root, element("div", { class: "stacked" }, made.small.root, made.classes.root)),
+  );
+  place.replaceChildren(made.root);
+  return made;
+}
+
+function controls({ run, runs, state, own }, trace) {
+  const file = element("input", { type: "file", accept: "image/png,image/jpeg", onchange: (event) => taken(event.target.files[0]) });
+  const made = [
+    runChoice(runs, run.name),
+    labelled("Picture of the validation split", numberInput(own ? 0 : limited(state.picture, 2 ** 31), 0, (trace?.count ?? 2 ** 31) - 1, (picture) => change({ picture }))),
+    labelled("Your own (PNG, JPEG)", file),
+  ];
+  if (!trace) return made;
+  const map = trace.maps.find((one) => one.name === MAP);
+  const layers = Array.from({ length: map.layers }, (_, at) => [String(at), String(at + 1)]);
+  const views = [["head", "Head"], ["rollout", "Rollout"]];
+  if (trace.tensors.includes("positions.similarity")) views.push(["positions", "Positions"]);
+  const slider = element("input", {
+    type: "range", min: "0", max: "100", value: state.opacity ?? "60",
+    onchange: (event) => change({ opacity: event.target.value }, { replace: true }),
+  });
+  made.push(
+    labelled("Layer", select(layers, String(layerOf(state, map)), (layer) => change({ layer }))),
+    tabs("View", views, state.view || "head", (view) => change({ view })),
+    labelled("Opacity", slider),
+  );
+  if (trace.before) {
+    const isClass = queryOf(state, trace) < 0;
+    made.push(element("button", { type: "button", "aria-pressed": String(isClass), onclick: () => change({ query: "class" }) }, "Class token looks"));
+  }
+  return made;
+}
+
+/** The last layer unless told. */
+const layerOf = (state, map) => limited(state.layer, map.layers, map.layers - 1);
+
+/** The patch that looks; −1 is the class token, which looks unless told, where there is one. */
+function queryOf(state, trace) {
+  if (trace.before && (state.query === undefined || state.query === "class")) return -1;
+  return limited(state.query, trace.side ** 2, Math.floor(trace.side ** 2 / 2) + Math.floor(trace.side / 2) * (1 - (trace.side % 2)));
+}
+
+async function show(trace, { state, own }, signal) {
+  const map = trace.maps.find((one) => one.name === MAP);
+  const [layer, head] = [layerOf(state, map), limited(state.head, map.heads)];
+  const query = queryOf(state, trace);
+  const row = query + trace.before;
+  const of = (name, which = {}) => tensor(trace.trace, name, which, signal);
+  const [pixels, weights] = await Promise.all([of("image.pixels"), of(`${MAP}.weights`, { layer })]);
+  const image = pictureOf(pixels);
+  const patches = trace.side ** 2 + trace.before;
+  /** What a row of a square matrix says of the patches. */
+  const over = (values, offset = 0) => values.subarray(offset + row * patches + trace.before, offset + (row + 1) * patches);
+  const opacity = limited(state.opacity, 101, 60) / 100;
+  const shared = { image, side: trace.side, opacity };
+  const who = query < 0 ? "the class token" : `row ${Math.floor(query / trace.side) + 1}, column ${(query % trace.side) + 1}`;
+  const heads = Array.from({ length: map.heads }, (_, at) => ({ label: `head ${at + 1}`, values: over(weights.values, at * patches ** 2) }));
+  const view = state.view || "head";
+  let [title, values, what] = [`Layer ${layer + 1}, head ${head + 1}: where ${who} looks`, heads[head].values, "weight"];
+  if (view === "rollout" && map.rollout) {
+    [title, values, what] = [`Rollout over layers 1 to ${layer + 1}: what is in ${who}`, over((await of(`${MAP}.rollout`, { layer })).values), "share"];
+  } else if (view === "positions" && trace.tensors.includes("positions.similarity")) {
+    [title, values, what] = [`Positions like that of ${who} (cosine)`, over((await of("positions.similarity")).values), "cosine"];
+  }
+  screen.large.show({ ...shared, name: `image-${view}-${layer + 1}-${head + 1}`, title, values, query, what });
+  screen.small.show({ ...shared, name: `image-heads-${layer + 1}`, title: `Every head of layer ${layer + 1}: where ${who} looks` }, heads, view === "head" ? head : -1);
+  const classes = [...trace.output.classes].sort((one, other) => other.probability - one.probability).slice(0, MOST_CLASSES);
+  const from = own ? upload.name : `Picture ${limited(state.picture, 2 ** 31)} of ${trace.count}, a “${trace.label}”`;
+  const lost = state.picture === "upload" && !own ? " The file that this address was made with is not here: choose it again." : "";
+  screen.classes.show(classes.map(({ label, probability }) => ({ label, value: probability, strong: label === trace.label })), {
+    title: classes.length ? "Classes" : "The model has no classes",
+    note: `${from}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Colours go from 0 to the greatest of each picture.${lost}`,
+  });
+}
+
+/** A file that a person chose; a large one is made smaller, as the model would anyway. */
+async function taken(file) {
+  if (!file) return;
+  // What the browser cannot read the server refuses in words.
+  const sent = file.size > MOST_BYTES ? await smaller(file).catch(() => file) : file;
+  upload = { name: file.name, content: await base64(sent) };
+  change({ picture: "upload", query: "" });
+}
+
+async function smaller(file) {
+  const image = await createImageBitmap(file);
+  const share = Math.min(1, MOST_SIDE / Math.max(image.width, image.height));
+  const canvas = element("canvas", { width: Math.round(image.width * share), height: Math.round(image.height * share) });
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.9));
+}

@@ -1,0 +1,138 @@
+// Music: a piece through a model of music: where each event looks, how far back, and how it sounds.
+
+import { get, post, tensor } from "../api.js";
+import { Chart } from "../chart.js";
+import { element, labelled, select } from "../dom.js";
+import { base64, fitting, fittingRun, insteadOf, limited, nothingFits, numberInput } from "../fitting.js";
+import { Roll } from "../roll.js";
+import { lead, runChoice, usableRuns } from "../runs.js";
+import { Player } from "../sound.js";
+import { change } from "../state.js";
+
+const NEEDED = "models of music";
+const MAP = "decoder.self";
+const EVENTS = 256;
+const TOP = 12; // arcs of an event
+
+export const keys = [["← →", "in the roll: the event before, the event after"]];
+
+let screen = null;
+let upload = null; // a file cannot be in the address: it stays as long as the page does
+
+export async function draw(place, state, signal) {
+  const { runs: names } = await get("/api/music", {}, signal);
+  const runs = fitting(await usableRuns(signal), { names }).filter((run) => run.kind !== "imported");
+  const run = fittingRun(runs, state.run);
+  if (!run) return nothingFits(place, "Music", NEEDED, "manyheads train jsb-chorales data.folder=jsb_chorales --out runs/chorales");
+  if (!screen || !place.contains(screen.root)) screen = build(place);
+  const own = state.piece === "upload" && upload;
+  const asked = { run: run.name, begin: limited(state.begin, 2 ** 31), events: limited(state.events, 1025, EVENTS) || EVENTS };
+  Object.assign(asked, own ? { upload: upload.content } : { piece: limited(state.piece, 2 ** 31) });
+  const now = { run, runs, state, own };
+  screen.controls.replaceChildren(...controls(now, null));
+  screen.instead.replaceChildren(insteadOf(state.run, run, NEEDED) ?? "");
+  const trace = await post("/api/music", asked, signal);
+  if (screen.now?.trace.trace !== trace.trace) screen.player.stop();
+  screen.now = { ...now, trace };
+  screen.controls.replaceChildren(...controls(now, trace));
+  await show(signal);
+  signal.addEventListener("abort", () => location.pathname !== "/music" && screen.player.stop());
+}
+
+function build(place) {
+  const made = {
+    controls: element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }),
+    instead: element("div"),
+    about: element("p", { class: "note", role: "status" }),
+    roll: new Roll({ choose: (event) => change({ event: String(event) }, { replace: true }) }),
+    distance: new Chart({ name: "by-distance", title: "Weight by distance back", across: "events back" }),
+    likely: new Chart({ name: "likelihood", title: "log P of each event", across: "event" }),
+    play: element("button", { type: "button", id: "play", onclick: () => play() }, "Play"),
+    download: element("a", { class: "button", download: "music.mid" }, "Download MIDI"),
+    player: new Player(() => label()),
+  };
+  made.root = element(
+    "div",
+    {},
+    element("h1", {}, "Music"),
+    lead("Arcs go from the chosen event to those that it looks at, the strongest drawn heaviest. Click an event, or walk with the keys."),
+    made.controls,
+    made.instead,
+    element("div", { class: "controls" }, made.play, made.download),
+    made.about,
+    made.roll.root,
+    element("div", { class: "charts loose" }, made.distance.root, made.likely.root),
+  );
+  place.replaceChildren(made.root);
+  return made;
+}
+
+function controls({ run, runs, state, own }, trace) {
+  const file = element("input", { type: "file", accept: ".mid,.midi,audio/midi", onchange: (event) => taken(event.target.files[0]) });
+  const set = (key) => (value) => change({ [key]: value, event: "" });
+  const made = [
+    runChoice(runs, run.name),
+    labelled("Piece of the validation split", numberInput(own ? 0 : limited(state.piece, 2 ** 31), 0, (trace?.count ?? 2 ** 31) - 1, set("piece"))),
+    labelled("Your own (MIDI)", file),
+    labelled("From event", numberInput(trace?.begin ?? limited(state.begin, 2 ** 31), 0, Math.max(0, (trace?.words ?? 2 ** 31) - 1), set("begin"))),
+    labelled("Events", numberInput(limited(state.events, 1025, EVENTS), 4, 1024, set("events"))),
+  ];
+  if (!trace) return made;
+  const map = trace.maps.find((one) => one.name === MAP);
+  const counted = (count) => Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]);
+  const heads = [["mean", "mean of all"], ...counted(map.heads)];
+  made.push(
+    labelled("Layer", select(counted(map.layers), String(limited(state.layer, map.layers, map.layers - 1)), (layer) => change({ layer }))),
+    labelled("Head", select(heads, headOf(state, map) < 0 ? "mean" : state.head, (head) => change({ head: head === "mean" ? "" : head }))),
+  );
+  return made;
+}
+
+/** −1 is the mean of all heads. */
+const headOf = (state, map) => (state.head === undefined ? -1 : limited(state.head, map.heads));
+
+async function show(signal) {
+  const { trace, state, own } = screen.now;
+  const map = trace.maps.find((one) => one.name === MAP);
+  const [layer, head] = [limited(state.layer, map.layers, map.layers - 1), headOf(state, map)];
+  const [weights, far] = await Promise.all(["weights", "distance"].map((what) => tensor(trace.trace, `${MAP}.${what}`, { layer }, signal)));
+  const count = trace.events.length;
+  const at = limited(state.event, count, count - 1);
+  const size = count + 1;
+  const of = (values, width, offset) => {
+    const heads = Array.from({ length: map.heads }, (_, one) => values.subarray(one * width + offset, one * width + offset + size));
+    if (head >= 0) return heads[head];
+    return Float32Array.from({ length: size }, (_, key) => heads.reduce((sum, row) => sum + row[key], 0) / map.heads);
+  };
+  const called = head < 0 ? "mean of all heads" : `head ${head + 1}`;
+  const title = `Layer ${layer + 1}, ${called}: where event ${at + 1}, “${trace.events[at].word}”, looks`;
+  const row = of(weights.values, size * size, (at + 1) * size);
+  screen.roll.show({ name: `music-${layer + 1}-${head < 0 ? "mean" : head + 1}`, title, notes: trace.notes, events: trace.events, weights: row, at, top: TOP });
+  const points = (values) => Array.from(values, (value, back) => [back, value]);
+  screen.distance.show([{ name: `layer ${layer + 1}, ${called}`, points: points(of(far.values, size, 0)) }], {
+    note: "The mean over all events that have one so far before them. 0 is the event itself.",
+  });
+  screen.likely.show([{ name: "log P", points: trace.output.log_probabilities.map((value, event) => [event + 1, value]) }]);
+  const from = own ? upload.name : `Piece ${limited(state.piece, 2 ** 31)} of ${trace.count}`;
+  const lost = state.piece === "upload" && !own ? " The file that this address was made with is not here: choose it again." : "";
+  const part = count < trace.words ? `events ${trace.begin + 1} to ${trace.begin + count} of ${trace.words}` : `${count} events`;
+  screen.about.textContent = `${from}, ${trace.encoding} encoding, ${part}, ${trace.notes.length} notes.${lost}`;
+  screen.download.setAttribute("href", `data:audio/midi;base64,${trace.midi}`);
+}
+
+function play() {
+  const { player, now } = screen;
+  if (player.playing) return player.stop();
+  player.play(now.trace.notes);
+  label();
+}
+
+function label() {
+  screen.play.textContent = screen.player.playing ? "Stop" : "Play";
+}
+
+async function taken(file) {
+  if (!file) return;
+  upload = { name: file.name, content: await base64(file) };
+  change({ piece: "upload", begin: "", event: "" });
+}

@@ -1,0 +1,224 @@
+// Positions: what each scheme adds, turns or weighs, wave by wave and distance by distance.
+
+import { get, tensor } from "../api.js";
+import { Chart } from "../chart.js";
+import { checkbox, element, labelled, select } from "../dom.js";
+import { cellOf, limited, numberInput } from "../fitting.js";
+import { HeatMap } from "../heatmap.js";
+import { lead, runChoice, usableRuns } from "../runs.js";
+import { change } from "../state.js";
+
+const SCHEMES = [
+  ["sinusoidal", "sinusoidal"],
+  ["learned", "learned (as it begins)"],
+  ["rotary", "rotary"],
+  ["shaw", "Shaw"],
+  ["t5", "T5 buckets"],
+  ["alibi", "ALiBi"],
+  ["relative", "relative, by the skew"],
+  ["sinusoidal-2d", "sinusoidal of rows and columns"],
+];
+const TABLES = {
+  added: "added to the embedding of each position",
+  turned: "a vector of ones, turned by its position",
+  scores: "added to the scores, for the same query at every position",
+};
+const STEPS = [
+  "1. Q Eᵀ: each query with the vector of each distance",
+  "2. with one column of zeros before it",
+  "3. the same numbers, read in rows that are one shorter",
+  "4. the first columns: S_rel, query by key",
+];
+const WITHOUT_HEADS = ["sinusoidal", "learned", "sinusoidal-2d"];
+const WAVES = 6;
+
+export const keys = [["← → ↑ ↓", "in a map: the cell beside; in a chart: the point beside"]];
+
+let screen = null;
+
+export async function draw(place, state, signal) {
+  const runs = (await usableRuns(signal)).filter((run) => !["rnn", "imported"].includes(run.kind));
+  if (!screen || !place.contains(screen.root)) screen = build(place);
+  const scheme = state.scheme ?? "sinusoidal";
+  const run = runs.find((one) => one.name === state.run) ?? runs[0];
+  const asked = { scheme, length: state.length ?? "64" };
+  for (const name of ["trained", "dim", "heads", "base", "causal"]) if (state[name]) asked[name] = state[name];
+  if (scheme === "run" && run) asked.run = run.name;
+  for (const name of ["stack", "layer"]) if (scheme === "run" && state[name]) asked[name] = state[name];
+  screen.controls.replaceChildren(...controls(state, scheme, runs, run, null));
+  const found = await get("/api/positions", asked, signal);
+  screen.controls.replaceChildren(...controls(state, scheme, runs, run, found));
+  screen.formula.textContent = found.formula;
+  screen.note.textContent = `${found.scheme}: ${found.length} positions shown, ${found.trained} trained. ${found.note}`;
+  await show(found, state, signal);
+}
+
+function build(place) {
+  const moved = (key) => (row, column) => {
+    change({ [key]: `${row},${column}` }, { replace: true, quiet: true });
+    if (key === "at") showFrom();
+  };
+  const made = {
+    controls: element("form", { class: "controls", onsubmit: (event) => event.preventDefault() }),
+    formula: element("p", { class: "formula" }),
+    note: element("p", { class: "note", role: "status" }),
+    table: new HeatMap({ move: moved("cell") }),
+    dots: new HeatMap({ move: moved("at") }),
+    grid: new HeatMap(),
+    waves: new Chart({ name: "waves", title: "Waves: single channels over the positions", across: "position" }),
+    distance: new Chart({ name: "distance", title: "Against the distance", across: "distance" }),
+    steps: STEPS.map(() => new HeatMap()),
+    figures: element("div", { class: "charts loose" }),
+  };
+  made.root = element(
+    "div",
+    {},
+    element("h1", {}, "Positions"),
+    lead("How a model is told where a token stands. Tables that are not of a run are drawn, as a model begins with them."),
+    made.controls,
+    made.formula,
+    made.note,
+    made.figures,
+  );
+  place.replaceChildren(made.root);
+  return made;
+}
+
+function controls(state, scheme, runs, run, found) {
+  const set = (key) => (value) => change({ [key]: value, cell: "", at: "" });
+  const schemes = [...SCHEMES, ...(run ? [["run", "of a run, with its weights"]] : [])];
+  const number = (label, key, value, most) => labelled(label, numberInput(value, 1, most, set(key)));
+  const made = [
+    labelled("Scheme", select(schemes, scheme, (value) => change({ scheme: value, cell: "", at: "", head: "", stack: "", layer: "" }))),
+    number("Positions", "length", state.length ?? 64, 512),
+  ];
+  if (scheme === "run") {
+    if (run) made.push(runChoice(runs, run.name));
+    if (found && found.stacks.length > 1) made.push(labelled("Stack", select(found.stacks.map((one) => [one, one]), state.stack ?? found.stacks[0], set("stack"))));
+    if (found && found.layers > 1) made.push(labelled("Layer", counted(found.layers, state.layer, set("layer"))));
+  } else {
+    if (scheme !== "sinusoidal-2d") made.push(number("Trained with", "trained", state.trained ?? 64, 512));
+    made.push(number("Width d", "dim", state.dim ?? 64, 512));
+    if (!WITHOUT_HEADS.includes(scheme)) made.push(number("Heads", "heads", state.heads ?? 4, 16));
+    if (["sinusoidal", "rotary", "sinusoidal-2d"].includes(scheme)) {
+      made.push(labelled("Base", numberInput(state.base ?? 10000, 1.5, 1e9, set("base"), "any")));
+    }
+    if (["t5", "relative"].includes(scheme)) {
+      made.push(checkbox("looks back alone", state.causal === "1", (on) => change({ causal: on ? "1" : "" })));
+    }
+  }
+  if (found && !found.tensors.includes("scores")) {
+    const given = element("input", { value: state.channels ?? "", placeholder: "0 1 8", onchange: (event) => change({ channels: event.target.value.trim() }) });
+    made.push(labelled("Channels as waves", given));
+  }
+  if (found?.tensors.includes("scores")) made.push(labelled("Head", counted(found.heads, state.head, (head) => change({ head }))));
+  return made;
+}
+
+const counted = (count, chosen, set) =>
+  select(Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]), String(limited(chosen, count)), set);
+
+async function show(found, state, signal) {
+  const of = (name, which = {}) => tensor(found.trace, name, which, signal);
+  const has = (name) => found.tensors.includes(name);
+  const head = limited(state.head, found.heads);
+  const name = ["added", "turned", "scores"].find(has);
+  const figures = [];
+  const waves = name === "added" || name === "turned";
+  if (name) {
+    const table = await of(name, name === "scores" ? { layer: head } : {});
+    matrix(screen.table, `${found.scheme}-${name}`, `${found.scheme}: ${TABLES[name]}${name === "scores" ? `, head ${head + 1}` : ""}`, table, cellOf(state.cell), waves ? "channel" : "key");
+    figures.push(screen.table.root);
+    if (waves) {
+      screen.waves.show(series(table, state), { note: "Sines and cosines of ever longer waves where the scheme has them." });
+      figures.push(screen.waves.root);
+    }
+  }
+  screen.now = { found, dots: has("dots") ? await of("dots") : null };
+  if (screen.now.dots) {
+    matrix(screen.dots, `${found.scheme}-dots`, `${found.scheme}: dot product of two positions`, screen.now.dots, cellOf(state.at, [0, 0]), "position");
+    figures.push(screen.dots.root);
+  }
+  if (found.grid) figures.push(screen.grid.root);
+  else if (found.curves.length) figures.push(screen.distance.root);
+  showFrom();
+  if (has("skew.1")) figures.push(...(await skew(found, head, of)));
+  screen.figures.replaceChildren(...figures);
+}
+
+/** What hangs on the chosen position: its dot products by distance, or over the grid of patches. */
+function showFrom() {
+  const { found, dots } = screen.now;
+  const [row] = screen.dots.at ?? [0];
+  if (found.grid) {
+    const { columns, before } = found.grid;
+    const wide = dots.shape[1];
+    const values = dots.values.subarray(row * wide + before, (row + 1) * wide);
+    const places = Array.from({ length: columns }, (_, at) => String(at));
+    const [low, high] = ends(values);
+    screen.grid.show({ name: "grid-dots", title: `Dot product of position ${row} with every patch, row by column`, rows: places, columns: places, values, low, high });
+    return;
+  }
+  if (!found.curves.length) return;
+  const curves = [...found.curves];
+  if (dots) {
+    const count = dots.shape[0];
+    const points = Array.from({ length: count }, (_, at) => [at - row, dots.values[row * count + at]]);
+    curves.push({ name: `from position ${row}`, points });
+  }
+  const all = ends(curves.flatMap((curve) => curve.points.map(([, y]) => y)));
+  // A frame around the distances that training has seen, where there are others.
+  const [reach, xs] = [found.trained - 1, curves.flatMap((curve) => curve.points.map(([x]) => x))];
+  const [from, to] = [Math.max(-reach, Math.min(...xs)), Math.min(reach, Math.max(...xs))];
+  const frame = [[from, all[0]], [from, all[1]], [to, all[1]], [to, all[0]]];
+  const marks = reach < found.length - 1 ? [{ name: "trained distances", style: "dashes", points: frame }] : [];
+  const what = dots ? "dot product" : "added to the score";
+  screen.distance.show([...curves, ...marks], { note: `${what[0].toUpperCase()}${what.slice(1)}; a distance is key − query. ${found.note}` });
+}
+
+async function skew(found, head, of) {
+  const tables = await Promise.all(STEPS.map((_, at) => of(`skew.${at + 1}`, { layer: head })));
+  const [low, high] = ends(tables.flatMap((table) => [...table.values]));
+  return tables.map((table, at) => {
+    const [rows, columns] = table.shape;
+    const far = rows - 1;
+    // Before the last step a column has no one key: it is a distance, or only a place.
+    const named = [(c) => String(c - far), (c) => (c ? String(c - 1 - far) : "0s"), (c) => `·${c + 1}`, (c) => `k${c}`][at];
+    screen.steps[at].show({
+      name: `skew-${at + 1}`,
+      title: `Skew, head ${head + 1}, ${STEPS[at]}${at === 3 && found.causal ? "; above the diagonal nothing that is meant" : ""}`,
+      rows: Array.from({ length: rows }, (_, r) => `q${r}`),
+      columns: Array.from({ length: columns }, (_, c) => named(c)),
+      values: table.values,
+      low,
+      high,
+    });
+    return screen.steps[at].root;
+  });
+}
+
+function matrix(map, name, title, table, at, across) {
+  const [rows, columns] = table.shape;
+  const count = (size) => Array.from({ length: size }, (_, number) => String(number));
+  const [low, high] = ends(table.values);
+  const says = (row, column, value) => `position ${row}, ${across} ${column}: ${value}`;
+  map.show({ name, title, rows: count(rows), columns: count(columns), values: table.values, low, high, says }, at);
+}
+
+/** The channels that are drawn as waves: those of the state, or some from fast to slow. */
+function series({ shape: [rows, columns], values }, state) {
+  const wanted = (state.channels ?? "").split(" ").filter((text) => text !== "").map(Number).filter((one) => one >= 0 && one < columns);
+  const chosen = wanted.length ? wanted : [...new Set([0, 1, 0.125, 0.25, 0.5, 0.75].map((at) => (at === 1 ? 1 : Math.floor(at * columns))))].slice(0, WAVES);
+  return chosen
+    .filter((channel) => channel < columns)
+    .map((channel) => ({ name: `channel ${channel}`, points: Array.from({ length: rows }, (_, row) => [row, values[row * columns + channel]]) }));
+}
+
+function ends(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  return low < high ? [low, high] : [low - 1, high + 1];
+}

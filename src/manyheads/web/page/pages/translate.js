@@ -1,0 +1,201 @@
+// Translate: hypotheses while one types, where each token looks, and other words for one of them.
+
+import { post, tensor } from "../api.js";
+import { afterPause, element, labelled, select, shown, tabs, visible } from "../dom.js";
+import { saving } from "../exports.js";
+import { cellOf, fittingRun, insteadOf, nothingFits } from "../fitting.js";
+import { HeatMap } from "../heatmap.js";
+import { lead, runChoice, usableRuns } from "../runs.js";
+import { change } from "../state.js";
+import { BEAMS, fill, legible, pieceButtons, textsView, tokensIn, tokensOut, TRANSLATORS, whole } from "../writers.js";
+
+const NEEDED = "runs that translate";
+const ALTERNATIVES = 10;
+const ASKED = 20; // some of the likeliest are never written
+
+export const keys = [
+  ["← →", "on the translation: the token beside; Enter shows what else could stand there"],
+  ["← → ↑ ↓", "in a map: the cell beside"],
+];
+
+/** The parts of the page, which stay while texts change. */
+let screen = null;
+// Another text has other tokens: what was chosen of the last one means nothing in it.
+const FORGOTTEN = { prefix: "", at: "", which: "", cell: "" };
+
+export async function draw(place, state, signal) {
+  const runs = (await usableRuns(signal)).filter((one) => TRANSLATORS.includes(one.kind));
+  const run = fittingRun(runs, state.run);
+  if (!run) return nothingFits(place, "Translate", NEEDED, "manyheads train phrasebook --out runs/demo");
+  if (!screen || !place.contains(screen.root)) screen = build(place);
+  const text = state.text ?? run.example;
+  fill(screen.text, text);
+  const prefix = tokensIn(state.prefix);
+  const asked = { run: run.name, text, prefix };
+  const found = legible(await post("/api/translate", { ...asked, beam: whole(state.beam), which: whole(state.which) ?? 0 }, signal));
+  const at = state.at === undefined ? -1 : Math.min(whole(state.at) ?? -1, found.tokens.length - 1);
+  const now = { run, runs, state, text, found, at, asked };
+  screen.controls.replaceChildren(...controls(now, []));
+  drawTranslation(now);
+  screen.list.replaceChildren(...hypotheses(now));
+  await Promise.all([drawAlternatives(now, signal), drawAlignment(now, null, signal)]);
+  const gold = await post("/api/gold", { run: run.name, text }, signal);
+  if (signal.aborted) return;
+  screen.controls.replaceChildren(...controls(now, gold.examples));
+  await drawAlignment(now, gold, signal);
+}
+
+function build(place) {
+  const typed = afterPause((text) => change({ ...FORGOTTEN, text }, { replace: true }), 250);
+  const move = (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true });
+  const made = {
+    text: element("textarea", { rows: "2", oninput: (event) => typed(event.target.value), spellcheck: "false" }),
+    controls: element("div", { class: "controls" }),
+    translation: element("section", { class: "panel", "aria-label": "Translation" }),
+    alternatives: element("section", { class: "panel", "aria-label": "Alternatives" }),
+    list: element("section", { class: "panel", "aria-label": "Hypotheses" }),
+    which: element("div", { class: "controls" }),
+    map: new HeatMap({ move }),
+    gold: new HeatMap(),
+    note: element("p", { class: "note", role: "status" }),
+  };
+  const maps = element("div", { class: "panels" }, made.map.root, made.gold.root);
+  made.root = element(
+    "div",
+    {},
+    element("h1", {}, "Translate"),
+    lead("As you type. The map shows where each place looks while its token is written: what is mixed in there, not why it is written."),
+    made.controls,
+    labelled("Text", made.text, "wide"),
+    element("div", { class: "panels" }, element("div", { class: "stacked" }, made.translation, made.alternatives), made.list),
+    element("section", { class: "alignment", "aria-label": "Alignment" }, made.which, made.note, maps),
+  );
+  place.replaceChildren(made.root);
+  return made;
+}
+
+function controls({ run, runs, state, found, text }, examples) {
+  const own = [["", examples.includes(text) ? text : "choose one"], ...examples.filter((one) => one !== text).map((one) => [one, one])];
+  return [
+    runChoice(runs, run.name),
+    labelled("Beam", select(BEAMS, String(found.width), (beam) => change({ beam, which: "", cell: "" }))),
+    ...(examples.length ? [labelled("A sentence of the phrasebook", select(own, "", (one) => one && change({ ...FORGOTTEN, text: one })))] : []),
+    insteadOf(state.run, run, NEEDED) ?? "",
+  ];
+}
+
+function drawTranslation({ found, at, asked }) {
+  const best = found.hypotheses[found.which];
+  const free = element("button", { type: "button", class: "quiet", onclick: () => change({ prefix: "", at: "", which: "", cell: "" }) }, "Let it choose all tokens again");
+  const buttons = pieceButtons("Tokens of the translation", found.pieces, found.log_probabilities.map(Math.exp), {
+    chosen: at,
+    given: asked.prefix.length,
+    choose: (place) => change({ at: place === at ? "" : String(place) }, { replace: true }),
+  });
+  // Who has chosen another word goes on from it.
+  const on = document.activeElement;
+  const within = screen.translation.contains(on) || (at < 0 && screen.alternatives.contains(on));
+  screen.translation.replaceChildren(
+    element("h2", {}, found.which ? `Hypothesis ${found.which + 1}` : "Translation"),
+    element("output", { class: "sentence", "aria-live": "polite" }, best.text || "(nothing)"),
+    buttons,
+    element("p", { class: "note" }, "Under each token its probability there. Choose one to see what else could stand in its place."),
+    asked.prefix.length ? free : "",
+  );
+  if (within) buttons.querySelector('[tabindex="0"]')?.focus();
+}
+
+/** The likeliest tokens at the chosen place; one of them begins another translation. */
+async function drawAlternatives({ found, at, asked }, signal) {
+  screen.alternatives.hidden = at < 0;
+  if (at < 0) return;
+  const before = found.tokens.slice(0, at);
+  const { top } = legible(await post("/api/next", { ...asked, prefix: before, count: ASKED }, signal));
+  const rows = top
+    .filter((one) => one.after > 0)
+    .slice(0, ALTERNATIVES)
+    .map(({ token, piece, before: chance }) => {
+      const isOwn = token === found.tokens[at];
+      const go = () => change({ prefix: tokensOut([...before, token]), at: "", which: "", cell: "" });
+      return element(
+        "tr",
+        {},
+        element("th", { scope: "row" }, element("button", { type: "button", class: "quiet", "aria-pressed": String(isOwn), onclick: go }, visible(piece))),
+        element("td", {}, element("meter", { min: "0", max: "1", value: String(chance), "aria-hidden": "true" })),
+        element("td", {}, shown(chance)),
+      );
+    });
+  screen.alternatives.replaceChildren(
+    element("h2", {}, `Place ${at + 1}: the likeliest tokens`),
+    element("table", { class: "bars" }, ...rows),
+    element("p", { class: "note" }, "Choose one, and the translation goes on from there."),
+  );
+}
+
+function hypotheses({ found, text }) {
+  const rows = found.hypotheses.map((one, at) =>
+    element(
+      "tr",
+      {},
+      element("td", {}, String(at + 1)),
+      element("td", {}, element("button", { type: "button", "aria-pressed": String(at === found.which), onclick: () => change({ which: String(at), at: "", cell: "" }) }, one.text || "(nothing)")),
+      element("td", {}, shown(one.score)),
+      element("td", {}, shown(one.log_probability)),
+    ),
+  );
+  const head = ["", "hypothesis", "score", "log P"].map((name) => element("th", { scope: "col" }, name));
+  return [
+    element("h2", {}, found.hypotheses.length > 1 ? `The ${found.hypotheses.length} best` : "The best"),
+    element("div", { class: "hypotheses" }, element("table", {}, element("tr", {}, ...head), ...rows)),
+    element("div", { class: "below" }, element("p", { class: "note" }, "Ranked by score: log P by the length penalty."), saving(() => textsView("translations", `Translations of “${text}”`, found.hypotheses))),
+  ];
+}
+
+/** Which map is asked for: of a head, the mean of a layer, the mean of all. */
+function chosenMap(state, { layers, heads }) {
+  const layer = state.layer === "all" ? -1 : Math.min(whole(state.layer) ?? layers - 1, layers - 1);
+  const head = layer < 0 || state.head === undefined || state.head === "mean" ? -1 : Math.min(whole(state.head) ?? 0, heads - 1);
+  const kind = layer < 0 ? "all" : head < 0 ? "mean" : "weights";
+  const which = { all: {}, mean: { layer }, weights: { layer, head } }[kind];
+  const title = { all: "mean of all heads", mean: `layer ${layer + 1}, mean of its heads`, weights: `layer ${layer + 1}, head ${head + 1}` }[kind];
+  return { layer, head, kind, which, title };
+}
+
+async function drawAlignment({ state, found }, gold, signal) {
+  const { alignment } = found;
+  const pair = gold?.pair ?? null;
+  screen.gold.root.hidden = pair === null;
+  screen.map.root.hidden = alignment === null;
+  if (alignment === null) {
+    screen.note.textContent = "The layers of this model have maps of different shapes: none is shown.";
+    return;
+  }
+  const map = chosenMap(state, alignment);
+  const numbers = (count, none) => [none, ...Array.from({ length: count }, (_, at) => [String(at), String(at + 1)])];
+  const byWords = pair?.errors && (state.unit ?? "words") === "words";
+  screen.which.replaceChildren(
+    labelled("Layer", select(numbers(alignment.layers, ["all", "mean of all"]), map.layer < 0 ? "all" : String(map.layer), (layer) => change({ layer }))),
+    ...(map.layer < 0 ? [] : [labelled("Head", select(numbers(alignment.heads, ["mean", "mean"]), map.head < 0 ? "mean" : String(map.head), (head) => change({ head, layer: String(map.layer) })))]),
+    ...(pair?.errors ? [tabs("Unit", [["words", "Words of the phrasebook’s pair"], ["tokens", "Tokens of the translation"]], byWords ? "words" : "tokens", (unit) => change({ unit, cell: "" }))] : []),
+  );
+  const says = (row, column, value) => `${row} looks at ${column}: ${value}`;
+  const kind = alignment.joined ? "Attention of the target to the source" : "Cross-attention";
+  const [source, rows, columns] = byWords ? [pair.trace, pair.rows, pair.columns] : [found.trace, found.pieces, alignment.columns];
+  const { values } = await tensor(source, `${byWords ? "words" : "alignment"}.${map.kind}`, map.which, signal);
+  screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: `${kind}, ${map.title}`, rows, columns, values, says }, cellOf(state.cell));
+  screen.note.textContent = told(gold, map, found);
+  if (!pair) return;
+  const links = await tensor(pair.trace, "gold", {}, signal);
+  screen.gold.show({ name: "gold-alignment", title: "Gold alignment of the phrasebook", rows: pair.rows, columns: pair.columns, values: links.values, says: (row, column, value) => `${row} ${value === "1" ? "belongs" : "does not belong"} to ${column}` });
+}
+
+/** What is known of the alignment, in a line. */
+function told(gold, map, found) {
+  if (gold === null || !gold.phrasebook) return "";
+  if (gold.pair === null) return `This is none of the ${gold.looked.toLocaleString("en")} sentences of the phrasebook that were looked through: there is no gold alignment beside the map.`;
+  const { target, errors } = gold.pair;
+  const same = found.hypotheses[0].text === target ? "The phrasebook has the same translation." : `The phrasebook has: ${target}`;
+  if (errors === null) return same;
+  const error = { all: () => errors.all, mean: () => errors.mean[map.layer], weights: () => errors.weights[map.layer][map.head] }[map.kind]();
+  return `${same} Alignment error of this map on it, word by word: ${shown(100 * error)} %.`;
+}

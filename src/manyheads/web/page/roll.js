@@ -1,0 +1,147 @@
+// A piano roll: notes as bars over time and pitch, and arcs from one event to those that it looks at.
+
+import { LINES } from "./colour.js";
+import { element, escaped, shown, visible } from "./dom.js";
+import { picture, saving } from "./exports.js";
+import { strongest } from "./lines.js";
+
+const LEFT = 44;
+const KEY = 9; // the height of a pitch
+const BASE = 34; // below the lowest: events without a pitch, and seconds
+const TOP = 14;
+const NAMES = ["C", "C♯", "D", "D♯", "E", "F", "F♯", "G", "G♯", "A", "A♯", "B"];
+
+/** What a pitch is called: 60 is C4. */
+export function nameOf(pitch) {
+  return `${NAMES[pitch % 12]}${Math.floor(pitch / 12) - 1}`;
+}
+
+export class Roll {
+  /** @param {{choose: (event: number) => void}} how told which event is chosen */
+  constructor({ choose }) {
+    this.choose = choose;
+    this.caption = element("figcaption");
+    this.plane = element("div", {
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "piano roll",
+      onkeydown: (event) => this.walk(event),
+      onclick: (event) => this.pick(event),
+    });
+    this.output = element("output", { class: "readout", "aria-live": "polite" });
+    this.frame = element("div", { class: "scroll" }, this.plane);
+    this.root = element("figure", { class: "roll" }, this.caption, this.frame, element("div", { class: "below" }, this.output, saving(() => this)));
+  }
+
+  /**
+   * @param {{name: string, title: string, notes: object[], events: {word: string, time: number, pitch: number|null}[],
+   *   weights: ArrayLike<number>, at: number, top: number}} roll `weights` of the chosen event: the
+   * first is that of what stands before the piece, then one for each event
+   */
+  show(roll) {
+    this.roll = roll;
+    this.caption.textContent = roll.title;
+    this.plane.setAttribute("aria-label", `${roll.title}. Left and right: the event before and after.`);
+    const pitches = roll.notes.map((note) => note.pitch);
+    this.low = Math.min(...(pitches.length ? pitches : [60])) - 1;
+    this.high = Math.max(...(pitches.length ? pitches : [72])) + 1;
+    const last = Math.max(1000, ...roll.notes.map((note) => note.end), ...roll.events.map((event) => event.time));
+    const room = Math.max(300, this.frame.clientWidth - LEFT - 16);
+    this.scale = Math.max(room / last, 0.05); // pixels of a millisecond
+    this.width = LEFT + this.scale * last + 12;
+    this.height = TOP + KEY * (this.high - this.low + 1) + BASE;
+    this.draw();
+  }
+
+  get name() {
+    return this.roll.name;
+  }
+
+  get title() {
+    return this.roll.title;
+  }
+
+  x(time) {
+    return LEFT + this.scale * time;
+  }
+
+  y(pitch) {
+    return pitch === null ? this.height - BASE + 10 : TOP + KEY * (this.high - pitch) + KEY / 2;
+  }
+
+  /** The strongest of what the chosen event looks at: [[event, weight], …]; −1 is before the piece. */
+  found() {
+    const { weights, at, top } = this.roll;
+    return strongest(weights, 0, at + 2, top).map(([key, weight]) => [key - 1, weight]);
+  }
+
+  draw() {
+    const { events, at } = this.roll;
+    this.plane.innerHTML = `<svg width="${this.width}" height="${this.height}" viewBox="0 0 ${this.width} ${this.height}" aria-hidden="true">${this.inside()}</svg>`;
+    const [x, seen] = [this.x(events[at].time), this.frame.clientWidth];
+    if (x < this.frame.scrollLeft || x > this.frame.scrollLeft + seen - 20) this.frame.scrollLeft = Math.max(0, x - seen + 60);
+    const called = (event) => (event < 0 ? "the beginning" : `${event + 1} “${visible(events[event].word)}”`);
+    const told = this.found().slice(0, 4).map(([event, weight]) => `${called(event)} ${shown(weight)}`);
+    const one = events[at];
+    const where = one.pitch === null ? "" : `, ${nameOf(one.pitch)}`;
+    this.output.textContent = `Event ${called(at)} at ${shown(one.time / 1000)} s${where} looks at ${told.join(", ")}`;
+  }
+
+  inside() {
+    const { notes, events, at } = this.roll;
+    const parts = [];
+    for (let pitch = this.low; pitch <= this.high; pitch++) {
+      if (pitch % 12) continue;
+      const y = TOP + KEY * (this.high - pitch + 1);
+      parts.push(`<path stroke="#8886" d="M${LEFT} ${y}H${this.width}"/><text x="${LEFT - 6}" y="${y - 1}" text-anchor="end">${nameOf(pitch)}</text>`);
+    }
+    for (let second = 0; this.x(1000 * second) < this.width; second += this.scale > 0.03 ? 1 : 5) {
+      parts.push(`<text x="${this.x(1000 * second)}" y="${this.height - 4}" text-anchor="middle">${second} s</text>`);
+    }
+    for (const { start, end, pitch, part, loud } of notes) {
+      const wide = Math.max(2, this.scale * (end - start) - 1);
+      parts.push(`<rect x="${this.x(start)}" y="${this.y(pitch) - KEY / 2}" width="${wide}" height="${KEY - 1}" rx="2" fill="${LINES[part % LINES.length]}" fill-opacity="${0.35 + 0.6 * loud}"/>`);
+    }
+    const place = (event) => (event < 0 ? [LEFT, this.height - BASE + 10] : [this.x(events[event].time) + 3, this.y(events[event].pitch)]);
+    const [x, y] = place(at);
+    const arcs = this.found().filter(([one]) => one !== at);
+    const most = Math.max(1e-9, ...arcs.map(([, weight]) => weight));
+    for (const [event, weight] of arcs) {
+      const [toX, toY] = place(event);
+      const bow = Math.max(4, Math.min(y, toY) - 18 - Math.abs(x - toX) / 6);
+      const share = weight / most;
+      const stroke = `stroke="currentColor" stroke-opacity="${(0.2 + 0.8 * share).toFixed(3)}" stroke-width="${(0.8 + 2.5 * share).toFixed(2)}"`;
+      parts.push(`<path class="arc" fill="none" ${stroke} d="M${x} ${y}Q${(x + toX) / 2} ${bow} ${toX} ${toY}"/><circle cx="${toX}" cy="${toY}" r="2.5" fill="currentColor"/>`);
+    }
+    parts.push(`<circle class="chosen" cx="${x}" cy="${y}" r="5" fill="#d00" stroke="#fff"/>`);
+    return parts.join("");
+  }
+
+  walk(event) {
+    const { events, at } = this.roll;
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: events.length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    if (events[to]) this.choose(to);
+  }
+
+  /** The event nearest to a click. */
+  pick(event) {
+    const box = this.plane.firstElementChild.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const away = this.roll.events.map((one) => Math.hypot(this.x(one.time) + 3 - x, 2 * (this.y(one.pitch) - y)));
+    this.choose(away.indexOf(Math.min(...away)));
+  }
+
+  svg() {
+    const title = `<text x="6" y="18" font-size="14">${escaped(this.title)}</text>`;
+    const wide = Math.max(this.width, 12 + 7.5 * this.title.length);
+    return picture(Math.ceil(wide), this.height + 26, `${title}<g transform="translate(0 26)" color="#111">${this.inside()}</g>`);
+  }
+
+  table() {
+    const { events, weights } = this.roll;
+    const rows = events.map(({ word, time, pitch }, at) => [at + 1, word, time, pitch ?? "", weights[at + 1]]);
+    return { columns: ["event", "word", "milliseconds", "pitch", "weight"], rows: [[0, "(before)", "", "", weights[0]], ...rows] };
+  }
+}

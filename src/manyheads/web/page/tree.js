@@ -1,0 +1,215 @@
+// A beam as a tree: a column for each step, in it every continuation that was weighed, best first.
+
+import { element, escaped, magnified, shown, visible } from "./dom.js";
+import { picture, saving } from "./exports.js";
+
+const BOX = { width: 114, height: 24, across: 144, down: 30, margin: 8, top: 22 };
+const FILLS = { kept: "#0072b22e", ended: "#009e7340", pruned: "none" };
+const STROKES = { kept: "#0072b2", ended: "#009e73", pruned: "#8a8f94" };
+const ROOT = -1;
+
+/**
+ * @typedef {object} Node
+ * @property {number} step from 1 @property {number} parent −1 is the root @property {number} token
+ * @property {string} piece @property {number} log_probability @property {number} score
+ * @property {"kept"|"ended"|"pruned"} state @property {number|null} place among the results, from 1
+ */
+
+export class Tree {
+  /** @param {{choose: (node: number) => void, step: (step: number) => void}} how told what is chosen */
+  constructor({ choose, step }) {
+    this.choose = choose;
+    this.stepped = step;
+    this.caption = element("figcaption");
+    this.plane = element("div", {
+      class: "tree",
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "tree",
+      onkeydown: (event) => this.walk(event),
+      onclick: (event) => this.clicked(event),
+    });
+    this.frame = element("div", { class: "scroll" }, this.plane);
+    this.slider = element("input", { type: "range", min: "1", oninput: () => this.slide(Number(this.slider.value)) });
+    this.label = element("span");
+    this.output = element("output", { class: "readout", "aria-live": "polite" });
+    this.root = element(
+      "figure",
+      { class: "beam" },
+      this.caption,
+      element("label", { class: "field wide" }, this.label, this.slider),
+      this.frame,
+      element("p", { class: "note" }, ...legend()),
+      element("div", { class: "below" }, this.output, saving(() => this)),
+    );
+  }
+
+  /**
+   * @param {{name: string, title: string, rootPiece: string, nodes: Node[]}} tree
+   * @param {{step: number, node: number}} at 0 is the last step
+   */
+  show(tree, { step, node }) {
+    Object.assign(this, tree, { node: node < tree.nodes.length ? node : ROOT });
+    this.last = Math.max(1, ...this.nodes.map((one) => one.step));
+    this.rows = [];
+    this.row = this.nodes.map((one) => (this.rows[one.step] = (this.rows[one.step] ?? -1) + 1));
+    this.best = new Set(this.path(this.nodes.findIndex((one) => one.place === 1)));
+    this.slider.max = String(this.last);
+    this.step = step >= 1 ? Math.min(step, this.last) : this.last;
+    this.slider.value = String(this.step);
+    this.caption.textContent = this.title;
+    this.plane.setAttribute("aria-label", `${this.title}. Arrow keys walk from token to token.`);
+    this.draw();
+    this.reveal();
+  }
+
+  /** From the root to a node. */
+  path(node) {
+    const found = [];
+    for (let at = node; at !== ROOT; at = this.nodes[at].parent) found.unshift(at);
+    return found;
+  }
+
+  tokens(node) {
+    return this.path(node).map((at) => this.nodes[at].token);
+  }
+
+  slide(step) {
+    this.step = step;
+    this.draw();
+    const there = (BOX.across * step + BOX.width) * magnified();
+    this.frame.scrollLeft = there - this.frame.clientWidth + 20;
+    this.stepped(step);
+  }
+
+  draw() {
+    const [width, height] = this.size();
+    const larger = magnified();
+    this.label.textContent = `Step ${this.step} of ${this.last}`;
+    this.plane.innerHTML =
+      `<svg width="${width * larger}" height="${height * larger}" viewBox="0 0 ${width} ${height}" aria-hidden="true">` +
+      `${this.inside(this.step, this.node)}</svg>`;
+    this.tell();
+  }
+
+  size() {
+    const tallest = Math.max(1, ...this.rows.slice(1, this.step + 1).map((row) => row + 1));
+    const width = 2 * BOX.margin + BOX.across * this.step + BOX.width;
+    return [width, BOX.top + tallest * BOX.down + BOX.margin];
+  }
+
+  corner(node) {
+    const [step, row] = node === ROOT ? [0, 0] : [this.nodes[node].step, this.row[node]];
+    return [BOX.margin + BOX.across * step, BOX.top + BOX.down * row];
+  }
+
+  inside(until, chosen) {
+    const edges = [];
+    const boxes = [this.box(ROOT, chosen)];
+    for (let step = 1; step <= until; step++) {
+      const x = BOX.margin + BOX.across * step;
+      boxes.push(`<text x="${x}" y="14" font-size="11" opacity="0.7">${step}</text>`);
+    }
+    this.nodes.forEach((node, at) => {
+      if (node.step > until) return;
+      edges.push(this.edge(node, at));
+      boxes.push(this.box(at, chosen));
+    });
+    return edges.join("") + boxes.join("");
+  }
+
+  edge(node, at) {
+    const [x, y] = this.corner(at);
+    const [fromX, fromY] = this.corner(node.parent).map((value, axis) => value + (axis === 0 ? BOX.width : BOX.height / 2));
+    const bend = (x - fromX) / 2;
+    const best = this.best.has(at);
+    const look = node.state === "pruned" ? 'stroke-dasharray="3 3" opacity="0.6"' : "";
+    return (
+      `<path d="M${fromX} ${fromY}c${bend} 0 ${bend} ${y + BOX.height / 2 - fromY} ${x - fromX} ${y + BOX.height / 2 - fromY}" ` +
+      `fill="none" stroke="${STROKES[node.state]}" stroke-width="${best ? 3 : 1.2}" ${look}/>`
+    );
+  }
+
+  box(at, chosen) {
+    const [x, y] = this.corner(at);
+    const node = this.nodes[at] ?? { piece: this.rootPiece, state: "kept", score: null, place: null };
+    const cut = [...visible(node.piece)].slice(0, 9).join("");
+    const label = (node.place ? `${node.place}. ` : "") + cut;
+    const score = node.score === null ? "" : shown(node.score, 2);
+    const round = node.state === "ended" ? 12 : 3;
+    const wide = at === chosen ? 'stroke="currentColor" stroke-width="3"' : `stroke="${STROKES[node.state]}" stroke-width="${this.best.has(at) ? 2.4 : 1}"`;
+    const dash = node.state === "pruned" ? 'stroke-dasharray="3 3"' : "";
+    const pale = node.state === "pruned" ? 'opacity="0.62"' : "";
+    return (
+      `<g data-node="${at}" data-state="${node.state}"><rect x="${x}" y="${y}" width="${BOX.width}" height="${BOX.height}" rx="${round}" fill="${FILLS[node.state]}" pointer-events="all" ${wide} ${dash}/>` +
+      `<text x="${x + 6}" y="${y + 16}" font-size="12" ${pale}>${escaped(label)}</text>` +
+      `<text x="${x + BOX.width - 5}" y="${y + 16}" font-size="10" text-anchor="end" ${pale}>${score}</text></g>`
+    );
+  }
+
+  clicked(event) {
+    const found = event.target.closest("[data-node]");
+    if (found) this.go(Number(found.dataset.node));
+  }
+
+  go(node) {
+    this.node = node;
+    this.draw();
+    this.choose(node);
+  }
+
+  walk(event) {
+    const seen = this.nodes.map((_, at) => at).filter((at) => this.nodes[at].step <= this.step);
+    const here = this.nodes[this.node];
+    const beside = seen.filter((at) => this.nodes[at].step === here?.step);
+    const to = {
+      ArrowLeft: here?.parent,
+      ArrowRight: seen.find((at) => this.nodes[at].parent === this.node),
+      ArrowUp: beside[beside.indexOf(this.node) - 1],
+      ArrowDown: beside[beside.indexOf(this.node) + 1],
+      Home: ROOT,
+    }[event.key];
+    if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home"].includes(event.key)) return;
+    event.preventDefault();
+    if (to === undefined || to === this.node) return;
+    this.go(to);
+    this.reveal();
+  }
+
+  /** Brings the chosen node into view. */
+  reveal() {
+    const [left, right] = [0, BOX.width].map((wide) => (this.corner(this.node)[0] + wide) * magnified());
+    const { scrollLeft, clientWidth } = this.frame;
+    if (left < scrollLeft || right > scrollLeft + clientWidth) this.frame.scrollLeft = left - clientWidth / 2;
+  }
+
+  tell() {
+    const node = this.nodes[this.node];
+    if (!node) {
+      this.output.textContent = "The beginning. Choose a token to see what may come after it.";
+      return;
+    }
+    const state = { kept: "kept", pruned: "pruned", ended: node.place ? `ended, result ${node.place}` : "ended, not among the results" }[node.state];
+    const text = this.path(this.node).map((at) => this.nodes[at].piece).join("");
+    this.output.textContent = `Step ${node.step}, “${visible(node.piece)}”, ${state}: log P ${shown(node.log_probability, 5)}, score ${shown(node.score, 5)}. ${text}`;
+  }
+
+  svg() {
+    const [width, height] = this.size();
+    const title = `<text x="8" y="18" font-size="14">${escaped(this.title)}</text>`;
+    const wide = Math.max(width, 20 + 7.5 * this.title.length);
+    return picture(wide, height + 28, `${title}<g transform="translate(0 28)">${this.inside(this.step, null)}</g>`);
+  }
+
+  table() {
+    return {
+      columns: ["node", "step", "parent", "token", "piece", "log P", "score", "state", "place"],
+      rows: this.nodes.map((node, at) => [at, node.step, node.parent, node.token, node.piece, node.log_probability, node.score, node.state, node.place ?? ""]),
+    };
+  }
+}
+
+function legend() {
+  const mark = (state, words) => element("span", { class: `key ${state}` }, words);
+  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its place in the result)"), " ", mark("pruned", "pruned"), " A box shows the score, log P ⁄ lp, up to there; the strong line leads to the best."];
+}

@@ -1,0 +1,79 @@
+// What the pages of models that write share: which runs do, tokens as buttons, tokens in the address.
+
+import { element, escaped, shown, spelled, visible } from "./dom.js";
+import { picture } from "./exports.js";
+
+/** Kinds of models that read a source; of what was imported nobody knows before it is opened. */
+export const TRANSLATORS = ["seq2seq", "joined", "rnn", "imported"];
+/** What can be chosen as the width of a beam. */
+export const BEAMS = ["1", "2", "3", "4", "5", "6", "7", "8"].map((beam) => [beam, beam]);
+
+/** An answer whose texts can all be read. */
+export function legible(answer) {
+  return JSON.parse(JSON.stringify(answer), (_, value) => (typeof value === "string" ? spelled(value) : value));
+}
+
+/** Tokens as the address has them, and back. */
+export const tokensIn = (text) => (text ? text.split(" ").map(Number).filter(Number.isInteger) : []);
+export const tokensOut = (tokens) => tokens.join(" ");
+
+/** A whole number of the state, if it is one. */
+export const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : undefined);
+
+/** What a person writes in is left alone; else it shows the state. */
+export function fill(area, text) {
+  if (document.activeElement !== area && area.value !== text) area.value = text;
+}
+
+/**
+ * Pieces as buttons in a row, of which arrow keys choose one.
+ * @param {string} label @param {string[]} pieces @param {number[]} chances P of each
+ * @param {{chosen: number, given: number, choose: (at: number) => void}} how the first `given` ones were told
+ */
+export function pieceButtons(label, pieces, chances, { chosen, given, choose }) {
+  const stop = chosen >= 0 ? chosen : Math.max(0, given - 1);
+  const buttons = pieces.map((piece, at) =>
+    element(
+      "button",
+      {
+        type: "button",
+        class: at < given ? "given" : "",
+        tabindex: at === stop ? "0" : "-1",
+        "aria-pressed": String(at === chosen),
+        "aria-label": `${visible(piece)}, place ${at + 1}, probability ${shown(chances[at])}${at < given ? ", given" : ""}`,
+        onclick: () => choose(at),
+      },
+      element("span", { class: "piece" }, visible(piece)),
+      element("span", { class: "id" }, shown(chances[at], 2)),
+    ),
+  );
+  const walk = (event) => {
+    const at = buttons.indexOf(document.activeElement);
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 }[event.key];
+    if (at < 0 || !buttons[to]) return;
+    event.preventDefault();
+    buttons[to].focus();
+    buttons.forEach((button, number) => (button.tabIndex = number === to ? 0 : -1));
+  };
+  return element("div", { class: "written", role: "group", "aria-label": label, onkeydown: walk }, ...buttons);
+}
+
+/**
+ * Texts with their numbers, to be saved.
+ * @param {string} name @param {string} title
+ * @param {{way?: string, text: string, score: number, log_probability: number}[]} texts best first
+ */
+export function textsView(name, title, texts) {
+  const line = (one, at) => `${one.way ? `${one.way}: ` : `${at + 1}. `}${one.text}   (score ${shown(one.score)}, log P ${shown(one.log_probability)})`;
+  const lines = [title, ...texts.map(line)];
+  const inside = lines.map((text, at) => `<text x="12" y="${26 + 22 * at}" font-size="${at ? 13 : 14}" xml:space="preserve">${escaped(text)}</text>`);
+  return {
+    name,
+    title,
+    svg: () => picture(30 + 7.5 * Math.max(...lines.map((text) => text.length)), 22 + 22 * lines.length, inside.join("")),
+    table: () => ({
+      columns: ["way", "place", "text", "score", "log P"],
+      rows: texts.map((one, at) => [one.way ?? "", at + 1, one.text, one.score, one.log_probability]),
+    }),
+  };
+}

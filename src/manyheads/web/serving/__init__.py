@@ -1,0 +1,1 @@
+"""A model for programs: three well-known interfaces, and what is asked at once computed at once."""

@@ -1,0 +1,196 @@
+"""A text before a model that writes, and what the model may write after it, place by place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyheads.decode.beam import Allowed, BeamSearch, Decode, Marks, Stepper
+from manyheads.decode.generate import Generator, collect
+from manyheads.decode.hypotheses import NEVER
+from manyheads.decode.sample import Sample, Sampler, filtered
+from manyheads.decode.translate import Translator
+from manyheads.errors import check_at_least
+from manyheads.models.gpt import Gpt
+from manyheads.models.joined import Joined
+from manyheads.models.rnn import Rnn
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.opened import TorchRun
+from manyheads.tokens import Tokenizer
+from manyheads.web.answers import Fields, Problem
+from manyheads.web.passes import Room
+
+MOST_READ = 128  # tokens of a text that is written from while somebody types
+MOST_BEAM = 8
+MOST_WRITTEN = 64  # tokens that a language model goes on by
+USUAL = 20
+
+
+class Begun(Allowed):
+    """Which tokens may be written, in a text whose first ones are given.
+
+    A given token costs its own log P, as one that was chosen does: scores stay comparable.
+    """
+
+    def __init__(
+        self, decode: Decode, end: int, banned: Sequence[int], given: Sequence[int]
+    ) -> None:
+        super().__init__(decode, end, banned)
+        self.given = list(given)
+
+    def apply(
+        self,
+        logits: Float[Tensor, "rows v"],
+        total: Float[Tensor, "rows 1"],
+        length: int,
+        last: Bool[Tensor, " rows"] | None,
+    ) -> None:
+        if length > len(self.given):
+            super().apply(logits, total, length, last)
+            return
+        token = self.given[length - 1]
+        price = logits[:, token].clone()
+        logits.fill_(NEVER)
+        logits[:, token] = price
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A model with what it has read: a source, or a prompt that it goes on with.
+
+    `limit` is the most tokens that it may write, an end included.
+    """
+
+    opened: TorchRun
+    decode: Decode
+    read: list[int]
+    limit: int
+
+    @property
+    def model(self) -> Any:
+        return self.opened.model
+
+    @property
+    def continues(self) -> bool:
+        """Whether what is written stands behind what was read, in one text."""
+        return isinstance(self.opened.model, Gpt)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.opened.tokenizer
+
+    @property
+    def marks(self) -> Marks:
+        return Marks(self.tokenizer, self.decode)
+
+    @property
+    def start(self) -> int:
+        """The token before the first written one."""
+        return self.read[-1] if self.continues else self.marks.start
+
+    @property
+    def vocabulary(self) -> int:
+        table = self.model.tokens if self.continues else self.model.target_table
+        return int(table.num_embeddings)
+
+    def begin(self, rows: int = 1) -> Stepper:
+        """Ready to write the first token, in so many rows."""
+        read = self._batch(self.read).expand(rows, -1)
+        if self.continues:
+            return Generator(self.model, self.tokenizer, self.decode).begin(read)
+        translator = Translator(self.model, self.tokenizer, self.decode)
+        return translator.begin(read, torch.ones_like(read, dtype=torch.bool))
+
+    def allowed(self, given: Sequence[int] = ()) -> Begun:
+        return Begun(self.decode, self.marks.end, self.marks.banned, given)
+
+    def search(self, given: Sequence[int] = (), beam: int | None = None) -> BeamSearch:
+        """Beam search as `Translator` and `Generator` do it, with the first tokens given."""
+        decode = replace(self.decode, beam=beam or self.decode.beam)
+        marks = self.marks
+        search = BeamSearch(decode, start=self.start, end=marks.end, banned=marks.banned)
+        search.allowed = self.allowed(given)
+        return search
+
+    def limits(self, rows: int = 1) -> Tensor:
+        return torch.full((rows,), self.limit, device=self.opened.device)
+
+    def draw(self, sample: Sample, rows: int, given: Sequence[int] = ()) -> list[list[int]]:
+        """So many texts, each by random numbers of its own."""
+        newest = torch.full_like(self.limits(rows), self.start)
+        sampler, allowed = Sampler(sample, rows), self.allowed(given)
+        return collect(self.begin(rows), newest, self.limits(rows), sampler, allowed)
+
+    def logits(self, written: Sequence[int]) -> Float[Tensor, "t v"]:
+        """In one pass: row i is of the token at place i, the last row of what comes after all."""
+        if self.continues:
+            whole = self.model(self._batch([*self.read, *written]))[0]
+            return whole[len(self.read) - 1 :].float()
+        target = self._batch([self.start, *written])
+        return self.model(self._batch(self.read), target)[0].float()
+
+    def after(self, written: Sequence[int], sample: Sample) -> tuple[Tensor, Tensor]:
+        """P of the next token: as the model has it, and as it is drawn from."""
+        logits = self.logits(written)[-1:]
+        before = logits.softmax(-1)[0]
+        total, length = logits.logsumexp(-1, keepdim=True), len(written) + 1
+        last = torch.tensor([length == self.limit], device=logits.device)
+        Allowed(self.decode, self.marks.end, self.marks.banned).apply(logits, total, length, last)
+        return before, filtered(logits, sample).softmax(-1)[0]
+
+    def text(self, written: Sequence[int]) -> str:
+        """What is written, as text."""
+        if not self.continues:
+            return self.tokenizer.decode(written)
+        return self.tokenizer.decode([*self.read, *written])[
+            len(self.tokenizer.decode(self.read)) :
+        ]
+
+    def given(self, fields: Fields, name: str = "prefix") -> list[int]:
+        """The tokens that the text shall begin with, as a request names them."""
+        value = fields.values.get(name, [])
+        if not isinstance(value, list) or not all(type(token) is int for token in value):
+            raise Problem(400, f"'{name}' must be a list of tokens, whole numbers")
+        if len(value) >= self.limit:
+            raise Problem(
+                413, f"'{name}' has {len(value)} tokens, but at most {self.limit} are written"
+            )
+        barred = set(self.marks.banned)
+        for place, token in enumerate(value, start=1):
+            early = token == self.marks.end and place < len(value)
+            if not 0 <= token < self.vocabulary or token in barred or early:
+                raise Problem(400, f"'{name}' holds {token}, which is never written there")
+        return value
+
+    def _batch(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([list(ids)], device=self.opened.device)
+
+
+def writing_of(opened: TorchRun, fields: Fields, most_tokens: int) -> Writing:
+    """What a request {text, beam?, limit?} asks a run to write from."""
+    model: Any = opened.model
+    if not isinstance(model, Seq2Seq | Rnn | Joined | Gpt):
+        raise opened.cannot("writes", "an encoder–decoder or a decoder-only model")
+    beam = fields.number("beam", MOST_BEAM)
+    asked = fields.number("limit", MOST_WRITTEN)
+    check_at_least("limit", asked, 1)
+    limit = USUAL if asked is None else asked
+    decode = opened.run.decode if beam is None else opened.decode(beam=beam)
+    if decode.beam > MOST_BEAM:
+        decode = opened.decode(beam=MOST_BEAM)
+    marks = Marks(opened.tokenizer, decode)
+    ids = opened.tokenizer.encode(fields.text("text", ""))
+    room = Room(min(most_tokens, MOST_READ), 0)
+    if not isinstance(model, Gpt):
+        source = marks.source(ids)
+        room.check(source, model, "the text")
+        return Writing(opened, decode, source, decode.limit(len(source), model.config.max_length))
+    prompt = ids or [marks.start]
+    room.check(prompt, model, "the text")
+    positions = model.decoder.position.max_length
+    if positions is not None:
+        limit = min(limit, positions - len(prompt) + 1)
+    return Writing(opened, decode, prompt, limit)

@@ -1,0 +1,314 @@
+"""Writing in fixed shapes is writing as it is: draws, streams and searches, all settings."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from test_beam import BANNED, DEFINITIONS, LIMITS, batch
+from test_generate import LIMIT, PROMPTS, schemes, toy_gpt
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from toys import (
+    CORES,
+    END,
+    LONGEST,
+    SCHEMES,
+    START,
+    same,
+    searched,
+    toy_model,
+    toy_tokenizer,
+)
+
+from manyheads.decode import recorded
+from manyheads.decode.beam import BeamSearch, Decode
+from manyheads.decode.generate import Generator
+from manyheads.decode.recorded import (
+    MOST,
+    Recordings,
+    room_for,
+    rows_for,
+    source_room_for,
+    steady,
+)
+from manyheads.decode.sample import Sample, Sampler
+from manyheads.decode.translate import Translator
+from manyheads.decode.writer import Writer
+from manyheads.models.gpt import GptConfig
+from manyheads.models.joined import JoinedConfig
+from manyheads.models.rnn import RnnConfig
+from manyheads.nn.attention import CoreConfig
+from manyheads.nn.cores import Dense
+from manyheads.nn.experts import Experts
+from manyheads.nn.local import Longformer
+from manyheads.nn.packed import Packed
+from manyheads.nn.performer import Performer
+from manyheads.nn.relative import Relative
+from manyheads.nn.scores import Additive, Bilinear
+from manyheads.tokens import SPECIALS
+
+LINES = ["a b c", "h", "c d e f g h a b"]
+SOME = [PROMPTS[0], PROMPTS[2], PROMPTS[3]]  # two of them in one batch
+SAMPLES = [
+    Sample(temperature=0.0),
+    Sample(seed=3),
+    Sample(seed=4, temperature=2.0, top_k=5),
+    Sample(seed=5, top_p=0.8, min_p=0.05),
+]
+
+
+def generators(model: Any = None, **decode: Any) -> tuple[Generator, Generator]:
+    """One that writes as it is, and one by recorded steps."""
+    plain = Generator(model or toy_gpt(layers=1), toy_tokenizer(), Decode(**decode))
+    return plain, dataclasses.replace(plain, recordings=Recordings(True))
+
+
+@schemes
+def test_a_language_model_writes_the_same(position: str, core: str) -> None:
+    """Every position scheme, drawn and searched for, in batches of several sizes."""
+    plain, fixed = generators(toy_gpt(position, core), beam=3)
+    same(fixed.search(SOME, LIMIT), plain.search(SOME, LIMIT))
+    assert fixed.sample(SOME, LIMIT, SAMPLES[1]) == plain.sample(SOME, LIMIT, SAMPLES[1])
+
+
+@pytest.mark.parametrize(("position", "core"), SCHEMES)
+def test_a_translator_writes_the_same(position: str, core: str) -> None:
+    """Limits of each sentence's own, sources of several lengths, rows beyond the sentences."""
+    (source, real), beam = batch(), 3
+    model = toy_model(position, core)
+    wanted = searched(model, source, real, LIMITS, beam=beam)
+    search = BeamSearch(Decode(beam=beam), start=START, end=END, banned=BANNED)
+    writer = Writer(Recordings(True), model)
+    same(writer.search((source, real), search, torch.tensor(LIMITS)), wanted)
+    # Again in the same room, in another order and fewer of them.
+    order = [4, 1, 3, 0, 2]
+    limits, texts = torch.tensor([LIMITS[row] for row in order]), (source[order], real[order])
+    same(writer.search(texts, search, limits), [wanted[row] for row in order])
+    assert len(writer.recordings.kept) == 1
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "relative": {"position": Relative(period=2), "kv_heads": 1},
+    "bilinear": {"score": Bilinear(key_size=4)},
+    "additive": {"score": Additive(key_size=5), "core": Dense()},
+}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_other_parts_write_the_same(parts: dict[str, Any]) -> None:
+    """Distances to slots that are to come, voices, shared heads, keys of another width."""
+    torch.manual_seed(6)
+    sizes: Any = {"vocab_size": len(SPECIALS) + 8, "dim": 16, "layers": 1, "heads": 2}
+    config = GptConfig(**sizes, **parts, max_length=LONGEST)
+    model = config.build().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    plain, fixed = generators(model, beam=3)
+    same(fixed.search(SOME, LIMIT), plain.search(SOME, LIMIT))
+
+
+@pytest.mark.parametrize("chosen", DEFINITIONS, ids=str)
+def test_every_definition_of_a_search_is_the_same(chosen: dict[str, Any]) -> None:
+    """All stopping rules, penalties and limits; first tokens, shortest texts, n-best."""
+    model, (source, real) = toy_model(layers=1), batch()
+    limits = torch.tensor([11, 1, 9, 2, 6, 11])
+    # A single hypothesis knows no rule of stopping.
+    alone = chosen["stopping"] == "beam-ended"
+    for beam, n_best in ((4, 2), (1, None))[: 1 + alone]:
+        decode = Decode(beam=beam, banned=(0, 1), **chosen)
+        plain = Translator(model, toy_tokenizer(), decode)
+        search = BeamSearch(decode, start=START, end=END, banned=[0, 1], n_best=n_best)
+        wanted = search(plain.begin(source, real), limits)
+        writer = Writer(Recordings(True), model)
+        same(writer.search((source, real), search, limits), wanted)
+
+
+@pytest.mark.parametrize("at_limit", ["end", "free-end", "cut"])
+@pytest.mark.parametrize("more", [{}, {"shortest": 4}, {"first": 9}, {"first": END}], ids=str)
+def test_every_way_to_draw_is_the_same(at_limit: str, more: dict[str, Any]) -> None:
+    """Bit by bit the same random numbers, for rows, for streams and for translations."""
+    plain, fixed = generators(at_limit=at_limit, **more)
+    lines = Translator(toy_model(layers=1), toy_tokenizer(), plain.decode)
+    fixed_lines = dataclasses.replace(lines, recordings=Recordings(True))
+    for sample in SAMPLES[:: 1 if at_limit == "end" and not more else 3]:
+        wanted = plain.sample(SOME, LIMIT, sample, first=2)
+        assert fixed.sample(SOME, LIMIT, sample, first=2) == wanted
+        assert list(fixed.stream(SOME[0], LIMIT, sample, 2)) == wanted[0]
+        assert fixed_lines.sample(LINES, sample) == lines.sample(LINES, sample)
+
+
+def test_long_texts_are_written_to_their_end() -> None:
+    """Far beyond the steps between two questions, and not beyond the limit."""
+    plain, fixed = generators(toy_gpt("rotary"), shortest=70, at_limit="cut", beam=2)
+    assert fixed.sample(SOME[:1], 75, Sample()) == plain.sample(SOME[:1], 75, Sample())
+    same(fixed.search(SOME[:1], 33), plain.search(SOME[:1], 33))
+
+
+def test_random_numbers_ahead_are_those_of_the_steps() -> None:
+    sample = Sample(seed=8)
+    ahead = Sampler(sample, 3).chances(40)
+    by_steps = Sampler(sample, 3)
+    assert torch.equal(ahead, torch.cat([by_steps.chances(1) for _ in range(40)], dim=1))
+
+
+def test_a_recording_serves_the_next_batch_of_its_shape() -> None:
+    """One for each shape and way of writing, as many as are kept, and another seed is no other."""
+    _, fixed = generators(beam=2)
+    for seed in range(3):
+        fixed.sample(PROMPTS[:1], LIMIT, Sample(seed=seed))
+    assert len(fixed.recordings.kept) == 1
+    fixed.search(PROMPTS[:1], LIMIT)
+    assert len(fixed.recordings.kept) == 2
+    for size in range(3, 3 + MOST):
+        changed = dataclasses.replace(
+            fixed, decode=dataclasses.replace(fixed.decode, shortest=size)
+        )
+        changed.sample(PROMPTS[:1], 2, Sample(temperature=0.0))
+    assert len(fixed.recordings.kept) == MOST
+
+
+def test_recordings_hold_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the last one, which was needed."""
+    _, fixed = generators(beam=2)
+    fixed.search(PROMPTS[:1], LIMIT)
+    one = fixed.recordings.bytes()
+    room, wide = room_for(LIMIT + 2), 2 * 16  # keys and values
+    assert one == 8 * 2 * room * (1 + wide)  # of two beams in one layer, and ancestors
+    for most, left in ((2 * one, 2), (one, 1), (0, 1)):
+        monkeypatch.setattr(recorded, "MOST_BYTES", most)
+        fixed.search(PROMPTS[:1], LIMIT, n_best=1)
+        fixed.search(PROMPTS[:1], LIMIT)
+        assert len(fixed.recordings.kept) == left
+
+
+def test_weights_that_moved_are_recorded_anew() -> None:
+    """And weights that changed at their place are those that write."""
+    plain, fixed = generators(beam=2)
+    fixed.search(PROMPTS, LIMIT)
+    before = len(fixed.recordings.kept)
+    with torch.no_grad():
+        for parameter in plain.model.parameters():
+            parameter.mul_(0.7)
+    same(fixed.search(PROMPTS, LIMIT), plain.search(PROMPTS, LIMIT))
+    assert len(fixed.recordings.kept) == before
+    plain.model.float()
+    fixed.search(PROMPTS[:1], LIMIT)
+    assert len(fixed.recordings.kept) == before + 1
+
+
+def test_two_streams_at_once_do_not_meet() -> None:
+    """A recording is one stream's until it ends, or is left."""
+    plain, fixed = generators(toy_gpt("none"), shortest=LIMIT)
+    streams = [fixed.stream(prompt, LIMIT, Sample(seed=1)) for prompt in PROMPTS[:2]]
+    both = [list(row) for row in zip(*zip(*streams, strict=True), strict=True)]
+    assert both == [list(plain.stream(p, LIMIT, Sample(seed=1))) for p in PROMPTS[:2]]
+
+
+class Watch(TorchDispatchMode):
+    """Every operation with what it was given: of tensors the shapes, of numbers the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        flat, _ = tree_flatten((args, kwargs or {}))
+        given = [f"{x.dtype}{list(x.shape)}" if isinstance(x, Tensor) else repr(x) for x in flat]
+        self.done.append(f"{func}({', '.join(given)})")
+        return func(*args, **(kwargs or {}))
+
+
+# What waits for the device, or brings a number of the host's to it; neither can be recorded.
+HOST = ("_local_scalar_dense", "nonzero", "lift_fresh", "masked_select", "unique", "is_nonzero")
+
+
+@schemes
+def test_every_step_is_the_same_operations_and_asks_nobody(position: str, core: str) -> None:
+    """With the same numbers of the host's in them, so that replaying one step is the next one."""
+    more: dict[str, Any] = {"at_limit": "free-end", "first": 9, "shortest": 3}
+    decode = more if position in ("learned", "t5") else {}
+    plain, fixed = generators(toy_gpt(position, core, layers=1), beam=3, **decode)
+    lines = Translator(toy_model(position, core, layers=1), toy_tokenizer(), plain.decode)
+    lines = dataclasses.replace(lines, recordings=fixed.recordings)
+    fixed.search(PROMPTS[:1], LIMIT)
+    fixed.sample(PROMPTS[:1], LIMIT, SAMPLES[3])
+    lines.search(["a b c"])
+    lines.sample(["a b c"], SAMPLES[0])
+    assert len(fixed.recordings.kept) == 4
+    for recording in fixed.recordings.kept.values():
+        recording.length.zero_()
+        recording.steps.cache.clear()
+        steps = []
+        for _ in range(5):
+            with Watch() as watch, torch.no_grad():
+                recording.step.work()
+            steps.append(watch.done)
+        assert all(step == steps[0] for step in steps)
+        assert not [line for line in steps[0] for name in HOST if f".{name}." in line]
+        by_truth = [line for line in steps[0] if ".index" in line and "torch.bool" in line]
+        assert not by_truth
+
+
+@pytest.mark.parametrize("core", [Packed(), Longformer(), Performer(), CORES["tiled"]])
+def test_what_has_no_steady_step_is_written_as_it_is(core: CoreConfig) -> None:
+    """Found out before anything is computed: nothing is recorded, and the text is the same."""
+    sizes: Any = {"vocab_size": len(SPECIALS) + 8, "dim": 16, "layers": 1, "heads": 2}
+    model = GptConfig(**sizes, core=core, max_length=LONGEST).build().double().eval()
+    plain, fixed = generators(model)
+    assert not steady(model)
+    same(fixed.search(PROMPTS, LIMIT), plain.search(PROMPTS, LIMIT))
+    assert not fixed.recordings.kept
+
+
+@pytest.mark.compile
+def test_a_compiled_step_is_one_graph_for_all_steps(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Nothing in it has to be left to Python, and no step asks for another graph."""
+    if request.config.getoption("--jaxtyping-packages", None):
+        pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
+    counter = CompileCounter()
+    compile_ = torch.compile
+    whole = lambda step, **how: compile_(step, **how, backend=counter, fullgraph=True)  # noqa: E731
+    monkeypatch.setattr(torch, "compile", whole)
+    plain, _ = generators(toy_gpt("rotary"), beam=2)
+    fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
+    for _ in range(2):
+        same(fast.search(PROMPTS[:1], LIMIT), plain.search(PROMPTS[:1], LIMIT))
+    assert counter.frame_count == 1
+
+
+def test_which_models_have_a_steady_step() -> None:
+    sizes: Any = {"vocab_size": 9, "dim": 8, "layers": 1}
+    assert steady(GptConfig(**sizes).build())
+    assert steady(toy_model())
+    assert not steady(RnnConfig(**sizes).build())
+    assert not steady(JoinedConfig(**sizes).build())
+    assert not steady(GptConfig(**sizes, feedforward=Experts()).build())
+    watched = toy_model()
+    handle = watched.decoder.register_forward_hook(lambda *given: None)
+    assert not steady(watched)  # nobody would hear of a replayed step
+    handle.remove()
+    assert steady(watched)
+
+
+def test_nothing_is_recorded_unless_wanted() -> None:
+    """On the CPU a step in fixed shapes gains nothing."""
+    plain, fixed = generators()
+    assert not plain.recordings.serve(plain.model)
+    assert fixed.recordings.serve(plain.model)
+    assert not Recordings(False).serve(plain.model)
+
+
+def test_sizes_are_few() -> None:
+    """Each is room enough, and there are not many of them."""
+    for size_for, most, few in ((room_for, 4096, 7), (rows_for, 256, 13), (source_room_for, 64, 8)):
+        sizes = {size_for(size) for size in range(1, most + 1)}
+        assert all(size <= size_for(size) < 2 * size + 64 for size in range(1, most + 1))
+        assert len(sizes) <= few

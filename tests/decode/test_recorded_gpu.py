@@ -1,0 +1,99 @@
+"""Steps recorded on a GPU write what steps as they are write; run by hand with `make test-gpu`."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from test_beam import DEFINITIONS
+from test_generate import LIMIT, PROMPTS, schemes, toy_gpt
+from test_recorded import LINES, SAMPLES
+from toys import same, toy_model, toy_tokenizer
+
+from manyheads.decode.beam import Decode
+from manyheads.decode.generate import Generator
+from manyheads.decode.recorded import Recordings
+from manyheads.decode.sample import Sample
+from manyheads.decode.translate import Translator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+KINDS = [torch.float32, torch.float64]
+
+
+def generators(model: Any = None, **decode: Any) -> tuple[Generator, Generator]:
+    """One that writes as it is, and one by recorded steps, as on a GPU unless told."""
+    fixed = Generator((model or toy_gpt()).cuda(), toy_tokenizer(), Decode(**decode))
+    return dataclasses.replace(fixed, recordings=Recordings(False)), fixed
+
+
+def is_recorded(writer: Any) -> None:
+    """Each shape that came to more than two steps has a graph."""
+    kept = writer.recordings.kept.values()
+    assert kept
+    assert all(one.step.graph is not None for one in kept if one.step.calls > 2)
+    assert any(one.step.graph is not None for one in kept)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@schemes
+def test_a_recorded_language_model_writes_the_same(
+    position: str, core: str, dtype: torch.dtype
+) -> None:
+    """Drawn, streamed and searched for, every position scheme, the same shape again and again."""
+    plain, fixed = generators(toy_gpt(position, core).to(dtype), beam=3)
+    for prompts in (PROMPTS, PROMPTS[::-1], PROMPTS[:1]):
+        same(fixed.search(prompts, LIMIT), plain.search(prompts, LIMIT))
+        for sample in SAMPLES:
+            assert fixed.sample(prompts, LIMIT, sample) == plain.sample(prompts, LIMIT, sample)
+    one = Sample(seed=6)
+    assert list(fixed.stream(PROMPTS[2], LIMIT, one)) == list(plain.stream(PROMPTS[2], LIMIT, one))
+    is_recorded(fixed)
+
+
+@pytest.mark.parametrize("chosen", DEFINITIONS, ids=str)
+def test_every_definition_of_a_search_is_recorded(chosen: dict[str, Any]) -> None:
+    """And of drawing: what may come where hangs on a place that only the device knows."""
+    decode = Decode(beam=4, banned=(0, 1), longest_ratio=1.5, longest_extra=3, **chosen)
+    fixed = Translator(toy_model().cuda(), toy_tokenizer(), decode)
+    plain = dataclasses.replace(fixed, recordings=Recordings(False))
+    for lines in (LINES, ["b b b", "", "g h"], LINES):
+        same(fixed.search(lines), plain.search(lines))
+        assert fixed.sample(lines, SAMPLES[1]) == plain.sample(lines, SAMPLES[1])
+    is_recorded(fixed)
+
+
+def test_weights_that_change_at_their_place_are_those_that_write() -> None:
+    """Also under autocast, where a weight that was cast must not be kept."""
+    plain, fixed = generators(toy_gpt().float(), beam=2)
+    for number in range(3):
+        with torch.no_grad():
+            for parameter in plain.model.parameters():
+                parameter.mul_(1 - 0.2 * number)
+        same(fixed.search(PROMPTS, LIMIT), plain.search(PROMPTS, LIMIT))
+        with torch.autocast("cuda", torch.bfloat16):
+            found = fixed.sample(PROMPTS, LIMIT, SAMPLES[0])
+            wanted = plain.sample(PROMPTS, LIMIT, SAMPLES[0])
+        # In half precision a near tie may fall the other way.
+        assert sum(a == b for a, b in zip(found, wanted, strict=True)) >= len(PROMPTS) - 1
+    is_recorded(fixed)
+
+
+def test_long_texts_and_two_streams_at_once() -> None:
+    """Past the steps between two questions; recordings that are lent to two at a time."""
+    plain, fixed = generators(toy_gpt("rotary"), shortest=70, at_limit="cut")
+    assert fixed.sample(PROMPTS, 75, SAMPLES[1]) == plain.sample(PROMPTS, 75, SAMPLES[1])
+    pair = (PROMPTS[0], PROMPTS[3])
+    streams = [fixed.stream(prompt, 30, SAMPLES[1]) for prompt in pair]
+    both = [list(row) for row in zip(*zip(*streams, strict=True), strict=True)]
+    assert both == [list(plain.stream(prompt, 30, SAMPLES[1])) for prompt in pair]
+
+
+def test_a_compiled_step_is_recorded_too() -> None:
+    plain, fixed = generators(toy_gpt("rotary").float(), beam=2)
+    fast = dataclasses.replace(fixed, recordings=Recordings(compiled=True))
+    for _ in range(2):
+        same(fast.search(PROMPTS[:2], LIMIT), plain.search(PROMPTS[:2], LIMIT))
+    is_recorded(fast)

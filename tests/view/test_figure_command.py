@@ -1,0 +1,235 @@
+"""Figures of a run: what is drawn is what the model computes, and a wrong wish is one line."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.tiny import POSITIONS, tiny
+from tests.view.test_figures import png
+from tests.web.small_pages import SENTENCE, make_runs
+from torch import Tensor
+
+from manyheads.commands.figure import KINDS, figure
+from manyheads.data.phrasebook import sentences
+from manyheads.errors import Mistake
+from manyheads.evaluate.alignment import word_maps
+from manyheads.models.bert import BertConfig
+from manyheads.nn.positions import PositionSizes
+from manyheads.nn.residual import Norm, Residual
+from manyheads.opened import open_run
+from manyheads.tasks.translation import corpus_nll
+from manyheads.view import figures
+from manyheads.view.capture import capture
+from manyheads.view.landscape import direction, held_out_loss, landscape, without_residuals
+from manyheads.view.maps import maps_of
+from manyheads.view.measured import measured
+from manyheads.view.schemes import matrix_of, schemes
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
+    """What each kind of picture was given to draw; nothing is drawn."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name in ("heat_map", "head_grid", "matrices", "curves", "surfaces"):
+
+        def keep(*given: Any, name: str = name, **more: Any) -> None:
+            found[name] = (*given, more)
+
+        monkeypatch.setattr(figures, name, keep)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_a_picture(folder: Path, tmp_path: Path, kind: str) -> None:
+    figure(folder / "translator", kind, out=tmp_path / "a.png", size=3, length=16)
+    width, height, colours = png(tmp_path / "a.png")
+    assert 300 < width < 3000
+    assert 200 < height < 2000
+    assert colours > 30
+
+
+@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_other_forms_of_a_picture(folder: Path, tmp_path: Path, ending: str, begins: bytes) -> None:
+    figure(folder / "reader", "heads", out=tmp_path / f"a.{ending}")
+    assert (tmp_path / f"a.{ending}").read_bytes().startswith(begins)
+
+
+@pytest.mark.parametrize("run", ["translator", "deep/writer", "reader"])
+def test_maps_are_those_of_the_model(
+    folder: Path, run: str, drawn: dict[str, tuple[Any, ...]]
+) -> None:
+    figure(folder / run, "heads")
+    weights = drawn["head_grid"][0]
+    assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
+    figure(folder / run, "head", layer=1, head=2)
+    one, rows, columns = drawn["heat_map"][:3]
+    assert torch.equal(one, weights[0, 1])
+    assert (len(rows), len(columns)) == one.shape
+    figure(folder / run, "head")
+    assert torch.equal(drawn["heat_map"][0], weights[-1].mean(0))
+
+
+def test_an_encoder_decoder_has_three_kinds_of_maps(folder: Path) -> None:
+    opened = open_run(folder / "translator")
+    found = maps_of(opened, SENTENCE, "Der Hund.")
+    assert list(found) == ["encoder.self", "decoder.self", "decoder.cross"]
+    tokenizer: Any = opened.tokenizer
+    source = torch.tensor([[*tokenizer.encode(SENTENCE), tokenizer.end]])
+    target = torch.tensor([[tokenizer.start, *tokenizer.encode("Der Hund.")]])
+    with torch.no_grad(), capture(opened.model) as maps:
+        opened.model(source, target)
+    for name, one in found.items():
+        stack, kind = name.split(".")
+        captured: list[Tensor] = maps.all(kind, stack)  # type: ignore[arg-type]
+        assert torch.equal(one.weights, torch.stack(captured)[:, 0])
+
+
+def test_gold_is_framed_where_it_is_known(folder: Path, drawn: dict[str, tuple[Any, ...]]) -> None:
+    opened = open_run(folder / "translator")
+    pair = sentences("en-de", "test", 3)[1]
+    figure(folder / "translator", "alignment", text=pair.source, layer=1, head=1)
+    weights, rows, columns, title, _, more = drawn["heat_map"]
+    model: Any = opened.model
+    [(_, words)] = list(word_maps(model, opened.tokenizer, [pair]))
+    assert torch.equal(weights, words[0, 0])
+    assert rows == [pair.target[a:b] for a, b in pair.target_words]
+    assert {(rows[j], columns[i]) for j, i in more["marks"]} == {
+        (pair.target[slice(*pair.target_words[j])], pair.source[slice(*pair.source_words[i])])
+        for i, j in pair.alignment
+    }
+    assert "gold" in title
+    figure(folder / "translator", "alignment", text="A text of my own.")
+    assert "gold" not in drawn["heat_map"][3]
+    assert "marks" not in drawn["heat_map"][-1]
+
+
+def test_curves_are_what_was_measured(
+    folder: Path, tmp_path: Path, drawn: dict[str, tuple[Any, ...]]
+) -> None:
+    run = folder / "translator"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    wanted = [(r["step"], r["learning_rate"]) for r in records if r["split"] == "train"]
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    with (other / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "split": "train", "learning_rate": NaN}\nbroken {\n[]\n')
+    figure(run, "curves", [other], metric="learning_rate", split="train")
+    lines = drawn["curves"][0]
+    assert lines == {str(run): wanted, str(other): wanted}
+    assert ("valid", "loss") in measured(run)
+
+
+def test_every_scheme_is_drawn_and_the_run_has_its_own(folder: Path) -> None:
+    for name in ("sinusoidal", "learned", "rotary", "shaw", "t5", "alibi", "relative", "none"):
+        config = tiny(BertConfig, name, "dense")
+        found = schemes(config.build(), config, 9)
+        assert len(found) == 8
+        own = [shown for shown in found if shown.endswith("(of the run)")]
+        assert own == [f"{name} (of the run)"]
+        assert all(matrix.shape == (9, 9) for matrix in found.values())
+        assert all(bool(matrix.isfinite().all()) for matrix in found.values())
+
+
+def test_what_hangs_on_the_distance_alone_is_the_same_on_each_diagonal() -> None:
+    sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=7, causal=False)
+    with torch.no_grad():
+        for name in ("sinusoidal", "rotary", "shaw", "t5", "alibi"):
+            matrix = matrix_of(POSITIONS[name].build(sizes), sizes, 7)
+            for offset in range(-6, 7):
+                assert float(matrix.diagonal(offset).std(correction=0)) < 1e-5, name
+            assert matrix.std() > 1e-3
+
+
+def test_directions_are_normalised_filter_by_filter(folder: Path) -> None:
+    model = open_run(folder / "translator").model
+    found = direction(model, torch.Generator().manual_seed(3))
+    other = direction(model, torch.Generator().manual_seed(4))
+    assert found.keys() == dict(model.named_parameters()).keys()
+    for name, weight in model.named_parameters():
+        if weight.dim() < 2:
+            assert not found[name].any()
+        else:
+            assert torch.allclose(found[name].norm(dim=1), weight.norm(dim=1), rtol=1e-4)
+            assert not torch.allclose(found[name], other[name])
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_cut_residual_is_the_branch_alone(placement: Any) -> None:
+    residual = Residual(4, Norm(placement=placement), 0.0)
+    holder = torch.nn.ModuleList([residual])
+    x = torch.randn(2, 3, 4)
+    whole = residual(x, torch.sin)
+    with without_residuals(holder):
+        cut = residual(x, torch.sin)
+    norm = residual.norm
+    assert torch.equal(cut, norm(x).sin() if placement == "pre" else norm(x.sin()))
+    assert torch.equal(residual(x, torch.sin), whole)
+    with pytest.raises(Mistake, match="residual"), without_residuals(torch.nn.Linear(1, 1)):
+        pass
+
+
+def test_the_middle_of_the_landscape_is_the_trained_model(folder: Path) -> None:
+    opened = open_run(folder / "translator")
+    before = {name: weight.clone() for name, weight in opened.model.state_dict().items()}
+    with torch.no_grad():
+        loss = held_out_loss(opened)()
+    found = landscape(opened, size=3, reach=0.5, seed=1)
+    whole, cut = found.values()
+    assert float(whole[1, 1]) == pytest.approx(loss, rel=1e-6)
+    assert not torch.allclose(whole, cut)
+    assert len(set(whole.flatten().tolist())) == 9
+    for name, weight in opened.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+    # The batch is of the validation split: all of it where that is small.
+    from manyheads.data.translation import EncodedPairs
+
+    model: Any = opened.model
+    data: Any = opened.run.data
+    pairs = EncodedPairs(data.read("valid"), opened.tokenizer, 128, "skip")
+    nll, tokens = corpus_nll(model, pairs, 4096)
+    assert loss == pytest.approx(nll / tokens, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "wrong", "said"),
+    [
+        ("translator", "hed", {}, "'hed'"),
+        ("translator", "head", {"out": Path("a.bmp")}, ".png, .svg, .pdf"),
+        ("translator", "head", {"others": [Path("b")]}, "one run"),
+        ("translator", "head", {"layer": 9}, "--layer 9"),
+        ("translator", "head", {"layer": 0}, "--layer 0"),
+        ("translator", "alignment", {"layer": 0}, "--layer 0"),
+        ("translator", "head", {"head": 0}, "--head 0"),
+        ("translator", "head", {"which": "encoder.cross"}, "--map"),
+        ("translator", "heads", {"head": 1}, "leave out"),
+        ("translator", "head", {"text": "dog " * 400}, "shorten"),
+        ("translator", "curves", {"metric": "los"}, "los"),
+        ("translator", "landscape", {"size": 4}, "odd"),
+        ("translator", "landscape", {"reach": 0.0}, "--reach"),
+        ("translator", "positions", {"length": 1}, "--length"),
+        ("reader", "landscape", {}, "landscape"),
+        ("reader", "alignment", {}, "aligns"),
+        ("reader", "head", {"target": "x"}, "--target"),
+        ("reader", "curves", {}, "nothing was measured"),
+        ("deep/writer", "head", {"text": ""}, "--text"),
+    ],
+)
+def test_a_wrong_wish_is_one_line(
+    folder: Path, tmp_path: Path, run: str, kind: str, wrong: dict[str, Any], said: str
+) -> None:
+    given = {"out": tmp_path / "a.png", **wrong}
+    with pytest.raises(Mistake, match=re.escape(said)) as error:
+        figure(folder / run, kind, **given)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())

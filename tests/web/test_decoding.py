@@ -1,0 +1,207 @@
+"""The tree that the Decode page shows is the search's own, and its chances are the model's."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+from tests.web.small_pages import SENTENCE, make_runs
+from tests.web.test_server import HERE, LIMITS, ask, problem
+
+from manyheads.decode.beam import Decode
+from manyheads.decode.generate import Generator
+from manyheads.decode.hypotheses import NEVER
+from manyheads.decode.sample import Sample, filtered
+from manyheads.decode.translate import Translator
+from manyheads.opened import TorchRun, open_run
+from manyheads.web import app as server
+from manyheads.web.watching import Watch, watched
+from manyheads.web.writing import Writing
+
+LIMIT = 12
+JSON = {"Content-Type": "application/json"}
+RUNS = ("translator", "deep/writer")
+WAYS = (
+    {"beam": 1},
+    {"beam": 4},
+    {"beam": 3, "length_penalty": 0.0, "stopping": "none-better-ever"},
+    {"beam": 4, "length_penalty": 2.0, "stopping": "none-better-now", "at_limit": "cut"},
+    {"beam": 2, "penalty": "length", "length_penalty": -1.0, "at_limit": "free-end"},
+    {"beam": 4, "shortest": 5},
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> TestClient:
+    return TestClient(server.build_app(folder, limits=LIMITS), HERE)
+
+
+def writing_in(opened: TorchRun, decode: Decode) -> Writing:
+    """As the page makes it; both kinds with a limit that is soon reached."""
+    if opened.run.task == "language":
+        return Writing(opened, decode, opened.tokenizer.encode(SENTENCE), LIMIT)
+    decode = replace(decode, longest_ratio=0.0, longest_extra=LIMIT)
+    source = opened.tokenizer.encode(SENTENCE)
+    return Writing(opened, decode, [*source, opened.tokenizer.end], LIMIT)
+
+
+def by_itself(writing: Writing) -> Any:
+    """The hypotheses that the library finds for the same."""
+    if writing.continues:
+        generator = Generator(writing.model, writing.tokenizer, writing.decode)
+        return generator.search([writing.read], LIMIT)[0]
+    return Translator(writing.model, writing.tokenizer, writing.decode).search([SENTENCE])[0]
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str, Any]) -> None:
+    """Its ends are the results, to the last bit; every step is the best of twice the beam."""
+    opened = open_run(folder / name)
+    writing = writing_in(opened, opened.decode(**way))
+    tree = watched(writing.search(), writing.begin(), writing.limits())
+    assert tree.found == by_itself(writing)
+    for hypothesis, end in zip(tree.found, tree.ends, strict=True):
+        node = tree.nodes[end]
+        assert (node.log_probability, node.score) == (hypothesis.log_probability, hypothesis.score)
+        assert node.state == "ended"
+    beam = writing.decode.beam
+    for step in range(1, tree.nodes[-1].step + 1):
+        weighed = [node for node in tree.nodes if node.step == step]
+        assert len(weighed) <= 2 * beam
+        logs = [node.log_probability for node in weighed]
+        assert logs == sorted(logs, reverse=True)
+        kept = [node for node in weighed if node.state == "kept"]
+        pruned = [node for node in weighed if node.state == "pruned"]
+        assert len(kept) <= beam
+        end = writing.marks.end
+        lost = [node.log_probability for node in pruned if node.token != end]
+        for rank, node in enumerate(weighed):
+            last = node.token == end or step == LIMIT
+            assert (node.state == "ended") == (last and rank < beam)
+        if kept and step < LIMIT:
+            assert max(lost, default=NEVER) <= kept[-1].log_probability
+    for node in tree.nodes:
+        if node.parent >= 0:
+            assert tree.nodes[node.parent].state == "kept"
+            assert tree.nodes[node.parent].step == node.step - 1
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_numbers_of_the_tree_are_the_models(client: TestClient, name: str) -> None:
+    """A whole pass over the tokens up to a node gives its log P."""
+    found = ask(client, "/api/decode", run=name, text=SENTENCE, beam=3, limit=6)
+    nodes = found["nodes"]
+    opened = client.app.app.state.library  # type: ignore[attr-defined]
+    with opened.model(name) as run, torch.no_grad():
+        decode = run.decode(beam=3)
+        source = run.tokenizer.encode(SENTENCE)
+        read = source if name != "translator" else [*source, run.tokenizer.end]
+        writing = Writing(run, decode, read, found["limit"])
+        for number in range(0, len(nodes), 5):
+            tokens, at = [], number
+            while at >= 0:
+                tokens.insert(0, nodes[at]["token"])
+                at = nodes[at]["parent"]
+            chances = writing.logits(tokens[:-1]).log_softmax(-1)
+            expected = sum(float(row[token]) for row, token in zip(chances, tokens, strict=True))
+            assert nodes[number]["log_probability"] == pytest.approx(expected, abs=2e-4)
+            assert nodes[number]["piece"] == run.tokenizer.pieces(tokens)[-1]
+    assert [node["place"] for node in nodes if node["place"]]
+    best = next(node for node in nodes if node["place"] == 1)
+    assert best["score"] == found["beam"][0]["score"]
+
+
+def test_another_continuation_than_was_weighed_is_noticed(folder: Path) -> None:
+    opened = open_run(folder / "translator")
+    writing = writing_in(opened, opened.decode(beam=1))
+    watch = Watch(writing.begin(), writing.search(), LIMIT)
+    with torch.no_grad():
+        logits = watch.step(torch.tensor([writing.start]))
+        best = int(logits.argmax())
+        other = 300 if best != 300 else 301
+        with pytest.raises(RuntimeError):
+            watch.step(torch.tensor([other]))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_greedy_beam_and_chance_are_the_librarys(
+    client: TestClient, folder: Path, name: str
+) -> None:
+    chance = {"temperature": 1.7, "top_k": 40, "top_p": 0.9, "seed": 3}
+    found = ask(client, "/api/decode", run=name, text=SENTENCE, beam=2, limit=8, **chance)
+    opened, sample = open_run(folder / name), Sample(**chance)  # type: ignore[arg-type]
+    model: Any = opened.model
+    if name == "translator":
+        greedy = Translator(model, opened.tokenizer, opened.decode(beam=1))
+        assert found["greedy"][0]["text"] == greedy.translate([SENTENCE])[0]
+        drawn = greedy.sample([SENTENCE] * 3, sample)
+        assert [one["text"] for one in found["sampling"]] == drawn
+    else:
+        ids = opened.tokenizer.encode(SENTENCE)
+        writer = Generator(model, opened.tokenizer, opened.decode(beam=1))
+        assert found["greedy"][0]["tokens"] == writer.search([ids], 8)[0][0].tokens
+        expected = writer.sample([ids] * 3, 8, sample)
+        assert [one["tokens"] for one in found["sampling"]] == expected
+    assert len({one["text"] for one in found["sampling"]}) > 1
+    again = ask(client, "/api/decode", run=name, text=SENTENCE, beam=2, limit=8, **chance)
+    assert again == found
+
+
+def test_chances_before_and_after_are_those_that_are_drawn_from(
+    client: TestClient, folder: Path
+) -> None:
+    opened = open_run(folder / "deep/writer")
+    ids = opened.tokenizer.encode(SENTENCE)
+    banned = Generator(opened.model, opened.tokenizer, opened.run.decode).marks.banned  # type: ignore[arg-type]
+    with torch.no_grad():
+        logits = opened.model(torch.tensor([ids]))[0, -1:]
+    before = logits.softmax(-1)[0]
+    logits[:, banned] = NEVER
+    ways: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.3})
+    for way in (*ways, {"temperature": 0.0}, {"temperature": 2.0, "top_k": 9, "min_p": 0.4}):
+        asked = {"run": "deep/writer", "text": SENTENCE, "count": 50, **way}
+        found = ask(client, "/api/next", **asked)
+        after = filtered(logits, Sample(**way)).softmax(-1)[0]
+        assert found["left"] == int((after > 0).sum())
+        assert found["mass"] == pytest.approx(float(before[after > 0].sum()), rel=1e-4)
+        for one in found["top"]:
+            assert one["before"] == pytest.approx(float(before[one["token"]]), rel=1e-4)
+            assert one["after"] == pytest.approx(float(after[one["token"]]), rel=1e-4)
+
+
+def test_a_tree_begins_with_the_tokens_that_are_given(client: TestClient) -> None:
+    asked = {"run": "translator", "text": SENTENCE, "beam": 3}
+    free = ask(client, "/api/decode", **asked)
+    pruned = next(node for node in free["nodes"] if node["step"] == 1 and node["state"] == "pruned")
+    held = ask(client, "/api/decode", **asked, prefix=[pruned["token"]])
+    [first] = [node for node in held["nodes"] if node["step"] == 1]
+    assert first["state"] == "kept"
+    assert first["log_probability"] == pruned["log_probability"]
+    written = [*held["beam"], *held["greedy"], *held["sampling"]]
+    assert all(one["tokens"][0] == pruned["token"] for one in written)
+
+
+def test_settings_that_make_no_sense_are_refused(client: TestClient) -> None:
+    asked = {"run": "translator", "text": SENTENCE}
+    wrong: tuple[dict[str, Any], ...] = (
+        *({"temperature": -1}, {"temperature": "warm"}, {"temperature": 10**400}, {"top_p": 0}),
+        *({"top_k": -1}, {"seed": -1}, {"beam": 9}, {"beam": 0}, {"limit": 65}, {"min_p": 2}),
+        *({"limit": 0}, {"temperature": 1e-40}, {"temperature": math.nan}),
+        *({"prefix": "x"}, {"prefix": [10**9]}, {"text": 5}),
+    )
+    for one in wrong:
+        body = json.dumps({**asked, **one})
+        problem(client.post("/api/decode", content=body, headers=JSON), 400)
+    assert "tokens" in problem(client.post("/api/decode", json={**asked, "text": "dog " * 45}), 413)
+    assert "bert" in problem(client.post("/api/decode", json={**asked, "run": "reader"}), 400)
+    problem(client.post("/api/decode", json={**asked, "run": "gone"}), 404)

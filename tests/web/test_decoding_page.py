@@ -1,0 +1,171 @@
+"""Translate and Decode in a real browser: by hand and by keys, with the model's own numbers."""
+
+import csv
+import json
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from tests.web.small_pages import SENTENCE
+from tests.web.test_page import (  # noqa: F401 (the fixtures)
+    address,
+    browser,
+    expect,
+    folder,
+    page,
+    pixels,
+    settled,
+    visit,
+)
+
+from manyheads.data.phrasebook import sentences
+
+HERE = f"run=translator&text={quote(SENTENCE)}&beam=3"
+
+
+def told(address: str, path: str, **body: Any) -> dict[str, Any]:  # noqa: F811
+    """The server's own word."""
+    kind = {"Content-Type": "application/json"}
+    request = urllib.request.Request(address + path, json.dumps(body).encode(), kind)
+    with urllib.request.urlopen(request) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found
+
+
+def saved(page: Any, part: str, kind: str, place: Path) -> Path:  # noqa: F811
+    with page.expect_download() as download:
+        page.locator(part).get_by_role("button", name=kind).click()
+    path = place / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def test_a_translation_follows_what_is_typed(page: Any) -> None:  # noqa: F811
+    visit(page, f"/translate?{HERE}&layer=0&head=1")
+    hypotheses = page.locator(".hypotheses button")
+    expect(hypotheses).to_have_count(3)
+    before = pixels(page, ".plane > canvas")
+    page.get_by_label("Text", exact=True).press_sequentially(" The old house.", delay=5)
+    expect(page).to_have_url(re.compile("old\\+house"))
+    settled(page)
+    expect(page.locator(".labels").first).to_contain_text("house")
+    assert pixels(page, ".plane > canvas").shape != before.shape
+    second = hypotheses.nth(1).inner_text()
+    hypotheses.nth(1).click()
+    expect(page.locator("output.sentence")).to_have_text(second)
+    settled(page)
+    assert "which=1" in page.url
+
+
+def test_another_word_is_chosen_and_the_rest_is_written_anew(
+    page: Any,  # noqa: F811
+    address: str,  # noqa: F811
+) -> None:
+    visit(page, f"/translate?{HERE}")
+    first = page.locator(".written button").first
+    first.focus()
+    page.keyboard.press("Enter")
+    others = page.locator("[aria-label=Alternatives] tr")
+    expect(others).to_have_count(10)
+    ten = told(address, "/api/next", run="translator", text=SENTENCE, prefix=[], count=20)
+    allowed = [one for one in ten["top"] if one["after"] > 0]
+    shown = [float(text.split("\t")[-1]) for text in others.all_inner_texts()]
+    assert np.allclose(shown, [one["before"] for one in allowed[:10]], rtol=1e-3)
+    settled(page)
+    others.nth(4).get_by_role("button").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".written .given")).to_have_count(1)
+    expect(page.locator(".written .given")).to_be_focused()
+    settled(page)
+    assert f"prefix={allowed[4]['token']}" in page.url
+    asked = {"run": "translator", "text": SENTENCE, "beam": 3}
+    found = told(address, "/api/translate", **asked, prefix=[allowed[4]["token"]])
+    wanted = found["hypotheses"][0]["text"].strip()
+    expect(page.locator("output.sentence")).to_have_text(wanted)
+    seen, link = page.locator("main").inner_text(), page.url
+    visit(page, link)
+    assert page.locator("main").inner_text() == seen
+    page.get_by_role("button", name="Let it choose").click()
+    expect(page.locator(".written .given")).to_have_count(0)
+
+
+def test_gold_stands_beside_the_map_of_an_own_sentence(
+    page: Any,  # noqa: F811
+    address: str,  # noqa: F811
+) -> None:
+    [pair, *_] = sentences("en-de", "test", 3)
+    visit(page, f"/translate?run=translator&text={quote(pair.source)}&layer=1&head=0")
+    gold = told(address, "/api/gold", run="translator", text=pair.source)["pair"]
+    error = f"{100 * gold['errors']['weights'][1][0]:.4g} %"
+    expect(page.locator(".alignment .note").first).to_contain_text(error)
+    drawn = pixels(page, ".heatmap:nth-of-type(2) .plane > canvas")
+    bright = {(s, t) for t, s in np.argwhere(drawn[..., 0] == 253).tolist()}
+    assert bright == pair.alignment
+
+
+def test_the_tree_on_screen_is_the_search(
+    page: Any,  # noqa: F811
+    address: str,  # noqa: F811
+    browser: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    for run in ("translator", "deep/writer"):
+        visit(page, f"/decode?run={run}&text={quote(SENTENCE)}&beam=3&limit=8")
+        asked = {"run": run, "text": SENTENCE, "beam": 3, "limit": 8}
+        found = told(address, "/api/decode", **asked)
+        states = page.locator("[data-node]").evaluate_all("all => all.map(n => n.dataset.state)")
+        assert sorted(states[1:]) == sorted(node["state"] for node in found["nodes"])
+        scores = page.locator(".ways .note").all_inner_texts()
+        assert scores[1].endswith(f"score {found['beam'][0]['score']:.4g}")
+    with saved(page, ".beam", "CSV", tmp_path).open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["score"]) for row in rows] == [node["score"] for node in found["nodes"]]
+    alone = browser.new_context(offline=True).new_page()
+    alone.goto(saved(page, ".beam", "HTML", tmp_path).as_uri())
+    assert alone.locator("[data-node]").count() == len(found["nodes"]) + 1
+    alone.context.close()
+    assert saved(page, ".chances", "PNG", tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:  # noqa: F811
+    visit(page, f"/decode?{HERE}")
+    found = told(address, "/api/decode", run="translator", text=SENTENCE, beam=3)
+    tree = page.locator(".tree")
+    tree.focus()
+    for key in ("ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    node = found["nodes"][1]
+    expect(page.locator(".beam .readout")).to_contain_text(f"log P {node['log_probability']:.6g}")
+    expect(page).to_have_url(re.compile("node=1(&|$)"))
+    settled(page)
+    after = told(
+        address, "/api/next", run="translator", text=SENTENCE, prefix=[node["token"]], top_k=2
+    )
+    page.get_by_label("Top-k").fill("2")
+    page.keyboard.press("Enter")
+    readout = page.locator(".chances .readout")
+    expect(readout).to_contain_text(f"{after['top'][0]['after']:.4g}"[:5])
+    expect(page.locator(".chances")).to_contain_text("2 of 600 tokens")
+    page.get_by_label(re.compile("^Step")).focus()
+    page.keyboard.press("Home")
+    first = [one for one in found["nodes"] if one["step"] == 1]
+    expect(page.locator("[data-node]")).to_have_count(len(first) + 1)
+    assert "step=1" in page.url
+    page.get_by_role("button", name="Search on from this token").click()
+    expect(page.get_by_role("button", name="Search freely again")).to_be_visible()
+    settled(page)
+    assert f"prefix={node['token']}" in page.url
+
+
+def test_what_is_typed_is_never_markup(page: Any) -> None:  # noqa: F811
+    attack = quote("<img src=x onerror=alert(1)><b>dog</b>")
+    for place in (
+        f"/translate?run=translator&text={attack}&at=0",
+        f"/decode?run=deep/writer&text={attack}",
+    ):
+        visit(page, place)
+        expect(page.locator("#problem")).to_be_hidden()
+        assert page.locator("main img, main b").count() == 0

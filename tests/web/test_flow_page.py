@@ -1,0 +1,154 @@
+"""The Flow page in a real browser: boxes by hand and by keys, and their numbers on screen."""
+
+import csv
+import json
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from matplotlib import colormaps
+from tests.web import test_page
+from tests.web.small_pages import SENTENCE
+from tests.web.test_page import expect, pixels, settled, visit
+
+from manyheads.opened import open_run
+
+folder, address = test_page.folder, test_page.address  # fixtures
+browser, page = test_page.browser, test_page.page
+FLOW = f"/flow?run=translator&text={quote(SENTENCE)}&target=Der+Hund."
+
+
+def numbers(address: str, name: str, **which: int) -> np.ndarray:
+    """A tensor of the pass that the page shows, by the server's own word."""
+    body = {"run": "translator", "text": SENTENCE, "target": "Der Hund."}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}/api/flow", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request) as answer:
+        trace = json.loads(answer.read())["trace"]
+    query = "&".join(f"{key}={value}" for key, value in which.items())
+    with urllib.request.urlopen(f"{address}/api/trace/{trace}/tensor/{name}?{query}") as answer:
+        shape = [int(size) for size in answer.headers["X-Shape"].split(",")]
+        return np.frombuffer(answer.read(), "<f4").reshape(shape)
+
+
+def test_a_box_shows_the_numbers_of_the_tensor(page: Any, address: str) -> None:
+    """Every pixel of the large map and of the small one; least and greatest; formula and code."""
+    visit(page, f"{FLOW}&box=decoder.cross.weights&layer=1&head=1&cell=1,2")
+    weights = numbers(address, "decoder.cross.weights", layer=1, head=1)
+    table = (np.array([colormaps["viridis"](i)[:3] for i in range(256)]) * 255).round()
+    expected = table[(weights * 255).round().astype(int)]
+    assert np.array_equal(pixels(page, ".plane > canvas")[..., :3], expected)
+    assert np.array_equal(
+        pixels(page, "[id='box-decoder.cross.weights'] canvas")[..., :3], expected
+    )
+    readout = page.locator(".heatmap .readout").inner_text()
+    assert np.isclose(float(readout.rsplit(" ", 1)[1]), weights[1, 2], rtol=1e-4)
+    facts = page.locator(".openbox .shape").first.inner_text()
+    least, greatest = re.search(r"from (\S+) to (\S+?)$", facts).groups()  # type: ignore[union-attr]
+    assert np.allclose([float(least), float(greatest)], [weights.min(), weights.max()], rtol=1e-4)
+    expect(page.locator(".openbox .formula")).to_contain_text("exp(e_ij)")
+    expect(page.locator(".code pre")).to_contain_text("def dense_weights(")
+
+
+def test_keys_step_through_boxes_layers_and_heads(page: Any) -> None:
+    visit(page, f"{FLOW}&box=decoder.self.v")
+    title = page.locator(".openbox h2")
+    expect(title).to_have_text("V Decoder, layer 1 of 2: self-attention, head 1")
+    page.locator("[id='box-decoder.self.v']").focus()
+    for key, words in (
+        ("ArrowRight", "Scores Decoder, layer 1 of 2: self-attention, head 1"),
+        ("ArrowDown", "Scores Decoder, layer 2 of 2: self-attention, head 1"),
+        ("]", "Scores Decoder, layer 2 of 2: self-attention, head 2"),
+        ("m", "Scores + mask Decoder, layer 2 of 2: self-attention, head 2"),
+    ):
+        page.keyboard.press(key)
+        expect(title).to_have_text(words)
+    settled(page)
+    expect(page.locator(".openbox .shape").first).to_contain_text("from −∞ to")
+    for _ in range(4):  # faster than it is drawn: none is lost
+        page.keyboard.press("ArrowLeft")
+    expect(title).to_contain_text("K Decoder")
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    expect(title).to_contain_text("Scores + mask Decoder")
+    settled(page)
+    expect(page.locator(":focus")).to_have_id("box-decoder.self.masked")
+
+
+def test_a_link_leads_to_the_same_box(page: Any) -> None:
+    """Opened by Enter; in its map the keys that step through boxes walk over cells."""
+    visit(page, f"{FLOW}&layer=1")
+    page.locator("[id='box-encoder.feedforward.hidden']").focus()
+    page.keyboard.press("Enter")
+    title = page.locator(".openbox h2")
+    expect(title).to_contain_text("Hidden Encoder, layer 2 of 2")
+    settled(page)
+    page.locator(".plane > canvas").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page).to_have_url(re.compile("cell=1%2C0"))
+    expect(title).to_contain_text("Hidden")
+    seen, link = page.locator("main").inner_text(), page.url
+    visit(page, "/tokens")
+    visit(page, link)
+    assert page.locator("main").inner_text() == seen
+
+
+def test_the_likeliest_tokens_of_the_chosen_position(page: Any, folder: Path, address: str) -> None:
+    visit(page, f"{FLOW}&box=decoder.distribution&cell=1,0")
+    chances = numbers(address, "decoder.distribution")
+    rows = page.locator(".likeliest tr")
+    assert rows.count() == chances.shape[1] == 10
+    assert np.isclose(
+        float(rows.nth(0).locator("td").nth(1).inner_text()), chances[1, 0], rtol=1e-4
+    )
+    page.locator(".plane > canvas").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".likeliest figcaption")).to_contain_text("position 3")
+    with page.expect_download() as download:
+        page.locator(".likeliest").get_by_role("button", name="CSV").click()
+    with Path(download.value.path()).open(newline="", encoding="utf-8") as file:
+        saved = list(csv.reader(file))
+    assert saved[0] == ["token", "probability", "logit"]
+    assert np.array_equal(np.array([row[1] for row in saved[1:]], dtype="f4"), chances[2])
+    known = open_run(folder / "translator").tokenizer
+    assert saved[1][0].replace("·", " ") in {*known.pieces(range(known.vocab_size)), "∅"}
+
+
+def test_boxes_are_saved_as_files_that_open_offline(
+    page: Any,
+    browser: Any,
+    tmp_path: Path,
+) -> None:
+    visit(page, FLOW)
+    expect(page.locator(".columns > section")).to_have_count(2)
+    alone = browser.new_context(offline=True).new_page()
+    for kind in ("SVG", "HTML"):
+        with page.expect_download() as download:
+            page.locator(".flowboxes").get_by_role("button", name=kind).click()
+        path = tmp_path / download.value.suggested_filename
+        download.value.save_as(path)
+        alone.goto(path.as_uri())
+        assert alone.locator("image").count() == page.locator(".tile canvas").count()
+    alone.context.close()
+
+
+def test_models_of_one_stack_have_one_column(page: Any) -> None:
+    for run, last in (("deep/writer", "decoder"), ("reader", "encoder")):
+        visit(page, f"/flow?run={run}")
+        expect(page.locator("#problem")).to_be_hidden()
+        expect(page.locator(".columns > section")).to_have_count(1)
+        expect(page.locator(".tile").last).to_have_id(f"box-{last}.distribution")
+
+
+def test_another_text_has_other_boxes_and_is_never_markup(page: Any) -> None:
+    visit(page, f"{FLOW}&box=encoder.embedding")
+    before = pixels(page, ".plane > canvas")
+    page.get_by_label("Text").fill("<b>dog</b> <img src=x onerror=alert(1)>")
+    expect(page).to_have_url(re.compile("onerror"))
+    settled(page)
+    expect(page.locator(".labels")).to_contain_text("<")
+    assert pixels(page, ".plane > canvas").shape != before.shape
+    assert page.locator("main img, main b").count() == 0

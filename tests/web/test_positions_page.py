@@ -1,0 +1,168 @@
+"""The Positions page's numbers are those of the schemes themselves, of runs and of drawn ones."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from einops import einsum
+from starlette.testclient import TestClient
+from tests.web.small_models import make_models
+from tests.web.test_server import HERE, problem, tensor
+
+from manyheads.nn.positions import BucketPosition, PositionSizes, alibi_slopes
+from manyheads.nn.relative import Relative, RelativePosition
+from manyheads.opened import open_run
+from manyheads.web import positions
+from manyheads.web.app import build_app
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> TestClient:
+    return TestClient(build_app(folder), HERE)
+
+
+def asked(client: TestClient, **query: Any) -> dict[str, Any]:
+    answer = client.get("/api/positions", params=query)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_sinusoids_are_the_formula_of_the_paper(client: TestClient) -> None:
+    found = asked(client, scheme="sinusoidal", length=20, dim=12, base=100)
+    added = tensor(client, found["trace"], "added")
+    for pos, channel in ((0, 1), (7, 4), (19, 11)):
+        angle = pos / 100 ** (channel // 2 * 2 / 12)
+        expected = math.cos(angle) if channel % 2 else math.sin(angle)
+        assert float(added[pos, channel]) == pytest.approx(expected, abs=1e-5)
+    dots = tensor(client, found["trace"], "dots")
+    assert torch.allclose(dots, added @ added.T, atol=1e-5)
+    curve = dict(found["curves"][0]["points"])
+    assert curve[3] == pytest.approx(float(dots[5, 8]), abs=1e-4)  # hangs on the distance alone
+
+
+def test_turned_vectors_meet_by_their_distance_alone(client: TestClient) -> None:
+    found = asked(client, scheme="rotary", length=16, dim=8, heads=2)
+    dots = tensor(client, found["trace"], "dots")
+    for far in range(16):
+        along = dots.diagonal(far)
+        assert torch.allclose(along, along[:1].expand_as(along), atol=1e-4)
+    expected = sum(2 * math.cos(5 * 10_000 ** (-2 * i / 4)) for i in range(2))
+    assert dict(found["curves"][0]["points"])[5] == pytest.approx(expected, abs=1e-4)
+
+
+def test_penalties_and_buckets_are_those_of_the_schemes(client: TestClient) -> None:
+    found = asked(client, scheme="alibi", length=9, heads=4)
+    scores = tensor(client, found["trace"], "scores")
+    assert scores[:, 8, 2].tolist() == pytest.approx([-6 * slope for slope in alibi_slopes(4)])
+    assert dict(found["curves"][1]["points"])[-6] == pytest.approx(float(scores[1, 8, 2]))
+    found = asked(client, scheme="t5", length=200, causal="1")
+    curve = dict(found["curves"][0]["points"])
+    bucketed = BucketPosition(32, 128, 1, both_ways=False)
+    far = torch.arange(-199, 1)
+    numbers = bucketed.bucket(far).tolist()
+    by_bucket: dict[int, set[float]] = {}
+    for distance, number in zip(far.tolist(), numbers, strict=True):
+        by_bucket.setdefault(number, set()).add(curve[distance])
+    assert all(len(values) == 1 for values in by_bucket.values())
+    assert max(curve) == 0  # what is to come is not seen
+
+
+@pytest.mark.parametrize("causal", ["", "1"])
+def test_the_last_step_of_the_skew_is_the_gathered_one(client: TestClient, causal: str) -> None:
+    found = asked(client, scheme="relative", length=12, trained=12, dim=8, heads=2, causal=causal)
+    steps = [tensor(client, found["trace"], f"skew.{step}") for step in "1234"]
+    length = positions.SKEWED
+    met, padded, read, skewed = steps
+    assert torch.equal(padded[..., 1:], met)
+    assert torch.equal(padded[..., 0], torch.zeros_like(padded[..., 0]))
+    assert torch.equal(read.flatten(-2), padded.flatten(-2)[:, length:])
+    assert torch.equal(read[..., :length], skewed)
+    for query in range(length):
+        for key in range(query + 1 if causal else length):
+            assert torch.equal(skewed[:, query, key], met[:, query, key - query + length - 1])
+
+
+def test_what_is_added_to_scores_is_a_query_with_its_vectors() -> None:
+    """By Shaw's and the Music Transformer's own formulas, gathered pair by pair."""
+    sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=6, causal=False)
+    placed = positions.drawn(Relative(), sizes)
+    scores = positions.tables(placed, 10)["scores"]
+    assert isinstance(placed.position, RelativePosition)
+    table = placed.position.distances.table
+    query = positions.query(sizes)[0]
+    for t, s in ((0, 0), (3, 1), (2, 9), (9, 0)):
+        vector = table[:, min(max(s - t, -5), 5) + 5]  # a distance beyond the last is the last
+        expected = einsum(query, vector, "h c, h c -> h") / 2
+        assert torch.allclose(scores[:, t, s], expected, atol=1e-6)
+
+
+def test_a_grid_has_rows_and_columns(client: TestClient) -> None:
+    found = asked(client, scheme="sinusoidal-2d", length=30, dim=16)
+    assert found["length"] == 25
+    assert found["grid"] == {"columns": 5, "before": 0}
+    added = tensor(client, found["trace"], "added")
+    assert torch.equal(added[7, :8], added[5, :8])  # the same row
+    assert torch.equal(added[7, 8:], added[2, 8:])  # the same column
+
+
+def test_a_run_has_its_own_rows(client: TestClient, folder: Path) -> None:
+    found = asked(client, scheme="run", run="writer", length=500)
+    table = open_run(folder / "writer").model.decoder.position.table.weight  # type: ignore[union-attr]
+    assert found["scheme"] == "learned"
+    assert found["length"] == len(table)  # no row beyond the last
+    assert torch.equal(tensor(client, found["trace"], "added"), table.detach())
+    layers = [asked(client, scheme="run", run="post", length=8, layer=n) for n in (0, 1)]
+    assert [one["scheme"] for one in layers] == ["relative"] * 2
+    one, other = (tensor(client, layer["trace"], "scores") for layer in layers)
+    assert not torch.allclose(one, other)
+    both = asked(client, scheme="run", run="translator", stack="decoder")
+    assert both["stacks"] == ["encoder", "decoder"]
+    assert both["causal"]
+    whole = asked(client, scheme="run", run="pictures", length=3)  # an image is shown whole
+    assert (whole["length"], whole["grid"]) == (17, {"columns": 4, "before": 1})
+
+
+def test_the_same_question_has_the_same_numbers(client: TestClient) -> None:
+    one, other = (
+        tensor(client, asked(client, scheme="shaw", length=8)["trace"], "scores") for _ in "ab"
+    )
+    assert torch.equal(one, other)
+
+
+def test_every_scheme_is_told_in_words(client: TestClient) -> None:
+    assert set(positions.KINDS.values()) == set(positions.FORMULAS) == set(positions.BEYOND)
+    for kind in positions.FORMULAS.keys() - {"none"}:
+        found = asked(client, scheme=kind, length=16)
+        assert found["scheme"] == kind
+        numbers = tensor(client, found["trace"], found["tensors"][0]).numpy()
+        assert np.isfinite(numbers).all()
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ({"scheme": "spiral"}, "sinusoidal"),
+        ({"length": 513}, "length"),
+        ({"length": 0}, "length"),
+        ({"dim": 7, "scheme": "alibi"}, "heads"),
+        ({"dim": 7, "heads": 1, "scheme": "rotary"}, "even"),
+        ({"dim": 7, "scheme": "sinusoidal-2d"}, "even"),
+        ({"base": "nan"}, "base"),
+        ({"base": "0"}, "base"),
+        ({"scheme": "run", "run": "writer", "stack": "tower"}, "decoder"),
+        ({"scheme": "run"}, "run"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(
+    client: TestClient, query: dict[str, Any], word: str
+) -> None:
+    assert word in problem(client.get("/api/positions", params=query), 400)

@@ -1,0 +1,236 @@
+"""The pages for kinds of models in a real browser: what is on screen is what the model has."""
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+import torch
+from tests.web.small_models import SENTENCE, make_models
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+shared = pytest.importorskip("tests.web.test_page", reason="there is no chromium here")
+
+from matplotlib import colormaps  # noqa: E402
+from starlette.testclient import TestClient  # noqa: E402
+from tests.web.test_server import HERE, ask, tensor  # noqa: E402
+
+from manyheads.web.app import build_app  # noqa: E402
+
+address, browser, page = shared.address, shared.browser, shared.page  # fixtures
+expect, visit, settled, pixels = shared.expect, shared.visit, shared.settled, shared.pixels
+# The colour in the middle of each patch of a picture of so many patches a side.
+MIDDLES = """(canvas, side) => Array.from({ length: side * side }, (_, at) => {
+  const place = [at % side, Math.floor(at / side)].map((n) => (n + 0.5) * canvas.width / side);
+  return Array.from(canvas.getContext("2d").getImageData(...place, 1, 1).data).slice(0, 3);
+})"""
+VIRIDIS = (np.array([colormaps["viridis"](i)[:3] for i in range(256)]) * 255).round()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> TestClient:
+    """The same server once more, for what it is to be compared with."""
+    return TestClient(build_app(folder), HERE)
+
+
+def saved(page: Any, part: Any, kind: str) -> bytes:
+    with page.expect_download() as download:
+        part.get_by_role("button", name=kind).first.click()
+    return Path(download.value.path()).read_bytes()
+
+
+def colours(values: torch.Tensor, low: float, high: float) -> np.ndarray:
+    share = (values.double().numpy() - low) / (high - low)
+    found: np.ndarray = VIRIDIS[np.floor(share * 255 + 0.5).clip(0, 255).astype(int)]
+    return found
+
+
+def test_a_page_for_another_kind_shows_one_that_fits(page: Any) -> None:
+    """Whole, on the screens of a laptop and of a phone."""
+    for place in ("image", "music"):
+        visit(page, f"/{place}?run=translator")
+        expect(page.locator("#problem")).to_be_hidden()
+        expect(page.get_by_text("“translator” is none of")).to_be_visible()
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("() => document.documentElement.scrollWidth") <= width, place
+
+
+def test_positions_are_drawn_as_they_are(page: Any, client: TestClient) -> None:
+    visit(page, "/positions?length=24&dim=16&cell=3,2")
+    found = client.get("/api/positions", params={"length": 24, "dim": 16}).json()
+    added = tensor(client, found["trace"], "added")
+    drawn = pixels(page, ".plane > canvas")[..., :3]
+    assert np.array_equal(drawn, colours(added, float(added.min()), float(added.max())))
+    readout = page.locator(".heatmap .readout").first
+    assert float(readout.inner_text().split()[-1]) == pytest.approx(float(added[3, 2]), rel=1e-4)
+    page.locator(".plane > canvas").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert "cell=3%2C3" in page.url
+    assert float(readout.inner_text().split()[-1]) == pytest.approx(float(added[3, 3]), rel=1e-4)
+    page.get_by_label("Scheme").select_option("relative")
+    settled(page)
+    assert page.get_by_text("Q Eᵀ: each query").count() == 1
+    assert page.locator(".heatmap").count() == 5  # the scores, and four steps of the skew
+    page.get_by_label("Scheme").select_option("run")
+    settled(page)
+    expect(page.locator("p[role=status]")).to_contain_text("positions shown")
+
+
+def test_positions_are_saved(page: Any) -> None:
+    visit(page, "/positions?scheme=alibi&length=12")
+    part = page.locator(".heatmap").first
+    assert saved(page, part, "PNG").startswith(b"\x89PNG")
+    rows = saved(page, part, "CSV").decode().splitlines()
+    assert len(rows) == 13
+    assert b"<svg" in saved(page, part, "HTML")
+
+
+def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -> None:
+    visit(page, f"/lens?run=writer&text={quote(SENTENCE)}")
+    found = ask(client, "/api/lens", run="writer", text=SENTENCE)
+    cells = page.locator(".lens td")
+    assert cells.count() == 3 * len(found["given"])
+    last = cells.nth(cells.count() - 1)
+    chance = found["probabilities"][-1][-1][0]
+    piece = found["pieces"][str(found["top"][-1][-1][0])]
+    assert last.inner_text().strip("·").strip() == piece.strip()
+    colour = [int(one) for one in VIRIDIS[int(chance * 255 + 0.5)]]
+    style = last.evaluate("cell => getComputedStyle(cell).backgroundColor")
+    assert [int(one) for one in re.findall(r"\d+", style)] == colour
+    readout = page.locator(".lens .readout")
+    assert float(readout.inner_text().split()[-1]) == pytest.approx(chance, rel=1e-4)
+    page.locator(".lens table").focus()
+    for key in ("ArrowUp", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert f"cell=1%2C{len(found['given']) - 3}" in page.url
+    above = found["probabilities"][1][-3]
+    assert float(readout.inner_text().split()[-1]) == pytest.approx(above[0], rel=1e-4)
+    bars = page.locator(".bars td:last-child").all_inner_texts()
+    assert [float(one) for one in bars] == pytest.approx(above, rel=1e-2)
+    assert b"<svg" in saved(page, page.locator(".lens"), "SVG")
+
+
+def test_the_lens_follows_what_is_typed(page: Any) -> None:
+    visit(page, "/lens?run=translator&target=Der+Hund.&by=entropy")
+    expect(page.locator(".lens figcaption")).to_contain_text("bits")
+    before = page.locator(".lens td").count()
+    page.get_by_label("Target").fill("Der kleine Hund und der Hund.")
+    expect(page).to_have_url(re.compile("kleine"))
+    settled(page)
+    assert page.locator(".lens td").count() > before
+    expect(page.get_by_text("cross-attention").first).to_be_visible()
+
+
+def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
+    visit(page, f"/fill?run=reader&text={quote(SENTENCE)}&mask=1")
+    text = SENTENCE.replace("small", "[MASK]")
+    found = ask(client, "/api/fill", run="reader", text=text)
+    shown = [float(one) for one in page.locator(".bars td:last-child").all_inner_texts()]
+    chances = [one["probability"] for one in found["masks"][0]["top"]]
+    assert shown == pytest.approx(chances, rel=1e-2)
+    expect(page.locator("p[role=status]")).to_have_text(found["text"])
+    page.get_by_role("button", name=re.compile("^tree")).click()
+    settled(page)
+    expect(page.locator("figure")).to_have_count(2)
+    assert "mask=1+5" in page.url
+    page.keyboard.press("ArrowLeft")  # from the word that was clicked, by keys alone
+    page.keyboard.press("Enter")
+    settled(page)
+    expect(page.locator("figure")).to_have_count(3)
+    for word in ("small", "the, word 5", "tree"):
+        page.get_by_role("button", name=re.compile(f"^{word}")).click()
+        settled(page)
+    expect(page.locator("p[role=status]")).to_have_text("Click a word to mask it.")
+
+
+def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> None:
+    visit(page, "/image?run=pictures&picture=1&layer=0&head=1&opacity=100")
+    found = ask(client, "/api/image", run="pictures", picture=1)
+    weights = tensor(client, found["trace"], "encoder.self.weights")[0, 1]
+    row = weights[0, 1:]
+    drawn = page.locator(".overlay canvas").evaluate(MIDDLES, 4)
+    assert np.array_equal(np.array(drawn), colours(row, 0.0, float(row.max())))
+    readout = page.locator(".readout").first
+    page.locator(".overlay canvas").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert float(readout.inner_text().split()[-1]) == pytest.approx(float(row[5]), rel=1e-4)
+    page.keyboard.press("Enter")  # now this patch looks
+    settled(page)
+    assert "query=5" in page.url
+    assert float(readout.inner_text().split()[-1]) == pytest.approx(float(weights[6, 6]), rel=1e-4)
+    for view in ("Rollout", "Positions"):
+        page.get_by_role("button", name=view).click()
+        settled(page)
+    expect(page.get_by_text("Positions like that of row 2, column 2")).to_be_visible()
+    assert saved(page, page.locator("figure").first, "PNG").startswith(b"\x89PNG")
+
+
+def test_a_picture_of_ones_own_is_classified(page: Any, client: TestClient, tmp_path: Path) -> None:
+    from PIL import Image
+
+    file = tmp_path / "own.png"
+    Image.fromarray(np.tile(np.arange(0, 240, 30, dtype=np.uint8), (8, 1))).save(file)
+    visit(page, "/image?run=pictures")
+    page.get_by_label("Your own").set_input_files(file)
+    expect(page.get_by_text("own.png")).to_be_visible()
+    settled(page)
+    upload = base64.b64encode(file.read_bytes()).decode()
+    found = ask(client, "/api/image", run="pictures", upload=upload)
+    expected = sorted((one["probability"] for one in found["output"]["classes"]), reverse=True)
+    shown = page.locator(".bars td:last-child").all_inner_texts()
+    assert [float(one) for one in shown] == pytest.approx(expected, rel=1e-2)
+
+
+def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> None:
+    visit(page, "/music?run=chorales&layer=1&head=0&event=20")
+    found = ask(client, "/api/music", run="chorales", events=256)
+    row = tensor(client, found["trace"], "decoder.self.weights")[1, 0, 21]
+    readout = page.locator(".roll .readout")
+    best = int(row.argmax())
+    told = readout.inner_text().split("looks at ")[1].split(",")[0]
+    assert float(told.split()[-1]) == pytest.approx(float(row[best]), rel=1e-2)
+    assert told.startswith(str(best) if best else "the beginning")
+    assert page.locator(".roll .arc").count() in (11, 12)
+    page.locator(".roll [role=application]").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(readout).to_contain_text("Event 20 ")
+    assert "event=19" in page.url
+    chart = page.locator(".chart .readout").first
+    far = tensor(client, found["trace"], "decoder.self.distance")[1, 0]
+    page.locator(".axes").first.focus()
+    page.keyboard.press("Home")
+    assert float(chart.inner_text().split()[-1]) == pytest.approx(float(far[0]), rel=1e-3)
+
+
+def test_music_is_played_and_taken_home(page: Any, client: TestClient, folder: Path) -> None:
+    visit(page, "/music?run=piano")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download MIDI").click()
+    assert Path(download.value.path()).read_bytes().startswith(b"MThd")
+    assert download.value.suggested_filename == "music.mid"
+    page.get_by_role("button", name="Play").click()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+    file = next((folder / "data" / "piano").glob("*.mid"))
+    page.get_by_label("Your own").set_input_files(file)
+    expect(page.locator("p[role=status]")).to_contain_text(file.name)
+    assert saved(page, page.locator(".roll"), "SVG").startswith(b"<svg")
+
+
+def test_text_is_never_markup(page: Any) -> None:
+    attack = quote("<img src=x onerror=alert(1)><b>dog</b>")
+    for place in (f"/lens?run=writer&text={attack}", f"/fill?run=reader&text={attack}&mask=1"):
+        visit(page, place)
+        expect(page.locator("#problem")).to_be_hidden()
+        assert page.locator("main img, main b").count() == 0
