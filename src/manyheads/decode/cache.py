@@ -51,24 +51,21 @@ class KeyValueCache:
 
     def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
         """Append the new positions of one module; gives all positions so far."""
-        end = self._length + keys.shape[2]
+        return self._append(owner, keys, values, self._length)
+
+    def _append(self, owner: nn.Module, keys: Tensor, values: Tensor, begin: int) -> KeysAndValues:
+        end = begin + keys.shape[2]
         if owner not in self._grown or self._grown[owner][0].shape[2] < end:
             room = end + max(ROOM, end // 2)
             old = self._grown.get(owner)
             self._grown[owner] = (
-                self._roomier(old and old[0], keys, room),
-                self._roomier(old and old[1], values, room),
+                _roomier(old and old[0], keys, begin, room),
+                _roomier(old and old[1], values, begin, room),
             )
         all_keys, all_values = self._grown[owner]
-        all_keys[:, :, self._length : end] = keys
-        all_values[:, :, self._length : end] = values
+        all_keys[:, :, begin:end] = keys
+        all_values[:, :, begin:end] = values
         return all_keys[:, :, :end], all_values[:, :, :end]
-
-    def _roomier(self, old: Tensor | None, new: Tensor, room: int) -> Tensor:
-        bigger = _empty(new, new.shape[0], room)
-        if old is not None:
-            bigger[:, :, : self._length] = old[:, :, : self._length]
-        return bigger
 
     def held(self) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
         """The keys and values of each module that grow, as far as they have grown."""
@@ -117,6 +114,13 @@ class KeyValueCache:
         fixed = [x for pair in self._fixed.values() for x in pair]
         states = [x for pair in self._states.values() for x in pair]
         return sum(x.numel() * x.element_size() for x in (*grown, *fixed, *states))
+
+
+def _roomier(old: Tensor | None, new: Tensor, filled: int, room: int) -> Tensor:
+    bigger = _empty(new, new.shape[0], room)
+    if old is not None:
+        bigger[:, :, :filled] = old[:, :, :filled]
+    return bigger
 
 
 def _empty(like: Tensor, rows: int, positions: int) -> Tensor:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
-from manyheads.decode.cache import KeyValueCache
+from manyheads.decode.beam_cache import cache_for
 from manyheads.decode.recorded import Recordings
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.writer import Writer
@@ -30,7 +30,7 @@ class GptStepper:
 
     def __init__(self, model: Gpt, prompts: Int[Tensor, "n length"]) -> None:
         self.model = model
-        self.cache = KeyValueCache()
+        self.cache = cache_for(model)
         if prompts.shape[1] > 1:
             model.hidden(prompts[:, :-1], cache=self.cache)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.data.batching import Ragged, in_order_of_length
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
-from manyheads.decode.cache import KeyValueCache
+from manyheads.decode.beam_cache import cache_for
 from manyheads.decode.generate import collect
 from manyheads.decode.recorded import Recordings
 from manyheads.decode.sample import Sample, Sampler
@@ -31,7 +31,7 @@ class Seq2SeqStepper:
     def __init__(self, model: EncoderDecoder, source: Tensor, real: Tensor) -> None:
         self.model = model
         self.memory = model.encode(source, real)
-        self.cache = KeyValueCache()
+        self.cache = cache_for(model)
 
     def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows v"]:
         hidden = self.model.decode(tokens[:, None], self.memory, cache=self.cache)
