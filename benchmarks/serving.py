@@ -4,14 +4,16 @@
     python benchmarks/serving.py runs/books --seconds 60      # a language model, by /v1/completions
 
 The server is a process of its own, and so are the clients: each asks, waits for the answer, and
-asks again, over a connection that it keeps. Printed as JSON: requests a second of one client and of
-many, their ratio, the 50th and 99th percentile of an answer's time, errors, and the server's memory
-after the first tenth of the load and at its end.
+asks again, over a connection that it keeps. One client and many load it in turns. Printed as JSON:
+requests a second of both, the ratio in each round and its median, the 50th and 99th percentile of
+an answer's time, every error, and the server's memory after each round. Options that this program
+does not know are those of `manyheads serve`.
 """
 
 import argparse
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from manyheads.run import read_run
@@ -36,6 +39,11 @@ class Load:
     @property
     def rate(self) -> float:
         return len(self.times) / self.seconds
+
+    def add(self, other: "Load") -> None:
+        self.seconds += other.seconds
+        self.times += other.times
+        self.errors += other.errors
 
     def percentile(self, share: float) -> float:
         """The time that this share of the answers took at most."""
@@ -131,41 +139,49 @@ def requests_for(run: Path, texts: int = 64, written: int = 32) -> tuple[str, li
     return "/v1/completions", [json.dumps({"prompt": one, **how}).encode() for one in starts]
 
 
+def measured(
+    run: Path, clients: int, seconds: float, rounds: int, options: Sequence[str]
+) -> dict[str, Any]:
+    """One client and many in turns, so that whatever else the machine does meets both."""
+    path, bodies = requests_for(run)
+    one, many, ratios, memory = Load(), Load(), [], []
+    with served(run, *options) as (address, process):
+        put_under_load(address, path, bodies, clients, 1.0)  # what is first is slow
+        for _ in range(rounds):
+            alone = put_under_load(address, path, bodies, 1, seconds / rounds / 3)
+            together = put_under_load(address, path, bodies, clients, seconds / rounds)
+            one.add(alone)
+            many.add(together)
+            ratios.append(together.rate / alone.rate)
+            memory.append(memory_of(process.pid))
+    return {
+        "path": path,
+        "clients": clients,
+        "seconds": round(many.seconds, 1),
+        "requests": len(many.times),
+        "errors": one.errors + many.errors,
+        "one_client_per_second": round(one.rate, 1),
+        "many_clients_per_second": round(many.rate, 1),
+        "ratios": [round(ratio, 2) for ratio in ratios],
+        "median_ratio": round(statistics.median(ratios), 2),
+        "one_p50_ms": round(1000 * one.percentile(0.5), 1),
+        "p50_ms": round(1000 * many.percentile(0.5), 1),
+        "p99_ms": round(1000 * many.percentile(0.99), 1),
+        "memory_mib": [round(size / 2**20, 1) for size in memory],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("run", type=Path)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--alone", type=float, default=10.0, help="seconds with one client")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of load by all clients")
+    parser.add_argument("--rounds", type=int, default=6, help="one client and many, in turns")
     given, rest = parser.parse_known_args()  # the rest are options of `manyheads serve`
-    path, bodies = requests_for(given.run)
-    with served(given.run, *rest) as (address, process):
-        put_under_load(address, path, bodies, given.clients, 1.0)  # what is first is slow
-        one = put_under_load(address, path, bodies, 1, given.alone)
-        before = put_under_load(address, path, bodies, given.clients, given.seconds / 10)
-        memory = memory_of(process.pid)
-        many = put_under_load(address, path, bodies, given.clients, given.seconds * 9 / 10)
-        after = memory_of(process.pid)
     print(
-        json.dumps(
-            {
-                "path": path,
-                "clients": given.clients,
-                "seconds": round(before.seconds + many.seconds, 1),
-                "requests": len(before.times) + len(many.times),
-                "errors": len(before.errors) + len(many.errors) + len(one.errors),
-                "one_client_per_second": round(one.rate, 1),
-                "many_clients_per_second": round(many.rate, 1),
-                "ratio": round(many.rate / one.rate, 2),
-                "one_p50_ms": round(1000 * one.percentile(0.5), 1),
-                "p50_ms": round(1000 * many.percentile(0.5), 1),
-                "p99_ms": round(1000 * many.percentile(0.99), 1),
-                "memory_mib": [round(memory / 2**20, 1), round(after / 2**20, 1)],
-            },
-            indent=2,
-        )
+        json.dumps(measured(given.run, given.clients, given.seconds, given.rounds, rest), indent=2)
     )
 
 

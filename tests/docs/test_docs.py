@@ -31,7 +31,7 @@ STAGES = [
     "data.augmentation data.pictures data.images",
     "nn.shapes nn.masks nn.positions nn.relative nn.grid_positions nn.scores nn.biased nn.cores",
     "nn.tiled nn.packed nn.flex nn.local nn.linformer nn.performer nn.compressed nn.attention",
-    "nn.feedforward nn.experts nn.residual nn.embedding nn.int8 nn.block models presets account",
+    "nn.feedforward nn.experts nn.residual nn.embedding nn.int8 nn.arranged nn.block models presets account",
     "account_table",
     "train.softmax train.objective train.optimizer train.progress train.checkpoint train.metrics",
     "train.parallel train.ahead train.graphs train.steps train.loop",

@@ -85,6 +85,9 @@ def test_deepl_as_it_is_documented(translator: TestClient, expected: dict[str, s
     for given in ({"json": body}, {"data": body}):
         answer = translator.post("/v2/translate", headers=key, **given)  # type: ignore[arg-type]
         assert answer.json() == {"translations": wanted}
+    counted = {**body, "show_billed_characters": True}
+    found = translator.post("/v2/translate", json=counted).json()["translations"]
+    assert [one["billed_characters"] for one in found] == [len(SENTENCE), len(OTHER)]
     regional = {"text": [OTHER], "target_lang": "de-DE", "source_lang": "EN-GB"}
     assert translator.post("/v2/translate", json=regional).json() == {"translations": wanted[1:]}
 

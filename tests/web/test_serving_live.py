@@ -131,7 +131,7 @@ def test_under_load_and_stopped_by_sigterm(folder: Path) -> None:
         put_under_load(address, "/translate", bodies, 16, 0.2)
         memory = memory_of(process.pid)
         for _ in range(3):  # the machine may be busy with something else for a moment
-            one, all_ = (put_under_load(address, "/translate", bodies, n, 0.7) for n in (1, 16))
+            one, all_ = (put_under_load(address, "/translate", bodies, n, 0.5) for n in (1, 16))
             assert not one.errors + all_.errors
             assert all_.percentile(0.5) <= all_.percentile(0.99)
             ratios.append(all_.rate / one.rate)
@@ -141,6 +141,12 @@ def test_under_load_and_stopped_by_sigterm(folder: Path) -> None:
         answer = asyncio.run(_asked_and_told_to_stop(address, many, process))
     assert max(ratios) >= 4, ratios
     assert answer.startswith(b"HTTP/1.1 200")
+    assert process.returncode == 0
+
+
+def test_a_signal_that_comes_at_once_is_heard(folder: Path) -> None:
+    with served(folder / "translator", "--threads", "1") as (address, process):
+        assert address
     assert process.returncode == 0
 
 
@@ -172,6 +178,7 @@ def test_the_command_refuses_in_one_line(
         command.serve(run, beam=0)
     with listen("127.0.0.1", 0) as taken:
         taken.listen()
+        assert taken.proto == socket.IPPROTO_TCP  # else no answer leaves before an ACK has come
         with pytest.raises(Mistake, match="--port"):
             command.serve(run, port=taken.getsockname()[1])
     monkeypatch.setattr(command, "find_spec", lambda name: None)

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
 from manyheads.decode.beam_cache import cache_for
-from manyheads.decode.recorded import Recordings
+from manyheads.decode.recorded import Recordings, steady
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.writer import Writer
 from manyheads.errors import Mistake, check_at_least
 from manyheads.models.gpt import Gpt
+from manyheads.nn.arranged import Arrangement
 from manyheads.tokens import Tokenizer
 
 GREEDY = Sample(temperature=0.0)
@@ -242,7 +243,8 @@ class AnyGenerator:
 class Generator(AnyGenerator):
     """A language model with its tokenizer and the settings it writes with.
 
-    Its steps are recorded on a GPU, or as `recordings` say.
+    Its steps are recorded on a GPU, or as `recordings` say; on a CPU they are computed with its
+    weights as the kernels there read them best.
     """
 
     model: Gpt
@@ -250,6 +252,7 @@ class Generator(AnyGenerator):
     decode: Decode
     warn: Callable[[str], None] = say_nothing
     recordings: Recordings = field(default_factory=Recordings, compare=False, repr=False)
+    arrangement: Arrangement = field(default_factory=Arrangement, compare=False, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -268,7 +271,10 @@ class Generator(AnyGenerator):
         return self.model.tokens.num_embeddings
 
     def begin(self, prompts: Int[Tensor, "n length"]) -> Stepper:
-        return GptStepper(self.model.eval(), prompts)
+        model = self.model.eval()
+        if steady(model):
+            model = self.arrangement.of(model, model.tokens)
+        return GptStepper(model, prompts)
 
     @property
     def _writer(self) -> Writer:

@@ -12,11 +12,12 @@ from manyheads.data.batching import Ragged, in_order_of_length
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
 from manyheads.decode.beam_cache import cache_for
 from manyheads.decode.generate import collect
-from manyheads.decode.recorded import Recordings
+from manyheads.decode.recorded import Recordings, steady
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.writer import Writer
 from manyheads.models.joined import EncoderDecoder
 from manyheads.models.seq2seq import Memory
+from manyheads.nn.arranged import Arrangement
 from manyheads.nn.masks import Sight
 from manyheads.tokens import Tokenizer
 
@@ -159,13 +160,15 @@ class AnyTranslator:
 class Translator(AnyTranslator):
     """A model with its tokenizer and the settings it writes with.
 
-    Its steps are recorded on a GPU, or as `recordings` say.
+    Its steps are recorded on a GPU, or as `recordings` say; on a CPU they are computed with its
+    weights as the kernels there read them best.
     """
 
     model: EncoderDecoder
     tokenizer: Tokenizer
     decode: Decode
     recordings: Recordings = field(default_factory=Recordings, compare=False, repr=False)
+    arrangement: Arrangement = field(default_factory=Arrangement, compare=False, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -180,7 +183,10 @@ class Translator(AnyTranslator):
         return self.model.target_table.num_embeddings
 
     def begin(self, source: Int[Tensor, "b s"], real: Bool[Tensor, "b s"]) -> Stepper:
-        return Seq2SeqStepper(self.model.eval(), source, real)
+        model = self.model.eval()
+        if steady(model):
+            model = self.arrangement.of(model, model.target_table)
+        return Seq2SeqStepper(model, source, real)
 
     @property
     def _writer(self) -> Writer:

@@ -15,6 +15,10 @@ from manyheads.web.guard import Manner, token_in
 from manyheads.web.serving.batching import Batcher, Job
 
 FORM = "application/x-www-form-urlencoded"
+NO_TOKEN = (
+    "the token is missing or wrong: send it as Authorization: Bearer TOKEN, as DeepL-Auth-Key "
+    "TOKEN, or to /translate as api_key"
+)
 A = TypeVar("A")
 
 
@@ -107,6 +111,8 @@ async def _left(request: Request) -> None:
 def refuse(path: str, error: Exception) -> Response:
     """A failure in the shape that the interface of this path documents."""
     problem = problem_of(error)
+    if problem.kind == "token":
+        problem = Problem(problem.status, NO_TOKEN, "invalid_api_key")
     if path.startswith("/v1/"):
         answer = _as_openai(problem)
     elif path.startswith("/v2/"):

@@ -126,7 +126,7 @@ class Completions(Work[Completion]):
         generator = opened.generator(at_limit="cut")
         if not isinstance(generator, Generator):
             raise Mistake(
-                f"{opened.folder} was exported, and is served by its own program: serve the run"
+                f"{opened.folder} was exported, and is not served here: serve the run it came from"
             )
         self.generator, self.bounds = generator, bounds
         self.context = generator.context

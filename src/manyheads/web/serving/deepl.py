@@ -39,8 +39,16 @@ async def translate(request: Request) -> Response:
             raise Problem(400, f"'{name}' is not done here: leave it out")
     ask = await run_in_threadpool(work.ask, texts)
     found = await whole_answer(request, request.app.state.batcher, ask)
-    read_as = known.read.upper()
-    translations = [{"detected_source_language": read_as, "text": ranked[0]} for ranked in found]
+    counted = fields.values.get("show_billed_characters") in (True, "true", "1")
+    translations = [
+        {
+            "detected_source_language": known.read.upper(),
+            "text": ranked[0],
+            # Their own client wants it and reads a number. It counts what was sent.
+            **({"billed_characters": len(text)} if counted else {}),
+        }
+        for text, ranked in zip(texts, found, strict=True)
+    ]
     return JSONResponse({"translations": translations})
 
 

@@ -63,7 +63,7 @@ def _check_key(request: Request, fields: Fields) -> None:
     door = request.app.state.door
     given = fields.values.get("api_key")
     if not door.lets_in(given if isinstance(given, str) else key_in(request.headers)):
-        raise Problem(401, "this needs the token: send it as api_key", "token")
+        raise Problem(401, "this needs the token", "token")
 
 
 async def languages(request: Request) -> Response:
