@@ -135,6 +135,7 @@ def train(
         _train(run, folder, world.device(choose(device, threads)), world)
     if world.first:
         say(f"trained: {folder}; {_next(run, folder)}")
+    world.leave()
 
 
 def _check_parallel(overrides: Sequence[str]) -> None:
