@@ -142,6 +142,7 @@ def test_padding_to_a_shape_changes_no_loss_and_no_gradient(recipe: Path, tmp_pa
     assert padded.source.shape == padded.source_real.shape == (rows + 3, 32)
     assert padded.target.shape == padded.wanted.shape == padded.real.shape == (rows + 3, 32)
     assert length < 32
+    assert padded.source_real.any(1).all()  # attention over nothing is not defined
 
     def result(batch: Batch) -> tuple[Tensor, list[Tensor]]:
         loss = translation_loss(model, batch, 0.1)  # type: ignore[arg-type]

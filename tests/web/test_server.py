@@ -296,6 +296,8 @@ def test_wrong_values_are_refused(client: TestClient) -> None:
     half = json.dumps({**asked, "text": "\ud800"})  # half of a surrogate pair
     kind = {"Content-Type": "application/json"}
     assert "Unicode" in problem(client.post("/api/trace", content=half, headers=kind), 400)
+    endless = '{"run": "translator", "text": "a", "beam": 1e999}'  # infinity, to Python
+    assert "beam" in problem(client.post("/api/decode", content=endless, headers=kind), 400)
     trace = ask(client, "/api/trace", **asked)["trace"]
     place = f"/api/trace/{trace}/tensor/encoder.self.weights"
     for which in ("dtype=f64", "layer=2", "layer=-1", "layer=x", "side=0", "layer=0&head=99"):

@@ -5,7 +5,6 @@ much as a product, so that it pays where weights stay as they are: in decoding, 
 few rows, it is up to three times as fast.
 """
 
-import copy
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.nn.embedding import Head
+from manyheads.nn.replaced import with_products
 
 ROWS = 64  # what a matrix is arranged for: any number of rows is computed
 MOST_BYTES = 2**30  # of weights that are held twice
@@ -32,17 +32,6 @@ class Arranged(nn.Module):
         return y
 
 
-class ArrangedHead(nn.Module):
-    """A head whose matrix is its own, whatever it was tied to."""
-
-    def __init__(self, head: Head, table: nn.Embedding) -> None:
-        super().__init__()
-        self.product, self.scale = Arranged(head.matrix(table), head.bias), head.scale
-
-    def forward(self, hidden: Float[Tensor, "*n d"], table: nn.Embedding) -> Float[Tensor, "*n v"]:
-        return self.product(hidden if self.scale == 1.0 else hidden * self.scale)
-
-
 def can_be_arranged(model: nn.Module) -> bool:
     """In float32 on a CPU that has the kernels, and not too large to be held twice."""
     weights = [part.weight for part in model.modules() if isinstance(part, nn.Linear)]
@@ -55,15 +44,10 @@ def can_be_arranged(model: nn.Module) -> bool:
 
 
 def arranged(model: M, table: nn.Embedding) -> M:
-    """A copy that shares all tensors but the matrices of linear layers and the output."""
-    tensors: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers())}
-    other = copy.deepcopy(model, tensors)
-    for module in list(other.modules()):
-        for name, part in module.named_children():
-            if isinstance(part, nn.Linear):
-                setattr(module, name, Arranged(part.weight, part.bias))
-    other.head = ArrangedHead(model.head, table)  # type: ignore[arg-type]
-    return other
+    """A copy for writing."""
+    head = model.head
+    assert isinstance(head, Head)
+    return with_products(model, head, table, Arranged)
 
 
 class Arrangement:

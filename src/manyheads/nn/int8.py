@@ -7,7 +7,6 @@
 A row has a scale of its own, so that what a sentence gets does not hang on its neighbours.
 """
 
-import copy
 from typing import TypeVar
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import Mistake
 from manyheads.nn.embedding import Head
+from manyheads.nn.replaced import with_products
 
 MOST = 127
 M = TypeVar("M", bound=nn.Module)
@@ -50,18 +50,6 @@ class Product(nn.Module):
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-class Int8Head(nn.Module):
-    """A head whose matrix is its own, whatever it was tied to."""
-
-    def __init__(self, head: Head, table: nn.Embedding) -> None:
-        super().__init__()
-        self.product = Product(head.matrix(table), head.bias)
-        self.scale = head.scale
-
-    def forward(self, hidden: Float[Tensor, "*n d"], table: nn.Embedding) -> Float[Tensor, "*n v"]:
-        return self.product(hidden if self.scale == 1.0 else hidden * self.scale)
-
-
 def in_int8(model: M) -> M:
     """A copy of a model that writes, with every linear layer and its output in eight bits."""
     table = getattr(model, "target_table", getattr(model, "tokens", None))
@@ -72,10 +60,4 @@ def in_int8(model: M) -> M:
         )
     if next(model.parameters()).device.type != "cpu":
         raise Mistake("eight bits are for the CPU: choose --device cpu, or leave them out")
-    smaller = copy.deepcopy(model)
-    for module in list(smaller.modules()):
-        for name, part in module.named_children():
-            if isinstance(part, nn.Linear):
-                setattr(module, name, Product(part.weight, part.bias))
-    smaller.head = Int8Head(head, table)
-    return smaller
+    return with_products(model, head, table, Product)
