@@ -11,8 +11,8 @@ from torch.autograd import profiler
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """No garbage of before is given back meanwhile, which would count as if it were of now."""
+def nothing_collected() -> Iterator[None]:
+    """No garbage of before is given back meanwhile: it would be counted, or recorded, as of now."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -27,12 +27,12 @@ def peak_memory(act: Callable[[], object], device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        with _nothing_collected():
+        with nothing_collected():
             act()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes to stderr otherwise
-    with _nothing_collected(), profiler.profile(use_kineto=True, profile_memory=True) as records:
+    with nothing_collected(), profiler.profile(use_kineto=True, profile_memory=True) as records:
         act()
     # Every block that the allocator gives out and, below 0, takes back.
     events = [event for event in records.kineto_results.events() if event.name() == "[memory]"]

@@ -25,7 +25,7 @@ LONGEST_FUNCTION = 70
 
 # A module imports only from modules that stand earlier here. A name stands for all that is in it.
 STAGES = [
-    "errors files config replay tokens vocabularies",
+    "errors files config replay memory_use tokens vocabularies",
     "data.corpus data.phrasebook data.batching data.translation data.summaries data.masking",
     "data.language data.sentences data.hidden data.labelled data.midi data.events data.music",
     "data.augmentation data.pictures data.images",
@@ -44,13 +44,15 @@ STAGES = [
     "exchange.foreign exchange.settings exchange.families exchange.channels exchange.huggingface",
     "exchange.writing exchange.folder exchange.ctranslate2 exchange.ctranslate2_runtime",
     "exchange.onnx exchange.onnx_runtime",
-    "tasks run opened beginning training scoring compare memory_use cost cost_table demo",
+    "tasks run opened beginning training scoring compare cost cost_table demo",
     "view.maps view.schemes view.measured view.landscape",
-    "claims.claim claims.decks claims.runner claims.report",
-    "web.answers web.guard web.traces web.library web.heads web.passes web.attention web.runs",
+    "claims.claim claims.clock claims.trial claims.word_for_word claims.translators claims.reading",
+    "claims.recurrent claims.phrases claims.decks claims.runner claims.report",
+    "web.answers web.guard web.traces web.library web.heads web.passes web.attention",
+    "web.fitting web.runs",
     "web.formulas web.journey web.outcome web.flow",
     "web.writing web.watching web.decoding web.translating",
-    "web.tokens web.fitting web.positions web.lens web.fill web.image web.music web.app",
+    "web.tokens web.positions web.lens web.fill web.image web.music web.app",
     "web.serving",
     "commands cli",
 ]

@@ -20,7 +20,7 @@ from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.flex import Flex
-from manyheads.train.ahead import DEVICE
+from manyheads.train.ahead import recording
 
 AS_IT_IS = 2  # steps before one is recorded: kernels are chosen and room is taken in them
 ASKED = 16  # steps between two questions to the device whether all is done
@@ -86,12 +86,8 @@ class Recorded:
             self.work()
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        graph, mode = torch.cuda.CUDAGraph(), "thread_local"
-        with (
-            DEVICE,
-            torch.cuda.device(self.device),
-            torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode),
-        ):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.device), recording(graph, self.pool, mode="thread_local"):
             self._do()
         return graph
 

@@ -18,9 +18,9 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from manyheads.errors import check_at_least
+from manyheads.nn.masks import follow
 from manyheads.nn.positions import (
     Alibi,
     Bias,
@@ -133,22 +133,16 @@ def _differences(queries: Positions, keys: KeyPositions) -> Differences:
     return rearrange(keys, "b s -> b 1 1 s") - rearrange(queries, "b t -> b 1 t 1")
 
 
-_known = WeakTensorKeyDictionary()
-
-
 def in_order(queries: Positions, keys: KeyPositions) -> bool:
     """Whether both are the same positions, one after another, and the same in every row.
 
-    `look` gives such ones: one tensor, of which the queries are a view. A device is waited for
-    once, not in each layer: the same tensor serves them all. Nor is one asked in a graph.
+    `look` gives such ones: one tensor, of which the queries are a view.
     """
-    if torch.compiler.is_compiling() or len(keys) != 1 or queries.shape != keys.shape:
+    if torch.compiler.is_compiling() or queries.shape != keys.shape:
         return False
     if queries.data_ptr() != keys.data_ptr() or queries.stride() != keys.stride():
         return False
-    if keys not in _known:
-        _known[keys] = bool((keys.diff() == 1).all())
-    return bool(_known[keys])
+    return follow(keys)
 
 
 @dataclass(frozen=True, kw_only=True)

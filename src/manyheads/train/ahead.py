@@ -1,6 +1,8 @@
 """The next step's batches, made and moved while the device computes this one's."""
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
@@ -8,9 +10,21 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from manyheads.memory_use import nothing_collected
+
 Batches = list[Any]
 # A copy to the device and the recording of a graph must not meet: who does either holds this.
 DEVICE = Lock()
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, pool: Any, *, mode: str) -> Iterator[None]:
+    """What the device is asked to do in here is written into the graph, and not done.
+
+    An older graph that the collector finds meanwhile would be freed, which breaks a recording.
+    """
+    with DEVICE, nothing_collected(), torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
+        yield
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.nn.experts import Routing
-from manyheads.train.ahead import DEVICE, tensors_of
+from manyheads.train.ahead import recording, tensors_of
 from manyheads.train.objective import Loss
 
 Shares = dict[str, Tensor]  # what a prediction of each term of the loss counts for
@@ -40,7 +40,7 @@ class Recorded:
         self.shares = {name: share.clone() for name, share in shares.items()}
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with DEVICE, torch.cuda.graph(self.graph, pool=pool):
+        with recording(self.graph, pool, mode="global"):
             self.found = work(replace(batch, **self.batch), self.shares)
 
     def __call__(self, batch: Any, shares: Shares) -> Found:

@@ -82,10 +82,11 @@ def curves(
             mark = "o" if len(points) == 1 else None  # a line of one point is not seen
             steps, values = [step for step, _ in points], [value for _, value in points]
             axes.plot(steps, values, label=name, marker=mark)
-        if "across" in logarithmic:
-            axes.set_xscale("log")
-        if "up" in logarithmic:
-            axes.set_yscale("log")
+        for name, of, axis in (("across", "x", axes.xaxis), ("up", "y", axes.yaxis)):
+            if name in logarithmic:
+                axes.set(**{f"{of}scale": "log"})
+                axis.set_major_formatter("{x:g}")  # powers would be formulas
+                axis.set_minor_formatter("")
         axes.set_xlabel(across)
         axes.set_ylabel(label)
         axes.set_title(title)

@@ -1,0 +1,116 @@
+"""Layer norm and the steps that a training takes."""
+
+import math
+from dataclasses import dataclass
+from functools import cache, partial
+from statistics import fmean
+
+from torch import nn
+
+from manyheads.claims.claim import Claim, Judged, Measured, Setting
+from manyheads.claims.phrases import Curve, Initial, Phrases, ended, phrases, tuned, writer
+from manyheads.claims.trial import learn, stretches
+from manyheads.models.gpt import Gpt
+from manyheads.nn.residual import Residual
+
+SENTENCES, ROWS, LENGTH, DIM = 3000, 16, 16, 32
+WARMUP, LARGER = 20, 4
+FASTER = 0.75
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack, how long it is trained, and rates around its best."""
+
+    layers: int
+    steps: int
+    rates: tuple[float, ...]
+    normed: bool = True
+    initial: Initial = "xavier"
+
+
+DEEP = Stack(8, 150, (1e-2, 3e-2))
+CASES = {  # with norms, without
+    "2 layers": (Stack(2, 400, (1e-2, 3e-2)), Stack(2, 400, (3e-3, 1e-2), normed=False)),
+    "8 layers": (DEEP, Stack(8, 150, (1e-3, 3e-3), normed=False)),
+    "8 layers, small at first without norms": (
+        DEEP,
+        Stack(8, 150, (1e-2, 3e-2), normed=False, initial="normal-scaled"),
+    ),
+}
+
+
+def unnormed(model: Gpt) -> Gpt:
+    """The same model with every norm taken out."""
+    for part in model.modules():
+        if isinstance(part, Residual):
+            part.norm = nn.Identity()
+    model.decoder.last_norm = nn.Identity()
+    return model
+
+
+def losses(setting: Setting, text: Phrases, stack: Stack, rate: float, seed: int) -> Curve:
+    model = writer(
+        text, layers=stack.layers, dim=DIM, length=LENGTH, seed=seed, initial=stack.initial
+    )
+    model = model if stack.normed else unnormed(model)
+    steps = LARGER * stack.steps if setting.large else stack.steps
+    loss_of = text.loss_of(model, ROWS, LENGTH, seed)
+    return learn(model, loss_of, steps=steps, rate=rate, warmup=WARMUP)
+
+
+def steps_to(losses: Curve, target: float) -> int:
+    """The first step after which a tenth of the training has had a mean as low as the target."""
+    span = max(1, len(losses) // 10)
+    for step in range(span, len(losses)):
+        if fmean(losses[step - span : step]) <= target:
+            return step
+    return len(losses)
+
+
+def share(normed: Curve, plain: Curve) -> float:
+    """Steps with norms for one without, to the lowest loss that both come to."""
+    target = max(ended(normed), ended(plain))
+    if math.isinf(target):  # one of them is no number any more
+        return math.inf if math.isinf(ended(normed)) else 0.0
+    return steps_to(normed, target) / steps_to(plain, target)
+
+
+def measure(setting: Setting) -> Measured:
+    text = phrases(SENTENCES, setting.device)
+    numbers: dict[str, list[float]] = {}
+    lines: dict[str, list[tuple[int, float]]] = {}
+
+    @cache
+    def trained(stack: Stack) -> list[Curve]:
+        return tuned(partial(losses, setting, text, stack), stack.rates, setting.seeds)[1]
+
+    for name, stacks in CASES.items():
+        found = [trained(stack) for stack in stacks]
+        numbers[name] = [share(normed, plain) for normed, plain in zip(*found, strict=True)]
+        for kind, curves in zip(("norms", "no norms"), found, strict=True):
+            numbers[f"{name}, loss with {kind}"] = [ended(curve) for curve in curves]
+            lines[f"{name}, {kind}"] = stretches(curves[0])
+    return Measured(
+        numbers=numbers, lines=lines, across="step", up="loss, nats", logarithmic=("up",)
+    )
+
+
+def judge(measured: Measured) -> Judged:
+    faster = [name for name in CASES if measured.most(name) <= FASTER]
+    told = ", ".join(f"{measured.told(name)} ({name})" for name in CASES)
+    why = f"to the loss that both reach, norms take these shares of the steps without: {told}"
+    if faster and len(faster) < len(CASES):
+        return Judged("depends", f"holds only with {' and '.join(faster)}: {why}")
+    return Judged("holds" if faster else "fails", why)
+
+
+CLAIM = Claim(
+    sentence="Layer normalisation makes a model train faster.",
+    deck="000, 001",
+    criterion="with layer norms the loss that both models reach takes at most three quarters of "
+    "the steps, each at its best rate, in every seed: with 2 layers, with 8, and with 8 whose "
+    "weights are small at first where there are no norms",
+    measure=measure,
+    judge=judge,
+)
