@@ -12,11 +12,11 @@ from torch import Tensor
 from manyheads.errors import Mistake
 from manyheads.memory_use import peak_memory
 from manyheads.models.gpt import GptConfig
-from manyheads.nn.masks import causal, look
+from manyheads.nn.masks import causal, full, look
 from manyheads.nn.positions import PositionSizes
-from manyheads.nn.relative import Relative, RelativePosition, Vectors, in_order, skew
+from manyheads.nn.relative import Relative, RelativePosition, Vectors, skew
 
-Path = Callable[[int], tuple[Tensor, Tensor]]
+Path = Callable[[RelativePosition, Tensor], Tensor]
 
 
 def build(length: int = 12, *, looks_back: bool = True, **settings: object) -> RelativePosition:
@@ -31,17 +31,19 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
 
-def in_a_row(length: int) -> tuple[Tensor, Tensor]:
-    """Positions as a full pass has them, which are skewed."""
-    sight = look(causal, length)
-    assert in_order(sight.queries, sight.keys)
-    return sight.queries, sight.keys
+def skewed(position: RelativePosition, q: Tensor) -> Tensor:
+    """As a full pass has it."""
+    bias = position.bias(q, look(full, q.shape[2]))
+    assert bias is not None
+    return bias
 
 
-def apart(length: int) -> tuple[Tensor, Tensor]:
-    """The same, but nobody knows it."""
-    queries, keys = in_a_row(length)
-    return queries.clone(), keys
+def picked(position: RelativePosition, q: Tensor) -> Tensor:
+    """The same for positions of which nobody knows that they stand in a row."""
+    places = torch.arange(q.shape[2])[None]
+    bias = position.score(q, places, places)
+    assert bias is not None
+    return bias
 
 
 def naive(position: RelativePosition, q: Tensor, far: int) -> Tensor:
@@ -55,7 +57,7 @@ def naive(position: RelativePosition, q: Tensor, far: int) -> Tensor:
     return scores if position.both_ways else scores.tril()
 
 
-@pytest.mark.parametrize("path", [in_a_row, apart])
+@pytest.mark.parametrize("path", [skewed, picked])
 @pytest.mark.parametrize("share", ["none", "heads"])
 @pytest.mark.parametrize("looks_back", [True, False])
 @pytest.mark.parametrize("max_distance", [None, 1, 4, 30])
@@ -67,8 +69,7 @@ def test_it_is_the_naive_form(
     far = 6 if max_distance is None else max_distance
     for length in (1, 2, 7, 10):
         q = normal(3, 2, length, 4).requires_grad_()
-        found, expected = position.score(q, *path(length)), naive(position, q, far)
-        assert found is not None
+        found, expected = path(position, q), naive(position, q, far)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
         given, slope = (q, position.distances.table), normal(*expected.shape)
         for one, other in zip(
@@ -95,44 +96,43 @@ def test_memory_of_2048_tokens() -> None:
     both_sizes = replace(sizes, causal=False)
     back, both = (RelativePosition(Relative(), own) for own in (sizes, both_sizes))
 
-    def peak(score: Callable[..., Tensor | None], *given: object) -> int:
-        return peak_memory(lambda: score(*given).sum().backward(), q.device)  # type: ignore[union-attr]
+    def peak(score: Callable[..., Tensor], *given: object) -> int:
+        return peak_memory(lambda: score(*given).sum().backward(), q.device)
 
     usual = peak(naive, back, q, length - 1)  # and as much, or more, both ways
-    for position, path in product((back, both), (in_a_row, apart)):
-        assert 8 * peak(position.score, q, *path(length)) <= usual
+    for position, path in product((back, both), (skewed, picked)):
+        assert 8 * peak(path, position, q) <= usual
 
 
-def test_a_full_pass_is_skewed_and_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No gather for it, and no question to the device: a pass may be recorded as a graph."""
-    asked = []
-    diff = Tensor.diff
-    monkeypatch.setattr(Tensor, "diff", lambda x: asked.append(1) or diff(x))
+def test_a_full_pass_is_skewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is picked for it, nor is the device asked: it may be recorded as a graph."""
     monkeypatch.setattr(Vectors, "pick", None)
     sizes = {"vocab_size": 9, "dim": 8, "layers": 3, "heads": 2, "hidden": 8, "max_length": 6}
-    model = GptConfig(**sizes, position=Relative()).build()  # type: ignore[arg-type]
-    model(torch.randint(9, (2, 6)))
-    assert asked == []
-    places = torch.arange(4)[None]
-    assert in_order(places, places)
-    assert in_order(places, places)
-    assert asked == [1]  # of positions that came from elsewhere, once
+    for position in (Relative(), Relative(period=4, first=1)):
+        model = GptConfig(**sizes, position=position).build()  # type: ignore[arg-type]
+        model(torch.randint(9, (2, 6)))
 
 
-def test_only_positions_in_a_row_are_skewed() -> None:
-    for other in ([0, 1, 2, 0, 1], [0, 2, 4, 6, 8], [4, 3, 2, 1, 0], [0, 0, 0, 0, 0]):
-        places = torch.tensor([other])
-        assert not in_order(places, places)
-    places = torch.arange(5)[None]
-    assert in_order(places + 3, places + 3) is False  # as good, but not the same tensor
-    assert not in_order(places[:, [1, 0, 2, 3, 4]], places)
-    assert not in_order(places[:, 2:], places)
-    rows = torch.tensor([[0, 1, 2], [1, 2, 3]])
-    assert not in_order(rows, rows)
-    wide = torch.arange(12)[None]
-    assert in_order(wide[:, 4:8], wide[:, 4:8])
-    assert not in_order(wide[:, 4:8], wide[:, 3:7])
-    assert not in_order(wide[:, 0:4], wide[:, 0:8:2])
+@pytest.mark.parametrize("length", [1, 4, 6, 11])
+@pytest.mark.parametrize("looks_back", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"period": 4, "first": 1}, {"period": 3, "first": 5}])
+def test_skewed_is_picked(settings: dict[str, int], looks_back: bool, length: int) -> None:
+    """Values and gradients; and under a causal rule wherever a query sees."""
+    position = build(7, looks_back=looks_back, **settings)
+    q, slope = normal(2, 2, length, 4).requires_grad_(), normal(2, 2, length, length).tril()
+    expected = picked(position, q)
+    torch.testing.assert_close(skewed(position, q), expected, rtol=0, atol=1e-12)
+    found = position.bias(q, look(causal, length))
+    assert found is not None
+    assert found.isfinite().all()
+    torch.testing.assert_close(found.tril(), expected.tril(), rtol=0, atol=1e-12)
+    given = [q, *position.parameters()]
+    for one, other in zip(
+        torch.autograd.grad(found, given, slope),
+        torch.autograd.grad(expected, given, slope),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("looks_back", [True, False])
@@ -140,8 +140,7 @@ def test_only_positions_in_a_row_are_skewed() -> None:
 def test_any_pairs_are_those_of_the_full_pass(looks_back: bool, settings: dict[str, int]) -> None:
     """A step, a chunk, a block, keys in another order, rows that stand elsewhere."""
     position, q = build(looks_back=looks_back, **settings), normal(2, 2, 9, 4)
-    full = position.score(q, *in_a_row(9))
-    assert full is not None
+    whole = skewed(position, q)
     for queries, keys in (
         ([8], range(9)),
         (range(4, 9), range(9)),
@@ -150,10 +149,10 @@ def test_any_pairs_are_those_of_the_full_pass(looks_back: bool, settings: dict[s
     ):
         rows, columns = torch.tensor([*queries]), torch.tensor([*keys])
         found = position.score(q[:, :, rows], rows[None], columns[None])
-        torch.testing.assert_close(found, full[:, :, rows][..., columns], rtol=0, atol=1e-12)
+        torch.testing.assert_close(found, whole[:, :, rows][..., columns], rtol=0, atol=1e-12)
     rows = torch.tensor([[0, 1, 2], [6, 7, 8]])
     found = position.score(torch.stack([q[0, :, :3], q[1, :, 6:]]), rows, rows)
-    expected = torch.stack([full[0, :, :3, :3], full[1, :, 6:, 6:]])
+    expected = torch.stack([whole[0, :, :3, :3], whole[1, :, 6:, 6:]])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -206,8 +205,7 @@ def test_the_vectors_that_a_query_meets_are_counted(length: int, looks_back: boo
 def test_every_vector_can_be_trained() -> None:
     """A pass of the full length reaches each of them, and no key to come."""
     position, q = build(8, period=4, first=1), normal(1, 2, 8, 4).requires_grad_()
-    bias = position.score(q, *in_a_row(8))
-    assert bias is not None
+    bias = skewed(position, q)
     assert (bias.triu(1) == 0).all()
     (bias * normal(8, 8)).sum().backward()
     for vectors in (position.distances, position.steps, position.voices):

@@ -104,7 +104,7 @@ def dense_weights(q: Queries, k: Keys, sight: Sight, score: Score, position: Pos
     A query that sees no key at all gives no weight to any.
     """
     scores = score(q, share_heads(k, q.shape[1]))
-    bias = position.score(q, sight.queries, sight.keys)
+    bias = position.bias(q, sight)
     if bias is not None:
         scores = scores + bias
     mask = sight.mask()
@@ -193,7 +193,7 @@ class Fused(Exact):
         assert isinstance(score, InnerScore)
         if not dropout and _ours(q, sight, score, position):
             return _by_our_kernel(q, k, v, sight, score, position)
-        bias = position.score(q, sight.queries, sight.keys)
+        bias = position.bias(q, sight)
         triangle = bias is None and sight.is_triangle()
         mask = None if triangle else sight.mask()
         if bias is not None and mask is not None:

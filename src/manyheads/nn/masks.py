@@ -12,7 +12,6 @@ import torch
 from einops import rearrange
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from manyheads.errors import check_at_least
 from manyheads.nn.shapes import KeyPositions, Positions, Real
@@ -252,25 +251,4 @@ def look(
     if length == 1 and isinstance(rule, Causal):
         rule = full  # the newest position sees all there is: no mask to compute
     keys = torch.arange(start + length, device=device)[None]
-    if not torch.compiler.is_compiling():
-        _followed[keys] = True
     return Sight(rule, keys[:, start:], keys, real, square=start == 0)
-
-
-# Whether positions follow one another, of those that were made or asked about.
-_followed = WeakTensorKeyDictionary()
-
-
-def follow(positions: Positions) -> bool:
-    """Whether these are one row of positions, one after another.
-
-    A device is waited for where this is not known: once, not in each layer, as the same tensor
-    serves them all. In a graph it is not, and the answer is no.
-    """
-    if torch.compiler.is_compiling() or len(positions) != 1:
-        return False
-    if positions not in _followed:
-        if positions.is_cuda and torch.cuda.is_current_stream_capturing():
-            return False
-        _followed[positions] = bool((positions.diff() == 1).all())
-    return bool(_followed[positions])

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import Mistake, check_above_zero, check_at_least
+from manyheads.nn.masks import Sight
 from manyheads.nn.shapes import Hidden, KeyPositions, Positions, Queries, Weights
 
 Bias = Float[Tensor, "#b h t s"]
@@ -37,6 +38,10 @@ class Position(nn.Module):
 
     def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> Bias | None:
         return None
+
+    def bias(self, q: Queries, sight: Sight) -> Bias | None:
+        """What `score` adds for the pairs of a sight; a key that is not seen may get any number."""
+        return self.score(q, sight.queries, sight.keys)
 
     def value(self, weights: Weights, queries: Positions, keys: KeyPositions) -> Spread | None:
         return None

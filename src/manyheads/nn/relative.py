@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import check_at_least
-from manyheads.nn.masks import follow
+from manyheads.nn.masks import Sight
 from manyheads.nn.positions import (
     Alibi,
     Bias,
@@ -105,20 +105,39 @@ class RelativePosition(Position):
             self.voices = Vectors(heads, -voices, voices, sizes.head_dim)
 
     def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> Bias | None:
-        if in_order(queries, keys):
-            far = q.shape[2] - 1
-            bias = skew(self.distances.meet(q, -far, far * self.both_ways))
-        else:
-            bias = self.distances.pick(q, _differences(queries, keys))
+        bias = self.distances.pick(q, _differences(queries, keys))
         if self.period is not None:
             begun, reached = queries - self.first, keys - self.first
             steps = _differences(begun // self.period, reached // self.period)
             voices = _differences(begun % self.period, reached % self.period)
             bias = bias + self.steps.pick(q, steps) + self.voices.pick(q, voices)
-        if self.both_ways:
+        return bias if self.both_ways else _without_later(bias, queries, keys)
+
+    def bias(self, q: Queries, sight: Sight) -> Bias | None:
+        """Of a full pass nothing is picked: all is skewed."""
+        if not sight.square:
+            return self.score(q, sight.queries, sight.keys)
+        far = q.shape[2] - 1
+        bias = skew(self.distances.meet(q, -far, far * self.both_ways))
+        if self.period is not None:
+            bias = bias + self._by_step_and_voice(q, self.period)
+        if self.both_ways or sight.rule.past_only:
             return bias
-        later = rearrange(keys, "b s -> b 1 1 s") > rearrange(queries, "b t -> b 1 t 1")
-        return bias.masked_fill(later, 0.0)
+        return _without_later(bias, sight.queries, sight.keys)
+
+    def _by_step_and_voice(self, q: Queries, period: int) -> Skewed:
+        """Steps × voices: what each pair of steps adds, and in each step each pair of voices."""
+        length, before = q.shape[2], -self.first % period
+        q = F.pad(q, (0, 0, before, -(before + length) % period))  # whole steps
+        far = q.shape[2] // period - 1
+        met = self.steps.meet(q, -far, far * self.both_ways)
+        met = skew(rearrange(met, "b h (s p) r -> b (h p) s r", p=period))
+        steps = rearrange(met, "b (h p) s u -> b h (s p) u 1", p=period)
+        met = self.voices.meet(q, 1 - period, period - 1)
+        met = skew(rearrange(met, "b h (s p) r -> b (h s) p r", p=period))
+        voices = rearrange(met, "b (h s) p v -> b h (s p) 1 v", s=far + 1)
+        whole, here = (steps + voices).flatten(-2), slice(before, before + length)
+        return whole[:, :, here, here]
 
     def meets(self, length: int) -> int:
         """How many vectors a query of a head is multiplied with, among `length` positions."""
@@ -133,16 +152,9 @@ def _differences(queries: Positions, keys: KeyPositions) -> Differences:
     return rearrange(keys, "b s -> b 1 1 s") - rearrange(queries, "b t -> b 1 t 1")
 
 
-def in_order(queries: Positions, keys: KeyPositions) -> bool:
-    """Whether both are the same positions, one after another, and the same in every row.
-
-    `look` gives such ones: one tensor, of which the queries are a view.
-    """
-    if torch.compiler.is_compiling() or queries.shape != keys.shape:
-        return False
-    if queries.data_ptr() != keys.data_ptr() or queries.stride() != keys.stride():
-        return False
-    return follow(keys)
+def _without_later(bias: Bias, queries: Positions, keys: KeyPositions) -> Bias:
+    later = rearrange(keys, "b s -> b 1 1 s") > rearrange(queries, "b t -> b 1 t 1")
+    return bias.masked_fill(later, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

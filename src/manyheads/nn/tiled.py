@@ -117,7 +117,7 @@ class _Tiles:
     def scores(self, q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
         sight = self.sight.block(rows, columns)
         scores: Tensor = self.parts.score(q, k)
-        bias = self.parts.position.score(q, sight.queries, sight.keys)
+        bias = self.parts.position.bias(q, sight)
         if bias is not None:
             scores = scores + bias
         mask = sight.mask()
