@@ -23,7 +23,7 @@ from typing import Any
 
 SCHEMES = {
     "none": "model.position=none",
-    "sinusoidal": "model.position=sinusoidal",
+    "sinusoidal": "model.position=sinusoidal model.embed.scale=sqrt-dim",  # or it drowns all else
     "learned": "model.position=learned",
     "rotary": "model.position=rotary",
     "shaw": "model.position=shaw model.core=dense",
