@@ -98,9 +98,10 @@ def test_every_recipe_shows_its_settings(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*recipes()} - {"phrasebook", "translation"}))
 def test_a_recipe_without_data_asks_for_them(name: str) -> None:
-    assert " is needed" in refused(name, *SMALL)
-    assert "data.folder=nowhere is not a folder" in refused(name, *SMALL, "data.folder=nowhere")
-    line = refused(name, *SMALL, "data.folder=table/train.tsv")
+    sizes = [one for one in SMALL if name != "elmo-mini" or "heads" not in one]  # LSTMs have none
+    assert " is needed" in refused(name, *sizes)
+    assert "data.folder=nowhere is not a folder" in refused(name, *sizes, "data.folder=nowhere")
+    line = refused(name, *sizes, "data.folder=table/train.tsv")
     assert "data.folder=table/train.tsv is a file: give data." in line
 
 
@@ -308,6 +309,8 @@ def test_a_vocabulary_without_a_mask() -> None:
     shutil.copytree("runs/bert", "runs/maskless")
     path = Path("runs/maskless/tokenizer.json")
     path.write_text(path.read_text().replace("<mask>", "<musk>"))
+    settings = Path("runs/maskless/run.toml")
+    settings.write_text(settings.read_text().partition("\n")[2])  # accepts the change
     for recipe in ("bert-mini", "electra-mini"):
         line = refused(recipe, TEXT, *STEPS, "model=runs/maskless")
         assert "runs/maskless/tokenizer.json: this tokenizer has no mask token (<mask>" in line

@@ -236,6 +236,11 @@ def test_a_tokenizer_of_another_model_is_refused(
     run = imported(folder, tmp_path / "run")
     for place in (folder, run):
         shutil.copy(folders("roberta")[0] / "tokenizer.json", place)
+        if place == run:
+            with pytest.raises(BadData, match="not as it was written"):
+                open_any(run)
+            settings = (run / "run.toml").read_text().splitlines(keepends=True)
+            (run / "run.toml").write_text("".join(settings[1:]))  # accepted, as the message says
         with pytest.raises(BadData, match=r"has \d+ tokens, the model \d+: they do not belong"):
             open_any(place)
 

@@ -275,3 +275,19 @@ def test_a_period_is_not_for_packed_documents() -> None:
 def test_the_choice_of_a_part_does_not_undo_what_is_set_in_it() -> None:
     run = read_recipe("phrasebook", ["model.dim=64", "model=rnn"])
     assert (run.model.kind, run.model.dim) == ("rnn", 64)
+
+
+@pytest.mark.parametrize(
+    ("settings", "drowned"),
+    [
+        ([], False),
+        (["model.embed.scale=one"], True),
+        (["model.embed.scale=one", "model.position=rotary"], False),
+    ],
+)
+def test_token_vectors_that_waves_would_drown_are_told(
+    settings: list[str], drowned: bool, tmp_path: Path
+) -> None:
+    run = read_recipe("phrasebook", [*TINY, *settings])
+    notes = train(run, tmp_path / "run", torch.device("cpu")).task.notes
+    assert any("model.embed.scale=sqrt-dim" in note for note in notes) == drowned

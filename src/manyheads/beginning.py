@@ -10,6 +10,7 @@ from manyheads.config import dump
 from manyheads.data import masking
 from manyheads.errors import Mistake
 from manyheads.models.bert import Bert, BertConfig
+from manyheads.models.elmo import Elmo, ElmoConfig
 from manyheads.models.heads import Classify, Detect, Masked, Pooler, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import Vit, VitConfig, resized_weights
@@ -24,13 +25,15 @@ ON_TOP = ("head.", "pooler.", "next_sentence.")
 # Settings that change nothing of what trained weights mean.
 SET_ANEW = {
     *("head", "pooler", "next_sentence", "max_length", "image_size", "initial", "core"),
-    *("dropout", "attention_dropout"),
+    *("dropout", "attention_dropout", "frozen"),
 }
 
 
 def adapted(config: ModelConfig, run: Run, folder: str) -> ModelConfig:
     """The settings of a trained model, for what the run wants of it."""
     wanted = run.model
+    if isinstance(config, ElmoConfig) and run.task == "classification":
+        return dataclasses.replace(config, head=Classify())
     if isinstance(wanted, BertConfig) and isinstance(config, Seq2SeqConfig):
         config = encoder_alone(config)
     if config.kind != wanted.kind:
@@ -85,7 +88,9 @@ def give_weights(model: nn.Module, start: TorchRun) -> None:
     tensors = dict(start.model.state_dict())
     if isinstance(model, Vit) and isinstance(start.run.model, VitConfig):
         tensors = resized_weights(tensors, start.run.model, model.config)
-    if isinstance(model, Bert | Vit) and _question(model.config) != _question(start.run.model):
+    if isinstance(model, Bert | Vit | Elmo) and _question(model.config) != _question(
+        start.run.model
+    ):
         tensors = {name: tensors[name] for name in tensors if not name.startswith("head.")}
     if isinstance(model, Bert) and isinstance(start.run.model, Seq2SeqConfig):
         tensors = _of_encoder(tensors)
@@ -105,7 +110,7 @@ def give_weights(model: nn.Module, start: TorchRun) -> None:
 
 def _question(config: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
     """The kind of the head and what it may answer."""
-    if not isinstance(config, BertConfig | VitConfig) or config.head is None:
+    if not isinstance(config, BertConfig | VitConfig | ElmoConfig) or config.head is None:
         return None
     return config.head.kind, config.head.labels if isinstance(config.head, Classify | Tag) else ()
 

@@ -11,6 +11,7 @@ from manyheads.commands.cost import cost
 from manyheads.commands.exchange import export, import_folder
 from manyheads.commands.figure import figure
 from manyheads.commands.looking import info, tokens
+from manyheads.commands.scale import scale
 from manyheads.commands.serve import serve
 from manyheads.commands.shared import say, write
 from manyheads.commands.training import compare, demo, evaluate, train
@@ -42,6 +43,7 @@ app.command()(export)
 app.command()(compare)
 app.command()(cost)
 app.command()(claims)
+app.command()(scale)
 
 
 def main() -> None:

@@ -19,9 +19,7 @@ from manyheads.data.batching import Ragged, Rows, in_order_of_length
 from manyheads.errors import Mistake
 from manyheads.models.gpt import Gpt
 from manyheads.models.heads import EncoderHead, Masked, Tag, mean_of
-from manyheads.models.joined import Joined
-from manyheads.models.rnn import Rnn
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.joined import EncoderDecoder, Joined
 from manyheads.nn.shapes import Hidden
 from manyheads.tokens import CONTINUATION, Tokenizer
 
@@ -110,10 +108,11 @@ class TextEncoder:
 
     def _states(self, batch: _Batch) -> Hidden:
         """What the model has at each position when it has read a text."""
-        if isinstance(self.model, Seq2Seq | Rnn):
-            return self.model.encode(batch.tokens, batch.real).states
         if isinstance(self.model, Gpt | Joined):
             return self.model.hidden(batch.tokens, batch.real)
+        if isinstance(self.model, EncoderDecoder):
+            # A source may be unfolded to more places than it has tokens.
+            return self.model.encode(batch.tokens, batch.real).states[:, : batch.tokens.shape[1]]
         return self.model.hidden(batch.tokens, batch.real, batch.segments)
 
     @torch.inference_mode()

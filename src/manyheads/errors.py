@@ -8,6 +8,10 @@ class Mistake(ValueError):
 
     exit_code = 2
 
+    def __str__(self) -> str:
+        """One line for any terminal, whatever the names and texts in it hold."""
+        return "".join(sign if sign.isprintable() else " " for sign in super().__str__())
+
 
 class BadData(Mistake):
     """A file that is there but cannot be used: corpus, checkpoint, run folder. Exit code 3."""

@@ -1,13 +1,21 @@
-"""Files that are whole or not there: written beside, flushed to the disk, then moved into place."""
+"""Files that are whole or not there, and what tells that they are as they were written.
+
+A file is written beside its place, flushed to the disk, then moved there. Settings begin with check
+sums, as comments: of what follows, and of a file beside them. They stand first, so that a file that
+was cut has them still; without them, as in older folders, nothing is checked.
+"""
 
 import contextlib
 import os
+import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from manyheads.errors import BadData
 
 PARTIAL = ".partial"
+CHECK_SUM = re.compile(rb"# check sum ([0-9a-f]{8}) of ([\w.]+)")
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
@@ -35,6 +43,46 @@ def write_text(path: Path, text: str) -> None:
 def _write(path: Path, text: str) -> None:
     # Not `write_text` of the path: that would turn line ends on some systems.
     path.write_bytes(text.encode("utf-8"))
+
+
+def check_sum(content: bytes) -> str:
+    """CRC-32: whatever happens to up to 32 bits in a row of a file gives it another one."""
+    return f"{zlib.crc32(content):08x}"
+
+
+def check_sum_of(path: Path) -> str:
+    """The same of a file that may be larger than the memory."""
+    total = 0
+    with path.open("rb") as file:
+        while part := file.read(2**24):
+            total = zlib.crc32(part, total)
+    return f"{total:08x}"
+
+
+def with_sums(text: str, path: Path, beside: str) -> str:
+    """What a file is to hold: a text, after the check sums of it and of the file of that name."""
+    own = (
+        f"# check sum {check_sum(text.encode())} of {path.name} from here; delete it to change them"
+    )
+    if not path.with_name(beside).is_file():
+        return f"{own}\n{text}"
+    other = check_sum_of(path.with_name(beside))
+    return f"# check sum {other} of {beside}\n{own}\n{text}"
+
+
+def check_sound(path: Path, name: str) -> None:
+    """Refuse a file beside `path`, or itself, that is not what the sums in `path` are of."""
+    rest = path.read_bytes() if path.is_file() else b""
+    while found := CHECK_SUM.match(rest):
+        _, _, rest = rest.partition(b"\n")
+        if found[2] == name.encode():
+            file = path.with_name(name)
+            known, real = found[1].decode(), check_sum(rest if file == path else file.read_bytes())
+            if known != real:
+                raise BadData(
+                    f"{file} is not as it was written (its check sum is another): copy it again, "
+                    f"or accept it by deleting the line '# check sum … of {name}' of {path}"
+                )
 
 
 def drop_partials(folder: Path) -> None:

@@ -25,13 +25,23 @@ from manyheads.exchange.huggingface import CONFIG, Arrival, is_huggingface, rece
 from manyheads.exchange.onnx import DECODER, ENCODER
 from manyheads.exchange.writing import decode_of, not_done, special_of
 from manyheads.models.bert import BertConfig
+from manyheads.models.elmo import ElmoConfig
 from manyheads.models.gpt import Gpt
 from manyheads.models.joined import EncoderDecoder
-from manyheads.models.rnn import RnnConfig
 from manyheads.models.vit import ReadsImages, Vit, VitConfig
+from manyheads.nn.block import Architecture
 from manyheads.nn.int8 import in_int8
 from manyheads.presets import ModelConfig
-from manyheads.run import SETTINGS, TASKS, TOKENIZER, Run, choose_device, model_digest, read_run
+from manyheads.run import (
+    SETTINGS,
+    TASKS,
+    TOKENIZER,
+    Run,
+    choose_device,
+    model_digest,
+    read_run,
+    read_tokenizer,
+)
 from manyheads.tokens import Tokenizer
 from manyheads.train import checkpoint
 
@@ -123,9 +133,9 @@ class OpenRun:
             model,
             in_frame(self.tokenizer, self.run.decode, config),
             max_length=config.max_length,
-            segments=1 if isinstance(config, RnnConfig) else config.embed.segments or 1,
+            segments=(config.embed.segments or 1) if isinstance(config, Architecture) else 1,
             empty=self._empty(),
-            head=config.head if isinstance(config, BertConfig) else None,
+            head=config.head if isinstance(config, BertConfig | ElmoConfig) else None,
             device=self.device,
         )
 
@@ -257,7 +267,7 @@ def open_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun:
             "written by an older version: run its train command again"
         )
     own = run.tokens is not None
-    tokenizer = Tokenizer.load(folder / TOKENIZER) if own else _tokenizer(folder)
+    tokenizer = read_tokenizer(folder) if own else _tokenizer(folder)
     check_vocabulary(folder, tokenizer, run.model, own=own)
     kinds = {tensor.dtype for tensor in tensors.values()}
     model = run.model.build().to(torch.float64 if torch.float64 in kinds else torch.float32)
@@ -278,8 +288,7 @@ def check_vocabulary(
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    path = folder / TOKENIZER
-    return Tokenizer.load(path) if path.is_file() else None
+    return read_tokenizer(folder) if (folder / TOKENIZER).is_file() else None
 
 
 def load(run: str | Path, device: str = "cpu") -> nn.Module:

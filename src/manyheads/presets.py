@@ -14,10 +14,10 @@ from torch import nn
 from manyheads.config import dump, nearest, override, parse
 from manyheads.errors import Mistake
 from manyheads.models.bert import BertConfig, NextSentence
+from manyheads.models.elmo import ElmoConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Pooler
-from manyheads.models.joined import JoinedConfig
-from manyheads.models.rnn import RnnConfig
+from manyheads.models.joined import BaselineConfig, JoinedConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.embedding import Embed
@@ -27,7 +27,7 @@ from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
 
 TransformerConfig = Seq2SeqConfig | GptConfig | BertConfig | VitConfig | JoinedConfig
-ModelConfig = TransformerConfig | RnnConfig
+ModelConfig = TransformerConfig | BaselineConfig | ElmoConfig
 
 
 def transformer_base() -> Seq2SeqConfig:

@@ -27,8 +27,10 @@ from manyheads.data.summaries import SummaryData
 from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import BadData, Mistake
-from manyheads.files import PARTIAL, write_text
+from manyheads.files import PARTIAL, check_sound, with_sums, write_text
 from manyheads.models.bert import BertConfig
+from manyheads.models.bytenet import ByteNetConfig
+from manyheads.models.elmo import ElmoConfig
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.cores import Dense
@@ -41,16 +43,18 @@ from manyheads.vocabularies import Tokens
 SETTINGS = "run.toml"
 TOKENIZER = "tokenizer.json"
 SCORES = "scores.json"
+MOST_LAYERS = 10_000
 # What tells a folder that another program is to read from a run.
 EXPORTED = ("config.json", "model.bin", "*.onnx")
 # A recipe for each kind of model that is trained on text.
-RECIPE_OF = {"gpt": "gpt-mini", "bert": "bert-mini", "seq2seq": "t5-mini"}
+RECIPE_OF = {"gpt": "gpt-mini", "bert": "bert-mini", "seq2seq": "t5-mini", "elmo": "elmo-mini"}
 MODEL_OF = {  # the kind of model that an objective trains
     "causal": "gpt",
     "masked": "bert",
     "replaced": "bert",
     "spans": "seq2seq",
     "denoising": "seq2seq",
+    "both-ways": "elmo",
 }
 # What may change between two calls that train the same run.
 FREE = {
@@ -68,13 +72,14 @@ Task = Literal[
     "translation", "summaries", "language", "pretraining", "classification", "text", "images"
 ]
 Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData | ImageData | MusicData
+# Kinds of models that read a text and write another.
+WRITERS = ("seq2seq", "joined", "rnn", "gnmt", "convs2s", "bytenet")
 # What a model of each kind is for, where nothing says more.
 TASKS: dict[str, Task] = {
-    "seq2seq": "translation",
-    "rnn": "translation",
-    "joined": "translation",
+    **dict.fromkeys(WRITERS, "translation"),
     "gpt": "language",
     "bert": "text",
+    "elmo": "text",
     "vit": "images",
 }
 
@@ -89,14 +94,16 @@ class Fitting:
 
 
 FITTING: dict[Task, Fitting] = {
-    "translation": Fitting(("seq2seq", "rnn", "joined"), ("phrasebook", "files")),
-    "summaries": Fitting(("seq2seq", "rnn", "joined"), ("summaries", "files")),
+    "translation": Fitting(WRITERS, ("phrasebook", "files")),
+    "summaries": Fitting(WRITERS, ("summaries", "files")),
     "language": Fitting(("gpt",), ("text", "music"), ("causal",)),
     "pretraining": Fitting(
-        ("bert", "seq2seq"), ("text",), ("masked", "replaced", "spans", "denoising")
+        ("bert", "seq2seq", "elmo"),
+        ("text",),
+        ("masked", "replaced", "spans", "denoising", "both-ways"),
     ),
-    "classification": Fitting(("bert",), ("labelled",)),
-    "text": Fitting(("bert",), ("text", "labelled")),
+    "classification": Fitting(("bert", "elmo"), ("labelled",)),
+    "text": Fitting(("bert", "elmo"), ("text", "labelled")),
     "images": Fitting(("vit",), ("images",)),
 }
 
@@ -142,14 +149,17 @@ class Run:
         if self.task == "classification" and not isinstance(
             getattr(self.model, "head", None), Classify
         ):
-            raise Mistake("task=classification needs model.head=classify: leave model.head out")
+            raise Mistake(
+                "task=classification needs model.head=classify: set it where model= is set, else "
+                "leave model.head out"
+            )
         packed = isinstance(self.objective, Causal) and self.objective.packing != "stream"
         if isinstance(self.data, MusicData) and packed:
             raise Mistake(
                 "a piece of music begins after the end of another, which "
                 "objective.packing=documents hides: choose objective.packing=stream"
             )
-        core = self.model.core
+        core = getattr(self.model, "core", Dense())
         # What sees less than everything sees by places in a row; documents begin anywhere in it.
         if packed and not getattr(core, "keeps_apart", core.exact):
             raise Mistake(
@@ -163,6 +173,11 @@ class Run:
             )
         if self.task == "images" and self.tokens is not None:
             raise Mistake("task=images reads no text: leave out tokens")
+        for place, part in {"": self.model, **vars(self.model)}.items():
+            layers = getattr(part, "layers", None)
+            if isinstance(layers, int) and layers > MOST_LAYERS:  # they would be built one by one
+                name = f"model.{place}.layers" if place else "model.layers"
+                raise Mistake(f"{name}={layers} must be at most {MOST_LAYERS:,}")
         if not 0 <= self.seed < 2**63:
             raise Mistake(f"seed={self.seed} must be at least 0, below 2^63")
 
@@ -269,10 +284,23 @@ def read_run(folder: Path) -> Run:
     if not (folder / SETTINGS).is_file():
         raise BadData(f"{folder} is no run folder: it has no {SETTINGS}")
     table = read_toml(folder / SETTINGS)
+    check_sound(folder / SETTINGS, SETTINGS)
     try:
         return parse_run(table)
     except Mistake as error:
         raise BadData(f"{folder / SETTINGS} does not describe a run: {error}") from None
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a run folder: the very one that its settings were written beside."""
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    check_sound(folder / SETTINGS, TOKENIZER)
+    return tokenizer
+
+
+def settings_text(run: Run, folder: Path) -> str:
+    """What run.toml is to hold: settings, after check sums of the tokenizer and of themselves."""
+    return with_sums(to_toml(dump(run)), folder / SETTINGS, TOKENIZER)
 
 
 @contextlib.contextmanager
@@ -312,7 +340,7 @@ def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Pa
         tokenizer.save(folder / TOKENIZER)
     about = {"model": model_digest(run.model)}
     checkpoint.write_tensors(folder / checkpoint.WEIGHTS, dict(model.state_dict()), about)
-    write_text(folder / SETTINGS, to_toml(dump(run)))
+    write_text(folder / SETTINGS, settings_text(run, folder))
 
 
 def model_digest(model: ModelConfig) -> str:
@@ -326,6 +354,8 @@ def model_digest(model: ModelConfig) -> str:
 
 def _exact_alike(model: ModelConfig) -> ModelConfig:
     """The same model with one core for all exact ones, of which none computes anything else."""
+    if isinstance(model, ByteNetConfig | ElmoConfig):
+        return model  # it has none
     if model.core.exact:
         model = dataclasses.replace(model, core=Dense())
     if isinstance(model, Seq2SeqConfig):

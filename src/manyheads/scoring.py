@@ -13,8 +13,10 @@ from manyheads.errors import Mistake, check_at_least
 from manyheads.evaluate.scores import Scores
 from manyheads.models import heads
 from manyheads.models.bert import BertConfig
+from manyheads.models.elmo import ElmoConfig
 from manyheads.opened import OpenRun, TorchRun
 from manyheads.run import Data, Run
+from manyheads.tasks.both_ways import evaluate_both_ways
 from manyheads.tasks.classification import evaluate_classification
 from manyheads.tasks.denoising import evaluate_denoising
 from manyheads.tasks.images import evaluate_images
@@ -33,7 +35,7 @@ def data_for(run: Run) -> Data:
         return SummaryData()
     if run.task == "images":
         return ImageData()
-    if isinstance(run.model, BertConfig) and isinstance(run.model.head, heads.Classify):
+    if isinstance(getattr(run.model, "head", None), heads.Classify):
         return LabelledData()
     return TextData()
 
@@ -83,6 +85,8 @@ def score(opened: OpenRun, data: Data, split: str, stride: int | None = None) ->
     if run.task == "pretraining" and run.model.kind == "seq2seq":
         assert run.objective is not None
         return evaluate_denoising(model, tokenizer, data, _any(run.objective), run.decode, split)
+    if isinstance(run.model, ElmoConfig) and run.model.head is None:
+        return evaluate_both_ways(model, opened.encoder().tokenizer, data, split)
     if not isinstance(run.model, BertConfig) or not isinstance(run.model.head, heads.Masked):
         raise Mistake(
             f"{opened.folder} has no head for masked words, which running text is scored by: "

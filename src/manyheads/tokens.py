@@ -140,8 +140,8 @@ class Tokenizer:
             self._inner.enable_truncation(longest)
         try:
             encodings = self._inner.encode_batch(list(texts), add_special_tokens=True)
-        except TypeError as error:
-            raise _not_unicode() from error
+        except Exception as error:  # the library raises nothing narrower
+            raise _not_encoded(error) from error
         finally:
             self._inner.encode_special_tokens = True
             self._inner.no_truncation()
@@ -280,14 +280,14 @@ class Tokenizer:
     def _encoding(self, text: str) -> tokenizers.Encoding:
         try:
             return self._inner.encode(text, add_special_tokens=False)
-        except TypeError as error:
-            raise _not_unicode() from error
+        except Exception as error:  # the library raises nothing narrower
+            raise _not_encoded(error) from error
 
     def _encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         try:
             return self._inner.encode_batch(list(texts), add_special_tokens=False)
-        except TypeError as error:
-            raise _not_unicode() from error
+        except Exception as error:  # the library raises nothing narrower
+            raise _not_encoded(error) from error
 
     @cached_property
     def _layout(self) -> dict[str, Any]:
@@ -322,6 +322,8 @@ class Tokenizer:
         return bytes(BYTE_OF[glyph] for glyph in token).decode("utf-8", "backslashreplace")
 
 
-def _not_unicode() -> Mistake:
-    # A lone surrogate is what Python's str can hold and UTF-8 cannot.
-    return Mistake("the text is not valid Unicode (half of a surrogate pair); read it as UTF-8")
+def _not_encoded(error: Exception) -> Mistake:
+    if isinstance(error, TypeError):
+        # A lone surrogate is what Python's str can hold and UTF-8 cannot.
+        return Mistake("the text is not valid Unicode (half of a surrogate pair); read it as UTF-8")
+    return Mistake(f"this tokenizer cannot read the text ({error}): use the model's own")

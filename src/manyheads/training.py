@@ -10,11 +10,19 @@ import torch
 from torch import nn
 
 from manyheads.beginning import adapted, give_weights, refuse_changes
-from manyheads.config import assign, dump, nearest, override_all, read_toml, to_toml
+from manyheads.config import assign, dump, nearest, override_all, read_toml
 from manyheads.data.images import ImageData, Pictures
 from manyheads.data.labelled import Labelled, LabelledData
 from manyheads.data.language import TextData, Texts
-from manyheads.data.masking import Causal, Denoising, Masked, Replaced, Spans, span_sizes
+from manyheads.data.masking import (
+    BothWays,
+    Causal,
+    Denoising,
+    Masked,
+    Replaced,
+    Spans,
+    span_sizes,
+)
 from manyheads.data.music import Music, MusicData
 from manyheads.data.translation import Corpus
 from manyheads.decode.beam import Marks
@@ -23,9 +31,12 @@ from manyheads.exchange.folder import in_frame
 from manyheads.files import drop_partials, write_text
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra
+from manyheads.models.elmo import ElmoConfig
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
+from manyheads.nn.block import Architecture
+from manyheads.nn.positions import Sinusoidal
 from manyheads.opened import TorchRun, open_any
 from manyheads.presets import ModelConfig
 from manyheads.run import (
@@ -37,7 +48,10 @@ from manyheads.run import (
     model_digest,
     parse_run,
     read_run,
+    read_tokenizer,
+    settings_text,
 )
+from manyheads.tasks.both_ways import BothWaysTask
 from manyheads.tasks.classification import ClassificationTask
 from manyheads.tasks.denoising import DenoisingTask
 from manyheads.tasks.images import ImageTask, fitted
@@ -104,8 +118,12 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     if run.data is None or (run.tokens is None and needs_tokens):
         raise Mistake("a run that is to be trained needs data and tokens: leave out data=none")
     # A model whose parts do not go together is refused before anything is read or written.
-    with torch.device("meta"):
-        dataclasses.replace(run.model, vocab_size=run.model.vocab_size or 1).build()
+    try:
+        with torch.device("meta"):
+            dataclasses.replace(run.model, vocab_size=run.model.vocab_size or 1).build()
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        reason = str(error).partition("\n")[0]
+        raise Mistake(f"no model has such sizes ({reason}): lower them") from None
     return run
 
 
@@ -165,7 +183,7 @@ def prepare(run: Run, folder: Path, part: Part) -> tuple[Run, Tokenizer | None]:
         assert isinstance(run.model, VitConfig)  # as `run.FITTING` has it
         return _written(dataclasses.replace(run, model=fitted(run.model, part)), folder), None
     if (folder / SETTINGS).exists():
-        tokenizer = Tokenizer.load(folder / TOKENIZER)
+        tokenizer = read_tokenizer(folder)
     elif run.start:
         start = open_start(run.start)
         tokenizer = start.tokenizer
@@ -203,7 +221,7 @@ def _written(run: Run, folder: Path) -> Run:
         found = differences(dump(run), dump(read_run(folder)))
         if found:
             raise Mistake(f"{folder} holds another run ({found[0]}): choose another --out")
-    text = to_toml(dump(run))
+    text = settings_text(run, folder)
     if not (folder / SETTINGS).exists() or (folder / SETTINGS).read_text("utf-8") != text:
         write_text(folder / SETTINGS, text)
     return run
@@ -226,7 +244,7 @@ def _fitted(tokenizer: Tokenizer, run: Run) -> Tokenizer:
             getattr(tokenizer, name)
         if isinstance(run.model, Seq2SeqConfig):
             frame = Marks(tokenizer, run.decode).frame  # says what it lacks
-        if isinstance(run.model, BertConfig):
+        if isinstance(run.model, BertConfig | ElmoConfig):
             return in_frame(tokenizer, run.decode, run.model)
     except Mistake as error:  # one that came with a model
         raise Mistake(f"{Path(run.start) / TOKENIZER}: {error}") from None
@@ -253,6 +271,7 @@ def train(run: Run, folder: Path, device: torch.device, world: World = ALONE) ->
     with world.in_turn():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
     task = task_of(run, part, valid, tokenizer, device)
+    task.notes = [*task.notes, *_drowned(run)]
     torch.manual_seed(run.seed)
     model = run.model.build()
     if run.start and not checkpoint.is_begun(folder):
@@ -272,6 +291,19 @@ def train(run: Run, folder: Path, device: torch.device, world: World = ALONE) ->
         kept=model,
         world=world,
     )
+
+
+def _drowned(run: Run) -> list[str]:
+    """A word on token vectors that positions would drown."""
+    model = run.model
+    if not isinstance(model, Architecture) or not isinstance(model.position, Sinusoidal):
+        return []
+    if run.start or model.embed.scale != "one" or model.vocab_size is None:
+        return []
+    return [
+        "sinusoidal positions are waves of height 1, and token vectors begin far smaller, so that "
+        "little is learned of the words: add model.embed.scale=sqrt-dim"
+    ]
 
 
 def task_of(
@@ -295,7 +327,7 @@ def task_of(
         assert isinstance(run.data, LabelledData)
         assert isinstance(model.head, Classify)
         _check_room(part, tokenizer, model.max_length)
-        segments = model.embed.segments or 1
+        segments = 1 if isinstance(model, ElmoConfig) else model.embed.segments or 1
         names = model.head.labels
         return ClassificationTask(
             run.data, part, valid, names, tokenizer, run.train, segments=segments, **shared
@@ -307,6 +339,10 @@ def task_of(
     assert isinstance(valid, Texts)
     assert isinstance(run.data, TextData)
     objective = run.objective or Causal()
+    if isinstance(objective, BothWays):
+        both_ways = BothWaysTask(part, valid, tokenizer, run.train, **shared)
+        both_ways.valid.text.stretches(both_ways.valid.room)  # too few are said now
+        return both_ways
     if isinstance(objective, Causal):
         return LanguageTask(part, valid, tokenizer, objective, run.train, **shared)
     if isinstance(objective, (Masked, Replaced)):

@@ -74,8 +74,11 @@ def test_an_experiment_gives_what_its_judge_asks_for(module: ModuleType) -> None
 
 def test_words_grow_alike_until_residuals_stop_it() -> None:
     measured = feed_forward_needed.measure(ONCE)
-    assert feed_forward_needed.judge(measured).verdict == "depends"
+    judged = feed_forward_needed.judge(measured)
+    assert judged.verdict == "depends"
+    assert "residual connections end that" in judged.why
     assert measured.most("attention") < 1e-10
+    assert measured.most("sharp attention") < 1e-10
     assert measured.most("with feed-forward") < 1e-10
     assert measured.least("with residuals") > 0.1
 
@@ -117,8 +120,9 @@ def test_depth_is_counted_up_to_the_first_that_does_not_learn() -> None:
 @pytest.mark.usefixtures("tiny")
 def test_norms_that_are_never_taken_out_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_norm_speed, "unnormed", lambda model: model)
+    monkeypatch.setattr(layer_norm_speed, "LEARNED", -100.0)  # as if both had learned
     measured = layer_norm_speed.measure(ONCE)
-    assert measured.numbers["2 layers"] == [1.0]
+    assert measured.numbers["2 layers, steps"] == [1.0]
     assert layer_norm_speed.judge(measured).verdict == "fails"
 
 
@@ -135,10 +139,19 @@ def test_steps_are_compared_at_the_loss_that_both_reach() -> None:
     assert layer_norm_speed.share(slow, slow) == 1
     assert 0.45 < layer_norm_speed.share(fast, slow) < 0.6
     assert 1.6 < layer_norm_speed.share(slow, fast) < 2.2
-    lost = [math.nan] * 100
-    assert layer_norm_speed.share(slow, lost) == 0
-    assert layer_norm_speed.share(lost, slow) == math.inf
-    assert layer_norm_speed.share(lost, lost) == math.inf
+    assert layer_norm_speed.share(fast, [math.nan] * 100) <= 1
+
+
+def test_steps_do_not_count_where_nothing_was_learned() -> None:
+    numbers = {"entropy": [5.5]}
+    for case in layer_norm_speed.CASES:
+        numbers |= {f"{case}, loss with": [3.0], f"{case}, loss without": [15.0]}
+    judged = layer_norm_speed.judge(Measured(numbers=numbers))
+    assert judged.verdict == "depends"
+    assert "faster" not in judged.why
+    assert "without norms there is no training with 2 layers, 8 layers and 8" in judged.why
+    numbers |= {f"{case}, loss with": [15.0] for case in layer_norm_speed.CASES}
+    assert layer_norm_speed.judge(Measured(numbers=numbers)).verdict == "fails"
 
 
 @pytest.mark.usefixtures("tiny")
@@ -163,6 +176,16 @@ def test_heads_that_look_nowhere_are_no_better(monkeypatch: pytest.MonkeyPatch) 
     measured = several_heads.measure(ONCE)
     assert measured.numbers["parameters"] == measured.numbers["FLOPs"] == [1.0]
     assert several_heads.judge(measured).verdict == "fails"
+
+
+@pytest.mark.parametrize(("slow", "held"), [("short", "1,024"), ("long", "128")])
+def test_the_lengths_are_named_at_which_heads_cost_no_more(slow: str, held: str) -> None:
+    numbers = {"parameters": [1.0], "FLOPs": [1.0], "time, short": [1.0], "time, long": [1.0]}
+    numbers |= {"errors, 1 head": [0.4], "errors, 4 heads": [0.1], f"time, {slow}": [3.0]}
+    judged = several_heads.judge(Measured(numbers=numbers))
+    assert judged.verdict == "depends"
+    assert f"they take about its time over {held} words:" in judged.why
+    assert judged.why.count("about its time") == 1
 
 
 def test_the_words_asked_for_are_those_before() -> None:

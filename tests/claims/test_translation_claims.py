@@ -1,6 +1,7 @@
 """Claims about translation: experiments at a tiny size, and models that are broken are found."""
 
 import math
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.claims import runner, translators, trial, word_for_word
-from manyheads.claims.claim import Setting
+from manyheads.claims.claim import Measured, Setting
 from manyheads.claims.decks import (
     attention_aligns,
     beam_size,
@@ -18,6 +19,7 @@ from manyheads.claims.decks import (
     tied_embeddings,
 )
 from manyheads.claims.word_for_word import END, MARKS, START, Words
+from manyheads.data.translation import Corpus
 from manyheads.nn.scores import AdditiveScore, InnerScore
 
 CPU = torch.device("cpu")
@@ -29,11 +31,13 @@ TINY = (
     *("train.batch_tokens=200", "train.steps=4", "train.warmup_steps=1"),
     "decode.validate_sentences=0",
 )
+TRAINED = cache(trial.trained)  # here several ask for the same
 
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translators, "SMALL", TINY)
+    monkeypatch.setattr(translators, "trained", TRAINED)
     monkeypatch.setattr(beam_size, "BEAMS", (1, 4, 16))
     for module in (attention_aligns, bottleneck, five_scores, tied_embeddings):
         monkeypatch.setattr(module, "STEPS", 3)
@@ -141,6 +145,40 @@ def test_a_head_that_is_not_tied_is_found(tiny: None, monkeypatch: pytest.Monkey
         tied_embeddings, "model_of", lambda words, tie, setting: build(words, "none", setting)
     )
     assert claim.judge(claim.measure(ONCE)).verdict == "fails"
+
+
+def test_perplexity_and_bleu_are_of_the_same_sentences(
+    tiny: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    whole = translators.read
+
+    def noted(trial: trial.Trial, split: str) -> Corpus:
+        read.append(split)
+        return whole(trial, split)
+
+    monkeypatch.setattr(translators, "read", noted)
+    label_smoothing.measure(ONCE)
+    assert read == ["test"] * 4  # BLEU and perplexity, of two
+
+
+def test_a_form_dearer_than_the_additive_one_is_found() -> None:
+    names = [f"{name}, {kind}" for name in five_scores.RATES for kind in five_scores.SCORES]
+    numbers = {name: [1.0] for name in names}
+    numbers |= {f"time, {kind}": [1.0] for kind in five_scores.SCORES}
+    numbers |= {"time, additive": [3.0], "time, bilinear": [4.0]}
+    judged = five_scores.judge(Measured(numbers=numbers))
+    assert judged.verdict == "fails"
+
+
+def test_a_wide_beam_may_be_a_little_better_by_chance() -> None:
+    numbers = {"greedy": [50.0], "beam 4": [52.0], "likelier": [0.5]}
+    numbers |= {"length": [0.9], "penalised length": [0.95]}
+    verdicts = {
+        more: beam_size.judge(Measured(numbers={**numbers, "beam 16": [52.0 + more]})).verdict
+        for more in (-1.0, 0.4, 0.6)
+    }
+    assert verdicts == {-1.0: "holds", 0.4: "holds", 0.6: "depends"}
 
 
 def test_an_additive_score_that_is_none_is_found(

@@ -104,6 +104,15 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
     drawn = pixels(page, ".heatmap:nth-of-type(2) .plane > canvas")
     bright = {(s, t) for t, s in np.argwhere(drawn[..., 0] == 253).tolist()}
     assert bright == pair.alignment
+    # The translation that is shown is compared, not always the first.
+    asked = {"run": "translator", "text": pair.source, "beam": 2}
+    second = told(address, "/api/translate", **asked)["hypotheses"][1]["text"]
+    other = {"phrasebook": True, "looked": 1, "examples": [], "pair": {**gold, "target": second}}
+    page.route("**/api/gold", lambda route: route.fulfill(json=other))
+    place = f"/translate?run=translator&text={quote(pair.source)}&beam=2"
+    for which, words in ((1, "The phrasebook has the same"), (0, f"The phrasebook has: {second}")):
+        visit(page, f"{place}&which={which}")
+        expect(page.locator(".alignment .note").first).to_contain_text(words.strip())
 
 
 def test_the_tree_on_screen_is_the_search(

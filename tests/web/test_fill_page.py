@@ -41,15 +41,38 @@ def test_a_hidden_word_is_told_with_its_place(client: TestClient, folder: Path) 
     encoder = open_run(folder / "reader").encoder()
     [[first, _]] = encoder.fill([TEXT], 1000)
     rank = next(n for n, guess in enumerate(first) if guess.word.strip() == "small")
+    beside = ask(client, "/api/fill", run="reader", text=TEXT, hidden=["small", ""])
     found = ask(client, "/api/fill", run="reader", text=TEXT, hidden=["small", "aeroplane"])
     small, none = (mask["hidden"] for mask in found["masks"])
+    # Of a mask that hides no word there is nothing to tell.
+    assert [mask["hidden"] for mask in beside["masks"]] == [small, None]
     assert small["rank"] == rank + 1
     assert small["probability"] == pytest.approx(first[rank].probability)
-    assert none == {"word": "aeroplane", "rank": None, "probability": None}
+    assert none == {"word": "aeroplane", "piece": None, "rank": None, "probability": None}
+
+
+def test_a_hidden_word_is_the_token_that_it_is_in_its_place(
+    client: TestClient, folder: Path
+) -> None:
+    """Not one that only looks like it: a word at the beginning has no space, one inside has one."""
+    encoder = open_run(folder / "reader").encoder()
+    vocabulary = encoder.tokenizer.pieces(range(encoder.tokenizer.vocab_size))
+    assert {"cat", " cat", " dog", "dog"} - {*vocabulary} == {"dog"}
+    for text, word, piece in (
+        ("The small [MASK].", "dog", " dog"),
+        ("[MASK] and a cat.", "dog", None),  # two tokens there
+        ("A dog and a [MASK].", "cat", " cat"),
+        ("[MASK] and a dog.", "cat", "cat"),
+    ):
+        [[guesses]] = encoder.fill([text], 1000)
+        [mask] = ask(client, "/api/fill", run="reader", text=text, hidden=[word])["masks"]
+        ranks = [rank for rank, one in enumerate(guesses, start=1) if one.word == piece]
+        assert (mask["hidden"]["piece"], mask["hidden"]["rank"]) == (piece, *(ranks or [None]))
 
 
 def test_runs_with_the_head_are_named(client: TestClient) -> None:
-    assert client.get("/api/fill").json() == {"runs": ["reader"]}
+    runs = client.get("/api/runs").json()["runs"]
+    assert [run["name"] for run in runs if "fill" in run["can"]] == ["reader"]
 
 
 @pytest.mark.parametrize(

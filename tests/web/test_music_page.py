@@ -94,8 +94,13 @@ def test_a_stretch_is_whole_sixteenths_and_fits(client: TestClient) -> None:
     assert len(found["events"]) == 48
 
 
-def test_runs_of_music_are_named(client: TestClient) -> None:
-    assert client.get("/api/music").json() == {"runs": ["chorales", "piano"]}
+def test_runs_of_music_are_named_and_begin_with_music(client: TestClient) -> None:
+    """The text that other pages begin with is one that the model knows every word of."""
+    runs = {run["name"]: run for run in client.get("/api/runs").json()["runs"]}
+    assert [name for name, run in runs.items() if "music" in run["can"]] == ["chorales", "piano"]
+    for name in ("chorales", "piano"):
+        found = ask(client, "/api/tokens", run=name, text=runs[name]["example"])
+        assert found["pieces"] == runs[name]["example"].split()
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,7 @@ def test_keys_alone_walk_the_page(page: Any, address: str) -> None:
     page.get_by_role("button", name=re.compile("^layer 1, head 2")).focus()
     page.keyboard.press("ArrowDown")
     expect(page.get_by_role("heading", name="Encoder, layer 2, head 2")).to_be_visible()
+    settled(page)
     label = page.evaluate("() => document.activeElement.getAttribute('aria-label')")
     assert label.startswith("layer 2, head 2")
     page.keyboard.press("?")

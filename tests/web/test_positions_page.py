@@ -12,10 +12,19 @@ from starlette.testclient import TestClient
 from tests.web.small_models import make_models
 from tests.web.test_server import HERE, problem, tensor
 
-from manyheads.nn.positions import BucketPosition, PositionSizes, alibi_slopes
+from manyheads.nn.positions import (
+    BucketPosition,
+    Buckets,
+    Learned,
+    PositionSizes,
+    Rotary,
+    Sinusoidal,
+    alibi_slopes,
+)
 from manyheads.nn.relative import Relative, RelativePosition
+from manyheads.nn.scores import ScaledDot
 from manyheads.opened import open_run
-from manyheads.web import positions
+from manyheads.web import formulas, positions
 from manyheads.web.app import build_app
 
 
@@ -139,12 +148,50 @@ def test_the_same_question_has_the_same_numbers(client: TestClient) -> None:
 
 
 def test_every_scheme_is_told_in_words(client: TestClient) -> None:
-    assert set(positions.KINDS.values()) == set(positions.FORMULAS) == set(positions.BEYOND)
-    for kind in positions.FORMULAS.keys() - {"none"}:
+    assert set(positions.KINDS.values()) == set(positions.BEYOND)
+    for kind in positions.BEYOND.keys() - {"none"}:
         found = asked(client, scheme=kind, length=16)
         assert found["scheme"] == kind
         numbers = tensor(client, found["trace"], found["tensors"][0]).numpy()
         assert np.isfinite(numbers).all()
+
+
+def test_the_formula_is_that_of_the_part(client: TestClient) -> None:
+    """By its own layout, base, score and period, not by those that a scheme usually has."""
+    sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=16, causal=True)
+    told = {
+        "interleaved": formulas.placed(Sinusoidal(base=77.0).build(sizes)),
+        "halves": formulas.placed(Sinusoidal(layout="halves").build(sizes)),
+        "pairs": formulas.placed(Rotary(layout="interleaved").build(sizes)),
+        "turned": formulas.placed(Rotary(layout="halves").build(sizes)),
+        "offset": formulas.placed(Learned(offset=2).build(sizes)),
+    }
+    for kind, words in (
+        ("interleaved", "PE(pos, 2i) = sin(pos / 77^(2i/d)),  PE(pos, 2i+1) = cos"),
+        ("halves", "PE(pos, i) = sin(pos / 10000^(2i/d)),  PE(pos, d/2+i) = cos"),
+        ("pairs", "2i and 2i+1 turned"),
+        ("turned", "i and c/2+i turned"),
+        ("offset", "P[pos + 2]"),
+    ):
+        assert words in told[kind]
+    chorale = formulas.biased(Relative(period=4, first=1).build(sizes))
+    assert "e′_{⌊(j−1)/p⌋−⌊(i−1)/p⌋} + e″_{(j−1) mod p − (i−1) mod p}" in chorale
+    assert chorale.endswith("p = 4")
+    assert "e′" not in formulas.biased(Relative().build(sizes))
+    bucketed = Buckets().build(sizes)
+    assert formulas.placed(bucketed) == "e_ij = q_i · k_j + b_h(bucket(j − i))"
+    scaled = formulas.pair_score(ScaledDot().build(2, 4), 4)
+    assert formulas.placed(bucketed, scaled) == "e_ij = q_i · k_j / √c + b_h(bucket(j − i))"
+    of_model = asked(client, scheme="run", run="post")["formula"]
+    assert of_model == "e_ij = q_i · k_j / √c + S_rel[i, j] / √c,  S_rel[i, j] = q_i · e_{j−i}"
+
+
+def test_what_is_not_read_makes_no_other_trace(client: TestClient) -> None:
+    names = {asked(client, scheme="alibi", length=8, extra=n)["trace"] for n in range(3)}
+    assert len(names) == 1
+    names = {asked(client, scheme="run", run="writer", length=8, base=n)["trace"] for n in "12"}
+    assert len(names) == 1
+    assert asked(client, scheme="alibi", length=9)["trace"] not in names
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,12 @@ from manyheads.errors import Mistake
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.opened import open_run
 from manyheads.run import read_run
-from manyheads.train.optimizer import learning_rate
+from manyheads.train.optimizer import Train, learning_rate
 from manyheads.view.capture import capture
 from manyheads.web import app as server
 from manyheads.web.guard import COOKIE, Door, Limits
 from manyheads.web.heads import Place, knocked_out, rollout, statistics
-from manyheads.web.runs import read_metrics, schedule
+from manyheads.web.runs import formula, read_metrics, schedule
 from manyheads.web.traces import Trace, Traces
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +109,16 @@ def test_runs_are_listed_and_a_broken_one_says_why(folder: Path, tmp_path: Path)
     assert "run.toml" in found[0]["error"]
     assert found[1]["kind"] == "bert"
     assert found[1]["step"] == 0
+    # Brackets in brackets: too deep for those who read TOML and JSON.
+    deep = "[" * 30_000
+    (tmp_path / "broken" / "run.toml").write_text(f"task = {deep}", encoding="utf-8")
+    (tmp_path / "whole" / "scores.json").write_text(deep, encoding="utf-8")
+    own = TestClient(server.build_app(tmp_path), HERE)
+    found = own.get("/api/runs").json()["runs"]
+    assert "nested" in found[0]["error"] or "run.toml" in found[0]["error"]
+    assert found[1]["scores"] == {}
+    for path in ("/api/settings", "/api/metrics"):
+        assert own.get(path, params={"run": "broken"}).status_code in (400, 422)
 
 
 def test_what_is_listed_of_a_run_is_as_new_as_its_files(folder: Path, tmp_path: Path) -> None:
@@ -197,7 +207,8 @@ def test_knocking_out_changes_the_answer_and_nothing_else(client: TestClient) ->
     without = ask(client, "/api/trace", **asked, off=["encoder.self.0.0", "encoder.self.0.1"])
     assert before["output"]["log_probability"] != without["output"]["log_probability"]
     assert ask(client, "/api/trace", **asked) == before
-    for off in ("encoder.self.0.9", "encoder.cross.0.0", "x", "encoder.self.-1.0"):
+    wrong = ("encoder.self.0.9", "encoder.cross.0.0", "x", "encoder.self.-1.0")
+    for off in (*wrong, f"encoder.self.0.{'9' * 5000}"):
         assert "head" in problem(client.post("/api/trace", json={**asked, "off": [off]}), 400)
 
 
@@ -364,6 +375,18 @@ def test_the_longest_unused_trace_makes_room() -> None:
     assert traces.bytes <= 100
 
 
+def test_traces_without_numbers_are_few_too() -> None:
+    traces = Traces(most_bytes=10_000, most=3)
+    for number in range(9):
+        traces.keep(str(number), Trace({"at": number}))
+        traces.keep(str(number), Trace({"at": number}))
+    assert [number for number in range(9) if traces.find(str(number))] == [6, 7, 8]
+    assert traces.bytes == 3 * len('{"at": 0}')
+    traces.keep("long", Trace({"text": "x" * 9_980}))  # a manifest has its size too
+    assert traces.find("8") is None
+    assert traces.bytes <= 10_000
+
+
 def test_metrics_are_read_from_where_the_last_answer_ended(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert read_metrics(path)["records"] == []
@@ -392,6 +415,23 @@ def test_the_formula_is_the_rate_that_was_measured(client: TestClient, folder: P
     run = read_run(folder / "translator")
     assert curve[7] == learning_rate(run.train, run.model.dim, 7)
     assert len(schedule(run)["points"]) == run.train.steps
+
+
+@pytest.mark.parametrize("kind", ["transformer", "cosine", "linear", "constant"])
+def test_the_formula_of_a_schedule_is_what_it_computes(kind: Any) -> None:
+    """At every step, the first after the warm-up too, as it is written."""
+    train = Train(schedule=kind, learning_rate=0.3, warmup_steps=4, steps=12, final_share=0.1)
+    written, _, done = formula(train).partition(", done = ")
+    signs = {"½ (": "0.5 * (", "warmup^½": "warmup**0.5", "step^−½": "step**-0.5", "·": "*"}
+    signs |= {"⁄": "/", "−": "-", "π": "pi", "warmup^-3/2": "warmup**-1.5"}
+    for sign, code in signs.items():
+        written, done = written.replace(sign, code), done.replace(sign, code)
+    known = {"peak": 0.3, "warmup": 4, "steps": 12, "cos": math.cos, "pi": math.pi}
+    known |= {"min": min, "max": max}
+    for step in range(1, 13):
+        share = eval(done or "0", {**known, "step": step})
+        value = eval(written, {**known, "step": step, "done": share})
+        assert value == pytest.approx(learning_rate(train, 16, step)), step
 
 
 def test_tokens_end_as_the_tokenizer_splits(client: TestClient, folder: Path) -> None:
@@ -428,7 +468,8 @@ def page_files() -> list[Path]:
 
 
 def test_every_page_is_in_the_menu_and_has_its_module() -> None:
-    menu = re.findall(r'^  \["(\w+)", "', (server.PAGE / "pages.js").read_text(), flags=re.M)
+    table = (server.PAGE / "pages.js").read_text()
+    menu = re.findall(r'^  \{ name: "(\w+)", title: "', table, flags=re.M)
     assert sorted(menu) == sorted(path.stem for path in (server.PAGE / "pages").glob("*.js"))
 
 

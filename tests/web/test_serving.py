@@ -213,6 +213,9 @@ def test_off_loopback_each_interface_has_a_place_for_the_token(folder: Path) -> 
         answer = client.post("/translate", json={**libre, **key})
         assert answer.status_code == 403
         assert "api_key" in said(answer, "/translate")
+    half = json.dumps({**libre, "api_key": "\ud800"})  # of a character
+    kind = {"Content-Type": "application/json"}
+    assert client.post("/translate", content=half, headers=kind).status_code == 403
     assert client.post("/translate", data={**libre, "api_key": door.token}).status_code == 200
     for key in ({}, {"Authorization": "DeepL-Auth-Key wrong"}):
         answer = client.post("/v2/translate", json=deepl, headers=key)

@@ -250,6 +250,8 @@ def test_characters_of_several_tokens_come_at_once(work: Completions) -> None:
         ({"echo": "yes"}, "echo"),
         ({"stream": 1}, "stream"),
         ({"suffix": "x"}, "suffix"),
+        ({"temperature": 1e-38}, "temperature"),
+        ({"top_p": 1e-320}, "top_p"),
         ({"frequency_penalty": 1}, "frequency_penalty"),
         ({"best_of": 3}, "best_of"),
         ({"model": 3}, "model"),

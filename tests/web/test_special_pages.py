@@ -2,6 +2,7 @@
 
 import base64
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,8 @@ from matplotlib import colormaps  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 from tests.web.test_server import HERE, ask, tensor  # noqa: E402
 
+from manyheads.nn.positions import NoPosition  # noqa: E402
+from manyheads.run import read_run, save_run  # noqa: E402
 from manyheads.web.app import build_app  # noqa: E402
 
 address, browser, page = shared.address, shared.browser, shared.page  # fixtures
@@ -32,7 +35,12 @@ VIRIDIS = (np.array([colormaps["viridis"](i)[:3] for i in range(256)]) * 255).ro
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_models(tmp_path_factory.mktemp("models"))
+    """A run of each kind, and `unplaced`: a model of images that adds no positions."""
+    made = make_models(tmp_path_factory.mktemp("models"))
+    run = read_run(made / "pictures")
+    unplaced = replace(run, model=replace(run.model, position=NoPosition()))  # type: ignore[call-arg]
+    save_run(unplaced, None, unplaced.model.build(), made / "unplaced")
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +63,11 @@ def colours(values: torch.Tensor, low: float, high: float) -> np.ndarray:
 
 def test_a_page_for_another_kind_shows_one_that_fits(page: Any) -> None:
     """Whole, on the screens of a laptop and of a phone."""
-    for place in ("image", "music"):
-        visit(page, f"/{place}?run=translator")
+    others = {"image": "translator", "music": "translator", "attention": "pictures"}
+    for place, run in {**others, "tokens": "pictures"}.items():
+        visit(page, f"/{place}?run={run}")
         expect(page.locator("#problem")).to_be_hidden()
-        expect(page.get_by_text("“translator” is none of")).to_be_visible()
+        expect(page.get_by_text(f"“{run}” is not among the")).to_be_visible()
         for width in (390, 1280):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("() => document.documentElement.scrollWidth") <= width, place
@@ -83,6 +92,11 @@ def test_positions_are_drawn_as_they_are(page: Any, client: TestClient) -> None:
     page.get_by_label("Scheme").select_option("run")
     settled(page)
     expect(page.locator("p[role=status]")).to_contain_text("positions shown")
+    visit(page, "/positions?scheme=run&run=unplaced")  # of what adds nothing there is no figure
+    expect(page.locator("p.formula")).to_contain_text("nothing is added")
+    expect(page.locator("#problem")).to_be_hidden()
+    visit(page, "/positions?scheme=run&run=labels&stack=encoder")
+    expect(page.get_by_role("combobox", name="Run", exact=True)).to_have_value("labels")
 
 
 def test_positions_are_saved(page: Any) -> None:
@@ -150,6 +164,12 @@ def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
         page.get_by_role("button", name=re.compile(f"^{word}")).click()
         settled(page)
     expect(page.locator("p[role=status]")).to_have_text("Click a word to mask it.")
+    best = found["masks"][0]["top"][0]["piece"].strip()
+    visit(page, f"/fill?run=reader&text={quote(text)}")
+    page.locator(".words button[aria-pressed=true]").click()  # a mask that hides no word
+    settled(page)
+    assert page.get_by_label("Text").input_value() == text.replace("[MASK]", best)
+    assert "mask=none" in page.url
 
 
 def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> None:
@@ -189,6 +209,11 @@ def test_a_picture_of_ones_own_is_classified(page: Any, client: TestClient, tmp_
     expected = sorted((one["probability"] for one in found["output"]["classes"]), reverse=True)
     shown = page.locator(".bars td:last-child").all_inner_texts()
     assert [float(one) for one in shown] == pytest.approx(expected, rel=1e-2)
+    number = page.get_by_label("Picture of the validation split")
+    expect(number).to_have_value("")  # an upload is none of them, so each can be chosen
+    number.fill("1")
+    number.press("Enter")
+    expect(page.get_by_text("Picture 1 of")).to_be_visible()
 
 
 def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> None:
@@ -210,6 +235,14 @@ def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> N
     page.locator(".axes").first.focus()
     page.keyboard.press("Home")
     assert float(chart.inner_text().split()[-1]) == pytest.approx(float(far[0]), rel=1e-3)
+    visit(
+        page, "/music?run=chorales&begin=8&events=8&event=3"
+    )  # events count from the piece's first
+    expect(readout).to_contain_text("Event 12 ")
+    expect(page.locator(".roll figcaption")).to_contain_text("where event 12,")
+    rows = saved(page, page.locator(".roll"), "CSV").decode().splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == [str(number) for number in range(8, 17)]
+    expect(page.locator(".chart .readout").nth(1)).to_contain_text("event 16:")
 
 
 def test_music_is_played_and_taken_home(page: Any, client: TestClient, folder: Path) -> None:
@@ -226,6 +259,13 @@ def test_music_is_played_and_taken_home(page: Any, client: TestClient, folder: P
     page.get_by_label("Your own").set_input_files(file)
     expect(page.locator("p[role=status]")).to_contain_text(file.name)
     assert saved(page, page.locator(".roll"), "SVG").startswith(b"<svg")
+    page.get_by_role("button", name="Play").click()
+    page.evaluate("() => document.querySelector('.roll [role=application]').focus()")
+    page.route("**/api/runs?*", lambda route: None)  # it is not answered before the page is left
+    page.keyboard.press("ArrowLeft")
+    page.evaluate("() => document.querySelector('#pages a[href^=\"/tokens\"]').click()")
+    expect(page.locator("#play")).to_have_text("Play")
+    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_text_is_never_markup(page: Any) -> None:
@@ -234,3 +274,104 @@ def test_text_is_never_markup(page: Any) -> None:
         visit(page, place)
         expect(page.locator("#problem")).to_be_hidden()
         assert page.locator("main img, main b").count() == 0
+
+
+def test_an_empty_text_is_a_text_and_back_brings_the_last_one(page: Any) -> None:
+    visit(page, "/tokens?run=writer&text=dog")
+    page.get_by_role("combobox", name="Run", exact=True).select_option("reader")
+    settled(page)
+    box = page.get_by_label("Text")
+    box.fill("cat")
+    expect(page).to_have_url(re.compile("text=cat"))
+    settled(page)
+    assert box.evaluate("box => document.activeElement === box")
+    for step, text in ((page.go_back, "dog"), (page.go_forward, "cat")):
+        step()  # what was typed is not in this address, though its box has the focus
+        expect(box).to_have_value(text)
+    box.fill("")
+    expect(page).to_have_url(re.compile("text=(&|$)"))
+    settled(page)
+    expect(box).to_have_value("")
+    expect(page.locator(".panel .note").first).to_contain_text("here 0 for 0 characters")
+    link = page.get_by_role("link", name="Flow").get_attribute("href")
+    assert re.search("text=(&|$)", link)
+
+
+def test_numbers_are_taken_or_refused_in_words(page: Any) -> None:
+    visit(page, "/decode?run=writer&text=The&limit=9&top_p=0.33")
+    limit = page.get_by_label("Tokens to write")
+    expect(limit).to_have_value("9")  # of an address, though none of those to choose from
+    temperature = page.get_by_label("Temperature")
+    temperature.fill("0.75")
+    temperature.press("Enter")
+    expect(page).to_have_url(re.compile("temperature=0.75"))
+    settled(page)
+    expect(temperature).to_have_value("0.75")
+    assert temperature.evaluate("box => document.activeElement === box")
+    temperature.fill("9")
+    temperature.press("Enter")
+    assert temperature.evaluate("box => box.validationMessage") != ""
+    temperature.blur()
+    expect(temperature).to_have_value("0.75")
+    assert "temperature=0.75" in page.url
+
+
+def test_keys_step_from_the_address_and_boxes_have_their_own_names(page: Any) -> None:
+    visit(page, f"/attention?run=writer&text={quote(SENTENCE)}&layer=0&head=0")
+    page.locator(".plane > canvas").focus()
+    page.evaluate("""() => { // faster than the page is drawn
+      for (const key of ["]", "]", "]", "["]) {
+        document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+      }
+    }""")
+    settled(page)
+    expect(page.get_by_role("heading", name="Decoder, layer 2, head 1")).to_be_visible()
+    picture = saved(page, page.locator(".headgrid"), "SVG").decode()
+    width = float(re.search(r'width="([\d.]+)"', picture)[1])  # type: ignore[index]
+    assert width >= 7 * len(page.locator(".headgrid figcaption").inner_text())
+    visit(page, "/train?run=translator")
+    page.get_by_label("log y").focus()
+    page.keyboard.press("Space")
+    expect(page).to_have_url(re.compile("logy=1"))
+    settled(page)
+    assert page.evaluate("() => document.activeElement.parentElement.textContent") == "log y"
+
+
+def test_new_lines_are_added_once_however_slow_the_answer(page: Any, folder: Path) -> None:
+    """The next question is asked when the last is answered."""
+    lines = '{"step": 1, "split": "train", "loss": 2}\n'
+    (folder / "writer" / "metrics.jsonl").write_text(lines)
+    waiting: list[Any] = []
+    page.clock.install()
+    visit(page, "/train?run=writer")
+    page.route("**/api/metrics?*", lambda route: waiting.append(route))
+    for _ in range(3):
+        page.clock.run_for(2000)
+        page.evaluate("() => 1")  # what was asked until now is known after it
+    assert len(waiting) == 1
+    page.unroute_all(behavior="ignoreErrors")
+
+
+def test_what_fails_first_leaves_a_way_on(browser: Any, address: str) -> None:
+    """A run to choose, no button that saves nothing, and a busy server is asked again."""
+    page = browser.new_page(base_url=address)
+    long = quote("dog " * 100)
+    for place in ("attention", "flow", "translate", "decode"):
+        page.goto(f"/{place}?run=translator&text={long}")
+        expect(page.get_by_role("alert")).to_contain_text("tokens")
+        expect(page.get_by_role("combobox", name="Run", exact=True)).to_have_value("translator")
+        assert page.locator(".saving:visible").count() == 0, place
+    page.goto("/positions?scheme=run&run=gone")
+    expect(page.get_by_role("alert")).to_contain_text("gone")
+    busy = [503, 503]
+
+    def answer(route: Any) -> None:
+        if not busy:
+            return route.continue_()
+        return route.fulfill(status=busy.pop(), headers={"Retry-After": "0"}, json={})
+
+    page.route("**/api/trace", answer)
+    page.goto("/attention?run=writer&text=dog")
+    expect(page.locator(".headgrid")).to_be_visible()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.close()

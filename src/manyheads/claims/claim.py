@@ -6,6 +6,7 @@ same verdict, and numbers can be given for which it fails.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite, isnan, nan
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -17,11 +18,27 @@ Points = Sequence[tuple[float | int, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How an experiment is run: once for each seed, and at a size for a CPU or for a GPU."""
+    """How an experiment is run: once for each seed, and at a size for a CPU or for a GPU.
+
+    `threads` is how many were asked for, if that was said.
+    """
 
     seeds: tuple[int, ...] = (1, 2, 3)
     large: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    threads: int | None = None
+
+
+def mean(values: Sequence[float]) -> float:
+    """Σ x / n, also of what is infinite; `fmean` would refuse ∞ − ∞, which is no number."""
+    return fmean(values) if all(map(isfinite, values)) else sum(values) / len(values)
+
+
+def spread(values: Sequence[float]) -> str:
+    """The standard deviation, to stand after a mean; nothing where there is none to tell."""
+    if len(values) < 2 or not all(map(isfinite, values)) or not stdev(values):
+        return ""
+    return f" ± {stdev(values):.2g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +55,22 @@ class Measured:
     logarithmic: tuple[str, ...] = ()
 
     def mean(self, name: str) -> float:
-        return fmean(self.numbers[name])
+        return mean(self.numbers[name])
 
     def least(self, name: str) -> float:
-        return min(self.numbers[name])
+        return self._end(name, min)
 
     def most(self, name: str) -> float:
-        return max(self.numbers[name])
+        return self._end(name, max)
 
     def told(self, name: str) -> str:
         """The mean, and the standard deviation over the seeds where there are several."""
+        return f"{self.mean(name):.3g}{spread(self.numbers[name])}"
+
+    def _end(self, name: str, of: Callable[[Sequence[float]], float]) -> float:
+        """NaN if one of them is: `min` and `max` would pass over it where it is not the first."""
         values = self.numbers[name]
-        spread = f" ± {stdev(values):.2g}" if len(values) > 1 and stdev(values) else ""
-        return f"{fmean(values):.3g}{spread}"
+        return nan if any(map(isnan, values)) else of(values)
 
 
 @dataclass(frozen=True)
@@ -63,7 +83,10 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence in our words, the deck that says it, and what it takes to hold."""
+    """A sentence in our words, the decks that say it, and what it takes to hold.
+
+    `deck` is "none" where it is the paper that says it, and no deck.
+    """
 
     sentence: str
     deck: str

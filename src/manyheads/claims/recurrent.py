@@ -39,12 +39,14 @@ class LstmModel(nn.Module):
         initialise_lstm(self.lstm)
         self.remember(1.0)
 
-    def remember(self, bias: float) -> None:
-        """Let every forget gate begin with this bias: σ(bias) of the state is kept at a step."""
+    def remember(self, bias: float, write: float = 0.0) -> None:
+        """Let gates begin so: σ(bias) of the state is kept at a step, σ(write) of the new added."""
         with torch.no_grad():
             for name, parameter in self.lstm.named_parameters():
                 if name.startswith("bias_ih"):
-                    parameter.chunk(4)[1].fill_(bias)  # input, forget, cell, output
+                    gates = parameter.chunk(4)  # input, forget, cell, output
+                    gates[0].fill_(write)
+                    gates[1].fill_(bias)
 
     def hidden(self, tokens: Tokens) -> Hidden:
         states: torch.Tensor = self.lstm(self.tokens(tokens) * self.lstm.input_size**0.5)[0]

@@ -8,8 +8,11 @@ from manyheads.claims.trial import Trial, trained
 from manyheads.data.translation import Corpus, EncodedPairs
 from manyheads.decode.beam import Hypothesis
 from manyheads.evaluate.scores import translation_scores
+from manyheads.models.joined import EncoderDecoder
+from manyheads.tasks.translation import corpus_nll
 
 RECIPE = "phrasebook"
+BATCH_TOKENS = 2000  # where nothing is trained
 SMALL = (
     *("data.train_pairs=10000", "data.valid_pairs=200", "data.test_pairs=600"),
     *("tokens.vocab_size=2000", "model.max_length=14", "train.too_long=skip"),
@@ -63,3 +66,12 @@ def greedy_bleu(trial: Trial) -> float:
     """BLEU of the test split, each token the likeliest one."""
     corpus = read(trial, "test")
     return bleu(trial, corpus, written(trial, corpus))
+
+
+def reference_loss(trial: Trial) -> float:
+    """−log P a token of the test split's references, the mean."""
+    run, model = trial.opened.run, trial.opened.model
+    assert isinstance(model, EncoderDecoder)
+    data = EncodedPairs(read(trial, "test"), trial.opened.tokenizer, run.model.max_length)
+    total, tokens = corpus_nll(model, data, BATCH_TOKENS)
+    return total / tokens

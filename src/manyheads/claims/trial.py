@@ -4,65 +4,35 @@ Nothing is written but a tokenizer in a passing folder, and nothing is chosen by
 comes out are the weights of the last step.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import nn
 
 from manyheads.opened import TorchRun
 from manyheads.run import TOKENIZER, read_run
-from manyheads.scoring import score
 from manyheads.tokens import Tokenizer
 from manyheads.train.loop import Trainer
 from manyheads.training import read_recipe, train
-
-Watch = Callable[[int, Trainer], None]
 
 
 @dataclass(frozen=True)
 class Trial:
     """What a training came to: the model as a run that can be asked, and how it got there.
 
-    `losses` has a step's mean in nats; `seconds` is the time of the steps alone.
+    `losses` has a step's mean in nats.
     """
 
     opened: TorchRun
     losses: list[float]
-    tokens: int
-    seconds: float
-    valid_loss: float
-
-    @property
-    def model(self) -> Any:
-        return self.opened.model
-
-    def scores(self, split: str = "test") -> dict[str, Any]:
-        """What `manyheads evaluate` would print."""
-        assert self.opened.run.data is not None  # a recipe has them
-        return dict(score(self.opened, self.opened.run.data, split))
-
-
-_SHARED: dict[tuple[Any, ...], Trial] = {}
 
 
 def trained(recipe: str, *changes: str, seed: int, device: torch.device) -> Trial:
-    """The recipe with these changes; claims that ask for the same training share it."""
-    key = (recipe, changes, seed, device)
-    if key not in _SHARED:
-        _SHARED[key] = watched(recipe, *changes, seed=seed, device=device)
-    return _SHARED[key]
-
-
-def watched(
-    recipe: str, *changes: str, seed: int, device: torch.device, watch: Watch | None = None
-) -> Trial:
-    """The same, anew; `watch` is called with a trainer before its first step and after each."""
+    """The recipe with these changes, anew each time: no claim rests on what ran before it."""
     wanted = read_recipe(recipe, [*changes, f"seed={seed}"])
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -70,27 +40,20 @@ def watched(
         run = read_run(folder)
         own = folder / TOKENIZER
         tokenizer = Tokenizer.load(own) if own.exists() else None
-        losses, tokens, seconds = _steps(trainer, watch)
-        valid = trainer.task.validate(trainer.model.eval())["loss"]
+        losses = _losses(trainer)
     opened = TorchRun(Path(recipe), run, tokenizer, device, trainer.kept.eval())
-    return Trial(opened, losses, tokens, seconds, valid)
+    return Trial(opened, losses)
 
 
-def _steps(trainer: Trainer, watch: Watch | None) -> tuple[list[float], int, float]:
-    losses, tokens, seconds = [], 0, 0.0
-    if watch is not None:
-        watch(0, trainer)
+def _losses(trainer: Trainer) -> list[float]:
+    """All steps, and the loss of each."""
+    losses = []
     for step in range(trainer.train.steps):
-        begun = time.perf_counter()
         done = trainer.step(step)
         losses.append(done.nll() / max(1, sum(done.counts.values())))
-        seconds += time.perf_counter() - begun
-        tokens += done.tokens
-        if watch is not None:
-            watch(step + 1, trainer)
     if trainer.ahead is not None:
         trainer.ahead.close()
-    return losses, tokens, seconds
+    return losses
 
 
 def learn(

@@ -1,12 +1,17 @@
 """The command that puts the lectures to the test: claims."""
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from manyheads.commands.shared import Device, Json, Threads, choose, print_json, say
 from manyheads.errors import Mistake
+
+if TYPE_CHECKING:
+    from manyheads.claims.claim import Claim
 
 
 def claims(
@@ -29,8 +34,6 @@ def claims(
 
     manyheads claims --all --report claims goes on where it was stopped.
     """
-    from dataclasses import asdict
-
     from manyheads.claims import report as pages
     from manyheads.claims import runner
     from manyheads.claims.claim import Setting
@@ -43,12 +46,13 @@ def claims(
     if not names:
         if report is not None:
             raise Mistake("--report needs claims to run: add --all or --run NAME")
-        for name, claim in known.items():
-            print(f"{name}: {claim.sentence} (decks {claim.deck})")
+        _list(known, as_json)
         return
-    for name in names:
-        runner.find(name)  # a wrong name is said before anything runs
-    setting = Setting(seeds=_seeds(seeds), large=large, device=choose(device, threads))
+    for name in names:  # a wrong one is said before anything runs, and the code that runs is noted
+        runner.code_of(runner.find(name))
+    setting = Setting(
+        seeds=_seeds(seeds), large=large, device=choose(device, threads), threads=threads
+    )
     results = []
     with Bar("claims", len(names)) as bar:
         for done, name in enumerate(names):
@@ -59,15 +63,30 @@ def claims(
             bar.say(f"{name}: {pages.WORDS[result.verdict]}; {result.why}")
         bar.update(len(names), "done")
     if as_json:
-        print_json({"claims": [asdict(result) for result in results]})
+        print_json({"claims": [result.as_json() for result in results]})
     else:
         print(pages.counted(results))
     if report is not None:
-        command = "manyheads claims " + (
-            "--all" if everything else f"--run {' --run '.join(names)}"
-        )
-        pages.write_report(results, report, command)
+        what = "--all" if everything else f"--run {' --run '.join(names)}"
+        command = runner.command_of(what, setting)
+        into = shlex.quote(report.resolve().name)  # where it lies on this machine is nobody's need
+        pages.write_report(results, report, f"{command} --report {into}")
         say(f"report: {report / 'index.html'}")
+
+
+def _list(known: "Mapping[str, Claim]", as_json: bool) -> None:
+    from manyheads.claims.report import said_in
+
+    if as_json:
+        told = ("sentence", "deck", "criterion")
+        rows = [
+            {"name": name} | {word: getattr(claim, word) for word in told}
+            for name, claim in known.items()
+        ]
+        print_json({"claims": rows})
+        return
+    for name, claim in known.items():
+        print(f"{name}: {claim.sentence} ({said_in(claim.deck)})")
 
 
 def _seeds(given: str) -> tuple[int, ...]:
@@ -75,6 +94,8 @@ def _seeds(given: str) -> tuple[int, ...]:
         seeds = tuple(int(one) for one in given.split(","))
     except ValueError:
         raise Mistake(f"--seeds {given} must be whole numbers between commas, e.g. 1,2,3") from None
-    if not seeds or len(set(seeds)) < len(seeds):
+    if len(set(seeds)) < len(seeds):
         raise Mistake(f"--seeds {given} must be different numbers, e.g. 1,2,3")
+    if not all(0 <= seed < 2**63 for seed in seeds):
+        raise Mistake(f"--seeds {given} must be at least 0, below 2^63, e.g. 1,2,3")
     return seeds

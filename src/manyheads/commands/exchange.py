@@ -66,7 +66,7 @@ def export(
     ctranslate2: encoder–decoders and decoders for CTranslate2, also int8.
     onnx: graphs for onnxruntime.
     """
-    from manyheads.config import dump, nearest, to_toml
+    from manyheads.config import nearest
     from manyheads.exchange.ctranslate2 import write_ctranslate2
     from manyheads.exchange.folder import write_huggingface
     from manyheads.exchange.onnx import write_onnx
@@ -74,7 +74,7 @@ def export(
     from manyheads.models.gpt import Gpt
     from manyheads.models.seq2seq import Seq2Seq
     from manyheads.opened import TorchRun, open_any
-    from manyheads.run import SETTINGS, TOKENIZER
+    from manyheads.run import SETTINGS, TOKENIZER, settings_text
 
     if to not in FORMATS:
         raise Mistake(f"--to {to}: {nearest(to, FORMATS)}")
@@ -100,7 +100,7 @@ def export(
             raise opened.cannot("CTranslate2 runs here", "a seq2seq or a gpt model")
         if to != "huggingface" and opened.own_tokenizer is not None:
             opened.own_tokenizer.save(beside / TOKENIZER)
-        write_text(beside / SETTINGS, to_toml(dump(written)))
+        write_text(beside / SETTINGS, settings_text(written, beside))
     say(f"exported: {out}{note}")
 
 
@@ -133,7 +133,9 @@ def _written_whole(out: Path) -> Iterator[Path]:
             inside = Path(beside) / (out.name or "run")
             inside.mkdir()  # with the rights of a new folder, which files take theirs from
             yield inside
-            make_folder(out)
+            if not out.exists():
+                os.replace(inside, out)  # all at once
+                return
             for path in sorted(inside.iterdir(), key=lambda path: path.name == SETTINGS):
                 os.replace(path, out / path.name)
     except BaseException:

@@ -177,7 +177,7 @@ def _curves(runs: list[Path], metric: str, split: str, path: Path) -> None:
 
     lines = {}
     for run in runs:
-        found = measured(run)
+        found = measured(run, say)
         names = sorted({name for of, name in found if of == split})
         if (split, metric) not in found:
             raise Mistake(f"{run} has measured no {metric} of {split}: {nearest(metric, names)}")

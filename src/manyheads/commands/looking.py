@@ -55,10 +55,10 @@ def tokens(
     manyheads tokens RUN unbelievable
     """
     from manyheads.replay import Step
-    from manyheads.run import TOKENIZER
+    from manyheads.run import read_tokenizer
     from manyheads.tokens import Tokenizer
 
-    tokenizer = Tokenizer.load(run / TOKENIZER if run.is_dir() else run)
+    tokenizer = read_tokenizer(run) if run.is_dir() else Tokenizer.load(run)
     whole = " ".join(text)
     ids = tokenizer.encode(whole)
     try:

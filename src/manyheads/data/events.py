@@ -28,6 +28,7 @@ LONGEST = 100  # steps that one word lets pass
 EVENT = re.compile(r"(on|off|shift|velocity)(\d+)")
 PITCHED = re.compile(r"(on|off|p)(\d+)")
 REST = "rest"
+MOST_HOURS = 24
 VOICES = ("soprano", "alto", "tenor", "bass")
 Frame = Sequence[int | None]  # the pitch of each voice at a sixteenth; None is silence
 
@@ -160,6 +161,7 @@ class PerformanceEvents:
         notes = performance_in(content, name, self.pedal)
         if not notes:
             raise no_notes(name)
+        _check_end(name, max(note.end for note in notes) * self.step)
         if tempo != 1:
             notes = [
                 note._replace(start=round(note.start / tempo), end=round(note.end / tempo))
@@ -211,6 +213,7 @@ class ChoraleGrid:
                 "bass; give such a file, or choose data.encoding=performance"
             )
         length = max(note.end for voice in voices for note in voice)
+        _check_end(name, length * self.step)
         frames: list[list[int | None]] = [[None] * len(VOICES) for _ in range(length)]
         for number, voice in enumerate(voices):
             for note in voice:
@@ -223,6 +226,16 @@ class ChoraleGrid:
 
 
 Encoding = PerformanceEvents | ChoraleGrid
+
+
+def _check_end(name: str, milliseconds: int) -> None:
+    """A few damaged bytes can name a pause of years, and its words would fill the memory."""
+    hours = milliseconds // 3_600_000
+    if hours >= MOST_HOURS:
+        raise BadData(
+            f"{name}: it lasts {hours:,} hours, and up to {MOST_HOURS} are read; mend its times, "
+            "or take the file away"
+        )
 
 
 def no_notes(name: str) -> BadData:

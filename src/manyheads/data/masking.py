@@ -104,7 +104,14 @@ class Denoising:
         check_share("objective.delete_rate", self.delete_rate)
 
 
-Objective = Causal | Masked | Replaced | Spans | Denoising
+@dataclass(frozen=True, kw_only=True)
+class BothWays:
+    """The next token and the one before, each by a model of its own direction (ELMo)."""
+
+    kind: ClassVar[str] = "both-ways"
+
+
+Objective = Causal | Masked | Replaced | Spans | Denoising | BothWays
 
 
 def _check_rate(name: str, rate: float) -> None:

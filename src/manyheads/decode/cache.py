@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyheads.nn.attention import KeysAndValues
 from manyheads.nn.masks import Rule, Sight, look
 from manyheads.nn.shapes import Real
+from manyheads.nn.states import States
 
 ROOM = 16  # positions to grow by, so that a step seldom copies
 
@@ -20,7 +21,8 @@ ROOM = 16  # positions to grow by, so that a step seldom copies
 class KeyValueCache:
     """Self-attention keys and values that grow, cross-attention ones computed once.
 
-    Of a recurrent module only its newest states, [layers, rows, width], are kept.
+    Of a recurrent module only its newest states are kept, of a convolution the last places that
+    it will read again.
     """
 
     beams = 1  # each row has keys of its own
@@ -30,7 +32,7 @@ class KeyValueCache:
         self._grown: dict[nn.Module, KeysAndValues] = {}
         self._spare: dict[nn.Module, KeysAndValues] = {}
         self._fixed: dict[nn.Module, KeysAndValues] = {}
-        self._states: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self._states: dict[nn.Module, States] = {}
 
     @property
     def length(self) -> int:
@@ -78,11 +80,11 @@ class KeyValueCache:
             self._fixed[owner] = compute()
         return self._fixed[owner]
 
-    def recall(self, owner: nn.Module) -> tuple[Tensor, Tensor] | None:
-        """The states of a recurrent module after the last position; None before the first."""
+    def recall(self, owner: nn.Module) -> States | None:
+        """The states of a module after the last position; None before the first."""
         return self._states.get(owner)
 
-    def remember(self, owner: nn.Module, states: tuple[Tensor, Tensor]) -> None:
+    def remember(self, owner: nn.Module, states: States) -> None:
         """Put the newest states in the place of the last ones."""
         self._states[owner] = states
 
@@ -99,8 +101,8 @@ class KeyValueCache:
                 old, new = old[:, :, : self._length], new[:, :, : self._length]
                 torch.index_select(old, 0, rows, out=new)
             self._grown[owner], self._spare[owner] = spare, pair
-        for owner, (h, c) in self._states.items():
-            self._states[owner] = h.index_select(1, rows), c.index_select(1, rows)
+        for owner, states in self._states.items():
+            self._states[owner] = tuple(x.index_select(1, rows) for x in states)
 
     def keep_sentences(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the memories of these sentences; the others are finished."""
@@ -112,7 +114,7 @@ class KeyValueCache:
         """What the cached positions take, room to grow apart."""
         grown = [x[:, :, : self._length] for pair in self._grown.values() for x in pair]
         fixed = [x for pair in self._fixed.values() for x in pair]
-        states = [x for pair in self._states.values() for x in pair]
+        states = [x for own in self._states.values() for x in own]
         return sum(x.numel() * x.element_size() for x in (*grown, *fixed, *states))
 
 

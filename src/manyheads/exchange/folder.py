@@ -17,10 +17,10 @@ from manyheads.exchange.huggingface import import_transformers, to_huggingface
 from manyheads.exchange.writing import changed_there, known, special_of, tell
 from manyheads.files import PARTIAL
 from manyheads.models.bert import BertConfig
+from manyheads.models.elmo import ElmoConfig
 from manyheads.models.gpt import Gpt
-from manyheads.models.joined import JoinedConfig
-from manyheads.models.rnn import RnnConfig
-from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.models.joined import EncoderDecoderConfig
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import Vit
 from manyheads.tokens import Tokenizer
 
@@ -69,10 +69,10 @@ def in_frame(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokenizer:
     """With the special tokens around a text that such a model reads: its own, else ours."""
     if any(tokenizer.frame()):
         return tokenizer
-    if isinstance(config, Seq2SeqConfig | RnnConfig | JoinedConfig):
+    if isinstance(config, EncoderDecoderConfig):
         *before, end = Marks(tokenizer, decode).source([])
         return tokenizer.with_frame(before, [end])
-    if not isinstance(config, BertConfig):
+    if not isinstance(config, BertConfig | ElmoConfig):
         return tokenizer
     first, last = known(tokenizer, "classify"), known(tokenizer, "separator")
     if first is None or last is None:

@@ -30,8 +30,10 @@ from manyheads.exchange.foreign import (
     take,
 )
 from manyheads.exchange.settings import Departure, read_settings, write_settings
-from manyheads.models.joined import Joined
-from manyheads.models.rnn import Rnn
+from manyheads.models.bytenet import ByteNet
+from manyheads.models.convs2s import ConvS2S
+from manyheads.models.elmo import Elmo
+from manyheads.models.joined import Baseline, Joined
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.presets import TransformerConfig
@@ -318,8 +320,12 @@ def _untie(theirs: Any, family: Family, given: dict[str, Tensor], actual: dict[s
 
 def _departure(model: nn.Module) -> tuple[nn.Module, Departure]:
     """How a model leaves, its channels in another order where that alone is in the way."""
-    if isinstance(model, Rnn):
-        raise Mistake("no model of transformers is an LSTM with attention: export a Transformer")
+    if isinstance(model, Baseline | Elmo):
+        parts = "convolutions" if isinstance(model, ConvS2S | ByteNet) else "LSTMs"
+        raise Mistake(
+            f"no model of transformers is like {model.config.kind}, which is made of {parts}: "
+            "export a Transformer"
+        )
     if isinstance(model, Joined):
         raise Mistake(
             "no model of transformers is a joined one, a decoder with the face of an "

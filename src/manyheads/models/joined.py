@@ -15,8 +15,11 @@ from einops import repeat
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from manyheads.models.rnn import Rnn, lengths_of
-from manyheads.models.seq2seq import Memory, Seq2Seq
+from manyheads.models.bytenet import ByteNet, ByteNetConfig
+from manyheads.models.convs2s import ConvS2S, ConvS2SConfig
+from manyheads.models.gnmt import Gnmt, GnmtConfig
+from manyheads.models.rnn import Rnn, RnnConfig, lengths_of
+from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig
 from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
@@ -148,4 +151,8 @@ def _lengths(source: Source, real: Real | None) -> Lengths:
     return real.sum(1)
 
 
-EncoderDecoder = Seq2Seq | Rnn | Joined  # what reads a source and writes a target
+# What reads a source and writes a target; those before the Transformer, and what they are told.
+Baseline = Rnn | Gnmt | ConvS2S | ByteNet
+BaselineConfig = RnnConfig | GnmtConfig | ConvS2SConfig | ByteNetConfig
+EncoderDecoder = Seq2Seq | Joined | Baseline
+EncoderDecoderConfig = Seq2SeqConfig | JoinedConfig | BaselineConfig

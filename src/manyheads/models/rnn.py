@@ -11,7 +11,7 @@ that teacher forcing runs a whole target through the LSTM at once.
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal
 
 import torch
 from einops import rearrange
@@ -21,21 +21,20 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyheads.errors import Mistake, check_at_least, check_share
 from manyheads.models.seq2seq import Memory
-from manyheads.nn.attention import Cache, CoreConfig, check_parts
+from manyheads.nn.attention import CoreConfig
 from manyheads.nn.block import initialise
-from manyheads.nn.cores import Core, CoreSizes, Dense
+from manyheads.nn.cores import Dense
 from manyheads.nn.embedding import Head
 from manyheads.nn.masks import Sight, full, look
-from manyheads.nn.positions import Position
+from manyheads.nn.memory import MemoryAttention, check_exact
 from manyheads.nn.scores import Bilinear, ScoreConfig
 from manyheads.nn.shapes import Hidden, Logits, Real
-
-States = tuple[Tensor, Tensor]  # h and c, each [layers, rows, width]
+from manyheads.nn.states import StateCache, States
 
 
 @dataclass(frozen=True, kw_only=True)
-class RnnConfig:
-    """An LSTM encoder–decoder with attention.
+class RecurrentConfig:
+    """What every LSTM encoder–decoder with attention is told.
 
     `dim` is the width of the embeddings, of the decoder and of both directions of the encoder
     together; `tie`: one matrix for source, target and output, or one for each. A recurrent
@@ -50,7 +49,6 @@ class RnnConfig:
     core: CoreConfig = field(default_factory=Dense)
     tie: Literal["all", "none"] = "all"
     dropout: float = 0.1
-    kind: ClassVar[str] = "rnn"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "max_length"):
@@ -58,11 +56,7 @@ class RnnConfig:
         check_share("model.dropout", self.dropout)
         if self.dim % 2:
             raise Mistake(f"model.dim={self.dim} must be even: each direction reads with half")
-        if not self.core.exact:
-            raise Mistake(
-                f"model.core={self.core.kind} is for self-attention, and an LSTM has none: choose "
-                "one that computes attention in full (model.core=dense)"
-            )
+        check_exact(self.core, "an LSTM")
         key_size = self.score.key_dim(self.dim)
         if key_size != self.dim:
             raise Mistake(
@@ -76,45 +70,26 @@ class RnnConfig:
             raise Mistake("model.vocab_size is needed: a run takes it from its tokenizer")
         return self.vocab_size
 
+
+@dataclass(frozen=True, kw_only=True)
+class RnnConfig(RecurrentConfig):
+    """An LSTM encoder–decoder with Luong's global attention."""
+
+    kind: ClassVar[str] = "rnn"
+
     def build(self) -> "Rnn":
         return Rnn(self)
 
 
-@runtime_checkable
-class StateCache(Cache, Protocol):
-    """A cache that also keeps the states of a recurrent module."""
-
-    def recall(self, owner: nn.Module) -> States | None: ...
-
-    def remember(self, owner: nn.Module, states: States) -> None: ...
-
-
-class GlobalAttention(nn.Module):
+class GlobalAttention(MemoryAttention):
     """h̃_t of the states of the decoder: one head, whose keys and values are the memory itself."""
 
     def __init__(self, config: RnnConfig) -> None:
-        super().__init__()
-        self.score = config.score.build(1, config.dim)
-        self.position = Position()  # source and target positions are not comparable
-        sizes = CoreSizes(
-            heads=1,
-            kv_heads=1,
-            head_dim=config.dim,
-            key_dim=config.dim,
-            max_length=config.max_length,
-        )
-        self.core: Core = config.core.build(sizes)
+        super().__init__(config.score, config.core, config.dim, config.max_length)
         self.combine = nn.Linear(2 * config.dim, config.dim, bias=False)
-        check_parts(self.core, self.score, self.position)
 
     def forward(self, x: Tensor, memory: Tensor, sight: Sight) -> Tensor:
-        # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.
-        beams = x.shape[0] // memory.shape[0]
-        q = rearrange(x, "(b n) t d -> b 1 (n t) d", n=beams)
-        k = rearrange(memory, "b s d -> b 1 s d")
-        sight = Sight(sight.rule, sight.keys.new_zeros(1, q.shape[2]), sight.keys, sight.real)
-        mixed = self.core(q, k, k, sight, self.score, self.position)
-        context = rearrange(mixed, "b 1 (n t) d -> (b n) t d", n=beams)
+        context = self.context(x, memory, memory, sight)
         return torch.tanh(self.combine(torch.cat([context, x], dim=-1)))
 
 
@@ -151,15 +126,7 @@ class Rnn(nn.Module):
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
         """The states of both directions side by side; neither has read any padding."""
         x = self.dropout(self.tokens(source) * self.scale)
-        if source_real is None:
-            states, _ = self.encoder(x)
-        else:
-            packed = pack_padded_sequence(
-                x, lengths_of(source_real).cpu(), batch_first=True, enforce_sorted=False
-            )
-            states, _ = pad_packed_sequence(
-                self.encoder(packed)[0], batch_first=True, total_length=source.shape[1]
-            )
+        states = read_both_ways(self.encoder, x, source_real)
         return Memory(states, look(full, source.shape[1], real=source_real, device=source.device))
 
     def first_states(self, memory: Memory) -> States:
@@ -205,6 +172,15 @@ class Rnn(nn.Module):
         target_real: Tensor | None = None,
     ) -> Logits:
         return self.logits(self.decode(target, self.encode(source, source_real), target_real))
+
+
+def read_both_ways(lstm: nn.LSTM, x: Hidden, real: Real | None) -> Hidden:
+    """The states of both directions side by side; neither reads any padding, which stays zero."""
+    if real is None:
+        states: Tensor = lstm(x)[0]
+        return states
+    packed = pack_padded_sequence(x, lengths_of(real).cpu(), batch_first=True, enforce_sorted=False)
+    return pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
 
 def lengths_of(real: Real) -> Int[Tensor, " b"]:

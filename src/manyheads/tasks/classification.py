@@ -24,6 +24,7 @@ from manyheads.encode import TextEncoder
 from manyheads.errors import BadData, Mistake
 from manyheads.evaluate.scores import Scores, label_scores
 from manyheads.models.bert import Bert
+from manyheads.models.elmo import Elmo
 from manyheads.tokens import Tokenizer
 from manyheads.train.objective import Loss
 from manyheads.train.optimizer import TooLong, Train
@@ -169,7 +170,7 @@ class ClassificationTask:
         return f"rows of {self.data.name} from lines {', '.join(map(str, lines))} …"
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, Bert)
+        assert isinstance(model, Bert | Elmo)
         answers, wanted = all_answers(model, self.valid, self.train.batch_tokens)
         loss = answer_loss(answers, wanted)
         given = answers[:, 0] if wanted.is_floating_point() else answers.argmax(-1)
@@ -191,7 +192,7 @@ def label_counts(part: Labelled) -> list[str]:
 
 @torch.no_grad()
 def all_answers(
-    model: Bert, data: EncodedLabels, batch_tokens: int
+    model: Bert | Elmo, data: EncodedLabels, batch_tokens: int
 ) -> tuple[Float[Tensor, "rows labels"], Tensor]:
     """What the model says of every row, and what is wanted."""
     model.eval()

@@ -14,11 +14,12 @@ from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.errors import BadData
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
-from manyheads.models.joined import EncoderDecoder, Joined
+from manyheads.models.joined import EncoderDecoder
 from manyheads.tokens import Tokenizer
 from manyheads.train.objective import Loss, cross_entropy
 from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
+from manyheads.view.capture import looks_across
 
 COMPOSITIONAL = "compositional"
 MULTIPLE = 8  # lengths on a GPU: little padding, few shapes
@@ -161,7 +162,7 @@ def evaluate_translation(
     scores = translation_scores(written, corpus.targets)
     own = False
     if isinstance(translator, Translator):
-        own = translator.marks.own and not isinstance(translator.model, Joined)
+        own = translator.marks.own and looks_across(translator.model)
         scores |= _likelihood(translator, corpus)
     scores |= {"split": split_name, "examples": len(corpus.sources)}
     if split_name == "test" and COMPOSITIONAL in data.splits():

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from manyheads.errors import BadData
-from manyheads.files import replace_file, write_text
+from manyheads.files import check_sum, check_sum_of, replace_file, write_text
 
 WEIGHTS = "model.safetensors"
 STATE = "state"
@@ -40,6 +40,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any])
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     facts = {"format": FORMAT, "checksum": checksum(plain), "about": about}
+    facts["told"] = _told(plain, about)
     header = {HEADER: json.dumps(facts)}  # one key: several would be written in any order
 
     def write(beside: Path) -> None:
@@ -60,6 +61,12 @@ def checksum(tensors: dict[str, Tensor]) -> str:
     return f"{total:08x}"
 
 
+def _told(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
+    """A check sum over what a header says: the same bytes as numbers of another kind are others."""
+    kinds = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
+    return check_sum(json.dumps([about, kinds], sort_keys=True).encode())
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a file that `write_tensors` wrote; anything else is BadData."""
     if not path.is_file():
@@ -76,9 +83,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         facts = json.loads(header)
         known, sound = facts["format"] == FORMAT, facts["checksum"] == checksum(tensors)
         about = dict(facts["about"])
-    except (ValueError, KeyError, TypeError):
+        told = facts.get("told") in (None, _told(tensors, about))  # older files have none
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise BadData(f"{path} is damaged: its header cannot be read") from None
-    if not known or not sound:
+    if not known or not sound or not told:
         raise BadData(f"{path} is damaged: its bytes do not match their check sum")
     return tensors, about
 
@@ -145,7 +153,7 @@ def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
         return load_shards(folder, *shards, model, optimizer)
     tensors, about = read_tensors(path)
     # Both are there if a run was killed right after it had saved one of them.
-    if shards is not None and shards[1].step > about.get("step", 0):
+    if shards is not None and shards[2].step > about.get("step", 0):
         return load_shards(folder, *shards, model, optimizer)
     wanted = model.state_dict()
     weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
@@ -208,8 +216,10 @@ def save_shards(
             "room and go on"
         ) from None
     if first:
-        about = {"format": FORMAT, "folder": name, "about": vars(progress)}
-        write_text(folder / SHARDS, json.dumps(about) + "\n")
+        sums = {file.name: check_sum_of(file) for file in sorted(path.iterdir())}
+        facts = {"format": FORMAT, "folder": name, "about": vars(progress), "files": sums}
+        facts["told"] = check_sum(json.dumps(facts).encode())
+        write_text(folder / SHARDS, json.dumps(facts) + "\n")
         (folder / LAST).unlink(missing_ok=True)
         _drop_shards(folder, name)
 
@@ -226,22 +236,30 @@ def _drop_shards(folder: Path, kept: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _read_shards(folder: Path) -> tuple[str, Progress] | None:
-    """The last whole folder of shards, and how far it is."""
+def _read_shards(folder: Path) -> tuple[str, dict[str, str], Progress] | None:
+    """The last whole folder of shards, the check sums of its files, and how far it is."""
     path = folder / SHARDS
     if not path.exists():
         return None
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        if facts["format"] != FORMAT:
+        told = facts.pop("told", None)  # older files have none
+        sound = told in (None, check_sum(json.dumps(facts).encode()))
+        if facts["format"] != FORMAT or not sound:
             raise ValueError
-        return str(facts["folder"]), _progress(dict(facts["about"]), path)
-    except (ValueError, KeyError, TypeError):
+        sums = dict(facts.get("files", {}))
+        return str(facts["folder"]), sums, _progress(dict(facts["about"]), path)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise BadData(f"{path} is damaged: it does not say where the state is") from None
 
 
 def load_shards(
-    folder: Path, name: str, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer
+    folder: Path,
+    name: str,
+    sums: dict[str, str],
+    progress: Progress,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
 ) -> Progress:
     """Restore model and optimizer from the parts of any number of processes."""
     from torch.distributed.checkpoint.api import CheckpointException
@@ -250,6 +268,9 @@ def load_shards(
 
     path = folder / STATE / name
     try:
+        damaged = [file for file, known in sums.items() if check_sum_of(path / file) != known]
+        if damaged:
+            raise ValueError(f"the bytes of {damaged[0]} do not match their check sum")
         known = FileSystemReader(path).read_metadata().state_dict_metadata
     except Exception as error:  # whatever a damaged file makes of it
         raise BadData(f"{path} is damaged or not there ({error})") from None

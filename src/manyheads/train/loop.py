@@ -200,6 +200,9 @@ class Trainer:
         with _signals(self.world) as stop, bar:
             if progress.step:
                 bar.say(f"going on from step {progress.step}")
+            if self.metrics is not None and self.metrics.broken:
+                count, path = self.metrics.broken, self.metrics.path
+                bar.say(f"{path}: lines that could not be read, and are left out: {count}")
             window: Window | None = None
             while progress.step < train.steps:
                 window = window or Window()
@@ -411,6 +414,7 @@ class Trainer:
     def _finish(self) -> None:
         """With averaging, the model to use is the mean of the last snapshots."""
         if self.train.average > 1 and self.world.first:
+            checkpoint.drop_old_snapshots(self.folder, self.progress)  # what a kill has left
             drawn = {name for name, _ in self.kept.named_buffers()}
             mean = checkpoint.average(self.folder, self.progress, drawn)
             about = {"averaged_steps": self.progress.snapshots, **self.about}

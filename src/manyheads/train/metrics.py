@@ -1,13 +1,12 @@
 """metrics.jsonl: what a run has measured, one object a line; and TensorBoard."""
 
 import json
-import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from manyheads.errors import BadData
-from manyheads.files import write_text
+from manyheads.files import replace_file
 
 
 class Metrics:
@@ -15,11 +14,15 @@ class Metrics:
 
     def __init__(self, folder: Path, step: int) -> None:
         self.path = folder / "metrics.jsonl"
+        self.broken = 0
         if self.path.exists():
             # Steps after the last save will be done again: forget what was said of them.
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if _step_of(line) <= step]
-            write_text(self.path, "".join(f"{line}\n" for line in kept))
+            lines = self.path.read_bytes().splitlines()
+            steps = [step_of(line) for line in lines]
+            pairs = zip(lines, steps, strict=True)
+            kept = [line + b"\n" for line, at in pairs if at is not None and at <= step]
+            self.broken = steps[:-1].count(None)  # the last one may be cut short by a kill
+            replace_file(self.path, lambda beside: _write(beside, b"".join(kept)))
         self.file = self.path.open("a", encoding="utf-8")
         self.folder, self.first = folder, step + 1
         self.board: Any = None
@@ -48,8 +51,13 @@ class Metrics:
             self.board.close()
 
 
-def _step_of(line: str) -> float:
+def step_of(line: bytes) -> int | None:
+    """The step that a line tells of, if it can be read."""
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf  # a line cut short by a kill
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import Mistake
-from manyheads.models.rnn import GlobalAttention
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
 from manyheads.nn.cores import Core
 from manyheads.nn.masks import Sight
+from manyheads.nn.memory import MemoryAttention
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Weights
 
 Kind = Literal["self", "cross"]
-Attention = SelfAttention | CrossAttention | GlobalAttention
+Attention = SelfAttention | CrossAttention | MemoryAttention
 
 
 @dataclass
@@ -118,7 +118,7 @@ def capture(
     chosen = Chosen(rows, heads)
     maps = Maps()
     swapped: list[tuple[Attention, Core]] = []
-    for stack, layer, attention in _attentions(model):
+    for stack, layer, attention in attentions(model):
         kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
         kept = maps.found.setdefault((stack, kind, layer), [])
         swapped.append((attention, attention.core))
@@ -135,7 +135,7 @@ def _swap(attention: Attention, core: Core) -> None:
     attention.core = core
 
 
-def _attentions(model: nn.Module) -> Iterator[tuple[str, int, Attention]]:
+def attentions(model: nn.Module) -> Iterator[tuple[str, int, Attention]]:
     """Every attention of a model, with the name of its stack and its layer."""
     for name, module in model.named_modules():
         if isinstance(module, Stack):
@@ -143,5 +143,12 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, Attention]]:
                 for part in block.modules():
                     if isinstance(part, (SelfAttention, CrossAttention)):
                         yield name, layer, part
-        elif isinstance(module, GlobalAttention):
-            yield "decoder", 0, module  # one over all layers of a recurrent decoder
+    # One over all layers of a recurrent decoder, one in each layer of a convolutional one.
+    older = [module for module in model.modules() if isinstance(module, MemoryAttention)]
+    for layer, module in enumerate(older):
+        yield "decoder", layer, module
+
+
+def looks_across(model: nn.Module) -> bool:
+    """Whether a model has attention from what it writes to what it read."""
+    return any(not isinstance(one, SelfAttention) for _, _, one in attentions(model))

@@ -12,10 +12,10 @@ from manyheads.decode.translate import Translator
 from manyheads.errors import Mistake
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
-from manyheads.models.rnn import Rnn
+from manyheads.models.joined import Baseline
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.opened import TorchRun
-from manyheads.view.capture import Maps, capture
+from manyheads.view.capture import Maps, attentions, capture
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ def maps_of(opened: TorchRun, text: str, target: str | None = None) -> dict[str,
     the token that is written there, one of self-attention the token that is read.
     """
     model: Any = opened.model.eval()
-    if isinstance(model, Seq2Seq | Rnn):
+    if not any(True for _ in attentions(model)):
+        raise opened.cannot("has maps of a text", "a model with attention")
+    if isinstance(model, Seq2Seq | Baseline):
         return _written(opened, text, target)
     if isinstance(model, Gpt):
         tokenizer = opened.tokenizer

@@ -2,30 +2,35 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import Mistake
 
 Curve = list[tuple[int, float]]
 
 
-def measured(run: Path) -> dict[tuple[str, str], Curve]:
-    """(step, value) by split and name. A line that is not whole, and what is no number, is none."""
+def measured(
+    run: Path, warn: Callable[[str], None] = lambda line: None
+) -> dict[tuple[str, str], Curve]:
+    """(step, value) by split and name; `warn` is told of lines that cannot be read."""
     path = run / "metrics.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise Mistake(f"{path}: nothing was measured there ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise BadData(f"{path} is not UTF-8: it is no file of a run") from None
     found: dict[tuple[str, str], Curve] = {}
-    for line in lines:
+    broken = 0
+    for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_int=float)
             step, split = int(record.pop("step")), str(record.pop("split"))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            broken += number < len(lines)  # the last one may be being written
             continue
         for name, value in record.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault((split, name), []).append((step, float(value)))
+            if isinstance(value, float) and math.isfinite(value):
+                found.setdefault((split, name), []).append((step, value))
+    if broken:
+        warn(f"{path}: lines that could not be read, and are left out: {broken}")
     return found

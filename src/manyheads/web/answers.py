@@ -17,6 +17,9 @@ TYPES = {400: "mistake", 404: "not-found", 405: "method", 413: "too-large", 422:
 STATUS: dict[type[Exception], int] = {BadData: 422, Mistake: 400}
 
 
+PART = 2**20  # numbers that are made bytes at once
+
+
 class Problem(Exception):
     """An answer that is no result: a status, a type that programs read, a line that people read."""
 
@@ -38,6 +41,8 @@ def problem_of(error: Exception) -> Problem:
         return Problem(error.status_code, error.detail)
     if isinstance(error, OSError):  # a run that is being moved or deleted
         return Problem(422, f"its files could not be read ({error.strerror})")
+    if isinstance(error, RecursionError):
+        return Problem(422, "its files are nested too deeply to be read")
     for kind, status in STATUS.items():
         if isinstance(error, kind):
             return Problem(status, str(error))
@@ -75,7 +80,7 @@ class Fields:
         value = self.values.get(name, default)
         if not isinstance(value, str):
             raise Problem(400, f"'{name}' must be a text: {json.dumps(value)[:40]} is none")
-        return value
+        return _whole(name, value)
 
     def optional_text(self, name: str) -> str | None:
         return self.text(name) if self.values.get(name) is not None else None
@@ -100,7 +105,26 @@ class Fields:
             raise Problem(400, f"'{name}' must be a list of texts")
         if len(value) > most:
             raise Problem(413, f"'{name}' has {len(value)} texts, at most {most} are taken")
-        return value
+        return [_whole(name, one) for one in value]
+
+
+def _whole(name: str, text: str) -> str:
+    """JSON can name a half of a character, which no text has and nothing can be made of."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Problem(400, f"'{name}' is no Unicode: it has a half of a character") from None
+    return text
+
+
+def json_answer(values: Any) -> JSONResponse:
+    """Values as JSON, which has no numbers but finite ones."""
+    try:
+        return JSONResponse(values)
+    except ValueError:
+        raise Problem(
+            422, "the model gives numbers that are none (nan, inf): its weights are broken", "nan"
+        ) from None
 
 
 def dtype_of(name: str) -> Dtype:
@@ -120,8 +144,10 @@ def tensor_answer(tensor: Tensor, dtype: Dtype, low: float | None, high: float |
         low = float(tensor.min()) if low is None else low
         high = float(tensor.max()) if high is None else high
         headers |= {"X-Low": repr(low), "X-High": repr(high)}
-        scaled = (tensor - low) * (255 / (high - low)) if high > low else torch.zeros_like(tensor)
-        numbers = scaled.round().clamp(0, 255).to(torch.uint8)
+        scale = 255 / (high - low) if high > low else 0.0
+        # Part by part: all of them as floats would be many times as large as the answer.
+        parts = (((part - low) * scale).round() for part in tensor.flatten().split(PART))
+        numbers = torch.cat([part.clamp(0, 255).to(torch.uint8) for part in parts])
     else:
         numbers = tensor.to(torch.float16 if dtype == "f16" else torch.float32)
     body = numbers.contiguous().numpy().tobytes()

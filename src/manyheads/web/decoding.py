@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from manyheads.decode.beam import Hypothesis
 from manyheads.decode.sample import Sample
-from manyheads.web.answers import Fields, Problem
+from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
 from manyheads.web.watching import Watched, watched
@@ -21,7 +21,8 @@ from manyheads.web.writing import Writing, writing_of
 DRAWS = 3  # texts that are drawn, to be seen side by side
 TOP = 12
 MOST_TOP = 50
-COLDEST = 0.01
+COLDEST, HOTTEST = 0.01, 100.0
+LEAST_P = 1e-6
 
 
 async def decode(request: Request) -> Response:
@@ -55,7 +56,7 @@ def _decode(fields: Fields, library: Library, limits: Limits) -> Response:
             "greedy": [_hypothesis(one, writing) for one in best],
             "sampling": [_drawn(tokens, writing) for tokens in drawn],
         }
-    return JSONResponse(found)
+    return json_answer(found)
 
 
 def settings_of(writing: Writing) -> dict[str, Any]:
@@ -133,23 +134,29 @@ def _following(fields: Fields, library: Library, limits: Limits) -> Response:
             "mass": float(before[left].sum()),
             "bits": [float(torch.special.entr(p).sum()) / math.log(2) for p in (before, after)],
         }
-    return JSONResponse(found)
+    return json_answer(found)
 
 
 def sample_of(fields: Fields) -> Sample:
     """How to draw, by the names and rules of `Sample`."""
     usual = Sample()
-    temperature = _decimal(fields, "temperature", usual.temperature)
-    # Logits that are divided by almost nothing are no numbers any more.
-    if 0 < temperature < COLDEST:
-        raise Problem(400, f"'temperature' must be 0, or at least {COLDEST}")
-    return Sample(
-        temperature=temperature,
+    sample = Sample(
+        temperature=_decimal(fields, "temperature", usual.temperature),
         top_k=fields.number("top_k", 10**6) or 0,
         top_p=_decimal(fields, "top_p", usual.top_p),
         min_p=_decimal(fields, "min_p", usual.min_p),
         seed=fields.number("seed", 2**31) or 0,
     )
+    return checked(sample)
+
+
+def checked(sample: Sample) -> Sample:
+    """Refuse what leaves nothing to draw from: logits by almost nothing are no numbers any more."""
+    if sample.temperature and not COLDEST <= sample.temperature <= HOTTEST:
+        raise Problem(400, f"'temperature' must be 0, or from {COLDEST} to {HOTTEST:g}")
+    if sample.top_p < LEAST_P:
+        raise Problem(400, f"'top_p' must be at least {LEAST_P:f}")
+    return sample
 
 
 def _decimal(fields: Fields, name: str, usual: float) -> float:

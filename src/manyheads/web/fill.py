@@ -5,17 +5,15 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from manyheads.encode import MASKS, Guess, TextEncoder
 from manyheads.errors import Mistake
-from manyheads.models.bert import Bert, BertConfig
+from manyheads.models.bert import Bert
 from manyheads.models.heads import Masked
-from manyheads.run import Run
-from manyheads.tokens import CONTINUATION
-from manyheads.web.answers import Fields, Problem
-from manyheads.web.fitting import fitting_runs
+from manyheads.tokens import Tokenizer
+from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
 from manyheads.web.passes import Room
@@ -25,21 +23,12 @@ RANKED = 1000  # words among which that which was masked is looked for
 MOST_MASKS = 16
 
 
-async def maskers(request: Request) -> Response:
-    """GET: the names of the runs that have a head for masked words."""
-    names = await run_in_threadpool(fitting_runs, request.app.state.library, _is_masker)
-    return JSONResponse({"runs": names})
-
-
-def _is_masker(run: Run) -> bool:
-    return isinstance(run.model, BertConfig) and isinstance(run.model.head, Masked)
-
-
 async def fill(request: Request) -> Response:
     """POST {run, text, hidden?}: the likeliest words of each mask of the text.
 
     `hidden` are the words that stood where the masks are, in their order: each is told with how
-    likely the model finds it, so far as it is one token and among the likeliest.
+    likely the model finds it, so far as it is one token there and among the likeliest. An empty
+    one is of a mask that hides no word.
     """
     fields = await Fields.of_body(request)
     state = request.app.state
@@ -55,40 +44,57 @@ def _fill(fields: Fields, library: Library, limits: Limits) -> Response:
             raise opened.cannot("fills masks", "one with a head for masked words")
         encoder = opened.encoder()
         own = str(encoder.tokenizer.content(encoder.tokenizer.mask))
-        spelled = re.compile("|".join(map(re.escape, MASKS)), re.IGNORECASE)
-        if len(spelled.findall(text)) > MOST_MASKS:
+        spelled = re.compile("|".join(map(re.escape, (*MASKS, own))), re.IGNORECASE)
+        parts = spelled.split(text)
+        if len(parts) - 1 > MOST_MASKS:
             raise Problem(413, f"the text has more than {MOST_MASKS} masks: take some away")
-        [(ids, _)] = encoder.tokenizer.framed([spelled.sub(own, text)], specials=True)
+        [(ids, _)] = encoder.tokenizer.framed([own.join(parts)], specials=True)
         Room(limits.tokens, limits.trace_bytes).check(ids, model, "the text")
-        return JSONResponse(filled(encoder, text, hidden))
+        return json_answer(filled(encoder, parts, hidden))
 
 
-def filled(encoder: TextEncoder, text: str, hidden: list[str]) -> dict[str, Any]:
-    """The words of each mask, and the text with the likeliest of them."""
+def filled(encoder: TextEncoder, parts: list[str], hidden: list[str]) -> dict[str, Any]:
+    """The words of the mask after each part but the last, and the text with the likeliest."""
+    text = str(encoder.tokenizer.content(encoder.tokenizer.mask)).join(parts)
     [masks] = encoder.fill([text], RANKED)
     if not masks:
         raise Mistake("there is no mask in the text: write [MASK] for a word")
+    words = [*hidden, *[""] * len(masks)]
     whole = [
         {
             "top": [{"piece": one.word, "probability": one.probability} for one in guesses[:TOP]],
-            "hidden": _found(guesses, hidden[at]) if at < len(hidden) else None,
+            "hidden": _found(encoder, guesses, parts, at, words[at]) if words[at] else None,
         }
         for at, guesses in enumerate(masks)
     ]
     return {"masks": whole, "text": encoder.filled(text, masks)}
 
 
-def _found(guesses: list[Guess], word: str) -> dict[str, Any]:
-    """Where a word stands among those that were guessed; nowhere is rank None."""
-    words = [guess.word.strip().removeprefix(CONTINUATION) for guess in guesses]
-    for spelled in (word, word.lower()):  # a vocabulary without capitals has it so
-        if spelled in words:
-            at = words.index(spelled)
-            return {"word": word, "rank": at + 1, "probability": guesses[at].probability}
-    return {"word": word, "rank": None, "probability": None}
+def _found(
+    encoder: TextEncoder, guesses: list[Guess], parts: list[str], at: int, word: str
+) -> dict[str, Any]:
+    """Where the token of a word stands among those that were guessed; nowhere is rank None."""
+    piece = _piece(encoder.tokenizer, parts, at, word)
+    for rank, guess in enumerate(guesses, start=1):
+        if guess.word == piece:
+            told = {"rank": rank, "probability": guess.probability}
+            return {"word": word, "piece": piece, **told}
+    return {"word": word, "piece": piece, "rank": None, "probability": None}
 
 
-ROUTES = [
-    Route("/api/fill", maskers, methods=["GET"]),
-    Route("/api/fill", fill, methods=["POST"]),
-]
+def _piece(tokenizer: Tokenizer, parts: list[str], at: int, word: str) -> str | None:
+    """The one token that a word is in the place of a mask; None where it is several, or none.
+
+    Which token it is hangs on what is beside it: `small`, ` small` and `##small` are three.
+    """
+    own = str(tokenizer.content(tokenizer.mask))
+    before, after = own.join(parts[: at + 1]), own.join(parts[at + 1 :])
+    texts = (f"{before}{own}{after}", f"{before}{word}{after}")
+    (masked, _), (whole, _) = tokenizer.framed(texts, specials=True)
+    place = [number for number, token in enumerate(masked) if token == tokenizer.mask][at]
+    alike = whole[:place] == masked[:place] and whole[place + 1 :] == masked[place + 1 :]
+    one = alike and len(whole) == len(masked)
+    return tokenizer.pieces([whole[place]])[0] if one else None
+
+
+ROUTES = [Route("/api/fill", fill, methods=["POST"])]

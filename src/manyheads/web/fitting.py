@@ -1,21 +1,30 @@
-"""Which runs a page can show that is for one kind of them, told by their settings alone."""
+"""What a run is for beside what its kind of model says, told by its settings alone."""
 
-from collections.abc import Callable
+from manyheads.data.events import ChoraleGrid
+from manyheads.data.music import MusicData
+from manyheads.models.bert import BertConfig
+from manyheads.models.gpt import GptConfig
+from manyheads.models.heads import Masked
+from manyheads.run import Run
 
-from manyheads.errors import Mistake
-from manyheads.run import SETTINGS, Run, read_run
-from manyheads.web.library import Library
+# A text to begin with, by what the model does; music is written in the words of its encoding.
+EXAMPLES = {"bert": "The small dog [MASK] the tree.", "gpt": "The small dog sees"}
+EXAMPLE = "The small dog sees the tree."
+CHORALE = "p72 p67 p64 p48 p72 p67 p64 p48 p74 p67 p65 p47"
+PERFORMANCE = "velocity20 on60 shift25 off60 on64 shift25 off64 on67 shift50 off67"
 
 
-def fitting_runs(library: Library, fits: Callable[[Run], bool]) -> list[str]:
-    """The names of those that fit; one that cannot be read is told of on the Runs page."""
-    found = []
-    for name, folder in library.folders().items():
-        if not (folder / SETTINGS).is_file():
-            continue
-        try:
-            if fits(read_run(folder)):
-                found.append(name)
-        except (Mistake, OSError):
-            continue
-    return found
+def abilities(run: Run) -> list[str]:
+    """The pages that the run has beside those of its kind of model."""
+    if isinstance(run.model, BertConfig) and isinstance(run.model.head, Masked):
+        return ["fill"]
+    if isinstance(run.data, MusicData) and isinstance(run.model, GptConfig):
+        return ["music"]
+    return []
+
+
+def example(run: Run) -> str:
+    """A text to begin with that the model can read."""
+    if isinstance(run.data, MusicData):
+        return CHORALE if isinstance(run.data.encoding, ChoraleGrid) else PERFORMANCE
+    return EXAMPLES.get(run.model.kind, EXAMPLE)

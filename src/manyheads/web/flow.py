@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from torch import Tensor
 
@@ -20,7 +20,7 @@ import manyheads
 from manyheads.models.bert import Bert
 from manyheads.opened import TorchRun
 from manyheads.tokens import Tokenizer
-from manyheads.web.answers import Fields, Problem
+from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.guard import Limits
 from manyheads.web.journey import Column, Part, calls_of, journey, stacks
 from manyheads.web.library import Library
@@ -50,7 +50,7 @@ def _flow(fields: Fields, library: Library, traces: Traces, limits: Limits) -> R
         with library.model(run) as opened:
             kept = follow(opened, text, target, room, {"trace": name, "run": run, "text": text})
         traces.keep(name, kept)
-    return JSONResponse(kept.manifest)
+    return json_answer(kept.manifest)
 
 
 async def boxes(request: Request) -> Response:

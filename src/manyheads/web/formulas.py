@@ -7,6 +7,7 @@ from torch import nn
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.embedding import Head
 from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+from manyheads.nn.grid_positions import GridPosition
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
@@ -36,7 +37,13 @@ WRITTEN = {
 
 
 def score(part: Score, channels: int) -> str:
-    """score(q, k); a scale that is 1/√c is written so."""
+    """score(q, k) of all pairs; a scale that is 1/√c is written so."""
+    written = pair_score(part, channels, "Q Kᵀ")
+    return f"{written},  c = {channels}" if "√c" in written else written
+
+
+def pair_score(part: Score, channels: int, product: str = "q_i · k_j") -> str:
+    """The same of one pair."""
     if isinstance(part, BilinearScore):
         return "q W kᵀ"
     if isinstance(part, ReducedRankScore):
@@ -45,8 +52,21 @@ def score(part: Score, channels: int) -> str:
         return "wᵀ tanh(A q + B k)"
     assert isinstance(part, InnerScore)
     if math.isclose(part.scale, channels**-0.5):
-        return f"Q Kᵀ / √c,  c = {channels}"
-    return "Q Kᵀ" if part.scale == 1.0 else f"{part.scale:g} · Q Kᵀ"
+        return f"{product} / √c"
+    return product if part.scale == 1.0 else f"{part.scale:g} · {product}"
+
+
+def placed(part: Position, scores: str | None = None) -> str:
+    """All that a position does; `scores` is what it adds to, else as its paper has it."""
+    if isinstance(part, RotaryPosition):
+        pair = "2i and 2i+1" if part.layout == "interleaved" else "i and c/2+i"
+        return f"channels {pair} turned by pos · {part.base:g}^(−2i/c), in queries and keys"
+    if type(part).embed is not Position.embed:
+        return f"x_pos ← x_pos + PE(pos),  {embedded(part)}"
+    if type(part).score is not Position.score:
+        usual = "q_i · k_j" if isinstance(part, BucketPosition) else "q_i · k_j / √c"
+        return f"e_ij = {scores or usual} + {biased(part)}".replace("+ −", "− ")
+    return "nothing is added: the order of the tokens is not told"
 
 
 def embedded(part: Position) -> str:
@@ -56,8 +76,11 @@ def embedded(part: Position) -> str:
         if part.layout == "interleaved":
             return f"PE(pos, 2i) = sin({angle}),  PE(pos, 2i+1) = cos({angle})"
         return f"PE(pos, i) = sin({angle}),  PE(pos, d/2+i) = cos({angle})"
+    if isinstance(part, GridPosition):
+        return f"PE(pos) = [PE(row), PE(column)], half of the channels each: {embedded(part.line)}"
     if isinstance(part, LearnedPosition):
-        return "p_pos: one trained vector a position"
+        row = f"pos + {part.offset}" if part.offset else "pos"
+        return f"PE(pos) = P[{row}], a trained row for each position"
     return "what this position adds to the embeddings"
 
 
@@ -68,10 +91,20 @@ def biased(part: Position) -> str:
     if isinstance(part, BucketPosition):
         return "b_h(bucket(j − i))"
     if isinstance(part, RelativePosition):
-        return "S_rel / √c,  S_rel[i, j] = q_i · e_{j−i}"
+        return _relative(part)
     if isinstance(part, ShawPosition):
         return "q_i · a^K_{clip(j−i)} / √c"
     return "what this position adds to the scores"
+
+
+def _relative(part: RelativePosition) -> str:
+    """S_rel, and where positions are steps of several voices the distances in both."""
+    by_distance = "S_rel[i, j] = q_i · e_{j−i}"
+    if part.period is None:
+        return f"S_rel[i, j] / √c,  {by_distance}"
+    i, j = (f"({letter}−{part.first})" if part.first else letter for letter in "ij")
+    steps, voices = f"e′_{{⌊{j}/p⌋−⌊{i}/p⌋}}", f"e″_{{{j} mod p − {i} mod p}}"
+    return f"(S_rel[i, j] + q_i · ({steps} + {voices})) / √c,  {by_distance},  p = {part.period}"
 
 
 def plus_bias(part: nn.Module, letter: str = "b") -> str:

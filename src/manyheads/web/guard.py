@@ -3,13 +3,16 @@
 A page on loopback is still reachable from every other page that the same browser shows. So the
 name in `Host` must be ours (no foreign name that leads here), a request that a page makes must
 come from our own page (`Origin`), and what changes or computes something must be JSON, which no
-form can send. Off loopback a token is needed beside that.
+form can send; a browser also says itself where a request comes from (`Sec-Fetch-Site`), which
+names those too that have no `Origin`. Off loopback a token is needed beside that.
 """
 
+import asyncio
 import hmac
 import ipaddress
 import secrets
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -22,6 +25,7 @@ from manyheads.web.answers import Problem, answer_of
 
 COOKIE = "manyheads-token"
 OPEN = ("/health",)  # what needs no token
+UNCOUNTED = ("/health", "/page/")  # what costs nothing, and is answered however many others wait
 # Nothing but our own files: no foreign script, style, picture or frame, and nothing inline.
 POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
@@ -36,6 +40,15 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+# Set as soon as whoever asks has gone: threads that compute for a request see it too.
+GONE: ContextVar[asyncio.Event | None] = ContextVar("GONE", default=None)
+
+
+def check_asker() -> None:
+    """Nothing is computed for a client that has gone."""
+    gone = GONE.get()
+    if gone is not None and gone.is_set():
+        raise Problem(499, "the client has gone", "gone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +56,13 @@ class Limits:
     """How much one request may ask for, how many are answered at once, and what is kept."""
 
     body_bytes: int = 2**20
+    body_seconds: float = 30.0
     requests: int = 16
     tokens: int = 1024
     replay_characters: int = 400
     trace_bytes: int = 256 * 2**20
+    traces: int = 256
+    answer_bytes: int = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +94,10 @@ class Door:
     def lets_in(self, given: str | None) -> bool:
         if self.token is None:
             return True
-        return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
+        # JSON can name a half of a character: it is as wrong as any other.
+        return given is not None and hmac.compare_digest(
+            given.encode(errors="surrogatepass"), self.token.encode()
+        )
 
 
 def is_address(name: str) -> bool:
@@ -151,20 +170,28 @@ class Guard:
             if redirect := self._admit(scope):
                 await redirect(scope, receive, send_safely)
                 return
-            body = await self._body(scope, receive)
-            if self.running >= self.limits.requests:
+            async with asyncio.timeout(self.limits.body_seconds):
+                body = await self._body(scope, receive)
+            counted = not scope["path"].startswith(UNCOUNTED)
+            if counted and self.running >= self.limits.requests:
                 raise Problem(503, "too many requests at once: try again", "busy")
-        except Problem as problem:
+        except (Problem, TimeoutError) as refused:
+            slow = Problem(408, "the body did not come in time: send it again", "slow")
+            problem = refused if isinstance(refused, Problem) else slow
             answer = self.manner.refuse(scope["path"], problem)
             if problem.status == 503:
                 answer.headers["Retry-After"] = "1"
             await answer(scope, receive, send_safely)
             return
-        self.running += 1
+        gone = asyncio.Event()
+        GONE.set(gone)
+        leaving = asyncio.ensure_future(_left(receive, gone))
+        self.running += counted
         try:
-            await self.app(scope, _replay(body, receive), send_safely)
+            await self.app(scope, _replay(body, gone), send_safely)
         finally:
-            self.running -= 1
+            self.running -= counted
+            leaving.cancel()
 
     def _admit(self, scope: Scope) -> RedirectResponse | None:
         """Refuse a stranger; one who brings the token in the address gets it as a cookie."""
@@ -175,6 +202,10 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and _without_scheme(origin) != host.lower():
             raise Problem(403, "another page may not ask this server (Origin)", "origin")
+        # A picture or a script of another page has no Origin; following a link is no harm.
+        elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if elsewhere and headers.get("sec-fetch-mode") != "navigate":
+            raise Problem(403, "another page may not ask this server (Sec-Fetch-Site)", "origin")
         kinds = self.manner.bodies
         if scope["method"] == "POST" and _content_type(headers) not in kinds:
             wanted = " or ".join(sorted(kinds))
@@ -200,14 +231,14 @@ class Guard:
         told = Headers(scope=scope).get("content-length", "0")
         if not told.isdigit() or int(told) > most:
             raise long
-        body = b""
+        body = bytearray()
         while True:
             message = await receive()
             body += message.get("body", b"")
             if len(body) > most:
                 raise long
             if not message.get("more_body", False):
-                return body
+                return bytes(body)
 
 
 def _without_scheme(origin: str) -> str:
@@ -218,11 +249,21 @@ def _content_type(headers: Headers) -> str:
     return headers.get("content-type", "").split(";")[0].strip().lower()
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body that was read already, then whatever the connection says."""
+async def _left(receive: Receive, gone: asyncio.Event) -> None:
+    """Listens until the client goes."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone.set()
+
+
+def _replay(body: bytes, gone: asyncio.Event) -> Receive:
+    """The body that was read already, then that the client has gone, once it has."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
-        return waiting.pop() if waiting else await receive()
+        if waiting:
+            return waiting.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
     return next_message

@@ -12,13 +12,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import Mistake
-from manyheads.models.rnn import GlobalAttention
 from manyheads.nn.attention import SelfAttention
-from manyheads.view.capture import Kind, Maps, _attentions, capture
+from manyheads.nn.memory import MemoryAttention
+from manyheads.view.capture import Kind, Maps, attentions, capture
 
 LayerMaps = Float[Tensor, "layers h t s"]
 SquareMaps = Float[Tensor, "layers h t t"]
 Mixed = Float[Tensor, "b t hc"]
+DIGITS = 9  # of the number of a layer or head: Python refuses to read thousands
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Place:
         parts = text.rsplit(".", 3)
         if len(parts) != 4 or parts[1] not in ("self", "cross"):
             raise Mistake(f"'{text[:40]}' names no head: write it like encoder.self.0.1")
-        if not (parts[2].isdecimal() and parts[3].isdecimal()):
+        if not all(part.isdecimal() and len(part) <= DIGITS for part in parts[2:]):
             raise Mistake(f"'{text[:40]}' names no head: layer and head are whole numbers")
         kind: Kind = "self" if parts[1] == "self" else "cross"
         return cls(parts[0], kind, int(parts[2]), int(parts[3]))
@@ -54,8 +55,8 @@ def knocked_out(model: nn.Module, places: Sequence[Place]) -> Iterator[None]:
     left = set(places)
     handles = []
     try:
-        for stack, layer, attention in _attentions(model):
-            if isinstance(attention, GlobalAttention):
+        for stack, layer, attention in attentions(model):
+            if isinstance(attention, MemoryAttention):
                 continue
             kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
             heads = attention.heads.heads
@@ -65,8 +66,10 @@ def knocked_out(model: nn.Module, places: Sequence[Place]) -> Iterator[None]:
             if own:
                 hook = _zero([p.head for p in own], heads)
                 handles.append(attention.output.register_forward_pre_hook(hook))
-        if left and any(isinstance(part, GlobalAttention) for part in model.modules()):
-            raise Mistake("a recurrent model has one attention and no heads to knock out")
+        if left and any(isinstance(part, MemoryAttention) for part in model.modules()):
+            raise Mistake(
+                "a model without heads, as LSTMs with attention are, has none to knock out"
+            )
         if left:
             raise Mistake(f"the model has no head {min(map(str, left))}: look which it has")
         yield
@@ -103,7 +106,7 @@ def recorded(model: nn.Module) -> Iterator[Recorded]:
     with capture(model) as maps:
         record = Recorded(maps, {}, {})
         handles = []
-        for stack, layer, attention in _attentions(model):
+        for stack, layer, attention in attentions(model):
             kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
             core: Any = attention.core
             handles.append(core.register_forward_pre_hook(_keep(record, (stack, kind, layer))))
@@ -128,15 +131,18 @@ def statistics(weights: LayerMaps, kind: Kind) -> dict[str, list[list[float]]]:
     and keys are the same tokens also distance: mean of Σ_s a_ts |t − s|, and previous: mean of
     a_t,t−1 over the queries that have one before them.
     """
+    # Layer by layer: what is made on the way is as large as what it is made from.
+    bits = torch.stack([torch.special.entr(layer).sum(-1).mean(-1) for layer in weights])
     found = {
-        "entropy": torch.special.entr(weights).sum(-1).mean(-1) / math.log(2),
+        "entropy": bits / math.log(2),
         "first": weights[..., 0].mean(-1),
     }
     queries, keys = weights.shape[-2:]
     if kind == "self" and queries == keys:
         places = torch.arange(keys, dtype=weights.dtype)
         apart = (places[:, None] - places[None, :]).abs()
-        found["distance"] = (weights * apart).sum(-1).mean(-1)
+        far = [(layer * apart).sum(-1).mean(-1) for layer in weights]
+        found["distance"] = torch.stack(far)
         before = weights.diagonal(-1, -2, -1)
         found["previous"] = before.mean(-1) if keys > 1 else torch.zeros_like(found["first"])
     return {name: values.tolist() for name, values in found.items()}

@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Float, UInt8
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,7 +27,7 @@ from manyheads.models.vit import Vit
 from manyheads.nn.positions import Position
 from manyheads.opened import TorchRun
 from manyheads.tasks.images import check_size, from_pixels, seen
-from manyheads.web.answers import Fields, Problem
+from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.attention import trace_of
 from manyheads.web.guard import Limits
 from manyheads.web.heads import recorded
@@ -74,7 +74,7 @@ def _image(fields: Fields, library: Library, traces: Traces, limits: Limits) -> 
             room = Room(limits.tokens, limits.trace_bytes)
             kept = looked_at(opened, pixels, {**about, "trace": name, "run": run}, room)
         traces.keep(name, kept)
-    return JSONResponse(kept.manifest)
+    return json_answer(kept.manifest)
 
 
 def unpacked(upload: str, size: int, channels: int) -> Picture:

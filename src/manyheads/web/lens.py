@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.residual import Residual
 from manyheads.opened import TorchRun
-from manyheads.web.answers import Fields
+from manyheads.web.answers import Fields, json_answer
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
 from manyheads.web.passes import Room
@@ -152,7 +152,7 @@ def _layers(fields: Fields, library: Library, limits: Limits) -> Response:
     room = Room(limits.tokens, limits.trace_bytes)
     with library.model(run) as opened, torch.inference_mode():
         found = read(opened, text, target, room)
-        return JSONResponse(told(opened, found))
+        return json_answer(told(opened, found))
 
 
 def told(opened: TorchRun, found: Read) -> dict[str, Any]:

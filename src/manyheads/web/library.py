@@ -11,10 +11,12 @@ from manyheads.exchange.huggingface import CONFIG
 from manyheads.opened import TorchRun, open_any
 from manyheads.run import SETTINGS
 from manyheads.web.answers import Problem
+from manyheads.web.guard import check_asker
 
 OPEN_MODELS = 2
 DEPTH = 2  # how far below the folder a run may lie
 MOST_RUNS = 500
+LOOKS_EVERY = 0.05  # seconds, while it waits, whether there is somebody to wait for
 
 
 def holds_model(folder: Path) -> bool:
@@ -53,15 +55,28 @@ class Library:
 
     @contextmanager
     def model(self, name: str) -> Iterator[TorchRun]:
-        """The model of a run, for one thread at a time: who looks inside it changes its parts."""
+        """The model of a run, for one thread at a time: who looks inside it changes its parts.
+
+        Whoever waits for a client that has gone waits no longer.
+        """
         folder, key = self.find(name), (name, self.version(name))
-        with self._lock:
+        with self._turn():
             if key not in self._open:
                 self._open[key] = _torch_run(folder)
             self._open.move_to_end(key)
             while len(self._open) > OPEN_MODELS:
                 self._open.popitem(last=False)
             yield self._open[key]
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        while not self._lock.acquire(timeout=LOOKS_EVERY):
+            check_asker()
+        try:
+            check_asker()
+            yield
+        finally:
+            self._lock.release()
 
 
 def _torch_run(folder: Path) -> TorchRun:

@@ -15,22 +15,26 @@ import torch
 from jaxtyping import Float
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from torch import Tensor
 
 from manyheads.data.events import EVENT, VOICES, ChoraleGrid, Encoding
-from manyheads.data.midi import VELOCITIES, Performance, write_midi
+from manyheads.data.midi import (
+    VELOCITIES,
+    Performance,
+    performance_in,
+    voices_in,
+    write_midi,
+)
 from manyheads.data.music import MusicData
 from manyheads.decode.beam import Marks
 from manyheads.errors import Mistake
-from manyheads.models.gpt import Gpt, GptConfig
+from manyheads.models.gpt import Gpt
 from manyheads.opened import TorchRun
-from manyheads.run import Run
 from manyheads.view.capture import Kind
-from manyheads.web.answers import Fields, Problem
+from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.attention import trace_of
-from manyheads.web.fitting import fitting_runs
 from manyheads.web.guard import Limits
 from manyheads.web.heads import recorded
 from manyheads.web.library import Library
@@ -40,6 +44,8 @@ from manyheads.web.traces import Trace, Traces
 SPLIT = "valid"
 EVENTS = 256  # words of a piece that are looked at unless told
 MOST_PIECES = 2**31
+MOST_MILLISECONDS = 3 * 3_600_000  # of an upload
+UPLOAD = "the upload"
 
 LayerMaps = Float[Tensor, "layers h t t"]
 
@@ -75,16 +81,6 @@ def _pitch(word: str) -> int | None:
     return int(word[1:]) if word.startswith("p") else None
 
 
-async def musical(request: Request) -> Response:
-    """GET: the names of the runs that were trained on music."""
-    names = await run_in_threadpool(fitting_runs, request.app.state.library, _is_musical)
-    return JSONResponse({"runs": names})
-
-
-def _is_musical(run: Run) -> bool:
-    return isinstance(run.data, MusicData) and isinstance(run.model, GptConfig)
-
-
 async def music(request: Request) -> Response:
     """POST {run, piece, begin?, events?} or {run, upload, …}: what there is to see, and its trace.
 
@@ -115,7 +111,7 @@ def _music(fields: Fields, library: Library, traces: Traces, limits: Limits) -> 
             room = Room(limits.tokens, limits.trace_bytes)
             kept = listened(opened, part, data.encoding, about, room)
         traces.keep(name, kept)
-    return JSONResponse(kept.manifest)
+    return json_answer(kept.manifest)
 
 
 def _words(data: MusicData, number: int, upload: str | None) -> tuple[list[str], dict[str, Any]]:
@@ -125,11 +121,21 @@ def _words(data: MusicData, number: int, upload: str | None) -> tuple[list[str],
             content = base64.b64decode(upload, validate=True)
         except (binascii.Error, ValueError):
             raise Mistake("the upload is no base64: choose a MIDI file") from None
-        return data.encoding.words(content, "the upload"), {"source": "upload"}
+        check_length(content, data.encoding)
+        return data.encoding.words(content, UPLOAD), {"source": "upload"}
     pieces = _pieces(data)
     if number >= len(pieces):
         raise Problem(400, f"'piece' must be a whole number from 0 to {len(pieces) - 1}")
     return list(pieces[number]), {"source": SPLIT, "count": len(pieces)}
+
+
+def check_length(content: bytes, encoding: Encoding) -> None:
+    """Refuse a file whose notes last for days: a few bytes can say so, and words are many more."""
+    grid = isinstance(encoding, ChoraleGrid)
+    parts = voices_in(content, UPLOAD) if grid else [performance_in(content, UPLOAD)]
+    end = max((note.end for part in parts for note in part), default=0)
+    if end * encoding.step > MOST_MILLISECONDS:
+        raise Problem(413, "the upload is longer than three hours: choose a shorter piece")
 
 
 @lru_cache(maxsize=1)
@@ -208,7 +214,4 @@ def _midi(parts: list[Performance], step: int) -> bytes:
         return path.read_bytes()
 
 
-ROUTES = [
-    Route("/api/music", musical, methods=["GET"]),
-    Route("/api/music", music, methods=["POST"]),
-]
+ROUTES = [Route("/api/music", music, methods=["POST"])]

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.decode.beam import Marks
 from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
 from manyheads.encode import MASKS
@@ -16,13 +17,11 @@ from manyheads.errors import Mistake
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
 from manyheads.models.heads import Masked
-from manyheads.models.joined import Joined
-from manyheads.models.rnn import Rnn
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.joined import EncoderDecoder, Joined
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.opened import TorchRun
 from manyheads.tokens import Tokenizer
-from manyheads.view.capture import Kind
+from manyheads.view.capture import Kind, attentions
 from manyheads.web.answers import Problem
 from manyheads.web.heads import Place, Recorded, knocked_out, recorded
 
@@ -87,8 +86,10 @@ def look(opened: TorchRun, text: str, target: str | None, off: Sequence[Place], 
     An encoder–decoder reads `text` and writes `target`, or what it would write itself.
     """
     model = opened.model
+    if not any(True for _ in attentions(model)):
+        raise opened.cannot("is shown here", "a model with attention")
     with torch.inference_mode(), knocked_out(model, off):
-        if isinstance(model, Seq2Seq | Rnn | Joined):
+        if isinstance(model, EncoderDecoder):
             return _translated(opened, text, target, room)
         if isinstance(model, Gpt):
             return _continued(opened, text, room)
@@ -132,21 +133,40 @@ def _translated(opened: TorchRun, text: str, target: str | None, room: Room) -> 
     return Pass(record, output, sides)
 
 
+def continuation(opened: TorchRun, text: str, off: Sequence[Place], room: Room) -> str:
+    """What a language model writes after a text, with some heads knocked out.
+
+    A question of its own: what is written after the text changes nothing in the text's maps, which
+    need not wait for it.
+    """
+    model = opened.model
+    if not isinstance(model, Gpt):
+        raise opened.cannot("goes on with a text", "a language model")
+    tokenizer = opened.tokenizer
+    generator = Generator(model, tokenizer, opened.run.decode)
+    ids = _prompt(opened, text)
+    room.check(ids, model, "the text")
+    with torch.inference_mode(), knocked_out(model, off):
+        follows = list(islice(generator.stream(ids, CONTINUED), CONTINUED))
+    return tokenizer.decode([*ids, *follows])[len(tokenizer.decode(ids)) :]
+
+
+def _prompt(opened: TorchRun, text: str) -> list[int]:
+    """The tokens of a text; an empty one is the start token."""
+    return opened.tokenizer.encode(text) or [Marks(opened.tokenizer, opened.run.decode).start]
+
+
 def _continued(opened: TorchRun, text: str, room: Room) -> Pass:
     model: Any = opened.model
     tokenizer = opened.tokenizer
-    generator = Generator(model, tokenizer, opened.run.decode)
-    ids = tokenizer.encode(text)
-    ids = ids or [generator.marks.start]
+    ids = _prompt(opened, text)
     room.check(ids, model, "the text")
     room.check_maps(model, len(ids))
-    follows = list(islice(generator.stream(ids, CONTINUED), CONTINUED))
     with recorded(model) as record:
         logits = model(_batch(ids, opened))
     chances = logits[0].float().log_softmax(-1)
     output = {
         "kind": "continuation",
-        "text": tokenizer.decode([*ids, *follows])[len(tokenizer.decode(ids)) :],
         "top": _top(chances[-1], tokenizer),
         **_likelihood(chances[:-1], ids[1:], tokenizer),
     }

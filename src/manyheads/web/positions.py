@@ -8,14 +8,14 @@ scores): nothing here is computed a second way.
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from torch import Tensor
 from torch.nn import functional as F
@@ -41,7 +41,8 @@ from manyheads.nn.positions import (
     SinusoidalPosition,
 )
 from manyheads.nn.relative import PositionConfig, Relative, RelativePosition, skew
-from manyheads.web.answers import Fields, Problem
+from manyheads.web import formulas
+from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.library import Library
 from manyheads.web.traces import Trace, Traces
 
@@ -60,17 +61,6 @@ HeadMatrices = Float[Tensor, "h t s"]
 Tables = dict[str, Tensor]
 Curve = dict[str, Any]
 
-FORMULAS = {
-    "none": "nothing is added: the order of the tokens is not told",
-    "sinusoidal": "PE(pos, 2i) = sin(pos / base^(2i/d)),  PE(pos, 2i+1) = cos(pos / base^(2i/d))",
-    "learned": "x_pos ← x_pos + P[pos], a trained row for each position",
-    "rotary": "each pair of channels turned by pos · base^(−2i/c), in queries and keys",
-    "shaw": "e_ij = (q_i · k_j + q_i · a_clip(j−i)) / √c",
-    "t5": "e_ij = q_i · k_j + b_bucket(j−i), a number for each head and bucket",
-    "alibi": "e_ij = q_i · k_j / √c − slope_h · |i − j|",
-    "relative": "e_ij = (q_i · k_j + q_i · e_{j−i}) / √c, by the skew of Q Eᵀ",
-    "sinusoidal-2d": "PE(row, column) = [PE(row), PE(column)], half of the channels each",
-}
 BEYOND = {
     "none": "",
     "sinusoidal": "The waves go on, and their dot product hangs on the distance alone.",
@@ -104,6 +94,7 @@ class Placed:
     layers: int = 1
     stacks: tuple[str, ...] = ()
     columns: int | None = None  # of the grid that the positions of an image are
+    scores: str | None = None  # the formula of what is added to, where there is a model
 
     @property
     def kind(self) -> str:
@@ -148,7 +139,7 @@ def of_run(model: Any, stack: str | None, layer: int) -> Placed:
     if chosen is None:
         raise Mistake(f"the model has no stack '{name[:40]}': it has {', '.join(found)}")
     position = chosen.positions[min(layer, len(chosen.positions) - 1)]
-    block = chosen.blocks[0]
+    block = chosen.blocks[min(layer, len(chosen.blocks) - 1)]
     assert isinstance(position, Position)
     assert isinstance(block, Block)
     heads, config = block.attention.heads, model.config
@@ -161,7 +152,8 @@ def of_run(model: Any, stack: str | None, layer: int) -> Placed:
         causal=not getattr(position, "both_ways", name != "decoder"),
     )
     columns = config.side if isinstance(config, VitConfig) else None
-    return Placed(position, sizes, len(chosen.positions), tuple(found), columns)
+    scores = formulas.pair_score(block.attention.score, heads.head_dim)
+    return Placed(position, sizes, len(chosen.positions), tuple(found), columns, scores)
 
 
 def tables(placed: Placed, length: int) -> Tables:
@@ -259,8 +251,9 @@ def _positions(fields: Fields, library: Library, traces: Traces) -> Response:
         version = library.version(run)
         with library.model(run) as opened:
             layer = fields.number("layer", 10_000) or 0
-            placed = of_run(opened.model, fields.optional_text("stack"), layer)
-            return _answer(placed, length, ["run", run, version, layer, fields.values], traces)
+            stack = fields.optional_text("stack")
+            placed = of_run(opened.model, stack, layer)
+            return _answer(placed, length, ["run", run, version, stack, layer, length], traces)
     sizes = {name: _size(fields, name) for name in ("trained", "dim", "heads")}
     if kind in WITHOUT_HEADS:
         sizes["heads"] = 1
@@ -275,8 +268,9 @@ def _positions(fields: Fields, library: Library, traces: Traces) -> Response:
         max_length=sizes["trained"],
         causal=fields.text("causal", "") == "1",
     )
-    placed = drawn(scheme(kind, _base(fields)), built)
-    return _answer(placed, length, [kind, length, sizes, fields.values], traces)
+    base = _base(fields)
+    placed = drawn(scheme(kind, base), built)
+    return _answer(placed, length, [kind, length, base, asdict(built)], traces)
 
 
 def _answer(placed: Placed, length: int, asked: list[Any], traces: Traces) -> Response:
@@ -296,7 +290,7 @@ def _answer(placed: Placed, length: int, asked: list[Any], traces: Traces) -> Re
     manifest = {
         "trace": name,
         "scheme": placed.kind,
-        "formula": FORMULAS[placed.kind],
+        "formula": formulas.placed(position, placed.scores),
         "note": note,
         "length": length,
         "trained": sizes.max_length,
@@ -311,7 +305,7 @@ def _answer(placed: Placed, length: int, asked: list[Any], traces: Traces) -> Re
         "curves": curves(placed, found),
     }
     traces.keep(name, Trace(manifest, found))
-    return JSONResponse(manifest)
+    return json_answer(manifest)
 
 
 def _size(fields: Fields, name: str) -> int:

@@ -1,7 +1,8 @@
 """The questions of the pages Runs and Train: which runs there are, and how each was trained."""
 
 import json
-import math
+import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ from manyheads.account import account
 from manyheads.errors import Mistake
 from manyheads.run import SCORES, SETTINGS, Run, read_run
 from manyheads.train.optimizer import Train, learning_rate
-from manyheads.web.answers import Fields
+from manyheads.web.answers import Fields, problem_of
+from manyheads.web.fitting import EXAMPLE, abilities, example
 from manyheads.web.library import Library
 
 METRICS = "metrics.jsonl"
 MOST_BYTES = 4 * 2**20  # of a metrics file, in one answer
 POINTS = 400  # of the schedule's curve
-# A sentence to begin with, by what the model does.
-EXAMPLES = {"bert": "The small dog [MASK] the tree.", "gpt": "The small dog sees"}
+MOST = sys.float_info.max
 
 
 async def runs(request: Request) -> Response:
@@ -54,12 +55,12 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
     """One that cannot be read says why, and the others are there still."""
     try:
         if not (folder / SETTINGS).is_file():
-            return {"name": name, "kind": "imported", "task": "", "example": EXAMPLES["gpt"]}
+            return {"name": name, "kind": "imported", "task": "", "example": EXAMPLE}
         run = read_run(folder)
         parameters = account(run.model).parameters
-    except (Mistake, OSError) as error:
-        return {"name": name, "error": str(error)}
-    records = list(read_metrics(folder / METRICS)["records"])
+    except (Mistake, OSError, RecursionError) as error:
+        return {"name": name, "error": str(problem_of(error))}
+    records = list(all_records(folder / METRICS))
     valid = [r for r in records if r.get("split") == "valid" and _is_number(r.get("loss"))]
     best = min(valid, key=lambda record: record["loss"], default=None)
     return {
@@ -71,7 +72,8 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
         "step": max((r["step"] for r in records), default=0),
         "best_loss": None if best is None else best["loss"],
         "scores": _scores(folder),
-        "example": EXAMPLES.get(run.model.kind, "The small dog sees the tree."),
+        "can": abilities(run),
+        "example": example(run),
     }
 
 
@@ -80,12 +82,14 @@ def _scores(folder: Path) -> dict[str, float]:
     try:
         found = json.loads((folder / SCORES).read_text(encoding="utf-8"))
         return {name: value for name, value in found.items() if _is_number(value)}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -MOST <= value <= MOST  # `isfinite` fails for whole numbers that are larger
 
 
 async def settings(request: Request) -> Response:
@@ -107,7 +111,7 @@ async def metrics(request: Request) -> Response:
     """GET ?run&since&version: what was measured after the byte `since`, and where that ends.
 
     A run that is taken up again writes its file anew: its version is another then, and the answer
-    begins at the beginning (`reset`).
+    begins at the beginning (`reset`). Of a long file there may be `more`.
     """
     fields = Fields.of_query(request)
     library: Library = request.app.state.library
@@ -134,10 +138,23 @@ def read_metrics(path: Path, since: int = 0, version: str = "") -> dict[str, Any
             file.seek(begin)
             data = file.read(MOST_BYTES)
     except OSError:  # nothing was measured yet
-        return {"records": [], "next": 0, "version": "", "reset": bool(version)}
+        empty = {"records": [], "broken": 0, "next": 0, "version": ""}
+        return {**empty, "reset": bool(version), "more": False}
     whole = data[: data.rfind(b"\n") + 1]
-    records = [record for line in whole.splitlines() if (record := _record(line)) is not None]
-    return {"records": records, "next": begin + len(whole), "version": own, "reset": reset}
+    read = [_record(line) for line in whole.splitlines()]
+    records = [record for record in read if record is not None]
+    found = {"records": records, "broken": len(read) - len(records), "next": begin + len(whole)}
+    more = len(data) == MOST_BYTES and len(whole) > 0
+    return {**found, "version": own, "reset": reset, "more": more}
+
+
+def all_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Every line of a metrics file, read in parts."""
+    since, more = 0, True
+    while more:
+        found = read_metrics(path, since)
+        since, more = found["next"], found["more"]
+        yield from found["records"]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -145,7 +162,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
         step = int(found["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     numbers = {name: value for name, value in found.items() if _is_number(value)}
     return {**numbers, "step": step, "split": str(found.get("split", ""))}
@@ -163,20 +180,21 @@ def formula(train: Train) -> str:
     }[train.schedule]
     if train.final_share:
         left = f"{train.final_share} + {1 - train.final_share:g} · {left}"
-    return f"peak · min(step ⁄ warmup, {left}), done = (step − 1 − warmup) ⁄ (steps − warmup)"
+    done = "max(0, step − 1 − warmup) ⁄ (steps − warmup)"
+    return f"peak · min(step ⁄ warmup, {left}), done = {done}"
 
 
 def schedule(run: Run) -> dict[str, Any]:
     """The learning rate as its formula says it, at up to so many steps."""
-    train = run.train
     about: dict[str, Any] = {
-        "name": train.schedule,
-        "formula": formula(train),
+        "name": run.train.schedule,
+        "formula": formula(run.train),
         "points": [],
     }
-    if train.epochs is not None or train.warmup_share is not None:
-        reason = "the run counts epochs; how many steps that is, its data alone knows"
+    if run.train.epochs is not None:
+        reason = "The run counts epochs: how many steps that is, its data alone knows."
         return {**about, "reason": reason}
+    train = run.train.settled(1)  # without epochs the number of steps in one has no say
     # The curve, and the steps at which the rate was measured, so that both can be compared.
     strides = (max(1, train.steps // POINTS), max(train.log_every, train.steps // POINTS))
     steps = {step for stride in strides for step in range(stride, train.steps + 1, stride)}

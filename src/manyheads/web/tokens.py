@@ -6,8 +6,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from manyheads.errors import Mistake
-from manyheads.run import TOKENIZER
-from manyheads.tokens import Tokenizer
+from manyheads.run import TOKENIZER, read_tokenizer
 from manyheads.web.answers import Fields, Problem
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
@@ -24,7 +23,7 @@ def _tokens(fields: Fields, library: Library, limits: Limits) -> Response:
     folder, text = library.find(fields.text("run")), fields.text("text", "")
     if not (folder / TOKENIZER).is_file():
         raise Mistake(f"{folder.name} has no {TOKENIZER}: it reads no text")
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    tokenizer = read_tokenizer(folder)
     ids = tokenizer.encode(text)
     if len(ids) > limits.tokens:
         raise Problem(

@@ -1,7 +1,9 @@
 """What was captured of a pass through a model, kept as long as there is room for it."""
 
+import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
@@ -21,22 +23,21 @@ class Trace:
     manifest: dict[str, Any]
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        """Of its numbers, and of its manifest as it is sent."""
+        numbers = sum(tensor.nbytes for tensor in self.tensors.values())
+        return numbers + len(json.dumps(self.manifest))
 
 
 class Traces:
     """Traces by name; the longest unused ones make room for a new one."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, most_bytes: int, most: int = 256) -> None:
+        self.most_bytes, self.most = most_bytes, most
+        self.bytes = 0
         self._kept: OrderedDict[str, Trace] = OrderedDict()
         self._lock = Lock()
-
-    @property
-    def bytes(self) -> int:
-        return sum(trace.bytes for trace in self._kept.values())
 
     def find(self, name: str) -> Trace | None:
         with self._lock:
@@ -54,10 +55,12 @@ class Traces:
     def keep(self, name: str, trace: Trace) -> None:
         self.check(trace.bytes)
         with self._lock:
+            if name in self._kept:
+                self.bytes -= self._kept.pop(name).bytes
             self._kept[name] = trace
-            self._kept.move_to_end(name)
-            while self.bytes > self.most_bytes:
-                self._kept.popitem(last=False)
+            self.bytes += trace.bytes
+            while self.bytes > self.most_bytes or len(self._kept) > self.most:
+                self.bytes -= self._kept.popitem(last=False)[1].bytes
 
     def check(self, size: int) -> None:
         """Refuse what would not fit even alone."""

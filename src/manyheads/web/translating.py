@@ -11,7 +11,7 @@ from einops import reduce
 from jaxtyping import Float
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from torch import Tensor
 
@@ -22,7 +22,8 @@ from manyheads.evaluate.alignment import word_maps
 from manyheads.models.joined import Joined
 from manyheads.opened import TorchRun
 from manyheads.run import SETTINGS, read_run
-from manyheads.web.answers import Fields
+from manyheads.view.capture import looks_across
+from manyheads.web.answers import Fields, json_answer
 from manyheads.web.guard import Limits
 from manyheads.web.heads import recorded
 from manyheads.web.library import Library
@@ -59,7 +60,7 @@ def _translate(fields: Fields, library: Library, traces: Traces, limits: Limits)
         with library.model(run) as opened, torch.inference_mode():
             kept = _translated(opened, fields, room, {"trace": name, "run": run})
         traces.keep(name, kept)
-    return JSONResponse(kept.manifest)
+    return json_answer(kept.manifest)
 
 
 def name_of(*asked: Any) -> str:
@@ -152,21 +153,21 @@ def _gold(fields: Fields, library: Library, traces: Traces) -> Response:
     folder = library.find(run)
     data = read_run(folder).data if (folder / SETTINGS).is_file() else None
     if not isinstance(data, PhrasebookData):
-        return JSONResponse({"phrasebook": False, "examples": [], "pair": None})
+        return json_answer({"phrasebook": False, "examples": [], "pair": None})
     with DRAWING:
         known = drawn(data)
     examples = [source for source in known if len(source) <= EXAMPLE_LETTERS][:EXAMPLES]
     found: dict[str, Any] = {"phrasebook": True, "looked": len(known), "examples": examples}
     pair = known.get(text.strip())
     if pair is None:
-        return JSONResponse({**found, "pair": None})
+        return json_answer({**found, "pair": None})
     name = name_of("gold", run, library.version(run), text.strip())
     kept = traces.find(name)
     if kept is None:
         with library.model(run) as opened:
             kept = _word_by_word(opened, pair, name)
         traces.keep(name, kept)
-    return JSONResponse({**found, "pair": kept.manifest})
+    return json_answer({**found, "pair": kept.manifest})
 
 
 @lru_cache(maxsize=2)
@@ -191,7 +192,7 @@ def _word_by_word(opened: TorchRun, pair: Pair, name: str) -> Trace:
     tensors: dict[str, Tensor] = {"gold": links}
     model: Any = opened.model
     # One sequence has no cross-attention, and a pair that is too long for the model no maps.
-    found = [] if isinstance(model, Joined) else list(word_maps(model, opened.tokenizer, [pair]))
+    found = list(word_maps(model, opened.tokenizer, [pair])) if looks_across(model) else []
     for _, weights in found:
         tensors |= with_means("words", weights)
         manifest["errors"] = {

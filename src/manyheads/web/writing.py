@@ -15,9 +15,7 @@ from manyheads.decode.sample import Sample, Sampler, filtered
 from manyheads.decode.translate import Translator
 from manyheads.errors import check_at_least
 from manyheads.models.gpt import Gpt
-from manyheads.models.joined import Joined
-from manyheads.models.rnn import Rnn
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.joined import EncoderDecoder
 from manyheads.opened import TorchRun
 from manyheads.tokens import Tokenizer
 from manyheads.web.answers import Fields, Problem
@@ -172,7 +170,7 @@ class Writing:
 def writing_of(opened: TorchRun, fields: Fields, most_tokens: int) -> Writing:
     """What a request {text, beam?, limit?} asks a run to write from."""
     model: Any = opened.model
-    if not isinstance(model, Seq2Seq | Rnn | Joined | Gpt):
+    if not isinstance(model, EncoderDecoder | Gpt):
         raise opened.cannot("writes", "an encoder–decoder or a decoder-only model")
     beam = fields.number("beam", MOST_BEAM)
     asked = fields.number("limit", MOST_WRITTEN)

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from manyheads.account import account
 from manyheads.claims.claim import Claim, Judged, Measured, Setting
+from manyheads.claims.parts import listed
 from manyheads.claims.trial import learn
 from manyheads.models.bert import BertConfig
 from manyheads.nn.attention import CoreConfig
@@ -18,14 +19,20 @@ from manyheads.nn.performer import Performer
 from manyheads.nn.positions import NoPosition
 
 LENGTH, LARGE_LENGTH = 64, 256
-STEPS, LARGE_STEPS = 200, 1000  # exact attention needs 100; five times as many change no verdict
+STEPS, LARGE_STEPS = 150, 1000  # exact attention needs 100; far, 1,000 changed no verdict
 VALUES, ROWS, TESTS = 8, 16, 8
 RATE = 1e-2  # of 0.003, 0.01 and 0.03, with another seed, none was better by 0.01 for any core
 KINDS = ("longformer", "linformer", "performer")
+TASKS = ("far", "near")  # where the answer is
+LOST = 0.02
 
 
 def cores(length: int) -> dict[str, CoreConfig]:
-    """Of the keys a query meets all, or of mixtures, features or a window about 1/8 and 1/4."""
+    """Of the keys a query meets all, or of mixtures, features or a window about 1/8 and 1/4.
+
+    A window without global tokens cannot reach what is farther away than its layers' windows: of
+    far answers it can have no more than chance, 1/8.
+    """
     few, more = length // 8, length // 4
     return {
         "exact": Fused(),
@@ -54,11 +61,13 @@ def config_of(core: CoreConfig, length: int) -> BertConfig:
     )
 
 
-def flops(config: BertConfig) -> float:
-    """Forward, of a token: all of attention but the four projections."""
-    parts = account(config).flops["token"]
+def flops(config: BertConfig) -> tuple[float, float]:
+    """Forward, of a token: all of attention but the four projections, and the whole model."""
+    found = account(config)
+    parts = found.flops["token"]
     attention = sum(count for part, count in parts.items() if part.startswith("attention"))
-    return float(attention - config.layers * 2 * 4 * config.dim**2)
+    own = float(attention - config.layers * 2 * 4 * config.dim**2)
+    return own, float(found.forward_flops["token"])
 
 
 def texts(length: int, near: bool, random: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -112,49 +121,74 @@ def measure(setting: Setting) -> Measured:
     length = LARGE_LENGTH if setting.large else LENGTH
     steps = LARGE_STEPS if setting.large else STEPS
     numbers: dict[str, list[float]] = {}
-    cost = {}
+    shares = {}
+    whole = flops(config_of(Fused(), length))
     for name, core in cores(length).items():
         config = config_of(core, length)
-        cost[name] = flops(config)
-        for task in ("", " near") if name == "longformer, small" else ("",):
-            numbers[name + task] = [
-                accuracy(config, bool(task), steps, seed, setting.device) for seed in setting.seeds
+        shares[name] = tuple(a / b for a, b in zip(flops(config), whole, strict=True))
+        for what, share in zip(("flops", "model flops"), shares[name], strict=True):
+            numbers[f"{name} {what}"] = [share] * len(setting.seeds)
+        for task in TASKS[:1] if name.endswith("large") else TASKS:
+            numbers[f"{name}, {task}"] = [
+                accuracy(config, task == "near", steps, seed, setting.device)
+                for seed in setting.seeds
             ]
-    for name in cost:
-        numbers[f"{name} flops"] = [cost[name] / cost["exact"]] * len(setting.seeds)
-    points = {name: (cost[name] / cost["exact"], fmean(numbers[name])) for name in cost}
+    points = {name: (shares[name][0], fmean(numbers[f"{name}, far"])) for name in shares}
     lines = {kind: [points[f"{kind}, small"], points[f"{kind}, large"]] for kind in KINDS}
     lines["exact"] = [points["exact"]]
-    up = "accuracy"
-    return Measured(numbers=numbers, lines=lines, across="FLOPs, of those of exact", up=up)
+    return Measured(
+        numbers=numbers,
+        lines=lines,
+        across="FLOPs of scores and mixing, of those of exact attention",
+        up="share of far look-ups that are right",
+    )
 
 
 def judge(measured: Measured) -> Judged:
-    exact, told = measured.mean("exact"), measured.told
+    told = measured.told
     names = [f"{kind}, {size}" for kind in KINDS for size in ("small", "large")]
+    cases = [(name, "far") for name in names] + [(f"{kind}, small", "near") for kind in KINDS]
+    loses = {
+        (name, task): measured.mean(f"{name}, {task}") <= measured.mean(f"exact, {task}") - LOST
+        for name, task in cases
+    }
+    sound = min(measured.mean(f"exact, {task}") for task in TASKS) >= 0.95
     saves = all(measured.most(f"{name} flops") < 1 for name in names)
-    equals = [name for name in names if measured.mean(name) > exact - 0.02]
-    each = "; ".join(
-        f"{name} {told(name)} for {measured.mean(f'{name} flops'):.0%} of its FLOPs"
-        for name in names
+    far = "; ".join(_told(measured, kind) for kind in KINDS)
+    near = ", ".join(f"{kind} {told(f'{kind}, small, near')}" for kind in KINDS)
+    why = (
+        f"of far look-ups exact attention gets {told('exact, far')} right; {far} (a window cannot "
+        f"reach what is far, and chance is {1 / VALUES}); of near ones exact attention gets "
+        f"{told('exact, near')} right, and of the smaller ones {near}"
     )
-    near = f"where answers are near longformer, small gets {told('longformer, small near')}"
-    why = f"of look-ups exact attention gets {told('exact')} right, {each}; {near}"
-    if exact < 0.95 or not saves or len(equals) == len(names):
+    if not sound or not saves or not any(loses.values()):
         return Judged("fails", why)
-    if equals:
-        return Judged("depends", f"holds only for others than {', '.join(equals)}: {why}")
-    if measured.mean("longformer, small near") > exact - 0.02:
-        return Judged("depends", f"holds only when the answer may be far away: {why}")
+    equal = [
+        f"{name} where the answer is {task}" for (name, task) in cases if not loses[name, task]
+    ]
+    if equal:
+        return Judged("depends", f"holds only for others than {listed(equal)}: {why}")
     return Judged("holds", why)
+
+
+def _told(measured: Measured, kind: str) -> str:
+    """What a kind gets right and what it costs, the smaller and the larger one."""
+    names = [f"{kind}, {size}" for size in ("small", "large")]
+    right = " and ".join(measured.told(f"{name}, far") for name in names)
+    own, whole = (
+        " and ".join(f"{measured.mean(f'{name} {what}'):.0%}" for name in names)
+        for what in ("flops", "model flops")
+    )
+    return f"{kind} {right} with {own} of the FLOPs of scores and mixing, {whole} of the model's"
 
 
 CLAIM = Claim(
     sentence="Approximate attention (Longformer, Linformer, Performer) trades quality for fewer "
     "FLOPs.",
     deck="000, 002, 003",
-    criterion="with fewer FLOPs each loses at least 0.02 of accuracy on look-ups of which exact "
-    "attention gets 0.95 right, whether the answer is far or near",
+    criterion="with fewer FLOPs of scores and mixing each loses at least 0.02 of accuracy in the "
+    "mean on look-ups of which exact attention gets 0.95 right: at both sizes where the answer is "
+    "far, and at the smaller one where it is near",
     measure=measure,
     judge=judge,
 )

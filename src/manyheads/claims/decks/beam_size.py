@@ -1,15 +1,20 @@
-"""Beam search: what is found as a beam grows, and what the length penalty is for."""
+"""Beam search: what is found as a beam grows, and what the length penalty is for.
+
+No deck says it: the paper searches so, and others found that wider beams do not help.
+"""
 
 from statistics import fmean
 
 from manyheads.claims.claim import Claim, Judged, Measured, Setting
+from manyheads.claims.parts import in_parts
 from manyheads.claims.translators import bleu, read, translator, written
 from manyheads.claims.trial import Trial
 from manyheads.data.translation import Corpus
 
-BEAMS = (1, 2, 4, 8, 16)
+BEAMS = (1, 2, 4, 16)
 USUAL, WIDEST = 4, BEAMS[-1]
 PENALTY = 0.6  # the paper's
+MORE = 0.5  # BLEU that would be a better translation
 
 
 def searched(
@@ -49,34 +54,31 @@ def judge(measured: Measured) -> Judged:
         return all(first < second for first, second in pairs)
 
     usual, widest = f"beam {USUAL}", f"beam {WIDEST}"
+    more = measured.mean(widest) - measured.mean(usual)
     parts = {
         "a beam is better than none": grows("greedy", usual),
-        "a wide beam finds what is likelier": measured.least("likelier") > 0,
-        "more is not always better": measured.mean(widest) < measured.mean(usual),
+        "a wide one finds what is likelier": measured.least("likelier") > 0,
+        "a wide one finds nothing better": more <= MORE,
         "the length penalty lengthens": grows("length", "penalised length"),
     }
     why = (
         f"BLEU {measured.told('greedy')} greedy, {measured.told(usual)} with {usual}, "
-        f"{measured.told(widest)} with {widest}, which finds {measured.told('likelier')} nats more "
-        f"likely ones of {measured.told('length')} times the length of the references, and of "
-        f"{measured.told('penalised length')} times with the penalty"
+        f"{measured.told(widest)} with {widest} ({more:+.2f}), whose translations are "
+        f"{measured.told('likelier')} nats likelier than the greedy ones, and "
+        f"{measured.told('length')} times as long as the references "
+        f"({measured.told('penalised length')} with the length penalty)"
     )
-    if all(parts.values()):
-        return Judged("holds", why)
-    if not parts["a beam is better than none"]:
-        return Judged("fails", why)
-    true = ", ".join(name for name, found in parts.items() if found)
-    return Judged("depends", f"holds only in this, that {true}: {why}")
+    return in_parts(parts, why, needed=["a beam is better than none"])
 
 
 CLAIM = Claim(
     sentence="Beam search translates better than taking the likeliest token each time; a still "
     "wider beam finds likelier translations and not better ones, and a length penalty keeps them "
     "from growing short.",
-    deck="002, 003",
+    deck="none",
     criterion="with every seed BLEU of beam 4 above that of greedy, log P of beam 16 above that of "
     "greedy, and beam 16 longer with a penalty of 0.6 than with none; in the mean BLEU of beam 16 "
-    "below that of beam 4",
+    "at most 0.5 above that of beam 4",
     measure=measure,
     judge=judge,
 )

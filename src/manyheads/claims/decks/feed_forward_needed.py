@@ -16,6 +16,7 @@ LAYERS, DIM, HEADS = 12, 64, 4
 ROWS, LENGTH, VOCABULARY = 8, 32, 100
 SHARP = 1.0  # in place of 1/√c: attention that looks at few words from the start
 FLOOR = 1e-16  # rounding, where a picture ends
+ENDS = ("feed-forward", "residuals", "both")  # what might end it
 # Whether there is a feed-forward, whether there are residuals, the scale of the scores.
 KINDS = {
     "attention": (False, False, None),
@@ -85,19 +86,24 @@ def measure(setting: Setting) -> Measured:
 
 
 def judge(measured: Measured) -> Judged:
-    averaged = measured.most("attention") < 0.01
-    alone = measured.least("with feed-forward") > 0.1
-    both = measured.least("with both") > 0.1
+    averaged = max(measured.most("attention"), measured.most("sharp attention")) < 0.01
+    ends = {kind: measured.least(f"with {kind}") > 0.1 for kind in ENDS}
     why = (
-        f"{LAYERS} layers leave {measured.told('attention')} of what tells words apart, "
+        f"of what tells words apart {LAYERS} layers of attention leave "
+        f"{measured.told('attention')} ({measured.told('sharp attention')} where it is sharp), "
         f"{measured.told('with feed-forward')} with a feed-forward after each, "
         f"{measured.told('with residuals')} with residual connections and no feed-forward, "
         f"{measured.told('with both')} with both"
     )
-    if averaged and alone:
+    if averaged and ends["feed-forward"]:
         return Judged("holds", why)
-    if averaged and both:
-        return Judged("depends", f"holds only when there are residual connections too: {why}")
+    if averaged and ends["residuals"]:
+        only = (
+            "attention alone, which averages; residual connections end that, not the feed-forward"
+        )
+        return Judged("depends", f"holds only of {only}: {why}")
+    if averaged and ends["both"]:
+        return Judged("depends", f"holds only where there are residual connections too: {why}")
     return Judged("fails", why)
 
 
@@ -105,9 +111,9 @@ CLAIM = Claim(
     sentence="Layers of attention alone only average again, so that the words of a text grow alike "
     "with depth; a feed-forward after each ends that.",
     deck="001, 002",
-    criterion="with weights as they begin, 12 layers of attention leave less than 1 % of what "
-    "tells words apart, with a feed-forward more than 10 %; it depends where that takes residual "
-    "connections too",
+    criterion="with weights as they begin, 12 layers of attention, also of sharp attention, leave "
+    "less than 1 % of what tells words apart, with a feed-forward more than 10 %; it depends where "
+    "residual connections end the averaging and a feed-forward does not, or only both do",
     measure=measure,
     judge=judge,
 )

@@ -2,6 +2,9 @@
 
 A decoder asks its encoder for the word to translate, in a Transformer, whose queries and keys are
 projected first, and in an LSTM, where bare states meet.
+
+Deck 002 has the five forms, and a reduced rank to save time; the rest is the paper's, which finds
+the dot product much faster than the additive form and, once scaled, no worse.
 """
 
 from functools import partial
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from manyheads.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.claims.clock import side_by_side
+from manyheads.claims.parts import in_parts
 from manyheads.claims.trial import stretches
 from manyheads.claims.word_for_word import Words, accuracy, teach
 from manyheads.models.rnn import Rnn, RnnConfig
@@ -102,26 +106,32 @@ def judge(measured: Measured) -> Judged:
         best = max(measured.mean(f"{name}, {kind}") for kind in SCORES)
         return measured.mean(f"{name}, scaled-dot") >= best - NEAR
 
-    dear = measured.least("time, additive") > 2
-    cheaper = measured.mean("time, reduced-rank") < measured.mean("time, bilinear")
-    good = [name for name in RATES if as_good(name)]
+    additive = measured.least("time, additive")
+    others = [measured.most(f"time, {kind}") for kind in SCORES if kind != "additive"]
+    parts = {f"it learns as well as any in the {name}": as_good(name) for name in RATES}
+    costs = {
+        "the additive form is the dearest": additive > max(2, *others),
+        "a reduced rank makes the bilinear form cheaper": (
+            measured.mean("time, reduced-rank") < measured.mean("time, bilinear")
+        ),
+    }
     why = "; ".join(
-        [*(f"words right in the {name}: {told(name)}" for name in RATES), f"time: {told('time')}"]
+        [
+            *(f"share of words right in the {name}: {told(name)}" for name in RATES),
+            f"time, in times that of the scaled dot product: {told('time')}",
+        ]
     )
-    if dear and cheaper and len(good) == len(RATES):
-        return Judged("holds", why)
-    if dear and cheaper and good:
-        return Judged("depends", f"holds only in the {' and '.join(good)}: {why}")
-    return Judged("fails", why)
+    return in_parts(parts | costs, why, needed=list(costs))
 
 
 CLAIM = Claim(
-    sentence="Of the five forms of a score the scaled dot product learns as well as any; the "
-    "additive form is the dearest, and a reduced rank makes the bilinear form cheaper.",
+    sentence="Of the five forms of a score the scaled dot product learns as well as any, and the "
+    "additive form is the dearest, as the paper has it; a reduced rank makes the bilinear form "
+    "cheaper.",
     deck="002",
     criterion="after equal steps the mean share of words right is within 0.02 of the best form's, "
-    "in a Transformer and in an LSTM; the additive form takes over twice the time of the scaled "
-    "dot product, a reduced rank less than the bilinear form",
+    "in a Transformer and in an LSTM; the additive form takes more time than every other and over "
+    "twice that of the scaled dot product, a reduced rank in the mean less than the bilinear form",
     measure=measure,
     judge=judge,
 )

@@ -67,7 +67,7 @@ def judge(measured: Measured) -> Judged:
 
 CLAIM = Claim(
     sentence="A stack with its norms after each sum (post-norm) needs a warm-up of the learning "
-    "rate; with the norms before each part (pre-norm) it does not.",
+    "rate; with the norms before each part (pre-norm) it does not, as Xiong et al. found.",
     deck="004",
     criterion="without warm-up post-norm learns at most two thirds of the nats below the entropy "
     "of single words that it learns with it, pre-norm at least 0.9 of them, each at its best rate; "

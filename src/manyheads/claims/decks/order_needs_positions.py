@@ -54,7 +54,7 @@ def judge(measured: Measured) -> Judged:
 CLAIM = Claim(
     sentence="Without positions attention treats a text as an unordered set: shuffling the words "
     "shuffles the states and changes nothing else. Every position scheme ends that.",
-    deck="001, 002",
+    deck="001, 002, 003",
     criterion="without positions the difference is rounding (below 1e-12 in float64), with any "
     "scheme above 1 % of the states",
     measure=measure,

@@ -1,4 +1,8 @@
-"""Pretrain once, fine-tune many times: what it is worth when labels are few, and when many."""
+"""Pretrain once, fine-tune many times: what it is worth when labels are few, and when many.
+
+Deck 000 has the first half; that few labels are enough then is no deck's but that of those who
+first fine-tuned language models (Howard and Ruder 2018).
+"""
 
 from copy import deepcopy
 from statistics import fmean
@@ -107,8 +111,8 @@ def judge(measured: Measured) -> Judged:
 
 CLAIM = Claim(
     sentence="A model that was pretrained on text without labels learns a task from few labels; "
-    "from scratch it takes many, and only with many is the lead gone.",
-    deck="000",
+    "from scratch it takes many, and only with many is the lead gone, as Howard and Ruder found.",
+    deck="none",
     criterion="with 16 labelled texts at least 10 points of accuracy ahead in every seed, with "
     "1,024 no more than 1 point behind, and at most half of the lead left",
     measure=measure,

@@ -54,7 +54,7 @@ def judge(measured: Measured) -> Judged:
 CLAIM = Claim(
     sentence="With rotary positions the score of two words depends on their distance alone; "
     "positions that are added to the words do not do that.",
-    deck="004",
+    deck="002",
     criterion="below 1e-9 of the spread (float64) for rotary, above 0.05 for added sinusoids",
     measure=measure,
     judge=judge,

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from manyheads.account import account
 from manyheads.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.claims.clock import side_by_side
+from manyheads.claims.parts import in_parts
 from manyheads.claims.trial import learn
 from manyheads.models.bert import BertConfig
 from manyheads.models.heads import Tag
@@ -128,13 +129,17 @@ def judge(measured: Measured) -> Judged:
     why = (
         f"{WIDE_HEADS} heads have {measured.told('parameters')} times the parameters and "
         f"{measured.told('FLOPs')} times the FLOPs of one, take {measured.told('time, short')} "
-        f"times its time over {SHORT} words and {measured.told('time, long')} over {LONG}; asked "
+        f"times its time over {SHORT} words and {measured.told('time, long')} over {LONG:,}; asked "
         f"for {PLACES} places at once, {PLACES} heads err in {fmean(several):.2g} of the cases and "
         f"one in {measured.told('errors, 1 head')}"
     )
-    if equal and better and short and not long:
-        return Judged("depends", f"holds only when texts are short: {why}")
-    return Judged("holds" if equal and better and short and long else "fails", why)
+    parts = {
+        "they learn more": better,
+        "they have the parameters and FLOPs of one": equal,
+        f"they take about its time over {SHORT} words": short,
+        f"they take about its time over {LONG:,} words": long,
+    }
+    return in_parts(parts, why, needed=list(parts)[:2])
 
 
 CLAIM = Claim(

@@ -9,15 +9,21 @@ export class Refused extends Error {
   }
 }
 
+const TRIES = 30; // while the server is busy with others
+
 async function ask(path, options) {
   let answer;
-  try {
-    answer = await fetch(path, options);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refused("the server does not answer: is `manyheads view` still running?", "gone", 0);
+  for (let left = TRIES; left > 0; left--) {
+    try {
+      answer = await fetch(path, options);
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Refused("the server does not answer: is `manyheads view` still running?", "gone", 0);
+    }
+    if (answer.ok) return answer;
+    if (answer.status !== 503) break;
+    await new Promise((done) => setTimeout(done, 1000 * Number(answer.headers.get("Retry-After") ?? 1)));
   }
-  if (answer.ok) return answer;
   const told = await answer.json().catch(() => null);
   const { message, type } = told?.error ?? { message: answer.statusText, type: "error" };
   throw new Refused(message, type, answer.status);
@@ -44,8 +50,9 @@ export async function post(path, body, signal = undefined) {
 /**
  * A tensor of a trace, or one layer or head of it.
  * @param {string} trace @param {string} name as `encoder.self.weights`
- * @param {{layer?: number, head?: number, dtype?: "f32"|"u8", side?: number}} [which]
- * `side` is the most rows and columns that are wanted: a cell is the greatest of those it stands for
+ * @param {{layer?: number, head?: number, dtype?: "f32"|"u8", side?: number, own?: number}} [which]
+ * `side` is the most rows and columns that are wanted: a cell is the greatest of those it stands for;
+ * with `own` each map is divided by its greatest number
  * @returns {Promise<Tensor>}
  */
 export async function tensor(trace, name, which = {}, signal = undefined) {

@@ -15,7 +15,7 @@ export class Bars {
     this.caption = element("figcaption", {}, title);
     this.body = element("table", { class: "bars" });
     this.note = element("p", { class: "note" });
-    this.root = element("figure", {}, this.caption, this.body, this.note, element("div", { class: "below" }, saving(() => this)));
+    this.root = element("figure", { hidden: true }, this.caption, this.body, this.note, element("div", { class: "below" }, saving(() => this)));
   }
 
   /**
@@ -23,6 +23,7 @@ export class Bars {
    * @param {{title?: string, note?: string}} [about]
    */
   show(rows, { title = this.title, note = "" } = {}) {
+    this.root.hidden = false;
     this.rows = rows;
     this.title = this.caption.textContent = title;
     this.note.textContent = note;

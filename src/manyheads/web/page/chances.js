@@ -24,12 +24,13 @@ export class Chances {
     this.output = element("output", { class: "readout", "aria-live": "polite" });
     this.remark = element("p", { class: "note" });
     const below = element("div", { class: "below" }, this.output, saving(() => this));
-    this.root = element("figure", { class: "chances" }, this.caption, this.place, this.remark, below);
+    this.root = element("figure", { class: "chances", hidden: true }, this.caption, this.place, this.remark, below);
     new ResizeObserver(() => this.chances && this.draw()).observe(this.root);
   }
 
   /** @param {{name: string, title: string, remark: string, chances: Chance[]}} what */
   show({ name, title, remark, chances }) {
+    this.root.hidden = false;
     Object.assign(this, { name, title, chances });
     this.at = Math.min(this.at, chances.length - 1);
     this.caption.textContent = title;

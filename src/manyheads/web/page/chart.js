@@ -12,14 +12,18 @@ const LINE = 18; // the height of a line of the legend
  * @typedef {object} Series
  * @property {string} name @property {[number, number][]} points rising in x
  * @property {"line"|"dots"|"dashes"} [style]
+ * @property {boolean} [mute] drawn, but no measurement: the read-out leaves it out
  */
 
-/** Round numbers between two ends, at most about `count` of them. */
-export function ticks(low, high, count = 6) {
+/**
+ * Round numbers between two ends, at most about `count` of them.
+ * @param {number} [least] the smallest step: 1 where what is counted comes whole
+ */
+export function ticks(low, high, count = 6, least = 0) {
   if (!(high > low)) return [low];
   const rough = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough);
+  const step = Math.max(least, [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough));
   const first = Math.ceil(low / step);
   return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, at) => (first + at) * step);
 }
@@ -56,11 +60,11 @@ export class Chart {
       onpointermove: (event) => this.point(event),
     });
     this.output = element("output", { class: "readout", "aria-live": "polite" });
-    this.note = element("p", { class: "note" });
+    this.note = element("p", { class: "note told" });
     this.size = { width: 560, height: 290 };
     this.root = element(
       "figure",
-      { class: "chart" },
+      { class: "chart", hidden: true },
       element("figcaption", {}, title),
       this.place,
       element("div", { class: "below" }, this.output, saving(() => this)),
@@ -96,6 +100,7 @@ export class Chart {
 
   /** @param {Series[]} series @param {{logX?: boolean, logY?: boolean, note?: string}} [how] */
   show(series, { logX = false, logY = false, note = "" } = {}) {
+    this.root.hidden = false;
     const fits = ([x, y]) => (!logX || x > 0) && (!logY || y > 0);
     this.series = series.map((one) => ({ style: "line", ...one, points: one.points.filter(fits) }));
     this.logX = logX;
@@ -114,8 +119,8 @@ export class Chart {
       return;
     }
     const step = this.steps[this.at];
-    const told = this.series.flatMap(({ name, points }) => {
-      const found = points.find(([x]) => x === step); // each series at its own steps
+    const told = this.series.flatMap(({ name, points, mute }) => {
+      const found = mute ? null : points.find(([x]) => x === step); // each series at its own steps
       return found ? [`${name} ${shown(found[1], 4)}`] : [];
     });
     this.output.textContent = `${this.across} ${step}: ${told.join(", ")}`;
@@ -146,6 +151,9 @@ export class Chart {
   scales() {
     const points = this.series.flatMap((one) => one.points);
     const [x, y] = [0, 1].map((axis) => ends(points.map((point) => point[axis])));
+    const whole = points.every(([at]) => Number.isInteger(at));
+    // One measurement stands in the middle, with whole numbers beside it.
+    if (whole && points.length && !this.logX && !Number.isInteger(x[0])) [x[0], x[1]] = [points[0][0] - 1, points[0][0] + 1];
     if (!this.logY) y[0] = Math.min(y[0], y[0] > 0 && y[0] < y[1] / 3 ? 0 : y[0]);
     const { width, height, left, right, top, bottom } = this.frame();
     const along = ([low, high], log) => (value) =>
@@ -154,6 +162,7 @@ export class Chart {
     return {
       x,
       y,
+      least: whole ? 1 : 0,
       toX: (value) => left + (width - left - right) * shareX(value),
       toY: (value) => height - bottom - (height - top - bottom) * shareY(value),
     };
@@ -162,9 +171,9 @@ export class Chart {
   /** @param {boolean} [alone] as a file: with a title, and with colours of its own */
   svg(alone = true) {
     const { width, height, left, right, top, bottom } = this.frame();
-    const { x, y, toX, toY } = this.scales();
+    const { x, y, least, toX, toY } = this.scales();
     const parts = [];
-    for (const tick of this.logX ? logTicks(...x) : ticks(...x, width / 80)) {
+    for (const tick of this.logX ? logTicks(...x) : ticks(...x, width / 80, least)) {
       parts.push(`<path class="grid" stroke="#8884" d="M${toX(tick)} ${top}V${height - bottom}"/>`);
       parts.push(`<text x="${toX(tick)}" y="${height - bottom + 16}" text-anchor="middle">${shown(tick)}</text>`);
     }

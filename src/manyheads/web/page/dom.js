@@ -40,12 +40,13 @@ export function labelled(label, control, kind = "") {
 }
 
 /**
- * A choice. @param {[string, string][]} options value and text of each
+ * A choice; what an address has chosen is among the options. @param {[string, string][]} options value and text of each
  * @param {string} chosen @param {(value: string) => void} change
  */
 export function select(options, chosen, change) {
   const made = element("select", { onchange: (event) => change(event.target.value) });
-  for (const [value, text] of options) {
+  const known = options.some(([value]) => value === chosen);
+  for (const [value, text] of known ? options : [...options, [chosen, chosen]]) {
     made.append(element("option", { value, selected: value === chosen }, text));
   }
   return made;
@@ -88,8 +89,8 @@ export function afterPause(act, milliseconds = 350) {
  * @param {Element} control
  */
 export function identity(control) {
-  const label = control.closest("label")?.firstElementChild;
-  const words = control.getAttribute("aria-label") ?? (label ?? control).textContent;
+  const label = control.closest("label"); // its words stand in a span, those of a checkbox beside it
+  const words = control.getAttribute("aria-label") ?? (label?.querySelector("span") ?? label ?? control).textContent;
   return control.id || `${control.tagName} ${words}`;
 }
 

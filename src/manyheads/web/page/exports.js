@@ -9,6 +9,7 @@ import { element, escaped } from "./dom.js";
  * @property {string} title one line that says what it shows
  * @property {() => string} svg the picture, as text
  * @property {() => {columns: string[], rows: (string|number)[][]}} table its numbers
+ * A figure is hidden until it is shown for the first time: before that there is nothing to save.
  */
 
 /** Buttons that save a view. @param {() => View} view asked for when a button is used */

@@ -54,7 +54,7 @@ export class FlowBoxes {
     this.choose = choose;
     this.caption = element("figcaption");
     this.columns = element("div", { class: "columns" });
-    this.root = element("figure", { class: "flowboxes" }, this.caption, this.columns, element("div", { class: "below" }, saving(() => this)));
+    this.root = element("figure", { class: "flowboxes", hidden: true }, this.caption, this.columns, element("div", { class: "below" }, saving(() => this)));
   }
 
   /**
@@ -62,6 +62,7 @@ export class FlowBoxes {
    * @param {Map<string, {shape: number[], values: Float32Array}>} numbers of the layer and head
    */
   show(boxes, chosen, { layer, head, run }, numbers) {
+    this.root.hidden = false;
     Object.assign(this, { boxes, run, ranges: new Map() });
     const within = this.columns.contains(document.activeElement);
     const stacks = [...new Set(boxes.map((box) => box.column))];

@@ -1,7 +1,7 @@
 // All heads of a kind of attention as small maps, to be compared, chosen and knocked out.
 
 import { paint } from "./colour.js";
-import { element, escaped, shown } from "./dom.js";
+import { element, escaped, magnified, shown } from "./dom.js";
 import { picture, saving } from "./exports.js";
 
 export class HeadGrid {
@@ -13,7 +13,7 @@ export class HeadGrid {
     this.cells = element("div", { class: "heads", role: "group", onkeydown: (event) => this.walk(event) });
     this.root = element(
       "figure",
-      { class: "headgrid" },
+      { class: "headgrid", hidden: true },
       this.caption,
       this.cells,
       element("div", { class: "below" }, saving(() => this)),
@@ -25,6 +25,7 @@ export class HeadGrid {
    * @param {{by: string, chosen: [number, number], off: Set<string>}} how `by` sorts by a statistic
    */
   show(map, bytes, { by, chosen, off }) {
+    this.root.hidden = false;
     const within = this.cells.contains(document.activeElement);
     Object.assign(this, { map, by, off });
     this.caption.textContent = `${map.layers} layers × ${map.heads} heads of ${map.name.replace(".", " ")}-attention (layer·head)`;
@@ -33,7 +34,9 @@ export class HeadGrid {
     const all = Array.from({ length: map.layers * map.heads }, (_, n) => [Math.floor(n / map.heads), n % map.heads]);
     const figure = ([layer, head]) => map.statistics[by][layer][head];
     this.order = by ? all.sort((one, other) => figure(other) - figure(one)) : all;
-    this.across = by ? Math.min(8, all.length) : map.heads;
+    // Sorted ones have a number beside their name, which needs room.
+    const room = Math.max(2, Math.floor((this.root.clientWidth || 600) / (76 * magnified())));
+    this.across = by ? Math.min(8, all.length, room) : map.heads;
     this.cells.style.setProperty("--across", String(this.across));
     this.buttons = this.order.map(([layer, head]) => this.cell(bytes, layer, head, chosen));
     this.cells.replaceChildren(...this.buttons);
@@ -95,7 +98,8 @@ export class HeadGrid {
     });
     const down = Math.ceil(this.order.length / this.across);
     const title = `<text x="10" y="20" font-size="14">${escaped(this.title)}</text>`;
-    return picture(20 + this.across * (size + 10), 44 + down * (size + gap), title + inside.join(""));
+    const wide = Math.max(20 + this.across * (size + 10), 20 + 7.5 * this.title.length);
+    return picture(Math.ceil(wide), 44 + down * (size + gap), title + inside.join(""));
   }
 
   table() {

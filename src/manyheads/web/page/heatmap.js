@@ -47,7 +47,7 @@ export class HeatMap {
     const tools = element("div", { class: "tools" }, this.toggle, saving(() => this));
     this.root = element(
       "figure",
-      { class: "heatmap" },
+      { class: "heatmap", hidden: true },
       this.caption,
       this.frame,
       element("div", { class: "below" }, this.output, scaleOf(this), tools),
@@ -58,9 +58,11 @@ export class HeatMap {
 
   /** @param {Matrix} matrix @param {[number, number]} [at] the cell to stand on */
   show(matrix, at = this.at) {
+    this.root.hidden = false;
     this.matrix = { low: 0, high: 1, says: (r, c, v) => `${r} → ${c}: ${v}`, ...matrix };
     const { rows, columns, values, low, high } = this.matrix;
-    const bytes = Uint8Array.from(values, (value) => byteOf(value, low, high));
+    const bytes = new Uint8Array(values.length);
+    for (let cell = 0; cell < bytes.length; cell++) bytes[cell] = byteOf(values[cell], low, high);
     paint(this.canvas, bytes, rows.length, columns.length);
     const size = `${rows.length} rows, ${columns.length} columns`;
     this.canvas.setAttribute("aria-label", `${matrix.title}: ${size}. Arrow keys walk over the cells.`);

@@ -28,7 +28,7 @@ export class LensTable {
     this.output = element("output", { class: "readout", "aria-live": "polite" });
     this.root = element(
       "figure",
-      { class: "lens" },
+      { class: "lens", hidden: true },
       this.caption,
       element("div", { class: "scroll" }, this.body),
       element("div", { class: "below" }, this.output, saving(() => this)),
@@ -41,6 +41,7 @@ export class LensTable {
    * @param {[number, number]} at
    */
   show(lens, at) {
+    this.root.hidden = false;
     this.lens = lens;
     this.caption.textContent = lens.title;
     this.cells = lens.rows.map((_, layer) => lens.given.map((_, position) => this.cell(layer, position)));
@@ -105,7 +106,7 @@ export class LensTable {
   svg() {
     const { rows, given, expected, tokens, values, low, high, title } = this.lens;
     const [wide, tall] = CELL;
-    const left = 96;
+    const left = 14 + 7.2 * Math.max(...rows.map((label) => label.length)); // room for the longest label
     const text = (x, y, word, fill = "#111") => `<text x="${x}" y="${y}" fill="${fill}">${escaped(visible(word).slice(0, 10))}</text>`;
     const y = (row) => 34 + tall * (row + 1);
     let inside = `<text x="6" y="18" font-size="14">${escaped(title)}</text>`;
@@ -118,7 +119,9 @@ export class LensTable {
         inside += text(left + wide * at + 4, y(row) + 15, tokens[row][at], inkOn(byte));
       });
     });
-    expected.forEach((word, at) => (inside += text(left + wide * at + 4, y(rows.length) + 15, word ?? "")));
+    inside += text(6, y(-1) + 15, "read") + text(6, y(rows.length) + 15, "next");
+    // Nothing comes after the last token of a text.
+    expected.forEach((word, at) => (inside += word === null ? "" : text(left + wide * at + 4, y(rows.length) + 15, word)));
     const width = Math.max(left + wide * given.length + 8, 12 + 7.5 * title.length);
     return picture(Math.ceil(width), y(rows.length + 1) + 6, inside);
   }

@@ -1,7 +1,7 @@
 // The frame: the menu, the page that the address names, presenter mode, light and dark, help.
 
 import { element, identity } from "./dom.js";
-import { KEPT, PAGES } from "./pages.js";
+import { KEPT, pageOf, PAGES } from "./pages.js";
 import { address, change, go, onChange, pageName, read } from "./state.js";
 
 const GLOBAL_KEYS = [
@@ -66,13 +66,13 @@ function restore() {
 }
 
 function frame(name, state) {
-  const title = PAGES.find(([known]) => known === name)?.[1] ?? name;
+  const title = pageOf(name)?.title ?? name;
   document.title = [title, state.run, "Manyheads"].filter(Boolean).join(" · ");
   document.documentElement.classList.toggle("presenter", state.present === "1");
   document.documentElement.dataset.theme = state.theme ?? "";
-  const kept = Object.fromEntries(KEPT.filter((key) => state[key]).map((key) => [key, state[key]]));
-  const links = PAGES.map(([page, text]) =>
-    element("a", { href: address(page, kept), "aria-current": page === name ? "page" : null }, text),
+  const kept = Object.fromEntries(KEPT.filter((key) => key in state).map((key) => [key, state[key]]));
+  const links = PAGES.map((page) =>
+    element("a", { href: address(page.name, kept), "aria-current": page.name === name ? "page" : null }, page.title),
   );
   document.getElementById("pages").replaceChildren(...links);
   document.getElementById("tools").replaceChildren(

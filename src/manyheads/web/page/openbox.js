@@ -41,7 +41,7 @@ export class OpenBox {
     const title = `${nameOf(column)}, ${group[0].toLowerCase()}${group.slice(1)}${inHead}`;
     this.title.replaceChildren(`${box.title} `, element("small", {}, title));
     this.formula.textContent = box.formula;
-    this.map.root.hidden = box.stage === "tokens";
+    if (box.stage === "tokens") this.map.root.hidden = true;
     this.pieces.hidden = box.stage !== "tokens";
     this.bars.root.hidden = box.words.length === 0;
     this.code.replaceChildren(...box.code.flatMap((name) => sourceOf(name, sources[name])));
@@ -76,7 +76,7 @@ class Bars {
   constructor() {
     this.caption = element("figcaption");
     this.body = element("table", { class: "bars" });
-    this.root = element("figure", { class: "likeliest" }, this.caption, this.body, element("div", { class: "below" }, saving(() => this)));
+    this.root = element("figure", { class: "likeliest", hidden: true }, this.caption, this.body, element("div", { class: "below" }, saving(() => this)));
   }
 
   show(given, row) {
@@ -120,7 +120,8 @@ class Bars {
       const bar = `<rect x="150" y="${y}" width="${300 * chance}" height="14" fill="#0b5cad"/>`;
       return `<text x="142" y="${y + 11}" text-anchor="end">${escaped(word.slice(0, 20))}</text>${bar}<text x="${156 + 300 * chance}" y="${y + 11}">${shown(chance)}</text>`;
     });
-    return picture(540, 46 + 20 * lines.length, `<text x="10" y="20" font-size="14">${escaped(this.title)}</text>${lines.join("")}`);
+    const wide = Math.max(540, 20 + 7.5 * this.title.length);
+    return picture(Math.ceil(wide), 46 + 20 * lines.length, `<text x="10" y="20" font-size="14">${escaped(this.title)}</text>${lines.join("")}`);
   }
 
   table() {

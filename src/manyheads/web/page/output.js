@@ -3,7 +3,10 @@
 import { element, shown, visible } from "./dom.js";
 import { compared } from "./tokens.js";
 
-/** @param {object} whole of the whole model @param {object|null} without of the one without heads */
+/**
+ * @param {object} whole of the whole model @param {object|null} without of the one without heads
+ * A text that goes on is asked for last (`text`): until then there are dots in its place.
+ */
 export function outputPanel(whole, without) {
   const rows = [row(without ? "Whole model" : "Output", whole, null)];
   if (without) rows.push(row("Without these heads", without, whole));
@@ -19,7 +22,7 @@ function content(output, before) {
     case "text":
       return [sentence(output.text, before?.text), likelihood(output, "log P(target | text)")];
     case "continuation":
-      return [sentence(output.text, before?.text, "goes on: "), bars(output.top, before?.top), likelihood(output, "log P(text)")];
+      return [sentence(output.text ?? "…", before?.text, "goes on: "), bars(output.top, before?.top), likelihood(output, "log P(text)")];
     case "words":
       return output.masked
         ? output.words.map((one, at) => element("div", {}, element("p", { class: "note" }, `mask ${at + 1}`), bars(one.top.slice(0, 5), before?.words[at]?.top)))
@@ -40,7 +43,7 @@ function sentence(text, before, lead = "") {
 }
 
 function likelihood(output, name) {
-  return element("p", { class: "note" }, `${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens`);
+  return element("p", { class: "note told" }, `${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens`);
 }
 
 /** Probabilities as bars; where there are earlier ones, what became of each. */

@@ -64,7 +64,7 @@ export class Overlay {
     this.output = element("output", { class: "readout", "aria-live": "polite" });
     this.root = element(
       "figure",
-      {},
+      { hidden: true },
       this.caption,
       element("div", { class: "overlay" }, this.canvas),
       element("div", { class: "below" }, this.output, saving(() => this)),
@@ -76,6 +76,7 @@ export class Overlay {
    *   side: number, opacity: number, query: number, what: string}} shown `query` is the patch that looks, −1 none
    */
   show(over) {
+    this.root.hidden = false;
     this.over = over;
     this.at = over.query >= 0 ? over.query : Math.min(this.at, over.side ** 2 - 1);
     this.caption.textContent = over.title;
@@ -164,12 +165,13 @@ export class SmallOverlays {
     this.choose = choose;
     this.caption = element("figcaption");
     this.cells = element("div", { class: "small-overlays" });
-    this.root = element("figure", {}, this.caption, this.cells, element("div", { class: "below" }, saving(() => this)));
+    this.root = element("figure", { hidden: true }, this.caption, this.cells, element("div", { class: "below" }, saving(() => this)));
   }
 
   /** @param {{name: string, title: string, image: HTMLCanvasElement, side: number, opacity: number}} about
    *  @param {{label: string, values: ArrayLike<number>}[]} all @param {number} chosen */
   show(about, all, chosen) {
+    this.root.hidden = false;
     Object.assign(this, { about, all });
     this.caption.textContent = about.title;
     this.buttons = all.map(({ label, values }, at) => {

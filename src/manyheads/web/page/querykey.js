@@ -30,7 +30,6 @@ export class QueryKey {
       this.sum.textContent = "This attention makes something else of its keys: there is no q · k of a single one.";
       return;
     }
-    this.map.root.hidden = false;
     const q = queries.values.subarray(query * channels, (query + 1) * channels);
     const k = keys.values.subarray(key * channels, (key + 1) * channels);
     const products = q.map((value, at) => value * k[at]);

@@ -30,15 +30,17 @@ export class Roll {
     });
     this.output = element("output", { class: "readout", "aria-live": "polite" });
     this.frame = element("div", { class: "scroll" }, this.plane);
-    this.root = element("figure", { class: "roll" }, this.caption, this.frame, element("div", { class: "below" }, this.output, saving(() => this)));
+    this.root = element("figure", { class: "roll", hidden: true }, this.caption, this.frame, element("div", { class: "below" }, this.output, saving(() => this)));
   }
 
   /**
    * @param {{name: string, title: string, notes: object[], events: {word: string, time: number, pitch: number|null}[],
-   *   weights: ArrayLike<number>, at: number, top: number}} roll `weights` of the chosen event: the
-   * first is that of what stands before the piece, then one for each event
+   *   first: number, weights: ArrayLike<number>, at: number, top: number}} roll `first` is the number
+   * of the first event in the piece; `weights` are of the chosen event: the first is that of what
+   * stands before these events, then one for each
    */
   show(roll) {
+    this.root.hidden = false;
     this.roll = roll;
     this.caption.textContent = roll.title;
     this.plane.setAttribute("aria-label", `${roll.title}. Left and right: the event before and after.`);
@@ -76,11 +78,11 @@ export class Roll {
   }
 
   draw() {
-    const { events, at } = this.roll;
+    const { events, at, first } = this.roll;
     this.plane.innerHTML = `<svg width="${this.width}" height="${this.height}" viewBox="0 0 ${this.width} ${this.height}" aria-hidden="true">${this.inside()}</svg>`;
     const [x, seen] = [this.x(events[at].time), this.frame.clientWidth];
     if (x < this.frame.scrollLeft || x > this.frame.scrollLeft + seen - 20) this.frame.scrollLeft = Math.max(0, x - seen + 60);
-    const called = (event) => (event < 0 ? "the beginning" : `${event + 1} “${visible(events[event].word)}”`);
+    const called = (event) => (event < 0 ? "the beginning" : `${first + event} “${visible(events[event].word)}”`);
     const told = this.found().slice(0, 4).map(([event, weight]) => `${called(event)} ${shown(weight)}`);
     const one = events[at];
     const where = one.pitch === null ? "" : `, ${nameOf(one.pitch)}`;
@@ -140,8 +142,8 @@ export class Roll {
   }
 
   table() {
-    const { events, weights } = this.roll;
-    const rows = events.map(({ word, time, pitch }, at) => [at + 1, word, time, pitch ?? "", weights[at + 1]]);
-    return { columns: ["event", "word", "milliseconds", "pitch", "weight"], rows: [[0, "(before)", "", "", weights[0]], ...rows] };
+    const { events, weights, first } = this.roll;
+    const rows = events.map(({ word, time, pitch }, at) => [first + at, word, time, pitch ?? "", weights[at + 1]]);
+    return { columns: ["event", "word", "milliseconds", "pitch", "weight"], rows: [[first - 1, "(before)", "", "", weights[0]], ...rows] };
   }
 }

@@ -9,6 +9,7 @@ import { address, change, go, pageName, read } from "./state.js";
  * @typedef {object} Run
  * @property {string} name @property {string} [error] why it cannot be read
  * @property {string} kind @property {string} task @property {string} example a text to begin with
+ * @property {string[]} [can] pages that it has beside those of its kind
  */
 
 /** The runs that can be shown. @returns {Promise<Run[]>} */
@@ -24,8 +25,13 @@ export async function usableRuns(signal) {
 export function chosenRun(runs, name) {
   const found = name ? runs.find((run) => run.name === name) : runs[0];
   if (found) return found;
+  throw missing(name);
+}
+
+/** @param {string} [name] */
+export function missing(name) {
   const message = name ? `There is no run “${name}” here (any more).` : "There is no run here that can be read.";
-  throw Object.assign(new Error(message), { type: "no-run" });
+  return Object.assign(new Error(message), { type: "no-run" });
 }
 
 /** The control that chooses among them. @param {Run[]} runs @param {string} name */
@@ -38,7 +44,7 @@ export function runChoice(runs, name, key = "run", label = "Run", none = null) {
 /** Another run on the same page: heads and cells of the last one mean nothing in it. */
 function open(run) {
   const state = read();
-  const kept = KEPT.filter((key) => state[key]).map((key) => [key, state[key]]);
+  const kept = KEPT.filter((key) => key in state).map((key) => [key, state[key]]);
   go(address(pageName(), { ...Object.fromEntries(kept), run }));
 }
 

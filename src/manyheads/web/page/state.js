@@ -12,11 +12,11 @@ export function pageName() {
 }
 
 /**
- * An address. Values that are empty are left out.
+ * An address. Values that are empty are left out, but for the text: one without a letter is a text too.
  * @param {string} page @param {Record<string, string>} values
  */
 export function address(page, values) {
-  const kept = Object.entries(values).filter(([, value]) => value !== "" && value !== null);
+  const kept = Object.entries(values).filter(([key, value]) => value || (key === "text" && value === ""));
   const query = new URLSearchParams(kept).toString();
   return (page === "runs" ? "/" : `/${page}`) + (query ? `?${query}` : "");
 }

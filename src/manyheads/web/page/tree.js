@@ -35,7 +35,7 @@ export class Tree {
     this.output = element("output", { class: "readout", "aria-live": "polite" });
     this.root = element(
       "figure",
-      { class: "beam" },
+      { class: "beam", hidden: true },
       this.caption,
       element("label", { class: "field wide" }, this.label, this.slider),
       this.frame,
@@ -49,6 +49,7 @@ export class Tree {
    * @param {{step: number, node: number}} at 0 is the last step
    */
   show(tree, { step, node }) {
+    this.root.hidden = false;
     Object.assign(this, tree, { node: node < tree.nodes.length ? node : ROOT });
     this.last = Math.max(1, ...this.nodes.map((one) => one.step));
     this.rows = [];

@@ -1,10 +1,8 @@
-// What the pages of models that write share: which runs do, tokens as buttons, tokens in the address.
+// What the pages of models that write share: tokens as buttons, tokens in the address.
 
 import { element, escaped, shown, spelled, visible } from "./dom.js";
 import { picture } from "./exports.js";
 
-/** Kinds of models that read a source; of what was imported nobody knows before it is opened. */
-export const TRANSLATORS = ["seq2seq", "joined", "rnn", "imported"];
 /** What can be chosen as the width of a beam. */
 export const BEAMS = ["1", "2", "3", "4", "5", "6", "7", "8"].map((beam) => [beam, beam]);
 
@@ -19,11 +17,6 @@ export const tokensOut = (tokens) => tokens.join(" ");
 
 /** A whole number of the state, if it is one. */
 export const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : undefined);
-
-/** What a person writes in is left alone; else it shows the state. */
-export function fill(area, text) {
-  if (document.activeElement !== area && area.value !== text) area.value = text;
-}
 
 /**
  * Pieces as buttons in a row, of which arrow keys choose one.

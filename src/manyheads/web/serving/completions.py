@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from manyheads.decode.sample import Sample
 from manyheads.web.answers import Fields, Problem
+from manyheads.web.decoding import checked
 from manyheads.web.serving.asked import flag, read, real, refuse, shown, whole, whole_answer
 from manyheads.web.serving.batching import Batcher, Job
 from manyheads.web.serving.completing import Completion, Completions, Piece, Told
@@ -78,7 +79,7 @@ def _ask(fields: Fields, work: Completions) -> Completion:
         prompts=_prompts(fields.values.get("prompt"), work),
         each=each,
         most=whole(fields, "max_tokens", 16, 0 if echo else 1, 10**9) or 0,
-        sample=sample,
+        sample=checked(sample),
         stops=_stops(fields),
         likeliest=whole(fields, "logprobs", None, 0, MOST_LIKELIEST),
         echo=echo,

@@ -1,13 +1,15 @@
 // Attention: every head of a model on a text, one head near by, and the model without some heads.
 
 import { post, tensor } from "../api.js";
-import { afterPause, element, labelled, select, shown, tabs } from "../dom.js";
+import { element, labelled, select, shown, tabs } from "../dom.js";
+import { cellOf, chooseFirst, fitting, insteadOf, limited, nothingFits } from "../fitting.js";
+import { TextAndTarget } from "../form.js";
 import { HeadGrid } from "../headgrid.js";
 import { HeatMap } from "../heatmap.js";
 import { Lines } from "../lines.js";
 import { outputPanel } from "../output.js";
 import { QueryKey } from "../querykey.js";
-import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
+import { lead, runChoice } from "../runs.js";
 import { change, read } from "../state.js";
 
 const VIEWS = [
@@ -17,6 +19,11 @@ const VIEWS = [
   ["rollout", "Rollout"],
 ];
 const SIDE = 256; // the most rows and columns of a map in the grid
+// In a long text all weights are small: from 0 to 1 its maps are dark.
+const COLOURS = [
+  ["", "from 0 to 1"],
+  ["own", "to the greatest of each map"],
+];
 const STATISTICS = {
   entropy: "entropy (bits)",
   distance: "mean distance",
@@ -34,35 +41,50 @@ export const keys = [
 let screen = null;
 
 export async function draw(place, state, signal) {
-  const runs = await usableRuns(signal);
-  const run = chosenRun(runs, state.run);
-  if (!screen || !place.contains(screen.root)) screen = build(place, run);
+  const { runs, run } = await fitting("attention", state.run, signal);
+  if (!run) return nothingFits(place, "attention");
+  if (!screen || !place.contains(screen.root)) screen = build(place);
   const text = state.text ?? run.example;
   const off = state.off ? state.off.split(" ") : [];
-  fill(screen.text, text);
-  fill(screen.target, state.target ?? "");
+  screen.form.show(text, state.target);
+  chooseFirst(screen.controls, runs, run, state.run, "attention");
   const asked = { run: run.name, text, target: state.target || undefined };
   const trace = await post("/api/trace", { ...asked, off }, signal);
   const whole = off.length ? await post("/api/trace", asked, signal) : trace;
-  screen.target.closest("label").hidden = trace.output.kind !== "text";
-  const map = trace.maps.find((one) => one.name === state.map) ?? trace.maps.at(-1);
-  const layer = limited(state.layer, map.layers);
-  const head = limited(state.head, map.heads);
-  const now = { run, runs, state, trace, map, layer, head, off };
+  screen.form.hasTarget(trace.output.kind === "text");
+  const now = { run, runs, state, trace, off, ...chosen(trace, state) };
   screen.now = now;
   screen.controls.replaceChildren(...controls(now));
   screen.output.replaceChildren(outputPanel(whole.output, off.length ? trace.output : null));
-  const bytes = await tensor(trace.trace, `${map.name}.weights`, { dtype: "u8", side: SIDE }, signal);
-  screen.grid.show(map, bytes, { by: state.by in map.statistics ? state.by : "", chosen: [layer, head], off: new Set(off) });
-  await near(now, signal);
+  await Promise.all([allHeads(now, signal), near(now, signal)]);
+  if (trace.output.kind === "continuation") await goOn(asked, off, { whole, trace }, signal);
 }
 
-function build(place, run) {
-  const typed = afterPause((key, value) => change({ [key]: value }, { replace: true }));
-  const area = (key) => element("textarea", { rows: "1", oninput: (e) => typed(key, e.target.value), spellcheck: "false" });
+/** The map, the layer and the head that a state names. */
+function chosen({ maps }, state) {
+  const map = maps.find((one) => one.name === state.map) ?? maps.at(-1);
+  return { map, layer: limited(state.layer, map.layers), head: limited(state.head, map.heads) };
+}
+
+/** Every head as a small map; another head of the same text asks for nothing. */
+async function allHeads({ state, trace, map, layer, head, off }, signal) {
+  const which = { dtype: "u8", side: SIDE, own: state.colours === "own" ? 1 : 0 };
+  const key = [trace.trace, map.name, which.own].join(" ");
+  if (screen.kept.key !== key) {
+    screen.kept = { key, bytes: await tensor(trace.trace, `${map.name}.weights`, which, signal) };
+  }
+  screen.grid.show(map, screen.kept.bytes, { by: state.by in map.statistics ? state.by : "", chosen: [layer, head], off: new Set(off) });
+}
+
+/** What a language model writes after the text: asked for last, as no map hangs on it. */
+async function goOn(asked, off, { whole, trace }, signal) {
+  const [long, short] = await Promise.all([[], ...(off.length ? [off] : [])].map((heads) => post("/api/continue", { ...asked, off: heads }, signal)));
+  screen.output.replaceChildren(outputPanel({ ...whole.output, ...long }, short ? { ...trace.output, ...short } : null));
+}
+
+function build(place) {
   const made = {
-    text: area("text"),
-    target: area("target"),
+    form: new TextAndTarget(),
     controls: element("div", { class: "controls" }),
     output: element("section", { class: "output", "aria-label": "What the model gives" }),
     grid: new HeadGrid({ choose: (layer, head) => choose(layer, head), knock }),
@@ -74,6 +96,7 @@ function build(place, run) {
     queryKey: new QueryKey(),
     about: element("div", { class: "about" }),
     near: element("div"),
+    kept: { key: "", bytes: null },
   };
   made.root = element(
     "div",
@@ -81,12 +104,7 @@ function build(place, run) {
     element("h1", {}, "Attention"),
     lead("Where each head looks. A weight says what is mixed in, not why the model answers as it does."),
     made.controls,
-    element(
-      "div",
-      { class: "pair" },
-      labelled("Text", made.text, "wide"),
-      labelled("Target (empty: what the model writes itself)", made.target, "wide"),
-    ),
+    made.form.root,
     made.output,
     element("div", { class: "split" }, made.grid.root, element("section", { class: "near", "aria-label": "One head" }, made.about, made.near)),
   );
@@ -95,23 +113,15 @@ function build(place, run) {
   return made;
 }
 
-/** What a person writes in is left alone; else it shows the state. */
-function fill(area, text) {
-  if (document.activeElement !== area && area.value !== text) area.value = text;
-}
-
-function limited(text, count) {
-  const number = Number.parseInt(text ?? "0", 10);
-  return Number.isInteger(number) ? Math.max(0, Math.min(count - 1, number)) : 0;
-}
-
 function controls({ run, runs, state, trace, map }) {
-  const kinds = trace.maps.map((one) => [one.name, nameOf(one.name, run.kind)]);
+  const kinds = trace.maps.map((one) => [one.name, nameOf(one.name)]);
   const by = [["", "layer and head"], ...Object.keys(map.statistics).map((name) => [name, STATISTICS[name]])];
   return [
     runChoice(runs, run.name),
     tabs("Which attention", kinds, map.name, (value) => change({ map: value, cell: "", query: "" })),
-    labelled("Sort by", select(by, state.by ?? "", (value) => change({ by: value }))),
+    labelled("Sort by", select(by, state.by in map.statistics ? state.by : "", (value) => change({ by: value }))),
+    labelled("Colours", select(COLOURS, state.colours === "own" ? "own" : "", (value) => change({ colours: value }))),
+    insteadOf(state.run, run, "attention"),
   ];
 }
 
@@ -146,16 +156,16 @@ async function near({ state, trace, map, layer, head, off }, signal) {
 
 async function drawView(view, { state, trace, map, layer, head }, signal) {
   const title = `${nameOf(map.name)}, layer ${layer + 1}, head ${head + 1}`;
-  const cell = (state.cell ?? "").split(",").map(Number);
-  const at = cell.length === 2 && cell.every(Number.isInteger) ? cell : [0, 0];
+  const at = cellOf(state.cell);
   const says = (row, column, value) => `${row} looks at ${column}: ${value}`;
   const matrix = { name: `${map.name}-${layer + 1}-${head + 1}`, title, rows: map.rows, columns: map.columns, says };
   const of = (what, which) => tensor(trace.trace, `${map.name}.${what}`, which, signal);
+  const high = (values) => (state.colours === "own" ? values.reduce((most, one) => Math.max(most, one), 0) || 1 : 1);
   let shownPart;
   if (view === "rollout") {
     const { values } = await of("rollout", { layer });
     const rolled = `Rollout over layers 1 to ${layer + 1} (all heads, ½ residual)`;
-    screen.map.show({ ...matrix, name: `${map.name}-rollout-${layer + 1}`, title: rolled, values, says: (r, c, v) => `${r} has ${v} of ${c}` }, at);
+    screen.map.show({ ...matrix, name: `${map.name}-rollout-${layer + 1}`, title: rolled, values, high: high(values), says: (r, c, v) => `${r} has ${v} of ${c}` }, at);
     shownPart = screen.map;
   } else if (view === "lines") {
     const { values } = await of("weights", { layer, head });
@@ -171,7 +181,7 @@ async function drawView(view, { state, trace, map, layer, head }, signal) {
     shownPart = screen.queryKey;
   } else {
     const { values } = await of("weights", { layer, head });
-    screen.map.show({ ...matrix, values }, at);
+    screen.map.show({ ...matrix, values, high: high(values) }, at);
     shownPart = screen.map;
   }
   if (screen.near.firstChild !== shownPart.root) screen.near.replaceChildren(shownPart.root);
@@ -192,16 +202,17 @@ function choose(layer, head) {
 
 /** Takes a head out, or brings it back. */
 function knock(layer, head) {
-  const place = `${screen.now.map.name}.${layer}.${head}`;
+  const place = `${chosen(screen.now.trace, read()).map.name}.${layer}.${head}`;
   const off = new Set((read().off ?? "").split(" ").filter(Boolean));
   if (!off.delete(place)) off.add(place);
   change({ off: [...off].join(" "), layer: String(layer), head: String(head) });
 }
 
+/** Steps from where the address is: a key may be pressed again before the page is drawn. */
 function shortcuts(event) {
   if (event.target.closest("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-  const { map, layer, head } = screen.now ?? {};
-  if (!map) return;
+  if (!screen.now) return;
+  const { map, layer, head } = chosen(screen.now.trace, read());
   const at = layer * map.heads + head;
   const to = { "[": at - 1, "]": at + 1 }[event.key];
   if (to >= 0 && to < map.layers * map.heads) choose(Math.floor(to / map.heads), to % map.heads);

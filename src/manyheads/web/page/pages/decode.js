@@ -3,21 +3,21 @@
 
 import { post } from "../api.js";
 import { Chances } from "../chances.js";
-import { afterPause, element, labelled, select, shown } from "../dom.js";
+import { element, labelled, select, shown } from "../dom.js";
 import { saving } from "../exports.js";
-import { fittingRun, insteadOf, nothingFits, numberInput } from "../fitting.js";
-import { lead, runChoice, usableRuns } from "../runs.js";
+import { chooseFirst, fitting, insteadOf, nothingFits, numberInput } from "../fitting.js";
+import { fill, textArea } from "../form.js";
+import { lead, runChoice } from "../runs.js";
 import { change } from "../state.js";
 import { Tree } from "../tree.js";
-import { BEAMS, fill, legible, textsView, tokensIn, tokensOut, TRANSLATORS, whole } from "../writers.js";
+import { BEAMS, legible, textsView, tokensIn, tokensOut, whole } from "../writers.js";
 
-const NEEDED = "runs that write";
 const LIMITS = ["8", "12", "20", "32", "64"].map((count) => [count, count]);
 // Settings of chance: name, label, least, most, step, usual value.
 const CHANCE = [
-  ["temperature", "Temperature", "0", "5", "0.1", "1"],
+  ["temperature", "Temperature", "0", "5", "any", "1"],
   ["top_k", "Top-k (0: all)", "0", "1000", "1", "0"],
-  ["top_p", "Top-p", "0.05", "1", "0.05", "1"],
+  ["top_p", "Top-p", "0.001", "1", "any", "1"],
   ["seed", "Seed", "0", "999999", "1", "0"],
 ];
 
@@ -33,12 +33,12 @@ let last = { asked: "", found: null };
 const FORGOTTEN = { prefix: "", node: "", step: "" };
 
 export async function draw(place, state, signal) {
-  const runs = (await usableRuns(signal)).filter((one) => [...TRANSLATORS, "gpt"].includes(one.kind));
-  const run = fittingRun(runs, state.run);
-  if (!run) return nothingFits(place, "Decode", NEEDED, "manyheads train phrasebook --out runs/demo");
+  const { runs, run } = await fitting("decode", state.run, signal);
+  if (!run) return nothingFits(place, "decode");
   if (!screen || !place.contains(screen.root)) screen = build(place);
   const text = state.text ?? run.example;
   fill(screen.text, text);
+  chooseFirst(screen.controls, runs, run, state.run, "decode");
   const chance = Object.fromEntries(CHANCE.map(([name, , , , , usual]) => [name, Number(state[name] ?? usual)]));
   const base = { run: run.name, text, beam: whole(state.beam), limit: whole(state.limit) };
   const found = await answer({ ...base, ...chance, prefix: tokensIn(state.prefix) }, signal);
@@ -61,9 +61,8 @@ async function answer(asked, signal) {
 }
 
 function build(place) {
-  const typed = afterPause((text) => change({ ...FORGOTTEN, text }, { replace: true }), 250);
   const made = {
-    text: element("textarea", { rows: "2", oninput: (event) => typed(event.target.value), spellcheck: "false" }),
+    text: textArea("text", FORGOTTEN, { pause: 250 }),
     controls: element("div", { class: "controls" }),
     outputs: element("section", { class: "ways", "aria-label": "Ways of writing" }),
     tree: new Tree({
@@ -92,7 +91,7 @@ function build(place) {
 }
 
 function controls({ run, runs, state, found }) {
-  const limit = labelled("Tokens to write", select(LIMITS, state.limit ?? "20", (value) => change({ ...FORGOTTEN, limit: value })));
+  const limit = labelled("Tokens to write", select(LIMITS, String(whole(state.limit) ?? 20), (value) => change({ ...FORGOTTEN, limit: value })));
   const chance = CHANCE.map(([name, label, min, max, step, usual]) => {
     const act = (value) => change({ [name]: value === usual ? "" : value }, { replace: true });
     return labelled(label, numberInput(state[name] ?? usual, min, max, act, step));
@@ -102,7 +101,7 @@ function controls({ run, runs, state, found }) {
     labelled("Beam", select(BEAMS, String(found.width), (beam) => change({ ...FORGOTTEN, beam }))),
     ...(found.continues ? [limit] : []),
     ...chance,
-    insteadOf(state.run, run, NEEDED) ?? "",
+    insteadOf(state.run, run, "decode"),
   ];
 }
 

@@ -1,19 +1,19 @@
 // Fill: words of a text masked by a click, and what a masked language model puts in their place.
 
-import { get, post } from "../api.js";
+import { post } from "../api.js";
 import { Bars } from "../bars.js";
-import { afterPause, element, labelled, shown } from "../dom.js";
-import { fitting, fittingRun, insteadOf, nothingFits } from "../fitting.js";
-import { lead, runChoice, usableRuns } from "../runs.js";
+import { element, labelled, shown } from "../dom.js";
+import { fitting, insteadOf, nothingFits } from "../fitting.js";
+import { fill, textArea } from "../form.js";
+import { lead, runChoice } from "../runs.js";
 import { change, read } from "../state.js";
 
 const MASK = "[MASK]";
-const NEEDED = "masked language models";
 const EXAMPLE = "The small dog sees the tree.";
 
 export const keys = [
   ["← →", "among the words: the word beside"],
-  ["Enter", "on a word: mask it, or bring it back"],
+  ["Enter", "on a word: mask it, or bring it back; a mask that was typed becomes the likeliest word"],
 ];
 
 let screen = null;
@@ -25,15 +25,13 @@ export function parts(text) {
 }
 
 export async function draw(place, state, signal) {
-  const { runs: names } = await get("/api/fill", {}, signal);
-  const runs = fitting(await usableRuns(signal), { names });
-  const run = fittingRun(runs, state.run);
-  if (!run) return nothingFits(place, "Fill", NEEDED, "manyheads train bert-mini data.folder=corpus --out runs/mini");
+  const { runs, run } = await fitting("fill", state.run, signal);
+  if (!run) return nothingFits(place, "fill");
   if (!screen || !place.contains(screen.root)) screen = build(place);
   const text = state.text ?? EXAMPLE;
-  if (document.activeElement !== screen.text) screen.text.value = text;
+  fill(screen.text, text);
   screen.controls.replaceChildren(runChoice(runs, run.name));
-  screen.instead.replaceChildren(insteadOf(state.run, run, NEEDED) ?? "");
+  screen.instead.replaceChildren(insteadOf(state.run, run, "fill"));
   const words = parts(text);
   const places = words.flatMap(([, isWord], at) => (isWord ? [at] : []));
   const written = places.filter((at) => /^(\[mask\]|<mask>)$/i.test(words[at][0]));
@@ -41,23 +39,25 @@ export async function draw(place, state, signal) {
   const middle = written.length || !places.length ? [] : [places[Math.floor(places.length / 2)]];
   const chosen = state.mask === undefined ? middle : state.mask.split(" ").map((number) => places[Number(number)]);
   const masked = new Set([...written, ...chosen.filter((at) => at !== undefined)]);
-  screen.words.replaceChildren(...buttons(words, places, masked));
+  screen.words.replaceChildren(...buttons(words, places, masked, written));
+  screen.best = new Map(); // the likeliest word of each mask, by its place
   if (!masked.size) {
     screen.sentence.textContent = "Click a word to mask it.";
     screen.results.replaceChildren();
     return;
   }
   const asked = words.map(([part], at) => (masked.has(at) ? MASK : part)).join("");
-  const hidden = [...masked].sort((one, other) => one - other).map((at) => (written.includes(at) ? "" : words[at][0]));
+  const inOrder = [...masked].sort((one, other) => one - other);
+  const hidden = inOrder.map((at) => (written.includes(at) ? "" : words[at][0]));
   const found = await post("/api/fill", { run: run.name, text: asked, hidden }, signal);
+  screen.best = new Map(inOrder.map((at, number) => [at, found.masks[number].top[0].piece]));
   screen.sentence.textContent = found.text;
   screen.results.replaceChildren(...found.masks.map((one, at) => result(one, at, hidden[at])));
 }
 
 function build(place) {
-  const typed = afterPause((text) => change({ text, mask: "" }, { replace: true }));
   const made = {
-    text: element("textarea", { rows: "2", oninput: (event) => typed(event.target.value), spellcheck: "false" }),
+    text: textArea("text", { mask: "" }),
     controls: element("div", { class: "controls" }),
     instead: element("div"),
     words: element("div", { class: "words", role: "group", "aria-label": "Words: Enter masks one", onkeydown: walk }),
@@ -80,14 +80,14 @@ function build(place) {
   return made;
 }
 
-function buttons(words, places, masked) {
+function buttons(words, places, masked, written) {
   return words.flatMap(([part, isWord], at) => {
     if (!isWord) return part.trim() ? [element("span", { class: "sign" }, part)] : [];
     const number = places.indexOf(at);
     const isMasked = masked.has(at);
     const label = `${part}, word ${number + 1}${isMasked ? ", masked" : ""}`;
     const made = element("button", { type: "button", id: `word-${number}`, "aria-pressed": String(isMasked), "aria-label": label }, isMasked ? MASK : part);
-    made.addEventListener("click", () => toggle(number, places, masked));
+    made.addEventListener("click", () => (written.includes(at) ? replace(at, words, masked) : toggle(number, places, masked)));
     return [made];
   });
 }
@@ -95,8 +95,19 @@ function buttons(words, places, masked) {
 function toggle(number, places, masked) {
   const numbers = new Set([...masked].map((at) => places.indexOf(at)));
   if (!numbers.delete(number)) numbers.add(number);
-  // A text without a mask is a state too: "none" names no word.
-  change({ mask: [...numbers].sort((one, other) => one - other).join(" ") || "none", text: read().text ?? EXAMPLE });
+  change({ mask: namesOf(numbers), text: read().text ?? EXAMPLE });
+}
+
+/** A text without a mask is a state too: "none" names no word. */
+const namesOf = (numbers) => [...numbers].sort((one, other) => one - other).join(" ") || "none";
+
+/** A mask that was typed hides no word: it becomes the likeliest one, and those after it are counted anew. */
+function replace(at, words, masked) {
+  const piece = screen.best.get(at)?.trim().replace(/^##/, "");
+  if (!piece) return;
+  const made = words.map(([part], one) => (one === at ? piece : part));
+  const wordsBefore = (one) => parts(made.slice(0, one).join("")).filter(([, isWord]) => isWord).length;
+  change({ mask: namesOf([...masked].filter((one) => one !== at).map(wordsBefore)), text: made.join("") });
 }
 
 function walk(event) {
@@ -110,11 +121,11 @@ function walk(event) {
 
 function result(found, at, word) {
   const bars = new Bars({ name: `fill-${at + 1}`, title: `Mask ${at + 1}${word ? `, for “${word}”` : ""}` });
-  const rows = found.top.map(({ piece, probability }) => ({ label: piece, value: probability, strong: piece.trim() === word }));
+  const rows = found.top.map(({ piece, probability }) => ({ label: piece, value: probability, strong: piece === found.hidden?.piece }));
   let note = "";
   if (word && found.hidden) {
     note = found.hidden.rank === null
-      ? `“${word}” is not one token among the first thousand.`
+      ? `“${word}” is here not one token among the first thousand.`
       : `“${word}” is number ${found.hidden.rank}, with probability ${shown(found.hidden.probability)}.`;
   }
   bars.show(rows, { note });

@@ -1,15 +1,13 @@
 // Flow: a text on its way through a model, box after box, each with its numbers, formula and code.
 
 import { matrices, post } from "../api.js";
-import { afterPause, element, labelled, select, tabs } from "../dom.js";
-import { cellOf, fittingRun, insteadOf, limited, nothingFits } from "../fitting.js";
+import { element, labelled, select, tabs } from "../dom.js";
+import { cellOf, chooseFirst, fitting, insteadOf, limited, nothingFits } from "../fitting.js";
 import { FlowBoxes } from "../flowboxes.js";
+import { TextAndTarget } from "../form.js";
 import { OpenBox } from "../openbox.js";
-import { lead, runChoice, usableRuns } from "../runs.js";
+import { lead, runChoice } from "../runs.js";
 import { change, read } from "../state.js";
-
-const KINDS = ["seq2seq", "joined", "gpt", "bert"];
-const NEEDED = "Transformers that read text";
 
 export const keys = [
   ["← →", "the box before, the box after (in a map: the cell beside)"],
@@ -22,32 +20,28 @@ export const keys = [
 let screen = null;
 
 export async function draw(place, state, signal) {
-  const runs = (await usableRuns(signal)).filter((one) => KINDS.includes(one.kind));
-  const run = fittingRun(runs, state.run);
-  if (!run) return nothingFits(place, "Flow", NEEDED, "manyheads demo");
+  const { runs, run } = await fitting("flow", state.run, signal);
+  if (!run) return nothingFits(place, "flow");
   if (!screen || !place.contains(screen.root)) screen = build(place);
   const text = state.text ?? run.example;
-  fill(screen.text, text);
-  fill(screen.target, state.target ?? "");
+  screen.form.show(text, state.target);
+  chooseFirst(screen.controls, runs, run, state.run, "flow");
   const flow = await post("/api/flow", { run: run.name, text, target: state.target || undefined }, signal);
-  screen.target.closest("label").hidden = flow.output.kind !== "text";
+  screen.form.hasTarget(flow.output.kind === "text");
   const boxes = flow.columns.flatMap((column) => column.boxes.map((box) => ({ ...box, column })));
   const most = (what) => Math.max(...flow.columns.map((column) => column[what]));
   const sizes = { boxes, layers: most("layers"), heads: most("heads") };
   const now = { flow, ...sizes, ...chosen(sizes, state) };
   screen.now = now;
-  screen.controls.replaceChildren(runChoice(runs, run.name), ...controls(now), insteadOf(state.run, run, NEEDED) ?? "");
+  screen.controls.replaceChildren(runChoice(runs, run.name), ...controls(now), insteadOf(state.run, run, "flow"));
   const numbers = await numbersOf(now, signal);
   open(now, state, numbers);
   screen.boxes.show(boxes, now.box.name, { ...now, run: run.name }, numbers);
 }
 
 function build(place) {
-  const typed = afterPause((key, value) => change({ [key]: value }, { replace: true }));
-  const area = (key) => element("textarea", { rows: "1", oninput: (e) => typed(key, e.target.value), spellcheck: "false" });
   const made = {
-    text: area("text"),
-    target: area("target"),
+    form: new TextAndTarget(),
     controls: element("div", { class: "controls" }),
     boxes: new FlowBoxes({ choose: (name) => change({ box: name, cell: "" }) }),
     opened: new OpenBox({ move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }) }),
@@ -59,21 +53,11 @@ function build(place) {
     element("h1", {}, "Flow"),
     lead("Every number on the way, as the model computed it. Open a box: what is in it, its formula, its code."),
     made.controls,
-    element(
-      "div",
-      { class: "pair" },
-      labelled("Text", made.text, "wide"),
-      labelled("Target (empty: what the model writes itself)", made.target, "wide"),
-    ),
+    made.form.root,
     element("div", { class: "flow" }, made.boxes.root, made.opened.root),
   );
   place.replaceChildren(made.root);
   return made;
-}
-
-/** What a person writes in is left alone; else it shows the state. */
-function fill(area, text) {
-  if (document.activeElement !== area && area.value !== text) area.value = text;
 }
 
 function controls({ layers, heads, layer, head, box }) {

@@ -3,12 +3,11 @@
 import { post, tensor } from "../api.js";
 import { Bars } from "../bars.js";
 import { element, labelled, select, tabs } from "../dom.js";
-import { base64, fitting, fittingRun, insteadOf, limited, nothingFits, numberInput } from "../fitting.js";
+import { base64, countInput, fitting, insteadOf, limited, nothingFits } from "../fitting.js";
 import { Overlay, pictureOf, SmallOverlays } from "../overlay.js";
-import { lead, runChoice, usableRuns } from "../runs.js";
+import { lead, runChoice } from "../runs.js";
 import { change } from "../state.js";
 
-const NEEDED = "models of images";
 const MAP = "encoder.self";
 const MOST_BYTES = 600_000; // of a file that is sent as it is; larger ones are made smaller here
 const MOST_SIDE = 1024;
@@ -24,15 +23,14 @@ let screen = null;
 let upload = null; // a file cannot be in the address: it stays as long as the page does
 
 export async function draw(place, state, signal) {
-  const runs = fitting(await usableRuns(signal), { kinds: ["vit"] });
-  const run = fittingRun(runs, state.run);
-  if (!run) return nothingFits(place, "Image", NEEDED, "manyheads train images data.folder=mnist --out runs/mnist");
+  const { runs, run } = await fitting("image", state.run, signal);
+  if (!run) return nothingFits(place, "image");
   if (!screen || !place.contains(screen.root)) screen = build(place);
   const own = state.picture === "upload" && upload;
   const asked = own ? { run: run.name, upload: upload.content } : { run: run.name, picture: limited(state.picture, 2 ** 31) };
   const now = { run, runs, state, own };
   screen.controls.replaceChildren(...controls(now, null));
-  screen.instead.replaceChildren(insteadOf(state.run, run, NEEDED) ?? "");
+  screen.instead.replaceChildren(insteadOf(state.run, run, "image"));
   const trace = await post("/api/image", asked, signal);
   screen.controls.replaceChildren(...controls(now, trace));
   await show(trace, now, signal);
@@ -63,7 +61,7 @@ function controls({ run, runs, state, own }, trace) {
   const file = element("input", { type: "file", accept: "image/png,image/jpeg", onchange: (event) => taken(event.target.files[0]) });
   const made = [
     runChoice(runs, run.name),
-    labelled("Picture of the validation split", numberInput(own ? 0 : limited(state.picture, 2 ** 31), 0, (trace?.count ?? 2 ** 31) - 1, (picture) => change({ picture }))),
+    labelled("Picture of the validation split", countInput(own ? null : limited(state.picture, 2 ** 31), trace?.count, (picture) => change({ picture }))),
     labelled("Your own (PNG, JPEG)", file),
   ];
   if (!trace) return made;
@@ -121,7 +119,7 @@ async function show(trace, { state, own }, signal) {
   screen.large.show({ ...shared, name: `image-${view}-${layer + 1}-${head + 1}`, title, values, query, what });
   screen.small.show({ ...shared, name: `image-heads-${layer + 1}`, title: `Every head of layer ${layer + 1}: where ${who} looks` }, heads, view === "head" ? head : -1);
   const classes = [...trace.output.classes].sort((one, other) => other.probability - one.probability).slice(0, MOST_CLASSES);
-  const from = own ? upload.name : `Picture ${limited(state.picture, 2 ** 31)} of ${trace.count}, a “${trace.label}”`;
+  const from = own ? upload.name : `Picture ${limited(state.picture, 2 ** 31) + 1} of ${trace.count}, a “${trace.label}”`;
   const lost = state.picture === "upload" && !own ? " The file that this address was made with is not here: choose it again." : "";
   screen.classes.show(classes.map(({ label, probability }) => ({ label, value: probability, strong: label === trace.label })), {
     title: classes.length ? "Classes" : "The model has no classes",

@@ -3,14 +3,13 @@
 import { post } from "../api.js";
 import { Bars } from "../bars.js";
 import { Chart } from "../chart.js";
-import { afterPause, element, labelled, tabs, visible } from "../dom.js";
-import { cellOf, fitting, fittingRun, insteadOf, nothingFits } from "../fitting.js";
+import { element, tabs, visible } from "../dom.js";
+import { cellOf, fitting, insteadOf, nothingFits } from "../fitting.js";
+import { TextAndTarget } from "../form.js";
 import { LensTable } from "../lenstable.js";
-import { lead, runChoice, usableRuns } from "../runs.js";
+import { lead, runChoice } from "../runs.js";
 import { change } from "../state.js";
 
-const KINDS = ["gpt", "seq2seq", "joined"];
-const NEEDED = "language models and decoders";
 const COLOURED = [
   ["probability", "Probability"],
   ["entropy", "Entropy"],
@@ -22,28 +21,23 @@ export const keys = [["← → ↑ ↓", "in the table: the position and the lay
 let screen = null;
 
 export async function draw(place, state, signal) {
-  const runs = fitting(await usableRuns(signal), { kinds: KINDS });
-  const run = fittingRun(runs, state.run);
-  if (!run) return nothingFits(place, "Lens", NEEDED, "manyheads train language data.folder=books --out runs/books");
+  const { runs, run } = await fitting("lens", state.run, signal);
+  if (!run) return nothingFits(place, "lens");
   if (!screen || !place.contains(screen.root)) screen = build(place);
   const text = state.text ?? run.example;
-  fill(screen.text, text);
-  fill(screen.target, state.target ?? "");
-  screen.target.closest("label").hidden = run.kind === "gpt";
+  screen.form.show(text, state.target);
+  screen.form.hasTarget(run.kind !== "gpt");
   const by = state.by === "entropy" ? "entropy" : "probability";
   screen.controls.replaceChildren(runChoice(runs, run.name), tabs("Colour", COLOURED, by, (value) => change({ by: value })));
-  screen.instead.replaceChildren(insteadOf(state.run, run, NEEDED) ?? "");
+  screen.instead.replaceChildren(insteadOf(state.run, run, "lens"));
   const found = await post("/api/lens", { run: run.name, text, target: state.target || undefined }, signal);
   screen.now = { found, rows: rowNames(found.layers), run };
   show(by, state);
 }
 
 function build(place) {
-  const typed = afterPause((key, value) => change({ [key]: value, cell: "" }, { replace: true }));
-  const area = (key) => element("textarea", { rows: "1", oninput: (e) => typed(key, e.target.value), spellcheck: "false" });
   const made = {
-    text: area("text"),
-    target: area("target"),
+    form: new TextAndTarget({ cell: "" }),
     controls: element("div", { class: "controls" }),
     instead: element("div"),
     table: new LensTable({
@@ -64,16 +58,12 @@ function build(place) {
     lead("The last norm and the output matrix on the state after every layer. The last row is what the model says; the others it was never trained to say."),
     made.controls,
     made.instead,
-    element("div", { class: "pair" }, labelled("Text", made.text, "wide"), labelled("Target (empty: what the model writes itself)", made.target, "wide")),
+    made.form.root,
     made.table.root,
     element("div", { class: "charts loose" }, made.top.root, made.chance.root, made.norm.root, made.added.root),
   );
   place.replaceChildren(made.root);
   return made;
-}
-
-function fill(area, text) {
-  if (document.activeElement !== area && area.value !== text) area.value = text;
 }
 
 /** Layer 0 is the embedding, before any layer. */
@@ -120,10 +110,10 @@ function near(layer, position) {
   const over = (table) => table.map((row, at) => [at, row[position]]);
   const mean = (table) => table.map((row, at) => [at, row.reduce((sum, one) => sum + one, 0) / row.length]);
   const next = found.expected[position];
-  screen.chance.root.hidden = next === null; // nothing comes after the last token of a text
   screen.chance.show(next === null ? [] : [{ name: `“${visible(next)}”`, points: over(found.wanted) }], {
     note: `Layer 0 is the embedding; ${after}.`,
   });
+  screen.chance.root.hidden = next === null; // nothing comes after the last token of a text
   screen.norm.show([{ name: after, points: over(found.norm) }, { name: "mean over positions", points: mean(found.norm) }]);
   const parts = Object.entries(found.added).map(([name, table]) => ({ name: PARTS[name], points: over(table).map(([at, one]) => [at + 1, one]) }));
   screen.added.show(parts, { note: `Lengths of vectors, ${after}: parts may point against each other.` });

@@ -1,15 +1,14 @@
 // Music: a piece through a model of music: where each event looks, how far back, and how it sounds.
 
-import { get, post, tensor } from "../api.js";
+import { post, tensor } from "../api.js";
 import { Chart } from "../chart.js";
 import { element, labelled, select } from "../dom.js";
-import { base64, fitting, fittingRun, insteadOf, limited, nothingFits, numberInput } from "../fitting.js";
+import { base64, countInput, fitting, insteadOf, limited, nothingFits, numberInput } from "../fitting.js";
 import { Roll } from "../roll.js";
-import { lead, runChoice, usableRuns } from "../runs.js";
+import { lead, runChoice } from "../runs.js";
 import { Player } from "../sound.js";
 import { change } from "../state.js";
 
-const NEEDED = "models of music";
 const MAP = "decoder.self";
 const EVENTS = 256;
 const TOP = 12; // arcs of an event
@@ -20,23 +19,22 @@ let screen = null;
 let upload = null; // a file cannot be in the address: it stays as long as the page does
 
 export async function draw(place, state, signal) {
-  const { runs: names } = await get("/api/music", {}, signal);
-  const runs = fitting(await usableRuns(signal), { names }).filter((run) => run.kind !== "imported");
-  const run = fittingRun(runs, state.run);
-  if (!run) return nothingFits(place, "Music", NEEDED, "manyheads train jsb-chorales data.folder=jsb_chorales --out runs/chorales");
+  // Before anything is waited for: who leaves meanwhile hears no more either.
+  signal.addEventListener("abort", () => location.pathname !== "/music" && screen?.player.stop());
+  const { runs, run } = await fitting("music", state.run, signal);
+  if (!run) return nothingFits(place, "music");
   if (!screen || !place.contains(screen.root)) screen = build(place);
   const own = state.piece === "upload" && upload;
   const asked = { run: run.name, begin: limited(state.begin, 2 ** 31), events: limited(state.events, 1025, EVENTS) || EVENTS };
   Object.assign(asked, own ? { upload: upload.content } : { piece: limited(state.piece, 2 ** 31) });
   const now = { run, runs, state, own };
   screen.controls.replaceChildren(...controls(now, null));
-  screen.instead.replaceChildren(insteadOf(state.run, run, NEEDED) ?? "");
+  screen.instead.replaceChildren(insteadOf(state.run, run, "music"));
   const trace = await post("/api/music", asked, signal);
   if (screen.now?.trace.trace !== trace.trace) screen.player.stop();
   screen.now = { ...now, trace };
   screen.controls.replaceChildren(...controls(now, trace));
   await show(signal);
-  signal.addEventListener("abort", () => location.pathname !== "/music" && screen.player.stop());
 }
 
 function build(place) {
@@ -72,9 +70,9 @@ function controls({ run, runs, state, own }, trace) {
   const set = (key) => (value) => change({ [key]: value, event: "" });
   const made = [
     runChoice(runs, run.name),
-    labelled("Piece of the validation split", numberInput(own ? 0 : limited(state.piece, 2 ** 31), 0, (trace?.count ?? 2 ** 31) - 1, set("piece"))),
+    labelled("Piece of the validation split", countInput(own ? null : limited(state.piece, 2 ** 31), trace?.count, set("piece"))),
     labelled("Your own (MIDI)", file),
-    labelled("From event", numberInput(trace?.begin ?? limited(state.begin, 2 ** 31), 0, Math.max(0, (trace?.words ?? 2 ** 31) - 1), set("begin"))),
+    labelled("From event", countInput(trace?.begin ?? limited(state.begin, 2 ** 31), trace?.words, set("begin"))),
     labelled("Events", numberInput(limited(state.events, 1025, EVENTS), 4, 1024, set("events"))),
   ];
   if (!trace) return made;
@@ -83,7 +81,7 @@ function controls({ run, runs, state, own }, trace) {
   const heads = [["mean", "mean of all"], ...counted(map.heads)];
   made.push(
     labelled("Layer", select(counted(map.layers), String(limited(state.layer, map.layers, map.layers - 1)), (layer) => change({ layer }))),
-    labelled("Head", select(heads, headOf(state, map) < 0 ? "mean" : state.head, (head) => change({ head: head === "mean" ? "" : head }))),
+    labelled("Head", select(heads, headOf(state, map) < 0 ? "mean" : String(headOf(state, map)), (head) => change({ head: head === "mean" ? "" : head }))),
   );
   return made;
 }
@@ -105,15 +103,15 @@ async function show(signal) {
     return Float32Array.from({ length: size }, (_, key) => heads.reduce((sum, row) => sum + row[key], 0) / map.heads);
   };
   const called = head < 0 ? "mean of all heads" : `head ${head + 1}`;
-  const title = `Layer ${layer + 1}, ${called}: where event ${at + 1}, “${trace.events[at].word}”, looks`;
+  const title = `Layer ${layer + 1}, ${called}: where event ${trace.begin + at + 1}, “${trace.events[at].word}”, looks`;
   const row = of(weights.values, size * size, (at + 1) * size);
-  screen.roll.show({ name: `music-${layer + 1}-${head < 0 ? "mean" : head + 1}`, title, notes: trace.notes, events: trace.events, weights: row, at, top: TOP });
+  screen.roll.show({ name: `music-${layer + 1}-${head < 0 ? "mean" : head + 1}`, title, notes: trace.notes, events: trace.events, first: trace.begin + 1, weights: row, at, top: TOP });
   const points = (values) => Array.from(values, (value, back) => [back, value]);
   screen.distance.show([{ name: `layer ${layer + 1}, ${called}`, points: points(of(far.values, size, 0)) }], {
     note: "The mean over all events that have one so far before them. 0 is the event itself.",
   });
-  screen.likely.show([{ name: "log P", points: trace.output.log_probabilities.map((value, event) => [event + 1, value]) }]);
-  const from = own ? upload.name : `Piece ${limited(state.piece, 2 ** 31)} of ${trace.count}`;
+  screen.likely.show([{ name: "log P", points: trace.output.log_probabilities.map((value, event) => [trace.begin + event + 1, value]) }]);
+  const from = own ? upload.name : `Piece ${limited(state.piece, 2 ** 31) + 1} of ${trace.count}`;
   const lost = state.piece === "upload" && !own ? " The file that this address was made with is not here: choose it again." : "";
   const part = count < trace.words ? `events ${trace.begin + 1} to ${trace.begin + count} of ${trace.words}` : `${count} events`;
   screen.about.textContent = `${from}, ${trace.encoding} encoding, ${part}, ${trace.notes.length} notes.${lost}`;
@@ -123,6 +121,7 @@ async function show(signal) {
 function play() {
   const { player, now } = screen;
   if (player.playing) return player.stop();
+  if (!now) return;
   player.play(now.trace.notes);
   label();
 }

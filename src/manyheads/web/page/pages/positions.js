@@ -3,9 +3,9 @@
 import { get, tensor } from "../api.js";
 import { Chart } from "../chart.js";
 import { checkbox, element, labelled, select } from "../dom.js";
-import { cellOf, limited, numberInput } from "../fitting.js";
+import { cellOf, fitting, insteadOf, limited, nothingFits, numberInput } from "../fitting.js";
 import { HeatMap } from "../heatmap.js";
-import { lead, runChoice, usableRuns } from "../runs.js";
+import { lead, runChoice } from "../runs.js";
 import { change } from "../state.js";
 
 const SCHEMES = [
@@ -37,13 +37,13 @@ export const keys = [["← → ↑ ↓", "in a map: the cell beside; in a chart:
 let screen = null;
 
 export async function draw(place, state, signal) {
-  const runs = (await usableRuns(signal)).filter((run) => !["rnn", "imported"].includes(run.kind));
-  if (!screen || !place.contains(screen.root)) screen = build(place);
   const scheme = state.scheme ?? "sinusoidal";
-  const run = runs.find((one) => one.name === state.run) ?? runs[0];
+  const { runs, run } = await fitting("positions", scheme === "run" ? state.run : undefined, signal);
+  if (scheme === "run" && !run) return nothingFits(place, "positions");
+  if (!screen || !place.contains(screen.root)) screen = build(place);
   const asked = { scheme, length: state.length ?? "64" };
   for (const name of ["trained", "dim", "heads", "base", "causal"]) if (state[name]) asked[name] = state[name];
-  if (scheme === "run" && run) asked.run = run.name;
+  if (scheme === "run") asked.run = run.name;
   for (const name of ["stack", "layer"]) if (scheme === "run" && state[name]) asked[name] = state[name];
   screen.controls.replaceChildren(...controls(state, scheme, runs, run, null));
   const found = await get("/api/positions", asked, signal);
@@ -93,7 +93,7 @@ function controls(state, scheme, runs, run, found) {
     number("Positions", "length", state.length ?? 64, 512),
   ];
   if (scheme === "run") {
-    if (run) made.push(runChoice(runs, run.name));
+    made.push(runChoice(runs, run.name), insteadOf(state.run, run, "positions"));
     if (found && found.stacks.length > 1) made.push(labelled("Stack", select(found.stacks.map((one) => [one, one]), state.stack ?? found.stacks[0], set("stack"))));
     if (found && found.layers > 1) made.push(labelled("Layer", counted(found.layers, state.layer, set("layer"))));
   } else {
@@ -139,7 +139,7 @@ async function show(found, state, signal) {
     matrix(screen.dots, `${found.scheme}-dots`, `${found.scheme}: dot product of two positions`, screen.now.dots, cellOf(state.at, [0, 0]), "position");
     figures.push(screen.dots.root);
   }
-  if (found.grid) figures.push(screen.grid.root);
+  if (found.grid && screen.now.dots) figures.push(screen.grid.root);
   else if (found.curves.length) figures.push(screen.distance.root);
   showFrom();
   if (has("skew.1")) figures.push(...(await skew(found, head, of)));
@@ -150,7 +150,7 @@ async function show(found, state, signal) {
 function showFrom() {
   const { found, dots } = screen.now;
   const [row] = screen.dots.at ?? [0];
-  if (found.grid) {
+  if (found.grid && dots) {
     const { columns, before } = found.grid;
     const wide = dots.shape[1];
     const values = dots.values.subarray(row * wide + before, (row + 1) * wide);
@@ -171,7 +171,7 @@ function showFrom() {
   const [reach, xs] = [found.trained - 1, curves.flatMap((curve) => curve.points.map(([x]) => x))];
   const [from, to] = [Math.max(-reach, Math.min(...xs)), Math.min(reach, Math.max(...xs))];
   const frame = [[from, all[0]], [from, all[1]], [to, all[1]], [to, all[0]]];
-  const marks = reach < found.length - 1 ? [{ name: "trained distances", style: "dashes", points: frame }] : [];
+  const marks = reach < found.length - 1 ? [{ name: "trained distances", style: "dashes", mute: true, points: frame }] : [];
   const what = dots ? "dot product" : "added to the score";
   screen.distance.show([...curves, ...marks], { note: `${what[0].toUpperCase()}${what.slice(1)}; a distance is key − query. ${found.note}` });
 }
@@ -183,7 +183,7 @@ async function skew(found, head, of) {
     const [rows, columns] = table.shape;
     const far = rows - 1;
     // Before the last step a column has no one key: it is a distance, or only a place.
-    const named = [(c) => String(c - far), (c) => (c ? String(c - 1 - far) : "0s"), (c) => `·${c + 1}`, (c) => `k${c}`][at];
+    const named = [(c) => String(c - far), (c) => (c ? String(c - 1 - far) : "0s"), (c) => `c${c + 1}`, (c) => `k${c}`][at];
     screen.steps[at].show({
       name: `skew-${at + 1}`,
       title: `Skew, head ${head + 1}, ${STEPS[at]}${at === 3 && found.causal ? "; above the diagonal nothing that is meant" : ""}`,

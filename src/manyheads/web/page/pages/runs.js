@@ -2,10 +2,10 @@
 
 import { get } from "../api.js";
 import { element, shown } from "../dom.js";
-import { PAGES } from "../pages.js";
+import { fits, PAGES } from "../pages.js";
 import { address } from "../state.js";
 
-const WAYS = PAGES.filter(([name]) => name !== "runs");
+const WAYS = PAGES.filter((page) => page.name !== "runs");
 
 export async function draw(place, state, signal) {
   const { folder, runs } = await get("/api/runs", {}, signal);
@@ -22,7 +22,9 @@ function card(run, state) {
     return element("article", { class: "card broken" }, element("h2", {}, run.name), element("p", {}, run.error));
   }
   const kept = { present: state.present ?? "", theme: state.theme ?? "" };
-  const ways = WAYS.map(([page, text]) => element("a", { href: address(page, { ...kept, run: run.name }) }, text));
+  const ways = WAYS.filter((page) => fits(page, run)).map((page) =>
+    element("a", { href: address(page.name, { ...kept, ...page.opens, run: run.name }) }, page.title),
+  );
   const details = element("details", {}, element("summary", {}, "Settings"));
   details.addEventListener("toggle", () => details.open && settings(details, run.name), { once: true });
   return element(

@@ -1,9 +1,11 @@
 // Tokens: how a text falls into pieces, and for BPE and WordPiece every state on the way.
 
 import { post } from "../api.js";
-import { afterPause, element, escaped, labelled, shown, visible } from "../dom.js";
+import { element, escaped, labelled, shown, visible } from "../dom.js";
 import { picture, saving } from "../exports.js";
-import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
+import { fitting, insteadOf, nothingFits } from "../fitting.js";
+import { fill, textArea } from "../form.js";
+import { lead, runChoice } from "../runs.js";
 import { change, read } from "../state.js";
 import { chips } from "../tokens.js";
 
@@ -11,18 +13,18 @@ export const keys = [["← →", "on the slider: one merge back, one on"]];
 
 /** @type {{root: HTMLElement, text: HTMLTextAreaElement, controls: HTMLElement, result: HTMLElement}|null} */
 let screen = null;
-const typed = afterPause((text) => change({ text, step: "" }, { replace: true }));
 
 export async function draw(place, state, signal) {
-  const runs = await usableRuns(signal);
-  const run = chosenRun(runs, state.run);
+  const { runs, run } = await fitting("tokens", state.run, signal);
+  if (!run) return nothingFits(place, "tokens");
   const beside = runs.find((one) => one.name === state.beside && one.name !== run.name);
   if (!screen || !place.contains(screen.root)) screen = build(place);
   const text = state.text ?? run.example;
-  if (document.activeElement !== screen.text) screen.text.value = text;
+  fill(screen.text, text);
   screen.controls.replaceChildren(
     runChoice(runs, run.name),
-    runChoice(runs.filter((one) => one.name !== run.name), state.beside ?? "", "beside", "Beside", "nothing"),
+    runChoice(runs.filter((one) => one.name !== run.name), beside?.name ?? "", "beside", "Beside", "nothing"),
+    insteadOf(state.run, run, "tokens"),
   );
   const asked = [run, beside].filter(Boolean);
   const found = await Promise.all(asked.map((one) => post("/api/tokens", { run: one.name, text }, signal)));
@@ -30,7 +32,7 @@ export async function draw(place, state, signal) {
 }
 
 function build(place) {
-  const text = element("textarea", { rows: "2", oninput: (event) => typed(event.target.value), spellcheck: "false" });
+  const text = textArea("text", { step: "" });
   const controls = element("div", { class: "controls" });
   const result = element("div", { class: "panels" });
   const root = element("div", {}, element("h1", {}, "Tokens"), lead("A space at the beginning of a piece is shown as ·."), controls, labelled("Text", text, "wide"), result);

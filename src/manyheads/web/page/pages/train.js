@@ -8,7 +8,10 @@ import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
 import { change } from "../state.js";
 
 const EVERY = 2000; // milliseconds between two questions
-const TITLES = { loss: "Loss", learning_rate: "Learning rate", tokens_per_second: "Tokens per second" };
+const TITLES = { bleu: "BLEU", chrf: "chrF" }; // what is not written as other words are
+
+/** What is measured, in words. */
+const titleOf = (key) => TITLES[key] ?? (key[0].toUpperCase() + key.slice(1)).replaceAll("_", " ");
 
 export const keys = [["← →", "in a chart: the step before, the step after"]];
 
@@ -24,26 +27,28 @@ export async function draw(place, state, signal) {
   place.replaceChildren(
     element("h1", {}, `Training of ${run.name}`),
     lead("Each point is a line of metrics.jsonl; the dashed curve is the formula, not a measurement."),
-    controls(runs, run, state),
+    controls(runs, run, beside, state),
     status,
     grid,
   );
-  const watched = [run, beside].filter(Boolean).map((one) => ({ name: one.name, records: [], next: 0, version: "" }));
+  const watched = [run, beside].filter(Boolean).map((one) => ({ name: one.name, records: [], broken: 0, next: 0, version: "" }));
   await refresh(watched, signal);
   show(grid, watched, state, status);
-  // A hidden page asks nothing.
-  const timer = setInterval(async () => {
-    if (document.hidden) return;
+  // The next question when the last is answered, however long that took: two would add the same lines.
+  const again = async () => {
+    if (signal.aborted) return;
     try {
-      if (await refresh(watched, signal)) show(grid, watched, state, status);
+      // A hidden page asks nothing.
+      if (!document.hidden && (await refresh(watched, signal))) show(grid, watched, state, status);
     } catch (error) {
       if (!signal.aborted) status.textContent = error.message;
     }
-  }, EVERY);
-  signal.addEventListener("abort", () => clearInterval(timer));
+    setTimeout(again, EVERY);
+  };
+  setTimeout(again, EVERY);
 }
 
-function controls(runs, run, state) {
+function controls(runs, run, beside, state) {
   const slider = element("input", {
     type: "range",
     min: "0",
@@ -58,7 +63,7 @@ function controls(runs, run, state) {
     "form",
     { class: "controls", onsubmit: (event) => event.preventDefault() },
     runChoice(runs, run.name),
-    runChoice(runs.filter((one) => one.name !== run.name), state.beside ?? "", "beside", "Beside", "nothing"),
+    runChoice(runs.filter((one) => one.name !== run.name), beside?.name ?? "", "beside", "Beside", "nothing"),
     flag("logx", "log x"),
     flag("logy", "log y"),
     labelled("Smoothing", slider),
@@ -69,14 +74,18 @@ function controls(runs, run, state) {
 async function refresh(watched, signal) {
   let news = false;
   for (const one of watched) {
-    const { name, next, version } = one;
-    const found = await get("/api/metrics", { run: name, since: next, version }, signal);
-    if (found.reset) one.records = [];
-    if (found.schedule !== undefined) one.schedule = found.schedule;
-    one.records.push(...found.records);
-    one.next = found.next;
-    one.version = found.version;
-    news ||= found.reset || found.records.length > 0;
+    let found;
+    do {
+      const { name, next, version } = one;
+      found = await get("/api/metrics", { run: name, since: next, version }, signal);
+      if (found.reset) [one.records, one.broken] = [[], 0];
+      if (found.schedule !== undefined) one.schedule = found.schedule;
+      one.records = one.records.concat(found.records);
+      one.broken += found.broken;
+      one.next = found.next;
+      one.version = found.version;
+      news ||= found.reset || found.records.length > 0 || found.broken > 0;
+    } while (found.more); // of a long file an answer has a part
   }
   return news;
 }
@@ -104,7 +113,7 @@ function show(grid, watched, state, status) {
   const share = Number(state.smooth ?? 0);
   for (const [key, found] of measured(watched)) {
     if (!charts.has(key)) {
-      charts.set(key, new Chart({ name: key, title: TITLES[key] ?? key.replaceAll("_", " ") }));
+      charts.set(key, new Chart({ name: key, title: titleOf(key) }));
       grid.append(charts.get(key).root);
     }
     let note = "";
@@ -125,5 +134,6 @@ function show(grid, watched, state, status) {
     charts.get(key).show(series, { logX: state.logx === "1", logY: state.logy === "1", note });
   }
   const last = watched[0].records.at(-1);
-  status.textContent = last ? `Last measured at step ${last.step}; new lines appear by themselves.` : "Nothing was measured yet.";
+  const lost = watched[0].broken ? ` Lines of metrics.jsonl that could not be read: ${watched[0].broken}.` : "";
+  status.textContent = (last ? `Last measured at step ${last.step}; new lines appear by themselves.` : "Nothing was measured yet.") + lost;
 }

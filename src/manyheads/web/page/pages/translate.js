@@ -1,15 +1,15 @@
 // Translate: hypotheses while one types, where each token looks, and other words for one of them.
 
 import { post, tensor } from "../api.js";
-import { afterPause, element, labelled, select, shown, tabs, visible } from "../dom.js";
+import { element, labelled, select, shown, tabs, visible } from "../dom.js";
 import { saving } from "../exports.js";
-import { cellOf, fittingRun, insteadOf, nothingFits } from "../fitting.js";
+import { cellOf, chooseFirst, fitting, insteadOf, nothingFits } from "../fitting.js";
+import { fill, textArea } from "../form.js";
 import { HeatMap } from "../heatmap.js";
-import { lead, runChoice, usableRuns } from "../runs.js";
+import { lead, runChoice } from "../runs.js";
 import { change } from "../state.js";
-import { BEAMS, fill, legible, pieceButtons, textsView, tokensIn, tokensOut, TRANSLATORS, whole } from "../writers.js";
+import { BEAMS, legible, pieceButtons, textsView, tokensIn, tokensOut, whole } from "../writers.js";
 
-const NEEDED = "runs that translate";
 const ALTERNATIVES = 10;
 const ASKED = 20; // some of the likeliest are never written
 
@@ -24,12 +24,12 @@ let screen = null;
 const FORGOTTEN = { prefix: "", at: "", which: "", cell: "" };
 
 export async function draw(place, state, signal) {
-  const runs = (await usableRuns(signal)).filter((one) => TRANSLATORS.includes(one.kind));
-  const run = fittingRun(runs, state.run);
-  if (!run) return nothingFits(place, "Translate", NEEDED, "manyheads train phrasebook --out runs/demo");
+  const { runs, run } = await fitting("translate", state.run, signal);
+  if (!run) return nothingFits(place, "translate");
   if (!screen || !place.contains(screen.root)) screen = build(place);
   const text = state.text ?? run.example;
   fill(screen.text, text);
+  chooseFirst(screen.controls, runs, run, state.run, "translate");
   const prefix = tokensIn(state.prefix);
   const asked = { run: run.name, text, prefix };
   const found = legible(await post("/api/translate", { ...asked, beam: whole(state.beam), which: whole(state.which) ?? 0 }, signal));
@@ -46,10 +46,9 @@ export async function draw(place, state, signal) {
 }
 
 function build(place) {
-  const typed = afterPause((text) => change({ ...FORGOTTEN, text }, { replace: true }), 250);
   const move = (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true });
   const made = {
-    text: element("textarea", { rows: "2", oninput: (event) => typed(event.target.value), spellcheck: "false" }),
+    text: textArea("text", FORGOTTEN, { pause: 250 }),
     controls: element("div", { class: "controls" }),
     translation: element("section", { class: "panel", "aria-label": "Translation" }),
     alternatives: element("section", { class: "panel", "aria-label": "Alternatives" }),
@@ -80,7 +79,7 @@ function controls({ run, runs, state, found, text }, examples) {
     runChoice(runs, run.name),
     labelled("Beam", select(BEAMS, String(found.width), (beam) => change({ beam, which: "", cell: "" }))),
     ...(examples.length ? [labelled("A sentence of the phrasebook", select(own, "", (one) => one && change({ ...FORGOTTEN, text: one })))] : []),
-    insteadOf(state.run, run, NEEDED) ?? "",
+    insteadOf(state.run, run, "translate"),
   ];
 }
 
@@ -164,9 +163,9 @@ function chosenMap(state, { layers, heads }) {
 async function drawAlignment({ state, found }, gold, signal) {
   const { alignment } = found;
   const pair = gold?.pair ?? null;
-  screen.gold.root.hidden = pair === null;
-  screen.map.root.hidden = alignment === null;
+  if (pair === null) screen.gold.root.hidden = true;
   if (alignment === null) {
+    screen.map.root.hidden = true;
     screen.note.textContent = "The layers of this model have maps of different shapes: none is shown.";
     return;
   }
@@ -194,7 +193,7 @@ function told(gold, map, found) {
   if (gold === null || !gold.phrasebook) return "";
   if (gold.pair === null) return `This is none of the ${gold.looked.toLocaleString("en")} sentences of the phrasebook that were looked through: there is no gold alignment beside the map.`;
   const { target, errors } = gold.pair;
-  const same = found.hypotheses[0].text === target ? "The phrasebook has the same translation." : `The phrasebook has: ${target}`;
+  const same = found.hypotheses[found.which].text === target ? "The phrasebook has the same translation." : `The phrasebook has: ${target}`;
   if (errors === null) return same;
   const error = { all: () => errors.all, mean: () => errors.mean[map.layer], weights: () => errors.weights[map.layer][map.head] }[map.kind]();
   return `${same} Alignment error of this map on it, word by word: ${shown(100 * error)} %.`;

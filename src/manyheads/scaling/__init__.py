@@ -1,0 +1,1 @@
+"""Scaling laws: a sweep over sizes and tokens, its fit, and a prediction put to the test."""

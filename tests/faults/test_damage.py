@@ -1,0 +1,314 @@
+"""Damaged folders, and folders that hold something else: one line says what."""
+
+import contextlib
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.faults.damage import FILES, as_it_was, damages, judged
+from tests.faults.small_run import SHORT, again, call, mistake, train, used
+from torch import distributed
+
+from manyheads.errors import BadData
+from manyheads.run import read_run
+from manyheads.train import checkpoint
+from manyheads.training import read_recipe
+from manyheads.view.measured import measured
+from manyheads.web.runs import read_metrics
+
+
+def accept(folder: Path) -> None:
+    """What the message says that a person does after a change on purpose."""
+    lines = (folder / "run.toml").read_text().splitlines(keepends=True)
+    (folder / "run.toml").write_text("".join(one for one in lines if "# check sum" not in one))
+
+
+def test_a_folder_with_something_else_in_it(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "thesis"
+    out.mkdir()
+    (out / "chapter.tex").write_text("...")
+    result = train(recipe, out)
+    assert result[0] == 2
+    mistake(result, str(out), "chapter.tex", "--out")
+    assert [path.name for path in out.iterdir()] == ["chapter.tex"]
+    result = train(recipe, out / "chapter.tex")
+    mistake(result, "is a file", "--out")
+    mistake(train(recipe, out / "chapter.tex" / "run"), "cannot be made", "--out")
+
+
+def test_the_folder_that_is_hurt_below_is_good(recipe: Path, hurt: Path) -> None:
+    assert used(hurt)[0] == 0
+    assert again(recipe, hurt)[0] == 0
+
+
+@pytest.mark.parametrize("left", [0, 1, 7, 100, -1])
+def test_a_truncated_file_of_weights(left: int, recipe: Path, hurt: Path) -> None:
+    for name, use in (("model", used), ("state/last", lambda folder: again(recipe, folder))):
+        path = hurt / f"{name}.safetensors"
+        path.write_bytes(path.read_bytes()[:left])
+        result = use(hurt)
+        assert result[0] == 3
+        mistake(result, str(path), "damaged")
+
+
+def test_weights_from_elsewhere(recipe: Path, hurt: Path) -> None:
+    for name, use in (("model", used), ("state/last", lambda folder: again(recipe, folder))):
+        path = hurt / f"{name}.safetensors"
+        save_file({"weight": torch.zeros(3)}, path)
+        result = use(hurt)
+        assert result[0] == 3
+        mistake(result, str(path), "not written by Manyheads")
+
+
+def test_weights_of_another_model(recipe: Path, hurt: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert train(recipe, other, *SHORT, "model.dim=32")[0] == 0
+    for name, use, reasons in (
+        ("model", used, ["another model"]),
+        ("state/last", lambda folder: again(recipe, folder), ["does not fit", "32]", "16]"]),
+    ):
+        path = f"{name}.safetensors"
+        shutil.copy(other / path, hurt / path)
+        result = use(hurt)
+        assert result[0] == 3
+        mistake(result, str(hurt / path), *reasons)
+    deeper = tmp_path / "deeper"
+    assert train(recipe, deeper, *SHORT, "model.layers=2")[0] == 0
+    shutil.copy(deeper / "model.safetensors", hurt / "model.safetensors")
+    mistake(used(hurt), "another model")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"seed = ", b"\xff\xfe", b"seed = 1\n", b"[model]\ndim = 'wide'\n"]
+)
+def test_damaged_settings(content: bytes, recipe: Path, hurt: Path) -> None:
+    (hurt / "run.toml").write_bytes(content)
+    mistake(used(hurt), str(hurt / "run.toml"))
+    mistake(again(recipe, hurt), str(hurt / "run.toml"))
+    assert (hurt / "run.toml").read_bytes() == content
+
+
+def test_missing_parts(recipe: Path, hurt: Path, tmp_path: Path) -> None:
+    (hurt / "tokenizer.json").rename(tmp_path / "elsewhere")
+    for result in (used(hurt), again(recipe, hurt)):
+        assert result[0] == 3
+        mistake(result, str(hurt / "tokenizer.json"))
+    (tmp_path / "elsewhere").rename(hurt / "tokenizer.json")
+    (hurt / "model.safetensors").unlink()
+    mistake(used(hurt), "model.safetensors")
+    shutil.rmtree(hurt / "state")
+    mistake(used(hurt), "model.safetensors")
+    (hurt / "run.toml").unlink()
+    mistake(used(hurt), str(hurt), "run.toml")
+    mistake(used(tmp_path / "nowhere"), str(tmp_path / "nowhere"))
+
+
+def test_a_tokenizer_of_another_size(recipe: Path, hurt: Path) -> None:
+    other = read_recipe(str(recipe), ["tokens.vocab_size=270"])
+    corpus = other.data.read("train")
+    other.tokens.train([*corpus.sources, *corpus.targets]).save(hurt / "tokenizer.json")
+    size = read_run(hurt).model.vocab_size
+    assert size != 270
+    mistake(used(hurt), "not as it was written", str(hurt / "tokenizer.json"))
+    accept(hurt)
+    for result in (used(hurt), again(recipe, hurt)):
+        mistake(result, "270", str(size))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]"])
+def test_a_damaged_tokenizer(content: bytes, recipe: Path, hurt: Path) -> None:
+    (hurt / "tokenizer.json").write_bytes(content)
+    for result in (used(hurt), again(recipe, hurt)):
+        assert result[0] == 3
+        mistake(result, str(hurt / "tokenizer.json"))
+
+
+def test_a_flipped_bit_is_noticed(recipe: Path, hurt: Path) -> None:
+    """Anywhere in a file of weights: one clear line, never another model."""
+    for name, use in (("model", used), ("state/last", lambda folder: again(recipe, folder))):
+        path = hurt / f"{name}.safetensors"
+        whole = path.read_bytes()
+        draw = random.Random(1)
+        for place in [draw.randrange(len(whole)) for _ in range(3)] + [len(whole) - 1]:
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+            result = use(hurt)
+            assert result[0] == 3, (name, place, result)
+            mistake(result, str(path))
+        path.write_bytes(whole)
+
+
+def test_settings_that_change_what_the_weights_mean(hurt: Path) -> None:
+    """As many heads again fit the same tensors, and would compute something else."""
+    settings = hurt / "run.toml"
+    settings.write_text(settings.read_text().replace("heads = 2", "heads = 1"))
+    mistake(used(hurt), "not as it was written", str(settings))
+    accept(hurt)
+    result = used(hurt)
+    assert result[0] == 3
+    mistake(result, "another model")
+
+
+def test_settings_changed_on_purpose_are_accepted(recipe: Path, hurt: Path) -> None:
+    """As the message says; the next training writes the check sums anew."""
+    settings = hurt / "run.toml"
+    settings.write_text(settings.read_text().replace("beam = 1", "beam = 3"))
+    line = mistake(used(hurt), "deleting the line '# check sum … of run.toml'")
+    assert str(settings) in line
+    accept(hurt)
+    assert used(hurt)[0] == 0
+    assert read_run(hurt).decode.beam == 3
+    assert again(recipe, hurt)[0] == 0
+    assert settings.read_text().count("# check sum") == 2
+
+
+def test_a_folder_without_check_sums_is_used(recipe: Path, hurt: Path) -> None:
+    """As older runs are, and those that were put together by hand."""
+    accept(hurt)
+    assert used(hurt)[0] == 0
+    assert again(recipe, hurt)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state/last.safetensors"])
+def test_the_same_bytes_as_numbers_of_another_kind(name: str, recipe: Path, hurt: Path) -> None:
+    """One letter of a header: float32 becomes int32, and every weight another."""
+    path = hurt / name
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1))
+    assert path.read_bytes() != whole
+    result = used(hurt) if name == "model.safetensors" else again(recipe, hurt)
+    mistake(result, str(path), "damaged")
+
+
+def test_a_state_that_says_another_step(recipe: Path, hurt: Path) -> None:
+    path = hurt / "state/last.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'\\"step\\": 5', b'\\"step\\": 4', 1))
+    assert path.read_bytes() != whole
+    mistake(again(recipe, hurt), str(path), "damaged")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damage_anywhere_is_noticed_or_harmless(
+    name: str, recipe: Path, averaged: Path, tmp_path: Path
+) -> None:
+    """A bit, a byte, the end of a file: never another model in silence."""
+    before = as_it_was(recipe, averaged, tmp_path)
+    for one in damages((averaged / name).read_bytes(), 1, random.Random(name)):
+        judged(recipe, averaged, name, one, before, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_damage_at_200_places_of_every_file(
+    name: str, recipe: Path, averaged: Path, tmp_path: Path
+) -> None:
+    before = as_it_was(recipe, averaged, tmp_path)
+    counts = {"noticed": 0, "harmless": 0}
+    for one in damages((averaged / name).read_bytes(), 200, random.Random(f"200 {name}")):
+        counts[judged(recipe, averaged, name, one, before, tmp_path)] += 1
+    print(f"{name}: {counts}")
+
+
+def test_every_file_of_a_run_is_damaged_above(averaged: Path) -> None:
+    """A file that a run comes to have is one more to be checked here."""
+    there = {str(path.relative_to(averaged)) for path in averaged.rglob("*") if path.is_file()}
+    boards = {name for name in there if name.startswith("tensorboard/")}
+    assert there - boards == set(FILES)
+
+
+def test_a_broken_line_of_metrics_stops_nothing(recipe: Path, hurt: Path) -> None:
+    """Training goes on without it and says so once; the page and the curves do too."""
+    path = hurt / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    hurt_lines = [lines[0], b"\xff" + lines[1], lines[2][:9] + b"\n", b'{"step": 1e999}\n']
+    path.write_bytes(b"".join([*hurt_lines, *lines[3:]]))
+    assert read_metrics(path)["broken"] == 3
+    assert len(read_metrics(path)["records"]) == len(lines) - 2
+    said: list[str] = []
+    assert len(measured(hurt, said.append)["train", "loss"]) == 3
+    assert said == [f"{path}: lines that could not be read, and are left out: 3"]
+    code, _, printed = again(recipe, hurt)
+    assert code == 0
+    assert printed.count("could not be read") == 1
+    steps = [json.loads(line)["step"] for line in path.open()]
+    assert steps == [1, 4, 5, 5, 6, 6]
+
+
+def test_going_on_with_other_data_is_refused(tmp_path: Path) -> None:
+    for side in ("en", "de"):
+        lines = [f"{side} word{i} word{i + 1}" for i in range(40)]
+        (tmp_path / f"train.{side}").write_text("\n".join(lines))
+    small = ["model.dim=16", "model.layers=1", "model.heads=2", "tokens.vocab_size=300"]
+    own = [f"data.folder={tmp_path}", "data.source=en", "data.target=de", *small]
+    asked = ("train", "translation", *own, "decode.validate_sentences=0", "--out", tmp_path / "run")
+    assert call(*asked, "train.steps=2", "--device", "cpu")[0] == 0
+    with (tmp_path / "train.en").open("a") as file, (tmp_path / "train.de").open("a") as other:
+        file.write("\none more")
+        other.write("\none more")
+    result = call(*asked, "train.steps=4", "--device", "cpu")
+    assert result[0] == 3
+    mistake(result, "training data is not what", "step 2")
+
+
+def test_files_of_equal_runs_are_equal_byte_for_byte(recipe: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        assert train(recipe, tmp_path / name, *SHORT)[0] == 0
+    for file in ("model.safetensors", "state/last.safetensors", "run.toml", "tokenizer.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_fewer_steps_than_are_done_are_refused(recipe: Path, hurt: Path) -> None:
+    mistake(train(recipe, hurt, "train.steps=1", "train.average=1"), "already", "train.steps=1")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state/last.safetensors", "notes.txt"])
+def test_what_somebody_else_put_into_the_folder_stays(
+    name: str, recipe: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"precious")
+    result = train(recipe, tmp_path / "run")
+    assert result[0] == 2
+    mistake(result, "something else", name)
+    assert path.read_bytes() == b"precious"
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A group of this process alone, as what is saved in parts needs one."""
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_damage_to_a_state_in_parts_is_noticed(tmp_path: Path) -> None:
+    """FSDP's: every file that it has, and the one that says which of them it is."""
+    model = torch.nn.Linear(6, 5)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+    checkpoint.save_shards(tmp_path, model, optimizer, checkpoint.Progress(step=3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    files = [tmp_path / checkpoint.SHARDS, *(tmp_path / "state" / "shards-00000003").iterdir()]
+    assert len(files) == 3
+    noticed = 0
+    for path in files:
+        whole = path.read_bytes()
+        for one in damages(whole, 4, random.Random(path.name)):
+            path.write_bytes(one.content)
+            with contextlib.suppress(BadData):
+                noticed += 1
+                assert checkpoint.load_state(tmp_path, model, optimizer).step == 3, one.what
+                assert all(map(torch.equal, model.state_dict().values(), before.values()))
+                noticed -= 1
+        path.write_bytes(whole)
+    assert noticed > 30  # of 36: what is wrong in the name of a check sum, or after it, is harmless
+    assert checkpoint.load_state(tmp_path, model, optimizer).step == 3

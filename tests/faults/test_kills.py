@@ -1,0 +1,266 @@
+"""kill -9 at random moments and at chosen ones: nothing is lost, and no bit is another."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.small_run import (
+    assert_same_bits,
+    at_change,
+    call,
+    command,
+    die,
+    ending,
+    fork,
+    mistake,
+    reached,
+    train,
+    until,
+    used,
+)
+
+from manyheads.commands.exchange import _written_whole
+from manyheads.run import locked
+from manyheads.train import checkpoint
+from manyheads.train.checkpoint import read_tensors
+
+# Nearly all of such a run is saving: every step a snapshot, a state and often a model.
+SAVING = ("train.steps=6", "train.average=3", "train.save_every=1", "train.validate_every=2")
+
+KILLS = 10
+
+
+@pytest.fixture(scope="module")
+def saving(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("saving") / "run"
+    assert train(recipe, out, *SAVING)[0] == 0
+    return out
+
+
+def test_ten_kills_at_random_moments_change_no_bit(
+    recipe: Path, whole: Path, tmp_path: Path
+) -> None:
+    """SIGKILL at ten steps, each time some moment later; then the same command again."""
+    out, said, draw = tmp_path / "run", tmp_path / "said", random.Random(4)
+    for step in sorted(draw.sample(range(2, 50), KILLS)):
+        number = fork(until(command(recipe, out), step + 8), said)
+        patience = time.monotonic() + 60
+        while reached(out) < step:
+            assert time.monotonic() < patience
+            assert os.waitpid(number, os.WNOHANG)[0] == 0, said.read_text()
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, 0.01))
+        os.kill(number, signal.SIGKILL)
+        assert ending(number) == -signal.SIGKILL
+        state = out / "state/last.safetensors"
+        saved = read_tensors(state)[1]["step"] if state.exists() else 0
+        assert step - 5 <= saved <= step + 9
+    number = fork(command(recipe, out), said)
+    assert ending(number) == 0, said.read_text()
+    assert f"going on from step {saved}" in said.read_text()
+    assert_same_bits(out, whole)
+    assert not list(out.rglob(".*.partial"))  # a kill inside a save leaves no litter
+    assert (out / "run.toml").read_bytes() == (whole / "run.toml").read_bytes()
+    assert (out / "tokenizer.json").read_bytes() == (whole / "tokenizer.json").read_bytes()
+    places = [(r["step"], r["split"]) for r in map(json.loads, (out / "metrics.jsonl").open())]
+    assert len(places) == len(set(places)) == 60 + 6
+
+
+@pytest.mark.parametrize("moment", ["save_file", "fsync", "replace"])
+def test_killed_inside_a_save(moment: str, recipe: Path, saving: Path, tmp_path: Path) -> None:
+    """The three moments of an atomic write, where a random kill seldom lands."""
+    out = tmp_path / "run"
+
+    def die_in_save() -> int:
+        calls = [0]
+        home: Any = checkpoint if moment == "save_file" else os
+        plain = getattr(home, moment)
+
+        def dying(*args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == 9:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(*args, **kwargs)
+
+        setattr(home, moment, dying)
+        return command(recipe, out, *SAVING)()
+
+    number = fork(die_in_save, tmp_path / "said")
+    assert ending(number) == -signal.SIGKILL, (tmp_path / "said").read_text()
+    assert 0 < read_tensors(out / "state/last.safetensors")[1]["step"] < 6
+    assert train(recipe, out, *SAVING)[0] == 0
+    assert_same_bits(out, saving)
+    assert not list(out.rglob(".*.partial"))
+
+
+def test_two_processes_on_one_folder(recipe: Path, tmp_path: Path) -> None:
+    """The second is refused; a killed one holds nothing."""
+    out = tmp_path / "run"
+    ready, tell = os.pipe()
+
+    def hold() -> int:
+        with locked(out):
+            os.write(tell, b"!")
+            time.sleep(60)
+        return 0
+
+    number = fork(hold, tmp_path / "said")
+    try:
+        assert os.read(ready, 1) == b"!"
+        result = train(recipe, out, "train.steps=5")
+        assert result[0] == 2
+        mistake(result, str(out), "another process")
+        assert not (out / "run.toml").exists()
+    finally:
+        os.kill(number, signal.SIGKILL)
+        ending(number)
+        os.close(ready)
+        os.close(tell)
+    assert train(recipe, out, "train.steps=5")[0] == 0
+
+
+def killed_at_change(number: int, recipe: Path, saving: Path, room: Path) -> bool:
+    """Whether a run got as far as its n-th change of the disk; there it was killed, and went on."""
+    out, said = room / "run", room / "said"
+    process = fork(at_change(command(recipe, out, *SAVING), number, out, die), said)
+    end = ending(process)
+    if end == 0:
+        return False
+    assert end == -signal.SIGKILL, said.read_text()
+    result = used(out)
+    if result[0]:
+        mistake(result)
+    code, _, printed = train(recipe, out, *SAVING)
+    assert code == 0, (number, printed)
+    assert_same_bits(out, saving)
+    for name in ("run.toml", "tokenizer.json", "model.safetensors"):
+        assert (out / name).read_bytes() == (saving / name).read_bytes(), (number, name)
+    assert not list(out.rglob(".*.partial"))
+    return True
+
+
+# The folder, the tokenizer, a first snapshot, a model, an old snapshot, the mean of the snapshots.
+@pytest.mark.parametrize("number", [3, 8, 16, 23, 67, 70])
+def test_killed_at_a_change_of_the_disk(
+    number: int, recipe: Path, saving: Path, tmp_path: Path
+) -> None:
+    assert killed_at_change(number, recipe, saving, tmp_path)
+
+
+@pytest.mark.slow
+def test_killed_at_every_change_of_the_disk(recipe: Path, saving: Path, tmp_path: Path) -> None:
+    """One run for each: while it begins, saves, validates, averages and drops old snapshots."""
+    number = 1
+    while True:
+        room = tmp_path / str(number)
+        room.mkdir()
+        if not killed_at_change(number, recipe, saving, room):
+            break
+        number += 1
+    print(f"killed {number - 1} times")
+    assert number > 60
+
+
+@pytest.mark.slow
+def test_killed_at_300_random_moments(recipe: Path, saving: Path, tmp_path: Path) -> None:
+    """At any moment from the start on, of training that mostly saves."""
+    draw, said, kills, runs = random.Random(1), tmp_path / "said", 0, 0
+    while kills < 300:
+        runs += 1
+        out = tmp_path / f"run{runs}"
+        while True:
+            number = fork(command(recipe, out, *SAVING), said)
+            time.sleep(draw.uniform(0, 0.25))
+            os.kill(number, signal.SIGKILL)
+            end = ending(number)
+            if end == 0:
+                break
+            assert end == -signal.SIGKILL, said.read_text()
+            kills += 1
+        assert_same_bits(out, saving)
+        assert (out / "model.safetensors").read_bytes() == (
+            saving / "model.safetensors"
+        ).read_bytes()
+    print(f"{kills} kills in {runs} runs")
+
+
+def writes(out: Path) -> Callable[[], int]:
+    """What import and export do, with files of a few bytes."""
+
+    def work() -> int:
+        with _written_whole(out) as inside:
+            for name in ("config.json", "model.safetensors", "run.toml"):
+                (inside / name).write_bytes(name.encode())
+        return 0
+
+    return work
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_folder_of_import_or_export_is_whole_or_not_there(number: int, tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "new"
+    end = ending(fork(at_change(writes(out), number, tmp_path / "runs", die), tmp_path / "said"))
+    assert end == -signal.SIGKILL
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    assert names in (set(), {"config.json", "model.safetensors", "run.toml"})
+    if not names:
+        assert writes(out)() == 0
+        assert len(list(out.iterdir())) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "import"])
+def test_killed_while_a_model_comes_or_goes(to: str, whole: Path, tmp_path: Path) -> None:
+    """At every change of the disk, and at random moments; then the same command again."""
+    source = whole
+    if to == "import":
+        source = tmp_path / "theirs"
+        assert call("export", whole, "--to", "huggingface", "--out", source)[0] == 0
+    words: tuple[Any, ...] = (
+        ("import", source) if to == "import" else ("export", source, "--to", to)
+    )
+
+    def work(out: Path) -> Callable[[], int]:
+        return lambda: call(*words, "--out", out)[0]
+
+    unbroken = tmp_path / "unbroken"
+    assert work(unbroken)() == 0  # what it imports is there now, also for forked processes
+    begin = time.monotonic()
+    assert work(tmp_path / "again")() == 0
+    lasts = time.monotonic() - begin
+    before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    draw, number, kills, finished, more = random.Random(to), 0, 0, False, 40
+    while more:
+        number += 1
+        room = tmp_path / str(number)
+        room.mkdir()
+        action = work(room / "out")
+        if not finished:
+            action = at_change(action, number, room, die)
+        process = fork(action, tmp_path / "said")
+        if finished:
+            time.sleep(draw.uniform(0, lasts))
+            os.kill(process, signal.SIGKILL)
+        end = ending(process)
+        finished = finished or end == 0
+        if end == 0:
+            continue
+        assert end == -signal.SIGKILL, (tmp_path / "said").read_text()
+        kills += 1
+        more -= finished
+        if not (room / "out").exists():
+            if kills % 10:
+                continue
+            assert work(room / "out")() == 0
+        for path in unbroken.rglob("*"):
+            same = room / "out" / path.relative_to(unbroken)
+            assert path.is_dir() or same.stat().st_size == path.stat().st_size, same
+        assert call("info", room / "out")[0] == 0
+    assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
+    print(f"{to}: {kills} kills")

@@ -1,0 +1,444 @@
+"""The translators that the Transformer was compared with: what each computes, what all share."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.decode.toys import LONGEST, PAD, same, searched, toy_source
+from tests.test_account import kept_bytes
+from tests.train.small_runs import trainer, write_recipe
+from tiny import VOCAB, words
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+from manyheads.account import account
+from manyheads.cli import app
+from manyheads.config import dump, parse
+from manyheads.decode.cache import KeyValueCache
+from manyheads.errors import Mistake
+from manyheads.models.bytenet import ByteNet, ByteNetConfig
+from manyheads.models.convs2s import ConvS2S, ConvS2SConfig
+from manyheads.models.gnmt import Gnmt, GnmtConfig
+from manyheads.models.joined import EncoderDecoder
+from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.linformer import Linformer
+from manyheads.nn.scores import Bilinear, Dot
+from manyheads.opened import open_run
+from manyheads.presets import ModelConfig
+from manyheads.run import model_digest
+from manyheads.training import read_recipe
+from manyheads.view.capture import capture, looks_across
+from manyheads.view.maps import maps_of
+
+CONFIGS: dict[str, Any] = {"convs2s": ConvS2SConfig, "bytenet": ByteNetConfig, "gnmt": GnmtConfig}
+ATTENTIONS = {"convs2s": 3, "bytenet": 0, "gnmt": 1}
+SMALL = ["model.dim=16", "model.layers=2", "model.max_length=64"]
+kinds = pytest.mark.parametrize("kind", CONFIGS)
+attentive = pytest.mark.parametrize("kind", [kind for kind, n in ATTENTIONS.items() if n])
+
+
+def tiny_model(kind: str, **changes: Any) -> Any:
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "dim": 8, "layers": 3, "dropout": 0.0}
+    return CONFIGS[kind](**{**sizes, "max_length": 40, **changes}).build().double()
+
+
+def agree(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+# --- what each computes ---
+
+
+def convolved(layer: Any, x: Tensor, place: int, step: int = 1) -> Tensor:
+    """y_t = b + Σ_j W_j x_{t + (j − a) δ} of one text, with zeros beyond its ends."""
+    weight, y = layer.inner.weight, layer.inner.bias
+    for j in range(weight.shape[2]):
+        at = place + j * step - layer.before
+        if 0 <= at < len(x):
+            y = y + weight[:, :, j] @ x[at]
+    return y
+
+
+def gated(layer: Any, x: Tensor) -> Tensor:
+    both = torch.stack([convolved(layer, x, place) for place in range(len(x))])
+    a, b = both.chunk(2, dim=-1)
+    return a * torch.sigmoid(b)
+
+
+def convs2s_by_hand(model: ConvS2S, source: Tensor, target: Tensor) -> Tensor:
+    half, m = math.sqrt(0.5), len(source)
+    e = model.tokens.weight[source] + model.encoder_position.table.weight[:m]
+    h = model.encoder.enter(e)
+    for layer in model.encoder.layers:
+        h = half * (gated(layer, h) + h)
+    z = model.encoder.leave(h)
+    g = model.target_table.weight[target] + model.decoder_position.table.weight[: len(target)]
+    h = model.decoder.enter(g)
+    for layer, attention in zip(model.decoder.layers, model.decoder.attentions, strict=True):
+        v = gated(layer, h)
+        weights = ((attention.query(v) + g) @ z.T).softmax(-1)  # type: ignore[operator]
+        c = math.sqrt(m) * weights @ (z + e)
+        h = half * (half * (v + attention.output(c)) + h)  # type: ignore[operator]
+    return model.decoder.leave(h) @ model.head.matrix(model.target_table).T
+
+
+def bytenet_by_hand(model: ByteNet, source: Tensor, target: Tensor) -> Tensor:
+    def through(stack: Any, x: Tensor) -> Tensor:
+        for number, block in enumerate(stack.blocks):
+            first, second, third = block.norms
+            y = second(block.enter(first(x).relu())).relu()
+            places = range(len(y))
+            step = 2 ** (number % 5)
+            y = torch.stack([convolved(block.convolution, y, place, step) for place in places])
+            x = x + block.leave(third(y).relu())
+        return x
+
+    scale, config = math.sqrt(model.config.dim), model.config
+    room = math.ceil(config.stretch * len(source) + config.more)
+    empty = model.beyond.weight.expand(room - len(source), -1)
+    states = through(model.encoder, torch.cat([model.tokens.weight[source], empty]) * scale)
+    heard = torch.cat([states, states.new_zeros(len(target), config.dim)])[: len(target)]
+    y = model.target_table.weight[target] * scale
+    x = through(model.decoder, model.enter(torch.cat([y, heard], dim=-1)))
+    return model.leave(model.norm(x).relu()) @ model.head.matrix(model.target_table).T
+
+
+def gnmt_by_hand(model: Gnmt, source: Tensor, target: Tensor) -> Tensor:
+    scale = math.sqrt(model.config.dim)
+    x, _ = model.both_ways(model.tokens.weight[source][None] * scale)
+    x, _ = model.encoder[0](x)
+    x = x + model.encoder[1](x)[0]
+    y, _ = model.lowest(model.target_table.weight[target][None] * scale)
+    score: Any = model.attention.score
+    pairs = torch.tanh((y @ score.query[0].T)[:, :, None] + (x @ score.key[0].T)[:, None])
+    c = (pairs @ score.weight[0]).softmax(-1) @ x
+    y, _ = model.decoder[0](torch.cat([y, c], dim=-1))
+    y = y + model.decoder[1](torch.cat([y, c], dim=-1))[0]
+    return y[0] @ model.head.matrix(model.target_table).T
+
+
+BY_HAND: dict[str, Any] = {
+    "convs2s": convs2s_by_hand,
+    "bytenet": bytenet_by_hand,
+    "gnmt": gnmt_by_hand,
+}
+
+
+@kinds
+@pytest.mark.parametrize("tie", ["all", "none"])
+def test_a_padded_batch_is_each_pair_by_hand(kind: str, tie: str) -> None:
+    model = tiny_model(kind, tie=tie)
+    source, target = words(3, 7), words(3, 9)
+    real = torch.arange(7) < torch.tensor([[7], [4], [1]])
+    found = model(source, target, real)
+    for row, length in enumerate((7, 4, 1)):
+        agree(found[row], BY_HAND[kind](model, source[row, :length], target[row]))
+
+
+def test_convolutions_may_have_another_width_and_another_kernel() -> None:
+    model = tiny_model("convs2s", hidden=6, kernel=5)
+    source, target = words(1, 6), words(1, 5)
+    agree(model(source, target)[0], convs2s_by_hand(model, source[0], target[0]))
+
+
+def test_dilations_begin_anew_after_five() -> None:
+    model = tiny_model("bytenet", layers=7)
+    reach = [block.convolution.before for block in model.decoder.blocks]
+    assert reach == [2, 4, 8, 16, 32, 2, 4]
+    source, target = words(1, 6), words(1, 5)
+    agree(model(source, target)[0], bytenet_by_hand(model, source[0], target[0]))
+
+
+@pytest.mark.parametrize(("stretch", "more", "room"), [(1.2, 0, 12), (1.0, 0, 10), (1.5, 3, 18)])
+def test_a_source_is_heard_as_far_as_it_is_unfolded(stretch: float, more: int, room: int) -> None:
+    """The representation has a |s| + b places, and a later one hears only what was written."""
+    model = tiny_model("bytenet", layers=1, stretch=stretch, more=more)
+    memory = model.encode(words(1, 10))
+    assert memory.states.shape[1] == room
+    memory.states.retain_grad()
+    model.decode(words(1, 24), memory)[:, room + 2].sum().backward()
+    assert not memory.states.grad.any()  # a kernel of 3 reads two places before its own
+    memory = model.encode(words(1, 10))
+    memory.states.retain_grad()
+    model.decode(words(1, 24), memory)[:, room - 1].sum().backward()
+    assert memory.states.grad[:, room - 1].any()
+    assert not memory.states.grad[:, : room - 3].any()
+
+
+# --- what all share ---
+
+
+@kinds
+def test_padding_changes_nothing(kind: str) -> None:
+    """Neither what stands there nor how much: of the logits and the gradients."""
+    model, target = tiny_model(kind), words(2, 4)
+    source = words(2, 9)
+    real = torch.arange(9) < torch.tensor([[6], [3]])
+    found = []
+    for padding, length in ((0, 9), (5, 9), (5, 6)):
+        model.zero_grad()
+        padded = source.masked_fill(~real, padding)[:, :length]
+        logits = model(padded, target, real[:, :length])
+        logits.square().sum().backward()
+        grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        found.append((logits, torch.cat(grads)))
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            agree(one, two)
+    agree(model(source[1:, :3], target[1:]), found[0][0][1:])
+
+
+@kinds
+def test_padding_elsewhere_is_refused(kind: str) -> None:
+    model = tiny_model(kind)
+    for real in ([False, True, True], [True, False, True], [False] * 3):
+        with pytest.raises(Mistake, match="padding behind"):
+            model(words(1, 3), words(1, 2), torch.tensor([real]))
+        with pytest.raises(Mistake, match="padding behind"):
+            model(words(1, 3), words(1, 3), None, torch.tensor([real]))
+
+
+@kinds
+def test_no_gradient_from_the_future(kind: str) -> None:
+    model = tiny_model(kind, tie="none")
+    entered: list[Tensor] = []
+    model.target_tokens.register_forward_hook(lambda _, __, out: entered.append(out))
+    logits = model(words(2, 4), words(2, 6))
+    for place in range(6):
+        [grad] = torch.autograd.grad(logits[:, place].sum(), entered[0], retain_graph=True)
+        assert grad[:, : place + 1].abs().sum(-1).min() > 0
+        assert not grad[:, place + 1 :].any()
+
+
+@kinds
+@pytest.mark.parametrize("chunks", [(1,) * 9, (4, 1, 4)], ids=len)
+def test_cached_is_full(kind: str, chunks: tuple[int, ...]) -> None:
+    """Place by place, also where a source is not heard any more."""
+    model, tokens, source = tiny_model(kind), words(2, 9), words(2, 5)
+    real = torch.arange(5) < torch.tensor([[5], [3]])
+    cache, memory = KeyValueCache(), model.encode(source, real)
+    with torch.no_grad():
+        found = [
+            model.logits(model.decode(chunk, memory, cache=cache))
+            for chunk in tokens.split(list(chunks), dim=1)
+        ]
+        agree(torch.cat(found, dim=1), model(source, tokens, real))
+    assert cache.length == 9
+
+
+@kinds
+def test_cached_hypotheses_can_be_reordered(kind: str) -> None:
+    """Beams of one memory go on from the hypothesis they were copied from."""
+    model, source, start = tiny_model(kind), words(2, 5), words(6, 3)
+    real = torch.arange(5) < torch.tensor([[5], [3]])
+    rows, step = torch.tensor([1, 1, 0, 5, 3, 5]), words(6, 2)
+    with torch.no_grad():
+        cache, memory = KeyValueCache(), model.encode(source, real)
+        model.decode(start, memory, cache=cache)
+        cache.reorder(rows)
+        found = model.logits(model.decode(step, memory, cache=cache))
+        grown = torch.cat([start[rows], step], dim=1)
+        agree(
+            found,
+            model(
+                *(x.repeat_interleave(3, 0) for x in (source,)), grown, real.repeat_interleave(3, 0)
+            )[:, 3:],
+        )
+
+
+@kinds
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_batch_is_searched_as_one_sentence_at_a_time(kind: str, beam: int) -> None:
+    model = tiny_model(kind, vocab_size=15, tie="none", max_length=LONGEST).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)  # a next token is likely or unlikely, and the source matters
+    torch.manual_seed(1)
+    lengths, limits = (9, 2, 6, 1, 4, 9), [12, 3, 9, 6, 8, 14]
+    source, real = toy_source(*lengths)
+    found = searched(model, source, real, limits, beam=beam)
+    for row, length in enumerate(lengths):
+        one = source[row : row + 1, :length]
+        same(
+            found[row : row + 1], searched(model, one, one != PAD, limits[row : row + 1], beam=beam)
+        )
+    assert len({tuple(line[0].tokens) for line in found}) > 2
+
+
+@kinds
+def test_attention_is_captured_where_there_is_any(kind: str) -> None:
+    model = tiny_model(kind)
+    real = torch.arange(5) < torch.tensor([[5], [2]])
+    with torch.no_grad(), capture(model) as maps:
+        model(words(2, 5), words(2, 4), real)
+    layers = maps["cross"] if looks_across(model) else []
+    assert len(layers) == ATTENTIONS[kind]
+    for weights in layers:
+        assert weights.shape == (2, 1, 4, 5)
+        agree(weights.sum(-1), torch.ones(2, 1, 4).double())
+        assert not weights[1, ..., 2:].any()
+
+
+@attentive
+def test_another_core_is_the_dense_one(kind: str) -> None:
+    score = {} if kind == "convs2s" else {"score": Dot()}
+    one, other = (tiny_model(kind, core=core, **score) for core in (Dense(), Fused()))
+    source, target, real = words(2, 6), words(2, 5), torch.arange(6) < torch.tensor([[6], [2]])
+    agree(other(source, target, real), one(source, target, real))
+
+
+@kinds
+@pytest.mark.parametrize("tie", ["all", "none"])
+def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
+    """By part as they are there; FLOPs as the kernels do them; and what is held to write."""
+    model = tiny_model(kind, tie=tie)
+    counted, tokens = account(model.config, length=10, batch=2), words(2, 10)
+    assert sum(counted.parts.values()) == counted.parameters
+    assert counted.parameters == sum(p.numel() for p in model.parameters())
+    assert counted.parts["head"] == (0 if tie == "all" else VOCAB * 8)
+    assert bool(counted.parts["cross-attention"]) == looks_across(model)
+    counter, cache = FlopCounterMode(display=False), KeyValueCache()
+    with counter, torch.no_grad():
+        memory = model.encode(tokens)
+        model.logits(model.decode(tokens, memory, cache=cache))
+    assert 2 * counted.sequence_flops == counter.get_total_flops()
+    held = counted.inference["float32"]
+    assert 2 * held.cache == cache.bytes() + memory.states.nbytes
+    assert 2 * 2 * held.state == cache.bytes()
+
+
+@kinds
+def test_activations_are_near_what_autograd_keeps(kind: str) -> None:
+    model, tokens = tiny_model(kind, dim=64, max_length=96), words(2, 96)
+    counted = account(model.config, length=96, batch=2).training
+    measured = kept_bytes(model, [tokens, tokens], padded=True)
+    assert 2 * counted.activations == pytest.approx(measured, rel=0.1)
+
+
+# --- learning ---
+
+
+@kinds
+def test_a_batch_is_learned_by_heart(kind: str) -> None:
+    """Sources copied; every weight has a gradient."""
+    model = tiny_model(kind, dim=24, dropout=0.1).float()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    source = words(6, 5)
+    losses = []
+    for _ in range(60):
+        logits = model(source, source.roll(1, 1))
+        loss = F.cross_entropy(logits.flatten(0, 1), source.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 2
+    assert losses[-1] < losses[0] / 3
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the mirror language."""
+    folder = tmp_path_factory.mktemp(request.param)
+    trainer(write_recipe(folder), folder / "run", f"model={request.param}", *SMALL).run()
+    return folder / "run"
+
+
+def test_a_run_is_used_like_any_other(run: Path) -> None:
+    """It learns something, and opened it translates and embeds, alone as in a batch."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    losses = [r["loss"] for r in map(json.loads, lines) if r["split"] == "valid"]
+    assert losses[-1] < losses[0]
+    opened = open_run(run)
+    assert isinstance(opened.model, EncoderDecoder)
+    texts = ["red dog", "small big green tree", "cat"]
+    together = opened.translator(beam=3).translate(texts)
+    assert together == [opened.translator(beam=3).translate([text])[0] for text in texts]
+    vectors = opened.encoder().embed(texts)
+    alone = opened.encoder().embed(texts[:1])
+    torch.testing.assert_close(torch.tensor(vectors[:1]), torch.tensor(alone))
+    if looks_across(opened.model):
+        drawn = maps_of(opened, "red dog", "dog red")["decoder.cross"]
+        assert drawn.weights.shape[2:] == (len(drawn.rows), len(drawn.columns))
+    else:
+        with pytest.raises(Mistake, match="a model with attention"):
+            maps_of(opened, "red dog")
+
+
+@pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])
+def test_export_is_refused_in_a_line(to: str, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = CliRunner().invoke(app, ["export", str(run), "--to", to, "--out", str(out)])
+    assert isinstance(found.exception, Mistake)
+    said = str(found.exception).lower()
+    assert "\n" not in said
+    assert open_run(run).run.model.kind in said
+    assert not out.exists()
+
+
+# --- settings ---
+
+
+@kinds
+def test_settings_survive_a_file(kind: str) -> None:
+    config = CONFIGS[kind](vocab_size=9, dim=10, layers=3, tie="none", dropout=0.3)
+    assert parse(ModelConfig, dump(config)) == config
+    assert read_recipe("phrasebook", [f"model={kind}"]).model == CONFIGS[kind]()
+    assert model_digest(config) != model_digest(CONFIGS[kind](vocab_size=9, dim=10, layers=3))
+
+
+def test_the_exact_core_is_no_part_of_a_models_name() -> None:
+    assert model_digest(ConvS2SConfig(core=Fused())) == model_digest(ConvS2SConfig())
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("convs2s kernel=4", "kernel=4 must be odd"),
+        ("convs2s hidden=0", "hidden=0"),
+        ("convs2s heads=4", "no setting 'model.heads'"),
+        ("convs2s score=additive", "no setting 'model.score'"),
+        ("convs2s core=longformer", "a convolution has none"),
+        ("bytenet kernel=0", "kernel=0"),
+        ("bytenet dim=15", "must be even"),
+        ("bytenet stretch=0.9", "stretch=0.9 must be at least 1"),
+        ("bytenet more=-1", "more=-1"),
+        ("bytenet core=dense", "no setting 'model.core'"),
+        ("gnmt layers=1", "layers=1 must be at least 2"),
+        ("gnmt dim=15", "must be even"),
+        ("gnmt core=local", "an LSTM has none"),
+        ("gnmt dropout=1", "dropout=1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(setting: str, said: str) -> None:
+    kind, one = setting.split()
+    with pytest.raises(Mistake, match=said):
+        read_recipe("phrasebook", [f"model={kind}", f"model.{one}"])
+
+
+@kinds
+def test_what_does_not_fit_is_refused(kind: str) -> None:
+    with pytest.raises(Mistake, match="vocab_size is needed"):
+        CONFIGS[kind]().build()
+    with pytest.raises(Mistake, match="task=pretraining"):
+        read_recipe("t5-mini", [f"model={kind}"])
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(Mistake, match="key_size=3"):
+        GnmtConfig(score=Bilinear(key_size=3))
+    with pytest.raises(Mistake, match="choose the dense"):
+        tiny_model("gnmt", core=Fused())
+    with pytest.raises(Mistake, match="linformer"):
+        ConvS2SConfig(core=Linformer())
+    with pytest.raises(Mistake, match="positions"):
+        tiny_model("convs2s", max_length=4)(words(1, 5), words(1, 3))
+    with pytest.raises(Mistake, match="positions"):
+        tiny_model("convs2s", max_length=4)(words(1, 3), words(1, 5))

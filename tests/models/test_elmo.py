@@ -1,0 +1,288 @@
+"""Language models of both directions, and a classifier that mixes the vectors of their layers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tasks.small_texts import NUMBERS
+from tests.test_account import kept_bytes
+from tiny import VOCAB, words
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+from manyheads import training
+from manyheads.account import account
+from manyheads.cli import app
+from manyheads.config import dump, parse
+from manyheads.errors import Mistake
+from manyheads.models.elmo import Elmo, ElmoConfig
+from manyheads.models.heads import Classify
+from manyheads.opened import TorchRun, open_any
+from manyheads.presets import ModelConfig
+from manyheads.training import read_recipe
+
+CPU = torch.device("cpu")
+LABELS = Classify(labels=("a", "b", "c"))
+SMALL = [
+    *("model.dim=16", "model.max_length=16", "tokens=words"),
+    *("train.steps=12", "train.batch_rows=8", "train.validate_every=6", "train.save_every=6"),
+    *("train.warmup_steps=2", "train.learning_rate=0.02"),
+]
+CLASSIFY = [
+    *("train.steps=4", "train.epochs=none", "train.warmup_share=none", "train.warmup_steps=0"),
+    *("train.batch_rows=8", "train.learning_rate=0.01"),
+]
+
+
+def tiny_elmo(head: Classify | None = None, **changes: Any) -> Elmo:
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "dim": 8, "layers": 3, "dropout": 0.0}
+    return ElmoConfig(**{**sizes, "max_length": 12, "head": head, **changes}).build().double()
+
+
+def agree(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+# --- what it computes ---
+
+
+def read_in_order(lstms: Any, x: Tensor) -> list[Tensor]:
+    layers = [x]
+    for number, lstm in enumerate(lstms):
+        read = lstm(x)[0]
+        x = read + x if number else read
+        layers.append(x)
+    return layers
+
+
+def test_each_direction_is_a_language_model_of_its_own() -> None:
+    model, tokens = tiny_elmo(), words(1, 6)
+    ahead, back = model.directions(tokens)
+    x = model.tokens.weight[tokens] * 8**0.5
+    for found, expected in zip(ahead, read_in_order(model.ahead, x), strict=True):
+        agree(found, expected)
+    for found, expected in zip(back, read_in_order(model.back, x.flip(1)), strict=True):
+        agree(found, expected.flip(1))
+
+
+def test_neither_direction_hears_the_other() -> None:
+    """Forward states know nothing of later tokens, backward ones nothing of earlier tokens."""
+    model = tiny_elmo()
+    entered: list[Tensor] = []
+    model.tokens.register_forward_hook(lambda _, __, out: entered.append(out))
+    ahead, back = model.directions(words(2, 6))
+    for place in range(6):
+        [one] = torch.autograd.grad(ahead[-1, :, place].sum(), entered[0], retain_graph=True)
+        [two] = torch.autograd.grad(back[-1, :, place].sum(), entered[0], retain_graph=True)
+        for grad, heard in ((one, slice(0, place + 1)), (two, slice(place, 6))):
+            deaf = torch.ones(6, dtype=torch.bool)
+            deaf[heard] = False
+            assert grad[:, heard].abs().sum(-1).min() > 0
+            assert not grad[:, deaf].any()
+
+
+@pytest.mark.parametrize("head", [None, LABELS], ids=["vectors", "labels"])
+def test_a_padded_batch_is_each_text_alone(head: Classify | None) -> None:
+    model, tokens = tiny_elmo(head), words(3, 7)
+    real = torch.arange(7) < torch.tensor([[7], [4], [1]])
+    found = model(tokens.masked_fill(~real, 5), real)
+    for row, length in enumerate((7, 4, 1)):
+        own = found[row] if head else found[row, :length]
+        agree(own, model(tokens[row : row + 1, :length])[0])
+    with pytest.raises(Mistake, match="padding behind"):
+        model(words(1, 3), torch.tensor([[False, True, True]]))
+
+
+def test_layers_are_mixed_by_learned_shares() -> None:
+    """γ Σ_j s_j h_j: a mean at first, and a single layer where its weight is far above."""
+    model, tokens = tiny_elmo(LABELS), words(2, 5)
+    layers = model.contexts(tokens)
+    agree(model.hidden(tokens), layers.mean(0))
+    with torch.no_grad():
+        model.head.weights.copy_(torch.tensor([0.0, 0.0, 99.0, 0.0]))
+        model.head.gamma.fill_(3.0)
+    agree(model.hidden(tokens), 3 * layers[2])
+    x = model.head.reader(3 * layers[2])[0].amax(1)
+    agree(model(tokens), model.head.output(x))
+
+
+def test_frozen_language_models_have_no_gradient() -> None:
+    for frozen in (False, True):
+        model = tiny_elmo(LABELS, frozen=frozen)
+        model(words(2, 5)).square().sum().backward()
+        for name, weight in model.named_parameters():
+            assert (weight.grad is None) == (frozen and not name.startswith("head.")), name
+
+
+@pytest.mark.parametrize("head", [None, LABELS], ids=["vectors", "labels"])
+@pytest.mark.parametrize("tie", ["all", "none"])
+def test_parameters_and_products_are_counted(head: Classify | None, tie: Any) -> None:
+    model, tokens = tiny_elmo(head, tie=tie), words(2, 10)
+    counted = account(model.config, length=10, batch=2)
+    assert counted.parameters == sum(p.numel() for p in model.parameters())
+    assert counted.parts["recurrent"] == sum(
+        weight.numel()
+        for part in model.modules()
+        if isinstance(part, torch.nn.LSTM)
+        for weight in part.parameters()
+    )
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        if head is None:
+            for layers in model.directions(tokens):
+                model.output(layers[-1], model.tokens)
+        else:
+            model.contexts(tokens)
+            model.head.reader(model.contexts(tokens)[-1])
+    expected = counter.get_total_flops()
+    if head is not None:  # the contexts were computed twice
+        once = FlopCounterMode(display=False)
+        with once, torch.no_grad():
+            model.contexts(tokens)
+        expected -= once.get_total_flops()
+    assert 2 * counted.sequence_flops == expected
+
+
+def test_activations_are_near_what_autograd_keeps() -> None:
+    model, tokens = tiny_elmo(LABELS, dim=64, max_length=96), words(2, 96)
+    counted = account(model.config, length=96, batch=2).training
+    assert 2 * counted.activations == pytest.approx(kept_bytes(model, [tokens], False), rel=0.1)
+
+
+# --- training ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text that counts, and a table of whether what was counted begins low or high."""
+    made = tmp_path_factory.mktemp("texts")
+    draw = np.random.default_rng(1)
+    starts = draw.integers(0, 6, 300)
+    lines = [" ".join(NUMBERS[start : start + 4]) for start in starts]
+    (made / "text").mkdir()
+    (made / "text" / "all.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = [f"{line}\t{'low' if s < 3 else 'high'}" for line, s in zip(lines, starts, strict=True)]
+    table = "\n".join(["text\tlabel", *rows[:120]]) + "\n"
+    (made / "rows.tsv").write_text(table, encoding="utf-8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def pretrained(folder: Path) -> Path:
+    out = folder / "elmo"
+    run = read_recipe("elmo-mini", [f"data.folder={folder / 'text'}", *SMALL])
+    training.train(run, out, CPU).run()
+    return out
+
+
+def table_of(folder: Path) -> list[str]:
+    return [f"data.train={folder / 'rows.tsv'}", "data.text=text", "data.label=label"]
+
+
+def test_each_token_is_predicted_twice_and_never_seen(folder: Path) -> None:
+    """−log P from all before and from all after; those of the frame are read alone."""
+    run = read_recipe("elmo-mini", [f"data.folder={folder / 'text'}", *SMALL])
+    trainer = training.train(run, folder / "once", CPU)
+    task: Any = trainer.task
+    tokens = task.batches(0)[0]
+    model: Any = trainer.kept.eval()
+    loss = task.losses(model, tokens)["tokens"]
+    ahead, back = model.directions(tokens)
+    matrix, total = model.tokens.weight, torch.zeros(())
+    for place in range(1, tokens.shape[1] - 1):
+        for states in (ahead[-1, :, place - 1], back[-1, :, place + 1]):
+            total = total + F.cross_entropy(states @ matrix.T, tokens[:, place], reduction="sum")
+    torch.testing.assert_close(loss.objective, total, rtol=1e-4, atol=1e-2)
+    assert loss.count == 2 * len(tokens) * 14 == sum(task.counts(tokens).values())
+
+
+def test_pretraining_learns_and_is_scored(pretrained: Path) -> None:
+    opened = open_any(pretrained)
+    assert isinstance(opened.run.model, ElmoConfig)
+    found = CliRunner().invoke(app, ["evaluate", str(pretrained), "--split", "valid", "--json"])
+    assert found.exit_code == 0, found.output
+    assert '"perplexity"' in found.stdout
+    assert opened.encoder().embed(["one two", "three"]).shape == (2, 32)
+    metrics = (pretrained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    losses = [one["loss"] for one in map(json.loads, metrics) if one["split"] == "valid"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("frozen", ["true", "false"])
+def test_a_classifier_begins_with_the_language_models(
+    frozen: str, folder: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    """Frozen ones end as they began; what stands on top has learned, and labels lines."""
+    settings = [*table_of(folder), f"model={pretrained}", f"model.frozen={frozen}", *CLASSIFY]
+    run = read_recipe("classify", settings)
+    assert isinstance(run.model, ElmoConfig)
+    trainer = training.train(run, tmp_path / "run", CPU)
+    began = open_any(pretrained)
+    assert isinstance(began, TorchRun)
+    before = began.model.state_dict()
+    for name, weight in trainer.kept.state_dict().items():
+        assert name.startswith("head.") or torch.equal(weight, before[name])
+    trainer.run()
+    opened = open_any(tmp_path / "run")
+    assert isinstance(opened, TorchRun)
+    after = opened.model.state_dict()
+    same = [torch.equal(after[name], before[name]) for name in before]
+    assert all(same) if frozen == "true" else not any(same)
+    lines = ["one two three four", "five six seven"]
+    answers = opened.encoder().classify(lines)
+    assert [one.label for [one] in answers] == [
+        opened.encoder().classify([line])[0][0].label for line in lines
+    ]
+    assert set(opened.encoder().labels) == {"low", "high"}
+
+
+@pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])
+def test_export_is_refused_in_a_line(to: str, pretrained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = CliRunner().invoke(app, ["export", str(pretrained), "--to", to, "--out", str(out)])
+    assert isinstance(found.exception, Mistake)
+    assert "elmo" in str(found.exception).lower()
+    assert "\n" not in str(found.exception)
+    assert not out.exists()
+
+
+# --- settings ---
+
+
+def test_settings_survive_a_file() -> None:
+    config = ElmoConfig(vocab_size=9, dim=10, head=LABELS, frozen=True, tie="none", dropout=0.3)
+    assert parse(ModelConfig, dump(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "said"),
+    [
+        ("elmo-mini", "model.frozen=true", "leaves nothing to train"),
+        ("elmo-mini", "model.heads=2", "no setting 'model.heads'"),
+        ("elmo-mini", "model=bert", "objective=both-ways trains"),
+        ("elmo-mini", "objective=masked", "objective=masked trains"),
+        ("bert-mini", "objective=both-ways", "objective=both-ways trains"),
+        ("phrasebook", "model=elmo", "task=translation"),
+        ("classify", "model=elmo", "needs model.head=classify"),
+    ],
+)
+def test_what_does_not_fit_is_refused(recipe: str, settings: str, said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        read_recipe(recipe, settings.split())
+
+
+def test_a_classifier_may_begin_with_random_weights() -> None:
+    run = read_recipe("classify", ["model=elmo", "model.head=classify", "data.train=x.tsv"])
+    assert run.model == ElmoConfig(head=Classify())
+
+
+def test_a_text_needs_room(folder: Path, tmp_path: Path) -> None:
+    settings = [f"data.folder={folder / 'text'}", *SMALL, "model.max_length=3"]
+    with pytest.raises(Mistake, match="no room for text"):
+        training.train(read_recipe("elmo-mini", settings), tmp_path / "run", CPU)
