@@ -59,15 +59,12 @@ def check_sum_of(path: Path) -> str:
     return f"{total:08x}"
 
 
-def with_sums(text: str, path: Path, beside: str) -> str:
-    """What a file is to hold: a text, after the check sums of it and of the file of that name."""
-    own = (
-        f"# check sum {check_sum(text.encode())} of {path.name} from here; delete it to change them"
-    )
-    if not path.with_name(beside).is_file():
+def with_sums(text: str, name: str, beside: Path | None) -> str:
+    """What a file of that name is to hold: a text, after the check sums of it and of another."""
+    own = f"# check sum {check_sum(text.encode())} of {name} from here; delete it to change them"
+    if beside is None or not beside.is_file():
         return f"{own}\n{text}"
-    other = check_sum_of(path.with_name(beside))
-    return f"# check sum {other} of {beside}\n{own}\n{text}"
+    return f"# check sum {check_sum_of(beside)} of {beside.name}\n{own}\n{text}"
 
 
 def check_sound(path: Path, name: str) -> None:

@@ -298,9 +298,12 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def settings_text(run: Run, folder: Path) -> str:
-    """What run.toml is to hold: settings, after check sums of the tokenizer and of themselves."""
-    return with_sums(to_toml(dump(run)), folder / SETTINGS, TOKENIZER)
+def settings_text(run: Run, folder: Path | None) -> str:
+    """What run.toml is to hold: settings, after check sums of the tokenizer and of themselves.
+
+    Without a folder there is no tokenizer that we wrote.
+    """
+    return with_sums(to_toml(dump(run)), SETTINGS, folder and folder / TOKENIZER)
 
 
 @contextlib.contextmanager

@@ -238,6 +238,8 @@ def test_threads_that_help_both_alike_are_named_in_no_part() -> None:
     judged = parallel_over_places.judge(Measured(numbers=numbers))
     assert judged.verdict == "depends"
     assert "gains more" not in judged.why
+    numbers |= {"transformer speed-up": [0.9], "lstm speed-up": [0.1]}
+    assert "gains more" not in parallel_over_places.judge(Measured(numbers=numbers)).why
     del numbers["threads"]  # as on a GPU
     assert parallel_over_places.judge(Measured(numbers=numbers)).verdict == "holds"
 

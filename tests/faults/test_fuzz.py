@@ -112,7 +112,7 @@ def test_what_was_found_stays_mended(tmp_path: Path) -> None:
     years = midi_bytes([struck, struck.copy(time=2**27)], path=tmp_path / "long.mid", beat=1)
     with pytest.raises(BadData, match="hours, and up to 24 are read"):
         PerformanceEvents().words(years, "long.mid")
-    with pytest.raises(Mistake, match="model.layers=.* must be at most 10,000"):
+    with pytest.raises(Mistake, match="must be at most 10,000"):
         read_recipe("language", ["model.layers=99999999999"])
     with pytest.raises(Mistake, match="no model has such sizes"):
         read_recipe("language", ["model.dim=100000000000000000000", "model.heads=4"])

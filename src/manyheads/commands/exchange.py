@@ -100,7 +100,9 @@ def export(
             raise opened.cannot("CTranslate2 runs here", "a seq2seq or a gpt model")
         if to != "huggingface" and opened.own_tokenizer is not None:
             opened.own_tokenizer.save(beside / TOKENIZER)
-        write_text(beside / SETTINGS, settings_text(written, beside))
+        # The tokenizer of a HuggingFace folder is written by their library.
+        sealed = None if to == "huggingface" else beside
+        write_text(beside / SETTINGS, settings_text(written, sealed))
     say(f"exported: {out}{note}")
 
 

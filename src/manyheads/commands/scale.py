@@ -43,7 +43,7 @@ def scale(
 ) -> None:
     """Scaling laws: small models on little text predict the recipe's own run, which then checks it.
 
-    manyheads scale shakespeare-char --budget 15m
+    manyheads scale language data.folder=books --budget 3h
 
     Without data.folder the text is the built-in phrasebook's. The same command goes on.
     """
@@ -53,8 +53,11 @@ def scale(
     from manyheads.scaling.plan import LARGER, Sweep
     from manyheads.scaling.sweep import Scaling
     from manyheads.train.loop import Stopped
+    from manyheads.train.parallel import World
     from manyheads.training import read_recipe
 
+    if World.of_environment().several:
+        raise Mistake("torchrun is for `manyheads train`: start scale without it")
     sweep = Sweep(sizes=sizes, data=data, budget=_seconds(budget))
     chosen = choose(device, threads)
     extra = [] if seed is None else [f"seed={seed}"]

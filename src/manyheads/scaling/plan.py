@@ -25,6 +25,7 @@ LARGER = 4  # how many times the compute of any run in the fit the predicted one
 FEWEST_STEPS = 8  # of the shortest run
 FEWEST_RUNS = 6  # a law of five numbers needs one more
 NARROWEST = 8
+WIDE = 48  # of a head
 TARGET = "target"
 _account = lru_cache(maxsize=64)(account)  # once for all runs of a size
 
@@ -116,7 +117,8 @@ def smaller(model: GptConfig, share: Fraction) -> GptConfig:
     layers = max(1, round(model.layers * float(share) ** (1 / 3)))
     ideal = model.dim * math.sqrt(share * model.layers / layers)
     heads = max(1, round(ideal * model.heads / model.dim))
-    part = 4 * heads  # kernels and rotations like round numbers
+    # Fast kernels want the size of heads to be a multiple of 8; for small ones that is too coarse.
+    part = heads * (8 if model.dim >= WIDE * model.heads else 4)
     dim = part * max(1, round(ideal / part))
     hidden = model.hidden and max(1, round(model.hidden * dim / model.dim))
     if dim < NARROWEST:

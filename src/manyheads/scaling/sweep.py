@@ -145,8 +145,9 @@ class Scaling:
                         began = self._now()
                     trainer.step(step)
                 found[f"{run.model.dim}x{run.model.layers}"] = (self._now() - began) / TIMED
-                if trainer.ahead is not None:
-                    trainer.ahead.close()
+                for part in (trainer.ahead, trainer.metrics):
+                    if part is not None:
+                        part.close()
         return found
 
     def _now(self) -> float:

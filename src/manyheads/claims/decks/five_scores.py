@@ -108,7 +108,10 @@ def judge(measured: Measured) -> Judged:
 
     additive = measured.least("time, additive")
     others = [measured.most(f"time, {kind}") for kind in SCORES if kind != "additive"]
-    parts = {f"it learns as well as any in the {name}": as_good(name) for name in RATES}
+    parts = {
+        f"the scaled dot product learns as well as any in the {name}": as_good(name)
+        for name in RATES
+    }
     costs = {
         "the additive form is the dearest": additive > max(2, *others),
         "a reduced rank makes the bilinear form cheaper": (

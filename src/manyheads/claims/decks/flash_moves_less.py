@@ -170,10 +170,10 @@ def judge(measured: Measured) -> Judged:
         "it is faster": measured.mean("fused faster") > 1.2,
     }
     why = (
-        f"equal to {told('apart')}; memory grows as n^{told('dense memory, n')} with the matrix, "
-        f"without it as n^{told('tiled memory, n')} (tiled) and n^{told('fused memory, n')} "
-        f"(fused), and at the longest {told('memory')} times as much is held with it; the textbook "
-        f"moves {told('moved')} times the bytes of the blocks through 1 MiB of fast memory "
+        f"equal to within {told('apart')}; memory grows as n^{told('dense memory, n')} with the "
+        f"matrix, without it as n^{told('tiled memory, n')} (tiled) and "
+        f"n^{told('fused memory, n')} (fused), and at the longest {told('memory')} times as "
+        f"much is held with it; the textbook moves {told('moved')} times the bytes of the blocks through 1 MiB of fast memory "
         f"({told('moved, small memory')} times through half of it); without the matrix it is "
         f"{told('fused faster')} times as fast in one kernel, {told('tiled faster')} times written "
         f"out"

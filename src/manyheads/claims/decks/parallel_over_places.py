@@ -19,6 +19,7 @@ VOCABULARY = 256
 GAINS, KEEPS = 1.25, 2.0
 TOLD = {"transformer": "Transformer", "lstm": "LSTM"}
 NAMES = tuple(TOLD)
+Speeds = dict[tuple[str, int], list[tuple[int, float]]]  # by model and threads
 STEPS = "a Transformer's operations in a row do not grow with the text and an LSTM's do"
 
 
@@ -32,7 +33,7 @@ class Sizes:
     rounds: int
 
 
-SMALL = Sizes(dim=128, tokens=1024, lengths=(8, 32, 128, 512), rounds=4)
+SMALL = Sizes(dim=128, tokens=1024, lengths=(8, 32, 128, 512), rounds=3)
 LARGE = Sizes(dim=512, tokens=16384, lengths=(16, 64, 256, 1024, 4096), rounds=5)
 
 
@@ -93,13 +94,13 @@ def steps_by_length(sizes: Sizes) -> dict[str, float]:
     return {name: exponent(points) or 0.0 for name, points in chain.items()}
 
 
-def speeds(setting: Setting, sizes: Sizes) -> dict[tuple[str, int], list[tuple[int, float]]]:
+def speeds(setting: Setting, sizes: Sizes) -> Speeds:
     """Training tokens a second at each length, by the clock on the wall, and with so many threads.
 
     The threads that torch had before it has again afterwards.
     """
     counts, before = threads_of(setting), torch.get_num_threads()
-    speed: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    speed: Speeds = {}
     try:
         for length in sizes.lengths:
             shape = sizes.tokens // length, length
@@ -118,6 +119,11 @@ def speeds(setting: Setting, sizes: Sizes) -> dict[tuple[str, int], list[tuple[i
     return speed
 
 
+def best(speed: Speeds, name: str, place: int) -> float:
+    """At one length, with the threads that serve the model best."""
+    return max(points[place][1] for (other, _), points in speed.items() if other == name)
+
+
 def measure(setting: Setting) -> Measured:
     sizes = LARGE if setting.large else SMALL
     numbers: dict[str, list[float]] = {}
@@ -126,10 +132,11 @@ def measure(setting: Setting) -> Measured:
     for seed in setting.seeds:
         torch.manual_seed(seed)
         steps, speed = steps_by_length(sizes), speeds(setting, sizes)
+        ends = {name: [best(speed, name, place) for place in (0, -1)] for name in NAMES}
         longest = {key: points[-1][1] for key, points in speed.items()}
         found = {f"{name} steps, n": steps[name] for name in NAMES}
-        found |= {f"{name} keeps": longest[name, most] / speed[name, most][0][1] for name in NAMES}
-        found["faster at the longest"] = longest["transformer", most] / longest["lstm", most]
+        found |= {f"{name} keeps": ends[name][1] / ends[name][0] for name in NAMES}
+        found["faster at the longest"] = ends["transformer"][1] / ends["lstm"][1]
         if setting.device.type != "cuda":
             found["threads"] = float(most)
             for name in NAMES:
@@ -156,8 +163,10 @@ def judge(measured: Measured) -> Judged:
     where, gained = "on a GPU", ""
     if "threads" in measured.numbers:
         where = f"with {mean('threads'):.0f} threads of a CPU"
-        gain = mean("transformer speed-up") / mean("lstm speed-up")
-        parts[f"{where} the Transformer gains more"] = gain >= GAINS
+        gain = mean("transformer speed-up")
+        more = gain > 1 and gain >= GAINS * mean("lstm speed-up")
+        parts[f"{where} the Transformer gains more"] = more
+        where += ", or with one where that is faster"
         gained = (
             f"; in the longest texts {mean('threads'):.0f} threads are "
             f"{told('transformer speed-up')} times as fast as one for the Transformer and "
@@ -169,7 +178,7 @@ def judge(measured: Measured) -> Judged:
     parts["it is the faster one in the longest"] = measured.least("faster at the longest") > 1
     why = (
         f"operations in a row grow as n^{told('transformer steps, n')} in a Transformer and as "
-        f"n^{told('lstm steps, n')} in an LSTM; {where}, from the shortest texts to the longest, "
+        f"n^{told('lstm steps, n')} in an LSTM; {where}, from the shortest texts to the longest "
         f"the Transformer keeps {told('transformer keeps')} of its tokens a second and the LSTM "
         f"{told('lstm keeps')}, and in the longest the Transformer is "
         f"{told('faster at the longest')} times as fast as the LSTM{gained}"
@@ -184,7 +193,7 @@ CLAIM = Claim(
     criterion="operations that must follow each other grow with an exponent of the length below "
     "0.1 in a Transformer and above 0.8 in an LSTM; when as many tokens stand in longer texts, a "
     "Transformer keeps at least twice the share of its speed, and is the faster one in every seed; "
-    "on a CPU all threads speed it up there at least 1.25 times as much as the LSTM",
+    "on a CPU all threads speed it up there, and at least 1.25 times as much as the LSTM",
     measure=measure,
     judge=judge,
 )

@@ -142,9 +142,9 @@ def judge(measured: Measured) -> Judged:
         f"{measured.told(LONGEST)} times the time of the LSTM"
     )
     why = f"attention takes time as n^{n} and d^{d}, an LSTM as n^{lstm_n} and d^{lstm_d}; " + (
-        f"self-attention is slower from n = {measured.told('crossing in widths')} d on, {longest}"
+        f"self-attention is slower from n = {measured.told('crossing in widths')} d on; {longest}"
         if crossed
-        else f"up to the longest self-attention is not always slower, {longest}"
+        else f"up to the longest self-attention does not stay slower; {longest}"
     )
     return in_parts(parts, why, needed=[wanted[f"{name}, n"][1] for name in ("attention", "lstm")])
 

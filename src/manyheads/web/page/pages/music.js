@@ -7,7 +7,7 @@ import { base64, countInput, fitting, insteadOf, limited, nothingFits, numberInp
 import { Roll } from "../roll.js";
 import { lead, runChoice } from "../runs.js";
 import { Player } from "../sound.js";
-import { change } from "../state.js";
+import { change, onChange, pageName } from "../state.js";
 
 const MAP = "decoder.self";
 const EVENTS = 256;
@@ -18,9 +18,10 @@ export const keys = [["← →", "in the roll: the event before, the event after
 let screen = null;
 let upload = null; // a file cannot be in the address: it stays as long as the page does
 
+// Who leaves the page hears no more, whatever was being drawn then.
+onChange(() => pageName() !== "music" && screen?.player.stop());
+
 export async function draw(place, state, signal) {
-  // Before anything is waited for: who leaves meanwhile hears no more either.
-  signal.addEventListener("abort", () => location.pathname !== "/music" && screen?.player.stop());
   const { runs, run } = await fitting("music", state.run, signal);
   if (!run) return nothingFits(place, "music");
   if (!screen || !place.contains(screen.root)) screen = build(place);
