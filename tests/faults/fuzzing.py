@@ -144,7 +144,8 @@ def limited(seconds: float) -> Iterator[None]:
         raise Hang(f"no end after {seconds:g} seconds")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Again and again: what is raised inside a callback of the collector is lost.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)
     try:
         yield
     finally:
