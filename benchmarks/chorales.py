@@ -1,6 +1,6 @@
 """Position schemes on Bach's chorales: the same model, the same budget, each scheme and seed a run.
 
-    python benchmarks/chorales.py jsb_chorales --seeds 1,2,3 --jobs 6 --device cuda > chorales.jsonl
+    python benchmarks/chorales.py jsb_chorales --seeds 1,2,3 --device cuda > chorales.jsonl
     python benchmarks/chorales.py --table chorales.jsonl
 
 A token is one voice at one sixteenth note; the figure is −log P in nats, the mean over all tokens
@@ -9,17 +9,22 @@ weights are those of the best validation loss. One JSON object a line.
 """
 
 import argparse
+import gc
 import json
 import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from manyheads.account import account
+from manyheads.opened import open_run
+from manyheads.scoring import score
+from manyheads.training import read_recipe, train
 
 SCHEMES = {
     "none": "model.position=none",
@@ -35,26 +40,17 @@ SHOWN = ("valid_nll", "test_nll")
 
 
 def measure(scheme: str, seed: int, folder: str, device: str, more: list[str]) -> dict[str, Any]:
+    settings = [f"data.folder={folder}", *SCHEMES[scheme].split(), *more, f"seed={seed}"]
+    run = read_recipe("jsb-chorales", settings)
     with tempfile.TemporaryDirectory() as scratch:
-        run = str(Path(scratch) / "run")
-        settings = [f"data.folder={folder}", *SCHEMES[scheme].split(), *more, f"seed={seed}"]
-        command = ["train", "jsb-chorales", *settings]
         begun = time.monotonic()
-        _manyheads(*command, "--out", run, "--device", device, "--threads", "1")
+        train(run, Path(scratch), torch.device(device)).run()
         row = {"scheme": scheme, "seed": seed, "seconds": time.monotonic() - begun}
+        opened = open_run(Path(scratch), device)
         for split in ("valid", "test"):
-            found = _manyheads("evaluate", run, "--split", split, "--json", "--device", device)
-            row[f"{split}_nll"] = json.loads(found)["nll"]
-        row["parameters"] = json.loads(_manyheads("info", run, "--json"))["parameters"]
-    return row | {"command": shlex.join(["manyheads", *command])}
-
-
-def _manyheads(*arguments: str) -> str:
-    command = [sys.executable, "-m", "manyheads", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{shlex.join(arguments)}: {done.stderr[-500:]}")
-    return done.stdout
+            row[f"{split}_nll"] = score(opened, opened.run.data, split)["nll"]
+        row["parameters"] = account(opened.run.model).parameters
+    return row | {"command": shlex.join(["manyheads", "train", "jsb-chorales", *settings])}
 
 
 def table(path: Path) -> None:
@@ -81,7 +77,6 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="settings for all schemes, a.b=c")
     parser.add_argument("--schemes", default=";".join(SCHEMES), help="names between semicolons")
     parser.add_argument("--seeds", default="1")
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--table", type=Path)
     given = parser.parse_intermixed_args()
@@ -90,14 +85,12 @@ def main() -> None:
         return
     if given.folder is None:
         parser.error("a folder with the chorales is needed")
-    with ThreadPoolExecutor(given.jobs) as pool:
-        waiting = [
-            pool.submit(measure, scheme, int(seed), given.folder, given.device, given.settings)
-            for seed in given.seeds.split(",")
-            for scheme in given.schemes.split(";")
-        ]
-        for one in waiting:
-            print(json.dumps(one.result()), flush=True)
+    torch.set_num_threads(1)
+    for seed in given.seeds.split(","):
+        for scheme in given.schemes.split(";"):
+            row = measure(scheme, int(seed), given.folder, given.device, given.settings)
+            print(json.dumps(row), flush=True)
+            gc.collect()  # a training's recordings, before the next one begins
 
 
 if __name__ == "__main__":

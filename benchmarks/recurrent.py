@@ -5,45 +5,71 @@
         data.folder=multi30k data.source=en data.target=de train.batch_tokens=4000
 
 The recipe's model is the Transformer; the LSTM's width is that which comes nearest to its number
-of parameters. Each has a learning rate of its own. Both are timed for a few steps first, side by
-side, and then have as many steps as fit into the seconds; they are trained side by side too, one
-thread each, or one after the other with `--device cuda`. BLEU of the test split, also of its
-sentences by their length in words. One JSON object and a picture, in the folder.
+of parameters. Each has a learning rate of its own. Both are timed for a few steps first, after
+some that are not (`--timed`: more on a GPU, where the first epoch records each shape of batch),
+and then have as many steps as fit into the seconds; they are trained side by side, one thread
+each, or one after the other with `--device cuda`. BLEU of the test split, also of its sentences
+by their length in words. One JSON object and a picture, in the folder.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from manyheads import training
 from manyheads.account import account
 from manyheads.config import override_all
 from manyheads.evaluate.scores import translation_scores
 from manyheads.opened import open_run
 from manyheads.tasks.translation import evaluate_translation
-from manyheads.training import read_recipe
 from manyheads.view.figures import curves
 
 BUCKETS = 5
-PROBES = (10, 60)  # steps: what both cost alike, a start and an end, is not counted
 
 
 def width_like(recipe: str, settings: list[str]) -> int:
     """The width at which the LSTM has as many parameters as the recipe's model."""
-    run = read_recipe(recipe, settings)
+    run = training.read_recipe(recipe, settings)
     vocabulary = run.tokens.vocab_size
     wanted = account(override_all(run, [f"model.vocab_size={vocabulary}"]).model).parameters
 
     def apart(dim: int) -> int:
         other = [*settings, "model=rnn", f"model.dim={dim}", f"model.vocab_size={vocabulary}"]
-        return abs(account(read_recipe(recipe, other).model).parameters - wanted)
+        return abs(account(training.read_recipe(recipe, other).model).parameters - wanted)
 
     return min(range(32, 1025, 4), key=apart)
+
+
+def pace(arguments: list[str], warm: int, steps: int, device: str) -> float:
+    """Seconds of a step, without what a training begins and ends with."""
+    recipe, *settings = arguments
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = training.train(
+            training.read_recipe(recipe, settings), Path(folder), torch.device(device)
+        )
+        for step in range(warm):
+            trainer.step(step)
+        begun = _now(device)
+        for step in range(warm, warm + steps):
+            trainer.step(step)
+        passed = _now(device) - begun
+        if trainer.ahead is not None:
+            trainer.ahead.close()
+    return passed / steps
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.monotonic()
 
 
 def train(arguments: dict[str, list[str]], out: Path, device: str) -> dict[str, float]:
@@ -93,6 +119,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     own = "train.learning_rate=2e-2 train.warmup_steps=60"
     parser.add_argument("--rnn", default=own, help="the LSTM's own settings")
+    parser.add_argument("--timed", type=int, nargs=2, default=(10, 50), help="steps not, and timed")
     options = parser.parse_intermixed_args()
     given = [options.recipe, *options.settings]
     dim = width_like(options.recipe, options.settings)
@@ -100,13 +127,8 @@ def main() -> None:
         "transformer": given,
         "rnn": [*given, "model=rnn", f"model.dim={dim}", *options.rnn.split()],
     }
-    quiet = ["train.validate_every=100000", "train.save_every=100000"]
-    probes = []
-    for count in PROBES:
-        some = {name: [*own, f"train.steps={count}", *quiet] for name, own in models.items()}
-        probes.append(train(some, options.out / f"probe-{count}", options.device))
-    few, many = probes
-    paces = {name: (many[name] - few[name]) / (PROBES[1] - PROBES[0]) for name in models}
+    torch.set_num_threads(1)
+    paces = {name: pace(own, *options.timed, options.device) for name, own in models.items()}
     steps = {name: int(options.seconds / pace) for name, pace in paces.items()}
     timed = {name: [*own, f"train.steps={steps[name]}"] for name, own in models.items()}
     seconds = train(timed, options.out, options.device)

@@ -22,8 +22,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-TRAIN = """train.batch_tokens=16000 train.steps=2400 train.warmup_steps=300 train.learning_rate=1e-3
-    train.validate_every=400 train.save_every=800 decode.validate_sentences=0"""
+TRAIN = """train.batch_tokens=16000 train.steps=1200 train.warmup_steps=300 train.learning_rate=1e-3
+    train.validate_every=300 train.save_every=1200 decode.validate_sentences=0"""
 SIZES = """model.dim=256 model.heads=4 model.hidden=1024 model.max_length=512 model.dropout=0.2
     model.embed.scale=sqrt-dim"""
 ONE = f"model=joined model.layers=9 {SIZES}"

@@ -75,7 +75,7 @@ def score(opened: OpenRun, data: Data, split: str, stride: int | None = None) ->
                 f"--stride {stride} is longer than the {run.model.max_length} tokens that the "
                 "model reads at once: choose at most that"
             )
-        tokens = run.decode.batch_tokens
+        tokens = run.decode.read_at_once
         if isinstance(data, MusicData):
             return evaluate_music(model, tokenizer, data, split, batch_tokens=tokens, stride=stride)
         return evaluate_language(

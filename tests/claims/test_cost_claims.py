@@ -227,7 +227,8 @@ def test_a_model_that_goes_place_by_place_is_found(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(parallel_over_places, "models", recurrent)
     alone = parallel_over_places.measure(replace(ONCE, threads=1))
-    assert alone.numbers["lstm speed-up"] == [1]
+    assert alone.numbers["threads"] == [1]
+    assert "lstm speed-up" not in alone.numbers
     assert parallel_over_places.judge(alone).verdict == "fails"
 
 
@@ -240,6 +241,8 @@ def test_threads_that_help_both_alike_are_named_in_no_part() -> None:
     assert "gains more" not in judged.why
     numbers |= {"transformer speed-up": [0.9], "lstm speed-up": [0.1]}
     assert "gains more" not in parallel_over_places.judge(Measured(numbers=numbers)).why
+    numbers["threads"] = [1.0]  # of which none is ahead
+    assert parallel_over_places.judge(Measured(numbers=numbers)).verdict == "depends"
     del numbers["threads"]  # as on a GPU
     assert parallel_over_places.judge(Measured(numbers=numbers)).verdict == "holds"
 

@@ -30,6 +30,8 @@ from manyheads.tokens import Tokenizer
 TOKENS = ("first", "start", "end", "source_start")
 UNWRITTEN = ("pad", "start", "unknown", "mask", "separator", "classify")
 
+AT_ONCE, WRITTEN_ON_A_GPU = 4096, 32768  # tokens of a batch, unless told
+
 Penalty = Literal["gnmt", "length"]
 # So far as the penalty of a long text is a number in float32.
 PENALTIES: dict[Penalty, tuple[int, int]] = {"gnmt": (0, 10), "length": (-5, 5)}
@@ -51,6 +53,9 @@ class Decode:
     `first` is a token that every text begins with, at no cost; `shortest` is the fewest tokens
     before the end. `start`, `end` and `banned` (never written) are the tokenizer's own unless
     told, and `source_start` is a token before every source, for models that were trained so.
+
+    `batch_tokens` are written or scored together, those of all hypotheses counted; unless told,
+    as many as keep the device busy.
     """
 
     beam: int = 4
@@ -66,7 +71,7 @@ class Decode:
     end: int | None = None
     banned: tuple[int, ...] | None = None
     source_start: int | None = None
-    batch_tokens: int = 4096
+    batch_tokens: int | None = None
     validate_sentences: int = 200
 
     def __post_init__(self) -> None:
@@ -80,6 +85,16 @@ class Decode:
                 f"decode.length_penalty={self.length_penalty} must be from {least} to {most} "
                 f"with decode.penalty={self.penalty}"
             )
+
+    @property
+    def read_at_once(self) -> int:
+        """Tokens of a batch of which each has its logits."""
+        return self.batch_tokens or AT_ONCE
+
+    def written_at_once(self, device: torch.device) -> int:
+        """Tokens of a batch in which each row has the logits of its newest one alone."""
+        most = WRITTEN_ON_A_GPU if device.type == "cuda" else AT_ONCE
+        return self.batch_tokens or most
 
     def limit(self, source_length: int, max_length: int) -> int:
         """The most tokens a translation may have, its end included."""

@@ -196,7 +196,7 @@ class AnyGenerator:
         for length in sorted({len(prompt) for prompt in whole}):
             room = self._room(length, limit)
             rows = [row for row, prompt in enumerate(whole) if len(prompt) == length]
-            size = max(1, self.decode.batch_tokens // (beam * (length + room)))
+            size = max(1, self.decode.written_at_once(self.device) // (beam * (length + room)))
             for begin in range(0, len(rows), size):
                 some = rows[begin : begin + size]
                 read = torch.tensor([whole[row] for row in some], device=self.device)

@@ -141,7 +141,7 @@ class AnyTranslator:
         encoded = self.tokenizer.encode_batch(sentences)
         ragged = Ragged.of([self.marks.source(ids) for ids in encoded])
         batches = []
-        budget = max(1, self.decode.batch_tokens // beam)
+        budget = max(1, self.decode.written_at_once(self.device) // beam)
         for rows in in_order_of_length(ragged.lengths, budget):
             source, real = ragged.padded(rows, self.marks.padding)
             limits = [self.decode.limit(int(n), self.max_length) for n in ragged.lengths[rows]]

@@ -79,7 +79,7 @@ class Ctranslate2Model:
             "end_token": [marks.end],
             "return_end_token": True,  # so that it counts in |y|, as ours does
             "return_scores": True,
-            "max_batch_size": max(1, decode.batch_tokens // decode.beam),
+            "max_batch_size": max(1, decode.read_at_once // decode.beam),
             "batch_type": "tokens",
         }
 

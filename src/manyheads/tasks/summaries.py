@@ -90,7 +90,7 @@ def evaluate_summaries(
     if isinstance(translator, Translator):
         tokenizer, frame = translator.tokenizer, translator.marks.frame
         encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "cut", frame)
-        nll, tokens = corpus_nll(translator.model, encoded, translator.decode.batch_tokens)
+        nll, tokens = corpus_nll(translator.model, encoded, translator.decode.read_at_once)
         scores |= {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         kind, size = translator.tokenizer.kind, translator.tokenizer.vocab_size
         scores["signature"] |= {

@@ -140,7 +140,7 @@ def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
         encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "skip", frame)
     except BadData:
         return {}
-    nll, tokens = corpus_nll(translator.model, encoded, translator.decode.batch_tokens)
+    nll, tokens = corpus_nll(translator.model, encoded, translator.decode.read_at_once)
     return {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
 
 
