@@ -13,8 +13,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
+from tests.train.small_runs import SMALL
+from tests.train.small_runs import assert_same_bits as assert_same_bits
 
 from manyheads import cli
 from manyheads.data.translation import Batch
@@ -23,24 +23,7 @@ from manyheads.tasks.translation import TranslationTask
 ON = ("train.average=1", "train.steps=20")
 SHORT = ("train.average=1", "train.steps=5")
 
-RECIPE = """
-[data]
-kind = "files"
-source = "{folder}/pairs.source"
-target = "{folder}/pairs.target"
-held_out = 0.1
-
-[tokens]
-kind = "bpe"
-vocab_size = 300
-
-[model]
-dim = 16
-layers = 1
-heads = 2
-hidden = 32
-max_length = 64
-
+RECIPE = f"""{SMALL}
 [train]
 steps = 60
 batch_tokens = 300
@@ -126,20 +109,6 @@ def command(recipe: Path, out: Path, *overrides: str) -> Callable[[], int]:
         return code
 
     return work
-
-
-def kept(out: Path) -> dict[str, torch.Tensor]:
-    tensors = {}
-    for path in [out / "model.safetensors", *sorted((out / "state").glob("*.safetensors"))]:
-        tensors |= {f"{path.name} {name}": tensor for name, tensor in load_file(path).items()}
-    return tensors
-
-
-def assert_same_bits(one: Path, other: Path) -> None:
-    ours, theirs = kept(one), kept(other)
-    assert ours.keys() == theirs.keys()
-    assert any(" adam.exp_avg_sq." in name for name in ours)
-    assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
 def reached(out: Path) -> int:

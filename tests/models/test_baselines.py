@@ -19,15 +19,20 @@ from typer.testing import CliRunner
 from manyheads.account import account
 from manyheads.cli import app
 from manyheads.config import dump, parse
+from manyheads.data.phrasebook import Pair
 from manyheads.decode.cache import KeyValueCache
 from manyheads.errors import Mistake
+from manyheads.evaluate.alignment import alignment_error
 from manyheads.models.bytenet import ByteNet, ByteNetConfig
 from manyheads.models.convs2s import ConvS2S, ConvS2SConfig
 from manyheads.models.gnmt import Gnmt, GnmtConfig
 from manyheads.models.joined import EncoderDecoder
+from manyheads.models.rnn import RnnConfig
 from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.linformer import Linformer
-from manyheads.nn.scores import Bilinear, Dot
+from manyheads.nn.memory import MemoryAttention
+from manyheads.nn.scores import Additive, Bilinear, Dot
+from manyheads.nn.tiled import Tiled
 from manyheads.opened import open_run
 from manyheads.presets import ModelConfig
 from manyheads.run import model_digest
@@ -35,10 +40,14 @@ from manyheads.training import read_recipe
 from manyheads.view.capture import capture, looks_across
 from manyheads.view.maps import maps_of
 
-CONFIGS: dict[str, Any] = {"convs2s": ConvS2SConfig, "bytenet": ByteNetConfig, "gnmt": GnmtConfig}
-ATTENTIONS = {"convs2s": 3, "bytenet": 0, "gnmt": 1}
+CONFIGS: dict[str, Any] = {
+    config.kind: config for config in (ConvS2SConfig, ByteNetConfig, GnmtConfig, RnnConfig)
+}
+ATTENTIONS = {"convs2s": 3, "bytenet": 0, "gnmt": 1, "rnn": 1}
 SMALL = ["model.dim=16", "model.layers=2", "model.max_length=64"]
 kinds = pytest.mark.parametrize("kind", CONFIGS)
+# What is proved of "rnn" with every score, in test_rnn.py and test_account.py.
+others = pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "rnn"])
 attentive = pytest.mark.parametrize("kind", [kind for kind, n in ATTENTIONS.items() if n])
 
 
@@ -130,7 +139,7 @@ BY_HAND: dict[str, Any] = {
 }
 
 
-@kinds
+@others
 @pytest.mark.parametrize("tie", ["all", "none"])
 def test_a_padded_batch_is_each_pair_by_hand(kind: str, tie: str) -> None:
     model = tiny_model(kind, tie=tie)
@@ -176,7 +185,7 @@ def test_a_source_is_heard_as_far_as_it_is_unfolded(stretch: float, more: int, r
 
 @kinds
 def test_padding_changes_nothing(kind: str) -> None:
-    """Neither what stands there nor how much: of the logits and the gradients."""
+    """Neither what stands there nor how much: of the states, the logits and the gradients."""
     model, target = tiny_model(kind), words(2, 4)
     source = words(2, 9)
     real = torch.arange(9) < torch.tensor([[6], [3]])
@@ -184,14 +193,15 @@ def test_padding_changes_nothing(kind: str) -> None:
     for padding, length in ((0, 9), (5, 9), (5, 6)):
         model.zero_grad()
         padded = source.masked_fill(~real, padding)[:, :length]
-        logits = model(padded, target, real[:, :length])
+        memory = model.encode(padded, real[:, :length])
+        logits = model.logits(model.decode(target, memory))
         logits.square().sum().backward()
         grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        found.append((logits, torch.cat(grads)))
+        found.append((memory.states[memory.sight.real], logits, torch.cat(grads)))
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             agree(one, two)
-    agree(model(source[1:, :3], target[1:]), found[0][0][1:])
+    agree(model(source[1:, :3], target[1:]), found[0][1][1:])
 
 
 @kinds
@@ -204,9 +214,8 @@ def test_padding_elsewhere_is_refused(kind: str) -> None:
             model(words(1, 3), words(1, 3), None, torch.tensor([real]))
 
 
-@kinds
-def test_no_gradient_from_the_future(kind: str) -> None:
-    model = tiny_model(kind, tie="none")
+def hears_no_future(model: Any) -> None:
+    """By the gradients of a model that has a table of its own for targets."""
     entered: list[Tensor] = []
     model.target_tokens.register_forward_hook(lambda _, __, out: entered.append(out))
     logits = model(words(2, 4), words(2, 6))
@@ -214,6 +223,11 @@ def test_no_gradient_from_the_future(kind: str) -> None:
         [grad] = torch.autograd.grad(logits[:, place].sum(), entered[0], retain_graph=True)
         assert grad[:, : place + 1].abs().sum(-1).min() > 0
         assert not grad[:, place + 1 :].any()
+
+
+@kinds
+def test_no_gradient_from_the_future(kind: str) -> None:
+    hears_no_future(tiny_model(kind, tie="none"))
 
 
 @kinds
@@ -233,10 +247,11 @@ def test_cached_is_full(kind: str, chunks: tuple[int, ...]) -> None:
 
 
 @kinds
-def test_cached_hypotheses_can_be_reordered(kind: str) -> None:
+@pytest.mark.parametrize("lengths", [(5, 5), (5, 3)])
+def test_cached_hypotheses_can_be_reordered(kind: str, lengths: tuple[int, int]) -> None:
     """Beams of one memory go on from the hypothesis they were copied from."""
     model, source, start = tiny_model(kind), words(2, 5), words(6, 3)
-    real = torch.arange(5) < torch.tensor([[5], [3]])
+    real = None if lengths == (5, 5) else torch.arange(5) < torch.tensor(lengths)[:, None]
     rows, step = torch.tensor([1, 1, 0, 5, 3, 5]), words(6, 2)
     with torch.no_grad():
         cache, memory = KeyValueCache(), model.encode(source, real)
@@ -244,12 +259,15 @@ def test_cached_hypotheses_can_be_reordered(kind: str) -> None:
         cache.reorder(rows)
         found = model.logits(model.decode(step, memory, cache=cache))
         grown = torch.cat([start[rows], step], dim=1)
-        agree(
-            found,
-            model(
-                *(x.repeat_interleave(3, 0) for x in (source,)), grown, real.repeat_interleave(3, 0)
-            )[:, 3:],
-        )
+        wide = None if real is None else real.repeat_interleave(3, 0)
+        agree(found, model(source.repeat_interleave(3, 0), grown, wide)[:, 3:])
+        cache.reorder(torch.tensor([3, 4, 5]))
+        cache.keep_sentences(torch.tensor([1]))
+        memory = model.encode(source[1:], None if real is None else real[1:])
+        found = model.logits(model.decode(step[:3], memory, cache=cache))
+        grown = torch.cat([grown[3:], step[:3]], dim=1)
+        full = model(source[1:].expand(3, -1), grown, None if wide is None else wide[3:])
+        agree(found, full[:, 5:])
 
 
 @kinds
@@ -268,7 +286,9 @@ def test_a_batch_is_searched_as_one_sentence_at_a_time(kind: str, beam: int) -> 
         same(
             found[row : row + 1], searched(model, one, one != PAD, limits[row : row + 1], beam=beam)
         )
-    assert len({tuple(line[0].tokens) for line in found}) > 2
+    assert len({len(line[0].tokens) for line in found}) > 2
+    if ATTENTIONS[kind]:  # what asks a source begins otherwise for another one
+        assert len({tuple(line[0].tokens[:1]) for line in found}) > 1
 
 
 @kinds
@@ -283,17 +303,22 @@ def test_attention_is_captured_where_there_is_any(kind: str) -> None:
         assert weights.shape == (2, 1, 4, 5)
         agree(weights.sum(-1), torch.ones(2, 1, 4).double())
         assert not weights[1, ..., 2:].any()
+    with pytest.raises(KeyError):
+        maps["self"]
+    cores = [part.core for part in model.modules() if isinstance(part, MemoryAttention)]
+    assert cores == [Dense()] * ATTENTIONS[kind]
 
 
 @attentive
-def test_another_core_is_the_dense_one(kind: str) -> None:
-    score = {} if kind == "convs2s" else {"score": Dot()}
-    one, other = (tiny_model(kind, core=core, **score) for core in (Dense(), Fused()))
+@pytest.mark.parametrize("core", [Fused(), Tiled(block=4)], ids=lambda core: core.kind)
+def test_another_core_is_the_dense_one(kind: str, core: Any) -> None:
+    score = {"score": Dot()} if kind == "gnmt" else {}
+    one, other = (tiny_model(kind, core=core, **score) for core in (Dense(), core))
     source, target, real = words(2, 6), words(2, 5), torch.arange(6) < torch.tensor([[6], [2]])
     agree(other(source, target, real), one(source, target, real))
 
 
-@kinds
+@others
 @pytest.mark.parametrize("tie", ["all", "none"])
 def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
     """By part as they are there; FLOPs as the kernels do them; and what is held to write."""
@@ -313,7 +338,7 @@ def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
     assert 2 * 2 * held.state == cache.bytes()
 
 
-@kinds
+@others
 def test_activations_are_near_what_autograd_keeps(kind: str) -> None:
     model, tokens = tiny_model(kind, dim=64, max_length=96), words(2, 96)
     counted = account(model.config, length=96, batch=2).training
@@ -324,7 +349,7 @@ def test_activations_are_near_what_autograd_keeps(kind: str) -> None:
 # --- learning ---
 
 
-@kinds
+@others
 def test_a_batch_is_learned_by_heart(kind: str) -> None:
     """Sources copied; every weight has a gradient."""
     model = tiny_model(kind, dim=24, dropout=0.1).float()
@@ -352,21 +377,28 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_run_is_used_like_any_other(run: Path) -> None:
-    """It learns something, and opened it translates and embeds, alone as in a batch."""
+    """It learns something; opened it translates and embeds, alone as in a batch, and aligns."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [r["loss"] for r in map(json.loads, lines) if r["split"] == "valid"]
     assert losses[-1] < losses[0]
     opened = open_run(run)
-    assert isinstance(opened.model, EncoderDecoder)
+    model, kind = opened.model, opened.run.model.kind
+    assert isinstance(model, EncoderDecoder)
     texts = ["red dog", "small big green tree", "cat"]
     together = opened.translator(beam=3).translate(texts)
     assert together == [opened.translator(beam=3).translate([text])[0] for text in texts]
     vectors = opened.encoder().embed(texts)
+    assert vectors.shape == (3, 32 if kind == "convs2s" else 16)  # z and e side by side, or states
     alone = opened.encoder().embed(texts[:1])
     torch.testing.assert_close(torch.tensor(vectors[:1]), torch.tensor(alone))
-    if looks_across(opened.model):
+    if looks_across(model):
         drawn = maps_of(opened, "red dog", "dog red")["decoder.cross"]
         assert drawn.weights.shape[2:] == (len(drawn.rows), len(drawn.columns))
+        spans = ((0, 3), (4, 7))
+        pair = Pair("red dog", "dog red", spans, spans, frozenset({(0, 1), (1, 0)}))
+        error = alignment_error(model, opened.tokenizer, [pair])
+        assert [len(row) for row in error.rates] == [1] * (2 if kind == "convs2s" else 1)
+        assert 0 <= error.best <= 1
     else:
         with pytest.raises(Mistake, match="a model with attention"):
             maps_of(opened, "red dog")
@@ -415,6 +447,10 @@ def test_the_exact_core_is_no_part_of_a_models_name() -> None:
         ("gnmt dim=15", "must be even"),
         ("gnmt core=local", "an LSTM has none"),
         ("gnmt dropout=1", "dropout=1"),
+        ("rnn dim=15", "must be even"),
+        ("rnn heads=4", "no setting 'model.heads'"),
+        ("rnn dropout=1", "dropout=1"),
+        ("rnn layers=0", "layers=0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(setting: str, said: str) -> None:
@@ -432,10 +468,11 @@ def test_what_does_not_fit_is_refused(kind: str) -> None:
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(Mistake, match="key_size=3"):
-        GnmtConfig(score=Bilinear(key_size=3))
-    with pytest.raises(Mistake, match="choose the dense"):
-        tiny_model("gnmt", core=Fused())
+    for kind in ("gnmt", "rnn"):
+        with pytest.raises(Mistake, match="key_size=3"):
+            CONFIGS[kind](score=Bilinear(key_size=3))
+        with pytest.raises(Mistake, match="choose the dense"):
+            tiny_model(kind, score=Additive(), core=Fused())
     with pytest.raises(Mistake, match="linformer"):
         ConvS2SConfig(core=Linformer())
     with pytest.raises(Mistake, match="positions"):

@@ -1,4 +1,4 @@
-"""The recurrent baseline: equal to a loop by hand, and good for all that a Transformer is."""
+"""The recurrent baseline: with every score a loop by hand; the rest is in test_baselines.py."""
 
 import json
 import math
@@ -7,29 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.decode.toys import LONGEST, PAD, same, searched, toy_source
-from tests.train.small_runs import WORDS, assert_same_bits, trainer, write_recipe
-from tiny import VOCAB, words
+from tests.models.test_baselines import agree, hears_no_future, tiny_model
+from tests.train.small_runs import WORDS, assert_same_bits, hurt, trainer, write_recipe
+from tiny import words
 from torch import Tensor, nn
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
-from manyheads.cli import app
 from manyheads.config import dump, parse
-from manyheads.data.phrasebook import Pair
 from manyheads.decode.cache import KeyValueCache
-from manyheads.errors import Mistake
-from manyheads.evaluate.alignment import alignment_error
-from manyheads.models.joined import EncoderDecoder
 from manyheads.models.rnn import Rnn, RnnConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig
-from manyheads.nn.tiled import Tiled
-from manyheads.opened import open_run
 from manyheads.presets import ModelConfig
 from manyheads.training import read_recipe
-from manyheads.view.capture import capture
 
 SCORES: dict[str, ScoreConfig] = {
     score.kind: score
@@ -40,13 +30,8 @@ scores = pytest.mark.parametrize("score", SCORES)
 
 
 def tiny_rnn(score: str = "bilinear", **changes: Any) -> Rnn:
-    torch.manual_seed(3)
-    sizes: dict[str, Any] = {"vocab_size": VOCAB, "dim": 8, "layers": 2, "dropout": 0.0}
-    return RnnConfig(**{**sizes, "score": SCORES[score], **changes}).build().double()
-
-
-def agree(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    model: Rnn = tiny_model("rnn", **{"layers": 2, "score": SCORES[score], **changes})
+    return model
 
 
 # --- what it computes ---
@@ -107,120 +92,21 @@ def test_a_padded_batch_is_each_pair_by_hand(score: str, tie: str) -> None:
         agree(found[row], by_hand(model, source[row, :length].tolist(), target[row].tolist()))
 
 
-def test_padding_changes_nothing() -> None:
-    """Neither what stands there nor how much: of the states, the logits and the gradients."""
-    model, target = tiny_rnn(), words(2, 4)
-    source = words(2, 9)
-    real = torch.arange(9) < torch.tensor([[6], [3]])
-    found = []
-    for padding, length in ((0, 9), (5, 9), (5, 6)):
-        model.zero_grad()
-        padded = source.masked_fill(~real, padding)[:, :length]
-        memory = model.encode(padded, real[:, :length])
-        logits = model.logits(model.decode(target, memory))
-        logits.square().sum().backward()
-        grads = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        found.append((memory.states[real[:, :length]], logits, grads))
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
-            agree(one, two)
-    agree(model(source[1:, :3], target[1:]), found[0][1][1:])
-
-
-def test_padding_elsewhere_is_refused() -> None:
-    model = tiny_rnn()
-    for real in ([False, True, True], [True, False, True], [False] * 3):
-        with pytest.raises(Mistake, match="padding behind"):
-            model(words(1, 3), words(1, 2), torch.tensor([real]))
-        with pytest.raises(Mistake, match="padding behind"):
-            model(words(1, 3), words(1, 3), None, torch.tensor([real]))
-
-
 @scores
 def test_no_gradient_from_the_future(score: str) -> None:
-    model = tiny_rnn(score, tie="none")
-    entered: list[Tensor] = []
-    model.target_tokens.register_forward_hook(lambda _, __, out: entered.append(out))
-    logits = model(words(2, 4), words(2, 6))
-    for place in range(6):
-        [grad] = torch.autograd.grad(logits[:, place].sum(), entered[0], retain_graph=True)
-        assert grad[:, : place + 1].abs().sum(-1).min() > 0
-        assert not grad[:, place + 1 :].any()
+    hears_no_future(tiny_rnn(score, tie="none"))
 
 
-@pytest.mark.parametrize("core", [Fused(), Tiled(block=4)], ids=lambda core: core.kind)
-def test_another_core_is_the_dense_one(core: Any) -> None:
-    one, other = tiny_rnn(core=Dense()), tiny_rnn(core=core)
-    source, target, real = words(2, 6), words(2, 5), torch.arange(6) < torch.tensor([[6], [2]])
-    agree(other(source, target, real), one(source, target, real))
-
-
-# --- writing ---
-
-
-@pytest.mark.parametrize("chunks", [(1,) * 9, (4, 1, 4)], ids=len)
-def test_cached_is_full(chunks: tuple[int, ...]) -> None:
-    model, tokens, source = tiny_rnn(), words(2, 9), words(2, 5)
-    real = torch.arange(5) < torch.tensor([[5], [3]])
-    cache, memory = KeyValueCache(), model.encode(source, real)
-    with torch.no_grad():
-        found = [
-            model.logits(model.decode(chunk, memory, cache=cache))
-            for chunk in tokens.split(list(chunks), dim=1)
-        ]
-        agree(torch.cat(found, dim=1), model(source, tokens, real))
-    assert cache.length == 9
-
-
-def test_cached_hypotheses_can_be_reordered() -> None:
-    """Beams of one memory go on from the hypothesis they were copied from."""
-    model, source, start = tiny_rnn(), words(2, 5), words(6, 3)
-    rows, step = torch.tensor([1, 1, 0, 5, 3, 5]), words(6, 2)
-    with torch.no_grad():
-        cache, memory = KeyValueCache(), model.encode(source)
-        model.decode(start, memory, cache=cache)
-        cache.reorder(rows)
-        found = model.logits(model.decode(step, memory, cache=cache))
-        grown = torch.cat([start[rows], step], dim=1)
-        agree(found, model(source.repeat_interleave(3, 0), grown)[:, 3:])
-        cache.reorder(torch.tensor([3, 4, 5]))
-        cache.keep_sentences(torch.tensor([1]))
-        found = model.logits(model.decode(step[:3], model.encode(source[1:]), cache=cache))
-        full = model(source[1:].expand(3, -1), torch.cat([grown[3:], step[:3]], dim=1))
-        agree(found, full[:, 5:])
-    assert cache.bytes() == 2 * 2 * 3 * 8 * 8  # h and c · layers · rows · width · bytes
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-def test_a_batch_is_searched_as_one_sentence_at_a_time(beam: int) -> None:
-    model = tiny_rnn(vocab_size=15, tie="none", max_length=LONGEST).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2.5)  # a next token is likely or unlikely, and the source matters
-    torch.manual_seed(1)
-    lengths, limits = (9, 2, 6, 1, 4, 9), [12, 3, 9, 6, 8, 14]
-    source, real = toy_source(*lengths)
-    found = searched(model, source, real, limits, beam=beam)  # type: ignore[arg-type]
-    for row, length in enumerate(lengths):
-        one = source[row : row + 1, :length]
-        alone = searched(model, one, one != PAD, limits[row : row + 1], beam=beam)  # type: ignore[arg-type]
-        same(found[row : row + 1], alone)
-    assert len({len(line[0].tokens) for line in found}) > 2
-    assert len({tuple(line[0].tokens[:1]) for line in found}) > 1
-
-
-def test_attention_is_captured() -> None:
-    model = tiny_rnn()
-    real = torch.arange(5) < torch.tensor([[5], [2]])
-    with torch.no_grad(), capture(model) as maps:
-        model(words(2, 5), words(2, 4), real)
-    [weights] = maps["cross"]
-    assert weights.shape == (2, 1, 4, 5)
-    agree(weights.sum(-1), torch.ones(2, 1, 4).double())
-    assert not weights[1, ..., 2:].any()
-    assert model.attention.core == Dense()
-    with pytest.raises(KeyError):
-        maps["self"]
+def test_a_cache_holds_the_states_of_each_hypothesis() -> None:
+    """However much it has read: h and c · layers · rows · width · bytes."""
+    model, cache = tiny_rnn(), KeyValueCache()
+    memory = model.encode(words(2, 5))
+    for length in (3, 2):
+        model.decode(words(6, length), memory, cache=cache)
+        assert cache.bytes() == 2 * 2 * 6 * 8 * 8
+    cache.reorder(torch.tensor([3, 4, 5]))
+    cache.keep_sentences(torch.tensor([1]))
+    assert cache.bytes() == 2 * 2 * 3 * 8 * 8
 
 
 # --- learning ---
@@ -279,50 +165,18 @@ def test_killed_and_started_again_ends_with_the_same_bits(
     class Killed(Exception):
         pass
 
+    def kill() -> None:
+        raise Killed
+
     out = tmp_path / "run"
     found = trainer(recipe, out, *SMALL)
-    batches = found.task.batches
-
-    def asked(step: int) -> list[Any]:
-        if step == 15:
-            raise Killed
-        return batches(step)
-
-    found.task.batches = asked  # type: ignore[method-assign]
+    hurt(found, 15, kill)
     with pytest.raises(Killed):
         found.run()
     again = trainer(recipe, out, *SMALL)
     assert again.progress.step == 12
     again.run()
     assert_same_bits(out, whole)
-
-
-def test_a_run_is_used_like_any_other(whole: Path) -> None:
-    """Opened it translates, embeds, and its one head has an alignment error."""
-    opened = open_run(whole)
-    model: Any = opened.model
-    assert isinstance(model, EncoderDecoder)
-    lines = ["red dog", "small big green tree", "cat"]
-    together = opened.translator(beam=3).translate(lines)
-    assert together == [opened.translator(beam=3).translate([line])[0] for line in lines]
-    vectors = opened.encoder().embed(lines)
-    assert vectors.shape == (3, 16)
-    pair = Pair(
-        *("red dog", "dog red", ((0, 3), (4, 7)), ((0, 3), (4, 7)), frozenset({(0, 1), (1, 0)}))
-    )
-    error = alignment_error(model, opened.tokenizer, [pair])
-    assert len(error.rates) == len(error.rates[0]) == 1
-    assert 0 <= error.best <= 1
-
-
-@pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])
-def test_export_is_refused_in_a_line(to: str, whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    found = CliRunner().invoke(app, ["export", str(whole), "--to", to, "--out", str(out)])
-    assert isinstance(found.exception, Mistake)
-    assert "\n" not in str(found.exception)
-    assert any(word in str(found.exception) for word in ("LSTM", "Rnn", "rnn"))
-    assert not out.exists()
 
 
 # --- settings ---
@@ -342,28 +196,3 @@ def test_a_switch_of_kind_begins_with_defaults() -> None:
 def test_settings_survive_a_file(score: str) -> None:
     config = RnnConfig(vocab_size=9, dim=10, layers=1, score=SCORES[score], tie="none", dropout=0.3)
     assert parse(ModelConfig, dump(config)) == config
-
-
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ("model.dim=15", "must be even"),
-        ("model.heads=4", "no setting 'model.heads'"),
-        ("model.dropout=1", "dropout=1"),
-        ("model.layers=0", "layers=0"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(setting: str, said: str) -> None:
-    with pytest.raises(Mistake, match=said):
-        read_recipe("phrasebook", ["model=rnn", setting])
-
-
-def test_parts_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(Mistake, match="key_size=3"):
-        RnnConfig(score=Bilinear(key_size=3))
-    with pytest.raises(Mistake, match="choose the dense"):
-        tiny_rnn("additive", core=Fused())
-    with pytest.raises(Mistake, match="task=pretraining"):
-        read_recipe("t5-mini", ["model=rnn"])
-    with pytest.raises(Mistake, match="vocab_size is needed"):
-        RnnConfig().build()

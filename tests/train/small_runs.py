@@ -15,7 +15,8 @@ from manyheads.train.loop import Trainer
 WORDS = ("red", "blue", "green", "small", "big", "dog", "cat", "bird", "tree", "house")
 CPU = torch.device("cpu")
 
-RECIPE = """
+# What a run reads, and a model for it.
+SMALL = """
 [data]
 kind = "files"
 source = "{folder}/pairs.source"
@@ -33,7 +34,9 @@ heads = 2
 hidden = 32
 max_length = 64
 dropout = 0.1
+"""
 
+RECIPE = f"""{SMALL}
 [train]
 steps = 24
 batch_tokens = 300

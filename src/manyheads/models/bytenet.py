@@ -13,59 +13,47 @@ decoder hears of what was written alone.
 import math
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.errors import Mistake, check_at_least, check_share
+from manyheads.errors import Mistake, check_at_least
+from manyheads.models.baseline import BaselineSizes
 from manyheads.models.rnn import lengths_of
-from manyheads.models.seq2seq import Memory
+from manyheads.models.seq2seq import Memory, SourceToTarget
 from manyheads.nn.block import initialise
 from manyheads.nn.convolution import Convolution, check_kernel, hidden_behind
 from manyheads.nn.embedding import Head
 from manyheads.nn.masks import full, look
-from manyheads.nn.shapes import Hidden, Logits, Real
+from manyheads.nn.shapes import Hidden, Real
 from manyheads.nn.states import StateCache
 
 DILATIONS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByteNetConfig:
+class ByteNetConfig(BaselineSizes):
     """Dilated convolutions.
 
-    `dim` is the width between the blocks, `layers` the blocks of each side, `stretch` and `more`
-    are the a and b of |t̂| = a |s| + b; `tie`: one matrix for source, target and output, or one for
-    each. It has no longest text of its own: `max_length` is what a run trains on and writes.
+    `dim` is also the width between the blocks, which are its `layers`; `stretch` and `more` are the
+    a and b of |t̂| = a |s| + b. It has no longest text of its own.
     """
 
-    vocab_size: int | None = None
-    dim: int = 256
     layers: int = 5
     kernel: int = 3
     stretch: float = 1.2
     more: int = 0
-    max_length: int = 512
-    tie: Literal["all", "none"] = "all"
-    dropout: float = 0.1
     kind: ClassVar[str] = "bytenet"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "layers", "max_length", "stretch"):
-            check_at_least(f"model.{name}", getattr(self, name), 1)
+        super().__post_init__()
+        check_at_least("model.stretch", self.stretch, 1)
         check_at_least("model.more", self.more, 0)
         check_kernel(self.kernel)
-        check_share("model.dropout", self.dropout)
         if self.dim % 2:
             raise Mistake(f"model.dim={self.dim} must be even: the convolutions have half of it")
-
-    @property
-    def vocabulary(self) -> int:
-        if self.vocab_size is None:
-            raise Mistake("model.vocab_size is needed: a run takes it from its tokenizer")
-        return self.vocab_size
 
     def unfolded(self, length: int) -> int:
         """|t̂|, the places at which a decoder hears of a source of this length."""
@@ -114,30 +102,26 @@ class DilatedStack(nn.Module):
         return x
 
 
-class ByteNet(nn.Module):
-    """logits[:, t] predict the token after target[:, t] (teacher forcing); the face of Seq2Seq."""
+class ByteNet(SourceToTarget):
+    """Blocks that read, and causal ones on top of them that write."""
 
     def __init__(self, config: ByteNetConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config: ByteNetConfig = config
         dim = config.dim
         self.scale = math.sqrt(dim)  # the tables have entries of N(0, 1/d), a sum wants N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
         self.tokens = nn.Embedding(config.vocabulary, dim)
         self.beyond = nn.Embedding(1, dim)  # stands behind a source that is unfolded
         self.encoder = DilatedStack(config, causal=False)
-        if config.tie == "none":
+        if not config.shares_inputs:
             self.target_tokens = nn.Embedding(config.vocabulary, dim)
         self.enter = nn.Linear(2 * dim, dim)
         self.decoder = DilatedStack(config, causal=True)
         self.norm = nn.LayerNorm(dim)
         self.leave = nn.Linear(dim, dim)
-        self.head = Head(config.vocabulary, dim, tied=config.tie == "all", bias="none")
+        self.head = Head(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
         initialise(self, "xavier", config.layers)
-
-    @property
-    def target_table(self) -> nn.Embedding:
-        return self.tokens if self.config.tie == "all" else self.target_tokens
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
         """What the decoder will hear at its places, up to |t̂| of each source; then zeros."""
@@ -175,15 +159,3 @@ class ByteNet(nn.Module):
         if cache is not None:
             cache.advance(length)
         return self.dropout(self.leave(F.relu(self.norm(x))))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden, self.target_table)
-
-    def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_real: Tensor | None = None,
-        target_real: Tensor | None = None,
-    ) -> Logits:
-        return self.logits(self.decode(target, self.encode(source, source_real), target_real))

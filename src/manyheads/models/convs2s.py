@@ -15,15 +15,16 @@ not divided by the number of attentions.
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.errors import Mistake, check_at_least, check_share
+from manyheads.errors import check_at_least
+from manyheads.models.baseline import BaselineSizes
 from manyheads.models.rnn import lengths_of
-from manyheads.models.seq2seq import Memory
+from manyheads.models.seq2seq import Memory, SourceToTarget
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.block import initialise
 from manyheads.nn.convolution import Convolution, check_kernel
@@ -33,44 +34,31 @@ from manyheads.nn.masks import Sight, full, look
 from manyheads.nn.memory import MemoryAttention, check_exact
 from manyheads.nn.positions import LearnedPosition
 from manyheads.nn.scores import Dot
-from manyheads.nn.shapes import Hidden, Logits, Real
+from manyheads.nn.shapes import Hidden, Real
 from manyheads.nn.states import StateCache
 
 HALF = math.sqrt(0.5)  # a sum of two vectors varies as much as each of them
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvS2SConfig:
+class ConvS2SConfig(BaselineSizes):
     """Gated convolutions with attention.
 
-    `dim` is the width of the embeddings and of what is asked and answered, `hidden` that of the
-    convolutions (`dim` unless given); `layers` of each side; `tie`: one matrix for source, target
-    and output, or one for each.
+    `dim` is also the width of what is asked and answered, `hidden` that of the convolutions (`dim`
+    unless given); `max_length` is the longest text that there are positions for.
     """
 
-    vocab_size: int | None = None
-    dim: int = 256
     hidden: int | None = None
     layers: int = 4
     kernel: int = 3
-    max_length: int = 512
     core: CoreConfig = field(default_factory=Dense)
-    tie: Literal["all", "none"] = "all"
-    dropout: float = 0.1
     kind: ClassVar[str] = "convs2s"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "hidden", "layers", "max_length"):
-            check_at_least(f"model.{name}", getattr(self, name), 1)
+        super().__post_init__()
+        check_at_least("model.hidden", self.hidden, 1)
         check_kernel(self.kernel)
-        check_share("model.dropout", self.dropout)
         check_exact(self.core, "a convolution")
-
-    @property
-    def vocabulary(self) -> int:
-        if self.vocab_size is None:
-            raise Mistake("model.vocab_size is needed: a run takes it from its tokenizer")
-        return self.vocab_size
 
     @property
     def width(self) -> int:
@@ -146,26 +134,22 @@ class ConvDecoder(nn.Module):
         return self.leave(h)
 
 
-class ConvS2S(nn.Module):
-    """logits[:, t] predict the token after target[:, t] (teacher forcing); the face of Seq2Seq."""
+class ConvS2S(SourceToTarget):
+    """Convolutions that read, and causal ones that write and ask in every layer."""
 
     def __init__(self, config: ConvS2SConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config: ConvS2SConfig = config
         self.dropout = nn.Dropout(config.dropout)
         self.tokens = nn.Embedding(config.vocabulary, config.dim)
         self.encoder_position = LearnedPosition(config.max_length, config.dim, 0)
         self.encoder = ConvEncoder(config)
-        if config.tie == "none":
+        if not config.shares_inputs:
             self.target_tokens = nn.Embedding(config.vocabulary, config.dim)
         self.decoder_position = LearnedPosition(config.max_length, config.dim, 0)
         self.decoder = ConvDecoder(config)
-        self.head = Head(config.vocabulary, config.dim, tied=config.tie == "all", bias="none")
+        self.head = Head(config.vocabulary, config.dim, tied=config.shares_inputs, bias="none")
         initialise(self, "xavier", config.layers)
-
-    @property
-    def target_table(self) -> nn.Embedding:
-        return self.tokens if self.config.tie == "all" else self.target_tokens
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
         """z and e side by side."""
@@ -196,15 +180,3 @@ class ConvS2S(nn.Module):
         if cache is not None:
             cache.advance(target.shape[1])
         return self.dropout(hidden)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden, self.target_table)
-
-    def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_real: Tensor | None = None,
-        target_real: Tensor | None = None,
-    ) -> Logits:
-        return self.logits(self.decode(target, self.encode(source, source_real), target_real))

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from manyheads.errors import Mistake
 from manyheads.models.rnn import RecurrentConfig, initialise_lstm, lengths_of, read_both_ways
-from manyheads.models.seq2seq import Memory
+from manyheads.models.seq2seq import Memory, SourceToTarget
 from manyheads.nn.block import initialise
 from manyheads.nn.embedding import Head
 from manyheads.nn.masks import Sight, full, look
 from manyheads.nn.memory import MemoryAttention
 from manyheads.nn.scores import Additive, ScoreConfig
-from manyheads.nn.shapes import Hidden, Logits
+from manyheads.nn.shapes import Hidden
 from manyheads.nn.states import StateCache
 
 RESIDUAL_FROM = 2  # the third layer, counted from 0
@@ -33,7 +33,7 @@ RESIDUAL_FROM = 2  # the third layer, counted from 0
 
 @dataclass(frozen=True, kw_only=True)
 class GnmtConfig(RecurrentConfig):
-    """Deep LSTMs with residuals; `layers` of each side."""
+    """Deep LSTMs with residuals."""
 
     layers: int = 4
     score: ScoreConfig = field(default_factory=Additive)
@@ -61,36 +61,32 @@ class Context(MemoryAttention):
         return self.context(x, memory, memory, sight)
 
 
-class Gnmt(nn.Module):
-    """logits[:, t] predict the token after target[:, t] (teacher forcing); the face of Seq2Seq."""
+class Gnmt(SourceToTarget):
+    """LSTMs that read, and LSTMs that write and hear what the lowest of them found."""
 
     asks_host: ClassVar[bool] = True  # for the lengths of its sequences
 
     def __init__(self, config: GnmtConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config: GnmtConfig = config
         dim, layers = config.dim, config.layers
         self.scale = math.sqrt(dim)  # the tables have entries of N(0, 1/d), gates want N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
         self.tokens = nn.Embedding(config.vocabulary, dim)
         self.both_ways = nn.LSTM(dim, dim // 2, batch_first=True, bidirectional=True)
         self.encoder = nn.ModuleList(nn.LSTM(dim, dim, batch_first=True) for _ in range(1, layers))
-        if config.tie == "none":
+        if not config.shares_inputs:
             self.target_tokens = nn.Embedding(config.vocabulary, dim)
         self.lowest = nn.LSTM(dim, dim, batch_first=True)
         self.attention = Context(config)
         self.decoder = nn.ModuleList(
             nn.LSTM(2 * dim, dim, batch_first=True) for _ in range(1, layers)
         )
-        self.head = Head(config.vocabulary, dim, tied=config.tie == "all", bias="none")
+        self.head = Head(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
         initialise(self, "xavier", layers)
         for part in self.modules():
             if isinstance(part, nn.LSTM):
                 initialise_lstm(part)
-
-    @property
-    def target_table(self) -> nn.Embedding:
-        return self.tokens if self.config.tie == "all" else self.target_tokens
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
         """The top of the encoder; padding behind a text is read after it, and looked at by none."""
@@ -120,18 +116,6 @@ class Gnmt(nn.Module):
         if cache is not None:
             cache.advance(target.shape[1])
         return self.dropout(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden, self.target_table)
-
-    def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_real: Tensor | None = None,
-        target_real: Tensor | None = None,
-    ) -> Logits:
-        return self.logits(self.decode(target, self.encode(source, source_real), target_real))
 
 
 def read_on(lstm: nn.Module, x: Tensor, cache: StateCache | None) -> Tensor:

@@ -19,14 +19,13 @@ from manyheads.models.bytenet import ByteNet, ByteNetConfig
 from manyheads.models.convs2s import ConvS2S, ConvS2SConfig
 from manyheads.models.gnmt import Gnmt, GnmtConfig
 from manyheads.models.rnn import Rnn, RnnConfig, lengths_of
-from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig
+from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, Source, SourceToTarget
 from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
 from manyheads.nn.masks import Sight, causal, full, look
-from manyheads.nn.shapes import Hidden, Logits, Real, Tokens
+from manyheads.nn.shapes import Hidden, Real, Tokens
 
-Source = Int[Tensor, "b s"]
 Lengths = Int[Tensor, " b"]
 
 
@@ -51,25 +50,26 @@ class JoinedConfig(Architecture):
         """Of a source and a target, one behind the other."""
         return 2 * self.max_length
 
+    @property
+    def shares_inputs(self) -> bool:
+        """Source and target are tokens of one sequence."""
+        return True
+
     def build(self) -> "Joined":
         return Joined(self)
 
 
-class Joined(nn.Module):
-    """logits[:, t] predict the token after target[:, t] (teacher forcing); the face of Seq2Seq."""
+class Joined(SourceToTarget):
+    """A decoder with the face of an encoder–decoder: it reads a source when it begins to write."""
 
     def __init__(self, config: JoinedConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config: JoinedConfig = config
         self.tokens = nn.Embedding(config.vocabulary, config.dim)
         self.embedding = config.embed.build(config.dim, config.dropout)
         self.decoder = Stack(replace(config, max_length=config.positions), causal=True)
         self.head = config.output.build(config.vocabulary, config.dim, tied=config.tie == "all")
         initialise(self, config.initial, config.layers)
-
-    @property
-    def target_table(self) -> nn.Embedding:
-        return self.tokens
 
     def encode(self, source: Source, source_real: Real | None = None) -> Memory:
         """The source itself: it is read when it is joined to a target."""
@@ -130,18 +130,6 @@ class Joined(nn.Module):
         sight = look(causal, tokens.shape[1], real=real, device=tokens.device)
         x = self.embedding(self.tokens, tokens, self.decoder.position, sight.queries)
         return self.decoder(x, sight)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden, self.tokens)
-
-    def forward(
-        self,
-        source: Source,
-        target: Tokens,
-        source_real: Real | None = None,
-        target_real: Tensor | None = None,
-    ) -> Logits:
-        return self.logits(self.decode(target, self.encode(source, source_real), target_real))
 
 
 def _lengths(source: Source, real: Real | None) -> Lengths:

@@ -11,7 +11,7 @@ that teacher forcing runs a whole target through the LSTM at once.
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from einops import rearrange
@@ -19,8 +19,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from manyheads.errors import Mistake, check_at_least, check_share
-from manyheads.models.seq2seq import Memory
+from manyheads.errors import Mistake
+from manyheads.models.baseline import BaselineSizes
+from manyheads.models.seq2seq import Memory, SourceToTarget
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.block import initialise
 from manyheads.nn.cores import Dense
@@ -28,32 +29,23 @@ from manyheads.nn.embedding import Head
 from manyheads.nn.masks import Sight, full, look
 from manyheads.nn.memory import MemoryAttention, check_exact
 from manyheads.nn.scores import Bilinear, ScoreConfig
-from manyheads.nn.shapes import Hidden, Logits, Real
+from manyheads.nn.shapes import Hidden, Real
 from manyheads.nn.states import StateCache, States
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentConfig:
+class RecurrentConfig(BaselineSizes):
     """What every LSTM encoder–decoder with attention is told.
 
-    `dim` is the width of the embeddings, of the decoder and of both directions of the encoder
-    together; `tie`: one matrix for source, target and output, or one for each. A recurrent
-    model has no longest text of its own: `max_length` is what a run trains on and writes.
+    `dim` is also the width of the decoder, and of both directions of the encoder together. A
+    recurrent model has no longest text of its own.
     """
 
-    vocab_size: int | None = None
-    dim: int = 256
-    layers: int = 2
-    max_length: int = 512
     score: ScoreConfig = field(default_factory=Bilinear)
     core: CoreConfig = field(default_factory=Dense)
-    tie: Literal["all", "none"] = "all"
-    dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "layers", "max_length"):
-            check_at_least(f"model.{name}", getattr(self, name), 1)
-        check_share("model.dropout", self.dropout)
+        super().__post_init__()
         if self.dim % 2:
             raise Mistake(f"model.dim={self.dim} must be even: each direction reads with half")
         check_exact(self.core, "an LSTM")
@@ -63,12 +55,6 @@ class RecurrentConfig:
                 f"model.score.key_size={key_size}: the keys are the encoder's states, as wide as "
                 f"model.dim={self.dim}, so leave it out"
             )
-
-    @property
-    def vocabulary(self) -> int:
-        if self.vocab_size is None:
-            raise Mistake("model.vocab_size is needed: a run takes it from its tokenizer")
-        return self.vocab_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +79,14 @@ class GlobalAttention(MemoryAttention):
         return torch.tanh(self.combine(torch.cat([context, x], dim=-1)))
 
 
-class Rnn(nn.Module):
-    """logits[:, t] predict the token after target[:, t] (teacher forcing); the face of Seq2Seq."""
+class Rnn(SourceToTarget):
+    """An LSTM that reads both ways, and one that begins where it ended and asks its states."""
 
     asks_host: ClassVar[bool] = True  # for the lengths of its sequences
 
     def __init__(self, config: RnnConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config: RnnConfig = config
         dim, layers = config.dim, config.layers
         between = config.dropout if layers > 1 else 0.0
         self.scale = math.sqrt(dim)  # the tables have entries of N(0, 1/d), gates want N(0, 1)
@@ -109,19 +95,15 @@ class Rnn(nn.Module):
         self.encoder = nn.LSTM(
             dim, dim // 2, layers, batch_first=True, dropout=between, bidirectional=True
         )
-        if config.tie == "none":
+        if not config.shares_inputs:
             self.target_tokens = nn.Embedding(config.vocabulary, dim)
         self.first = nn.Linear(dim, 2 * layers * dim)
         self.decoder = nn.LSTM(dim, dim, layers, batch_first=True, dropout=between)
         self.attention = GlobalAttention(config)
-        self.head = Head(config.vocabulary, dim, tied=config.tie == "all", bias="none")
+        self.head = Head(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
         initialise(self, "xavier", layers)
         for lstm in (self.encoder, self.decoder):
             initialise_lstm(lstm)
-
-    @property
-    def target_table(self) -> nn.Embedding:
-        return self.tokens if self.config.tie == "all" else self.target_tokens
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
         """The states of both directions side by side; neither has read any padding."""
@@ -160,18 +142,6 @@ class Rnn(nn.Module):
             cache.remember(self.decoder, states)
             cache.advance(target.shape[1])
         return self.dropout(self.attention(x, memory.states, memory.sight))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden, self.target_table)
-
-    def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_real: Tensor | None = None,
-        target_real: Tensor | None = None,
-    ) -> Logits:
-        return self.logits(self.decode(target, self.encode(source, source_real), target_real))
 
 
 def read_both_ways(lstm: nn.LSTM, x: Hidden, real: Real | None) -> Hidden:

@@ -2,18 +2,22 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from manyheads.errors import Mistake, check_at_least, check_share
 from manyheads.nn.attention import Cache, CoreConfig, sight_after
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Output
+from manyheads.nn.embedding import Head, Output
 from manyheads.nn.experts import FeedForwardConfig
 from manyheads.nn.masks import Sight, causal, full, look
 from manyheads.nn.relative import PositionConfig
-from manyheads.nn.shapes import Hidden, Logits
+from manyheads.nn.shapes import Hidden, Logits, Real, Tokens
+
+Source = Int[Tensor, "b s"]
+Written = Bool[Tensor, "b t"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +89,55 @@ class Memory:
     sight: Sight
 
 
-class Seq2Seq(nn.Module):
-    """logits[:, t] predict the token after target[:, t] (teacher forcing)."""
+class Tables(Protocol):
+    """Settings that say whether source and target tokens are looked up in one table."""
+
+    @property
+    def shares_inputs(self) -> bool: ...
+
+
+class SourceToTarget(nn.Module):
+    """Reads a source and writes a target; subclasses say how.
+
+    logits[:, t] predict the token after target[:, t] (teacher forcing).
+    """
+
+    config: Tables
+    tokens: nn.Embedding
+    target_tokens: nn.Embedding  # there where the two are looked up apart
+    head: Head
+
+    @property
+    def target_table(self) -> nn.Embedding:
+        return self.tokens if self.config.shares_inputs else self.target_tokens
+
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+        """What the decoder may ask of a source."""
+        raise NotImplementedError
+
+    def decode(self, target: Tensor, memory: Memory, target_real: Tensor | None = None) -> Hidden:
+        """What the head reads; each model also takes the kind of cache that it can write with."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden, self.target_table)
+
+    def forward(
+        self,
+        source: Source,
+        target: Tokens,
+        source_real: Real | None = None,
+        target_real: Written | None = None,
+    ) -> Logits:
+        return self.logits(self.decode(target, self.encode(source, source_real), target_real))
+
+
+class Seq2Seq(SourceToTarget):
+    """The Transformer: a stack that reads, and a stack that writes and looks at what was read."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config: Seq2SeqConfig = config
         encoder, decoder = config.encoder.of(config), config.decoder.of(config)
         self.tokens = nn.Embedding(config.vocabulary, config.dim)
         self.encoder_embedding = config.embed.build(config.dim, encoder.dropout)
@@ -102,10 +149,6 @@ class Seq2Seq(nn.Module):
         tied = config.tie in ("all", "target")
         self.head = config.output.build(config.target_vocabulary, config.dim, tied=tied)
         initialise(self, config.initial, encoder.layers + decoder.layers)
-
-    @property
-    def target_table(self) -> nn.Embedding:
-        return self.tokens if self.config.shares_inputs else self.target_tokens
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
         length = source.shape[1]
@@ -132,15 +175,3 @@ class Seq2Seq(nn.Module):
         if cache is not None:
             cache.advance(length)
         return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden, self.target_table)
-
-    def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_real: Tensor | None = None,
-        target_real: Tensor | None = None,
-    ) -> Logits:
-        return self.logits(self.decode(target, self.encode(source, source_real), target_real))
