@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEVELOP := .venv/.develop
 
-.PHONY: demo test test-slow test-gpu lint bench docs clean
+.PHONY: demo test test-slow test-gpu lint bench bench-gpu docs clean
 
 demo: $(READY)
 	$(BIN)/manyheads demo
@@ -27,8 +27,14 @@ lint: $(DEVELOP)
 	$(BIN)/mypy
 
 bench: $(DEVELOP)
-	$(BIN)/python benchmarks/translator.py
+	$(BIN)/python benchmarks/translator.py --rows runs/bench-translator.jsonl
+	$(BIN)/python benchmarks/speed.py runs/bench-*.jsonl
 	$(BIN)/python -m tests.exchange.differences
+
+bench-gpu: $(DEVELOP)
+	$(BIN)/python benchmarks/training.py gpt translation bert sizes --device cuda --rows runs/bench-training.jsonl
+	$(BIN)/python benchmarks/decoding.py --device cuda --rows runs/bench-decoding.jsonl
+	$(BIN)/python benchmarks/speed.py runs/bench-*.jsonl
 
 docs: $(DEVELOP)
 	$(BIN)/python -m pytest -q tests/docs

@@ -2,24 +2,27 @@
 
 Language models of 124M and 1.3B parameters, greedy, one text and 32; the base Transformer in
 Marian's form, beam 5, 64 sentences. Weights are random, carried over by the exchange; ends are
-banned, so that everyone writes as many tokens. Runners take turns, and a figure is the median of
-the rounds. One JSON object a line:
+banned, so that everyone writes as many tokens. Sides take turns, and a figure is the median of
+the rounds. One JSON object a line, of each side:
 
-    tokens_per_s     of each runner; of a search those of the best hypothesis alone
-    first_s          seconds of its first call: kernels compiled, steps recorded
-    ratios           of ours, recorded, to each of the others: medians of paired rounds
-    equal            share of texts that are the same as ours, recorded
-    equal_float32    the same of ours, recorded and not, in float32
-    weights_per_s    bytes of weights that our steps read a second, and as a share of a copy's
+    tokens_per_second   of a search those of the best hypothesis alone
+    first_seconds       of its first call: kernels compiled, steps recorded
+    compiled            graphs that were compiled in it
+    equal, same_until   share of texts that are the same as ours, and of a text until it differs
 
-    python benchmarks/decoding.py                                 all, on a GPU
-    python benchmarks/decoding.py --only 124M --without recorded-compiled transformers-compiled
-    python benchmarks/decoding.py --tiny                          small models, anywhere
+and of the row
+
+    equal_float32       share of texts that are the same by steps recorded and as they are, float32
+    weights             bytes of weights that our steps read a second, and as a share of a copy's
+
+    python benchmarks/decoding.py --rows runs/bench-decoding.jsonl    all, on a GPU
+    python benchmarks/decoding.py --only "124M batch 1" --without "ours compiled"
+    python benchmarks/decoding.py --tiny                              small models, anywhere
 """
 
 import argparse
 import copy
-import json
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -44,9 +47,10 @@ from manyheads.nn.positions import Sinusoidal
 from manyheads.nn.residual import Norm
 from manyheads.presets import preset
 from manyheads.tokens import Tokenizer
+from speed import Row, Rows, compared, compilations, device_of, in_turns, options, told
 
-RECORDED, COMPILED_TOO, AS_IT_IS = "recorded", "recorded-compiled", "as-it-is"
-EAGER, COMPILED = "transformers", "transformers-compiled"
+OURS, COMPILED, AS_IT_IS = "ours", "ours compiled", "ours as it is"
+EAGER, STATIC = "transformers", "transformers compiled"
 PAD, START, END = 0, 1, 2  # as models without a tokenizer leave for `transformers`
 Texts = list[list[int]]
 Run = Callable[[], Texts]
@@ -96,6 +100,7 @@ def marian(vocabulary: int, layers: int, dim: int) -> Seq2SeqConfig:
 
 
 def works(tiny: bool) -> Iterator[Work]:
+    """In the order of what each tells; the static cache is for one text at a time."""
     small, large = preset("gpt3-small"), preset("gpt3-xl")
     base, sizes = marian(32_000, 6, 512), (64, 128)
     assert isinstance(small, GptConfig)
@@ -106,28 +111,32 @@ def works(tiny: bool) -> Iterator[Work]:
         large, base, sizes = replace(small, layers=3), marian(300, 2, 64), (5, 20)
     read, write = sizes
     for name, config in (("gpt 124M", small), ("gpt 1.3B", large)):
-        for batch in (1, 32):
-            yield Work(f"{name} batch {batch}", config, batch, 1, read, write)
+        yield Work(f"{name} batch 1", config, 1, 1, read, write)
     yield Work("transformer-base beam 5 batch 64", base, 64, 5, read // 2, write // 2)
+    for name, config in (("gpt 124M", small), ("gpt 1.3B", large)):
+        yield Work(f"{name} batch 32", config, 32, 1, read, write)
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--only", default="", help="works whose name has this in it")
-    options.add_argument("--without", nargs="*", default=[], help="runners to leave out")
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options.add_argument("--tiny", action="store_true")
-    given = options.parse_args()
-    device = torch.device(given.device)
+    parser.add_argument("--without", nargs="*", default=[], help="sides to leave out")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options(parser)
+    given = parser.parse_args()
+    device = device_of(parser, given)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    copied = copy_speed(device)
+    where = {"device": kind(device), "dtype": str(dtype).removeprefix("torch.")}
+    rows, copied = Rows("decoding", given, where), copy_speed(device)
     for work in works(given.tiny):
-        if given.only in work.name:
-            found = measured(work, device, dtype, given.rounds, set(given.without), copied)
-            print(json.dumps({"work": work.name, "device": kind(device)} | found), flush=True)
+        without = set(given.without) | (set() if work.batch == 1 else {STATIC})
+        how = (work, device, dtype, given.rounds, without, copied)
+        rows.add(work.name, lambda how=how: measured(*how))
+        torch._dynamo.reset()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 @torch.no_grad()
@@ -138,73 +147,71 @@ def measured(
     rounds: int,
     without: set[str],
     copied: float,
-) -> dict[str, Any]:
+) -> Row:
     torch.manual_seed(1)
-    model = work.config.build().eval()
+    with device:
+        model = work.config.build().to(dtype).eval()
     texts = torch.randint(3, work.config.vocabulary, (work.batch, work.read), device=device)
-    runners = ours(work, model.to(device, dtype), texts)
-    runners |= theirs(work, model, texts, device, dtype, without)
-    runners = {name: run for name, run in runners.items() if name not in without}
-    first, written = {}, {}
-    for name, run in runners.items():
+    errors: dict[str, str] = {}
+    runners = ours(work, model, texts)
+    try:
+        runners |= theirs(work, model, texts, device, without)
+    except Exception as error:  # our figures are figures without theirs
+        errors[EAGER] = told(error)
+    first: dict[str, float] = {}
+    compiled: dict[str, int] = {}
+    written: dict[str, Texts] = {}
+    for name, run in list(runners.items()):
         try:
-            seconds, written[name] = timed(run, device)
-        except Exception as error:  # what a peer cannot do is a result too
-            first[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            continue
-        first[name] = round(seconds, 2)
-        timed(run, device)
-    times: dict[str, list[float]] = {name: [] for name in written}
-    for _ in range(rounds):
-        for name, each in times.items():
-            each.append(timed(runners[name], device)[0])
+            if name not in without:
+                before = compilations()
+                first[name], written[name] = timed(run, device)
+                compiled[name] = compilations() - before
+                if name != AS_IT_IS:  # the second time anything late is compiled
+                    timed(run, device)
+        except Exception as error:  # what one side cannot do is a result too
+            errors[name] = told(error)
+            written.pop(name, None)
     tokens = work.batch * work.write
-    found: dict[str, Any] = {
-        "batch": work.batch,
-        "beam": work.beam,
-        "read": work.read,
-        "write": work.write,
-        "dtype": str(dtype).removeprefix("torch."),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "first_s": first,
-        "tokens_per_s": {n: round(tokens / statistics.median(t), 1) for n, t in times.items()},
+    sides = {
+        name: lambda _, run=runners[name]: tokens / timed(run, device)[0]
+        for name in written
+        if name != AS_IT_IS
     }
-    if RECORDED in times:
-        found |= against_recorded(work, model, times, written, copied)
-        found["equal_float32"] = equal_in_float32(work, model, texts)
+    row = compared(in_turns(sides, rounds, errors), [OURS, COMPILED])
+    for name, texts_of in written.items():
+        side = row["sides"].setdefault(name, {})
+        side |= {"first_seconds": round(first[name], 2), "compiled": compiled[name]}
+        if name != OURS and OURS in written:
+            side |= likeness(written[OURS], texts_of)
+    row |= {"batch": work.batch, "beam": work.beam, "read": work.read, "write": work.write}
+    row |= {"parameters": sum(p.numel() for p in model.parameters()), "errors": errors}
+    row |= {"copy_bytes_per_second": int(copied), "weights": weights(work, model, row, copied)}
+    try:
+        row["equal_float32"] = {OURS: equal_in_float32(work, model, texts)}
+    except Exception as error:
+        errors["float32"] = told(error)
+    return row
+
+
+def weights(work: Work, model: nn.Module, row: Row, copied: float) -> Row:
+    """How fast our steps read them."""
+    found = {}
+    for name in (OURS, COMPILED):
+        rate = row["sides"].get(name, {}).get("tokens_per_second")
+        if rate is not None:
+            speed = bytes_of_a_step(model) * rate / work.batch
+            share = {"bytes_per_second": int(speed), "of_a_copy": round(speed / copied, 3)}
+            found[name] = share
     return found
-
-
-def against_recorded(
-    work: Work,
-    model: nn.Module,
-    times: dict[str, list[float]],
-    written: dict[str, Texts],
-    copied: float,
-) -> dict[str, Any]:
-    """Ratios, equal texts, and how fast the weights are read."""
-    mine = times[RECORDED]
-    ratios = {
-        name: round(statistics.median(b / a for a, b in zip(mine, each, strict=True)), 2)
-        for name, each in times.items()
-        if name != RECORDED
-    }
-    speed = bytes_of_a_step(model) * work.write / statistics.median(mine)
-    return {
-        "ratios": ratios,
-        "equal": {
-            n: share(written[RECORDED], texts) for n, texts in written.items() if n != RECORDED
-        },
-        "weights_per_s": {"bytes": int(speed), "of_a_copy": round(speed / copied, 3)},
-    }
 
 
 def ours(work: Work, model: nn.Module, texts: Tensor) -> dict[str, Run]:
     """By recorded steps, the same of a compiled model, and by steps as they are."""
     return {
-        RECORDED: writing(work, model, texts, Recordings(True)),
-        COMPILED_TOO: writing(work, model, texts, Recordings(True, compiled=True)),
+        OURS: writing(work, model, texts, Recordings(True)),
         AS_IT_IS: writing(work, model, texts, Recordings(False)),
+        COMPILED: writing(work, model, texts, Recordings(True, compiled=True)),
     }
 
 
@@ -233,13 +240,13 @@ def theirs(
     model: nn.Module,
     texts: Tensor,
     device: torch.device,
-    dtype: torch.dtype,
     without: set[str],
 ) -> dict[str, Run]:
     """`transformers` with the same weights: as it is, and with its static cache, compiled."""
-    if {EAGER, COMPILED} <= without:
+    if {EAGER, STATIC} <= without:
         return {}
-    peer = to_huggingface(model).to(device, dtype).eval()
+    with device:
+        peer = to_huggingface(model).eval()
     how: dict[str, Any] = {
         "attention_mask": torch.ones_like(texts),
         "do_sample": False,
@@ -262,7 +269,7 @@ def theirs(
     def runner(**more: Any) -> Run:
         return lambda: peer.generate(texts, **how, **more)[:, read:].tolist()
 
-    return {EAGER: runner(), COMPILED: runner(cache_implementation="static")}
+    return {EAGER: runner(), STATIC: runner(cache_implementation="static")}
 
 
 def equal_in_float32(work: Work, model: nn.Module, texts: Tensor) -> float:
@@ -271,14 +278,19 @@ def equal_in_float32(work: Work, model: nn.Module, texts: Tensor) -> float:
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     runners = ours(work, precise, texts)
-    one, other = runners[RECORDED](), runners[AS_IT_IS]()
+    one, other = runners[OURS](), runners[AS_IT_IS]()
     torch.backends.cuda.matmul.allow_tf32 = allowed
-    return share(one, other)
+    return float(likeness(one, other)["equal"])
 
 
-def share(ours: Texts, others: Texts) -> float:
-    """Of texts that are the same."""
-    return sum(a == b for a, b in zip(ours, others, strict=True)) / len(ours)
+def likeness(ours: Texts, others: Texts) -> dict[str, float]:
+    """The share of texts that are the same, and how much of a text is, until it differs."""
+    same = []
+    for a, b in zip(ours, others, strict=True):
+        until = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+        same.append(until / len(a))
+    equal = sum(a == b for a, b in zip(ours, others, strict=True)) / len(ours)
+    return {"equal": round(equal, 4), "same_until": round(statistics.fmean(same), 4)}
 
 
 def bytes_of_a_step(model: Any) -> int:
@@ -293,13 +305,16 @@ def bytes_of_a_step(model: Any) -> int:
 
 def copy_speed(device: torch.device) -> float:
     """Bytes a second, read and written, of a large copy."""
-    size = 2**30 if device.type == "cuda" else 2**26
+    size = 2**31 if device.type == "cuda" else 2**24
     a = torch.ones(size, dtype=torch.uint8, device=device)
     b = torch.empty_like(a)
-    b.copy_(a)
-    times = []
-    for _ in range(9):
-        times.append(timed(lambda: b.copy_(a), device)[0])
+
+    def several() -> None:  # so that waiting for the device is no part of it
+        for _ in range(5):
+            b.copy_(a)
+
+    several()
+    times = [timed(several, device)[0] / 5 for _ in range(9)]
     return 2 * size / statistics.median(times)
 
 

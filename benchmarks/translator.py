@@ -1,18 +1,20 @@
 """Training and beam search of a small translator against `transformers`' Marian and others.
 
 All are the same model with the same weights (x-transformers, where it is installed: one of the
-same sizes), run on the same sentences in one process, in turns; a figure is the median ratio of
-paired rounds. Decoding is also that of CTranslate2 in float32, and ours in eight bits.
+same sizes), run on the same sentences in one process, in turns; a figure is the median over the
+rounds, a ratio that of paired rounds. Decoding is also that of CTranslate2 in float32, and ours in
+eight bits, with what these cost in BLEU. Once in identical batches, which shows the model alone,
+and once each in its own, which is what a user has. One JSON object a line.
 
-    make bench        (or: python benchmarks/translator.py --rounds 7 --json)
+    make bench        (or: python benchmarks/translator.py --rounds 7)
 """
 
 import argparse
-import json
-import statistics
+import copy
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,8 +40,10 @@ from manyheads.tokens import Tokenizer
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from manyheads.vocabularies import Bpe
+from speed import Row, Rows, compared, in_turns, options, told
 
-OURS = "ours"
+OURS, EIGHT, THEIRS = "ours", "ours in eight bits", "transformers"
+SAME, OWN = "same batches", "own batches"
 BEAM = 5
 BATCH = 32
 LONGEST = 64
@@ -62,53 +66,73 @@ def config(vocab_size: int, layers: int = 3, dim: int = 256) -> Seq2SeqConfig:
     )
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rounds", type=int, default=7)
-    options.add_argument("--threads", type=int, default=2)
-    options.add_argument("--steps", type=int, default=2500, help="updates before decoding")
-    options.add_argument("--kept", type=Path, default=Path("runs/benchmark.safetensors"))
-    options.add_argument("--sentences", type=int, default=128)
-    options.add_argument("--vocabulary", type=int, default=4000)
-    options.add_argument("--json", action="store_true")
-    given = options.parse_args()
-    torch.set_num_threads(given.threads)
-    torch.manual_seed(1)
+@dataclass(frozen=True)
+class Work:
+    """A trained model, what it was trained on, and what it has never seen."""
 
-    data = PhrasebookData(train_pairs=40_000)
+    model: torch.nn.Module
+    tokenizer: Tokenizer
+    pairs: EncodedPairs
+    order: Batches
+    sources: list[str]
+    targets: list[str]
+    rounds: int
+    timed: int  # how many sentences are decoded in a round
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options(parser)
+    parser.set_defaults(rounds=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2500, help="updates before decoding")
+    parser.add_argument("--kept", type=Path, default=Path("runs/benchmark.safetensors"))
+    parser.add_argument("--sentences", type=int, default=128)
+    parser.add_argument("--vocabulary", type=int, default=4000)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    rows = Rows(
+        "translator", given, {"device": f"CPU, {given.threads} threads", "dtype": "float32"}
+    )
+    work = None if given.names else prepared(given)
+    for name, measure in (("training", training), ("decoding", decoding)):
+        for batches in (OWN, SAME):
+            rows.add(f"{name}, {batches}", lambda how=(measure, batches): how[0](work, how[1]))
+    rows.add("int8", lambda: cost_of_int8(work))
+
+
+def prepared(given: argparse.Namespace) -> Work:
+    torch.manual_seed(1)
+    data = PhrasebookData(train_pairs=500 if given.tiny else 40_000)
     corpus, test = data.read("train"), data.read("test")
-    tokenizer = Bpe(vocab_size=given.vocabulary).train([*corpus.sources, *corpus.targets])
+    vocabulary = 400 if given.tiny else given.vocabulary
+    tokenizer = Bpe(vocab_size=vocabulary).train([*corpus.sources, *corpus.targets])
     # The output layer has the asked size even where the corpus yields fewer tokens.
-    ours = config(max(given.vocabulary, tokenizer.vocab_size)).build()
-    pairs = EncodedPairs(corpus, tokenizer, ours.config.max_length)
+    sizes = (1, 64) if given.tiny else (3, 256)
+    model = config(max(vocabulary, tokenizer.vocab_size), *sizes).build()
+    pairs = EncodedPairs(corpus, tokenizer, model.config.max_length)
     order = Batches(pairs.lengths, 2048, seed=1)
-    warm_up(ours, pairs, order, given.steps, given.kept)
-    ours.tokenizer = tokenizer
-    theirs = to_huggingface(ours)
-    check_equal(ours, theirs, pairs.batch(order.rows(0)), tokenizer.pad)
-    result = {
-        "parameters": sum(p.numel() for p in ours.parameters()),
-        "vocabulary": ours.config.vocab_size,
-        "threads": given.threads,
-        "training": training(ours, theirs, pairs, order, given.rounds),
-    }
-    # Training moved both models apart: decode with equal weights again.
-    ours.tokenizer = tokenizer
-    theirs = to_huggingface(ours)
-    sentences = test.sources[: given.sentences]
-    wanted = test.targets[: given.sentences]
-    result["decoding"] = decoding(ours, theirs, tokenizer, sentences, wanted, given.rounds)
-    print(json.dumps(result, indent=2) if given.json else report(result))
+    if given.tiny:
+        warm_up(model, pairs, order, 3, None)
+    else:
+        warm_up(model, pairs, order, given.steps, given.kept)
+    model.tokenizer = tokenizer
+    check_equal(model, to_huggingface(model), pairs.batch(order.rows(0)))
+    count = 8 if given.tiny else len(test.sources)
+    sides = test.sources[:count], test.targets[:count]
+    return Work(model, tokenizer, pairs, order, *sides, given.rounds, min(given.sentences, count))
 
 
 def warm_up(
-    model: torch.nn.Module, pairs: EncodedPairs, order: Batches, steps: int, kept: Path
+    model: torch.nn.Module, pairs: EncodedPairs, order: Batches, steps: int, kept: Path | None
 ) -> None:
     """Train until sentences end where they should, so that decoding does honest work.
 
     That takes most of an hour on two cores, so the weights are kept for the next time.
     """
-    if kept.exists():
+    if kept is not None and kept.exists():
         model.load_state_dict({k: v.float() for k, v in load_file(kept).items()})
         return
     train = Train(steps=steps, warmup_steps=400, schedule="linear", learning_rate=1e-3)
@@ -122,6 +146,8 @@ def warm_up(
             group["lr"] = learning_rate(train, 256, step + 1)
         optimizer.step()
         optimizer.zero_grad()
+    if kept is None:
+        return
     kept.parent.mkdir(parents=True, exist_ok=True)
     save_file(dict(model.state_dict()), kept)
 
@@ -130,7 +156,7 @@ def labels_of(batch: Batch) -> torch.Tensor:
     return batch.wanted.masked_fill(~batch.real, -100)
 
 
-def check_equal(ours: torch.nn.Module, theirs: torch.nn.Module, batch: Batch, pad: int) -> None:
+def check_equal(ours: torch.nn.Module, theirs: torch.nn.Module, batch: Batch) -> None:
     """The two really are one model: equal logits at all real positions."""
     ours.eval(), theirs.eval()
     with torch.no_grad():
@@ -144,72 +170,78 @@ def check_equal(ours: torch.nn.Module, theirs: torch.nn.Module, batch: Batch, pa
     assert difference < 1e-3, f"the two models differ by {difference}"
 
 
-def training(
-    ours: torch.nn.Module,
-    theirs: torch.nn.Module,
-    pairs: EncodedPairs,
-    order: Batches,
-    rounds: int,
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Updates on the same sentences, plain cross-entropy, fused AdamW on both sides.
+def training(work: Work, batches: str) -> Row:
+    """Updates on the same sentences, plain cross-entropy, fused AdamW on all sides.
 
-    Once in identical batches, which shows the model alone, and once each in its own: ours from
-    length buckets, theirs in any order.
+    In batches of their own ours come from length buckets, those of the others in any order.
     """
-    optimizers = [build_optimizer(m, Train(learning_rate=1e-4)) for m in (ours, theirs)]
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-5
-    ours.train(), theirs.train()
+    ours = copy.deepcopy(work.model).train()
+    theirs = to_huggingface(work.model).train()
+    errors: dict[str, str] = {}
 
-    def our_update(batch: Batch) -> None:
+    def our_loss(batch: Batch) -> torch.Tensor:
         loss = translation_loss(ours, batch, 0.0)
-        (loss.objective / loss.count).backward()
-        optimizers[0].step()
-        optimizers[0].zero_grad()
+        return loss.objective / loss.count
 
-    def their_update(batch: Batch) -> None:
-        theirs(
+    def their_loss(batch: Batch) -> torch.Tensor:
+        return theirs(
             input_ids=batch.source,
             attention_mask=batch.source_real.long(),
             decoder_input_ids=batch.target,
             labels=labels_of(batch),
-        ).loss.backward()
-        optimizers[1].step()
-        optimizers[1].zero_grad()
+        ).loss
 
-    def one_round(update: Callable[[Batch], None], batches: list[Batch]) -> float:
+    updates = {OURS: update_of(ours, our_loss), THEIRS: update_of(theirs, their_loss)}
+    if find_spec("x_transformers"):
+        try:
+            updates["x-transformers"] = x_update(ours.config)
+        except Exception as error:  # the others are still compared
+            errors["x-transformers"] = told(error)
+    mine, others, tokens = drawn(work, batches)
+    drawn_for = {name: mine if name == OURS else others for name in updates}
+
+    def rate(name: str, number: int) -> float:
         began = time.perf_counter()
-        for batch in batches:
-            update(batch)
-        return time.perf_counter() - began
+        for batch in drawn_for[name][number]:
+            updates[name](batch)
+        return tokens[number] / (time.perf_counter() - began)
 
-    figures = {}
-    for name in ("same batches", "own batches"):
-        mine, other = [], []
-        for number in range(rounds):
-            steps = range(1000 + number * STEPS, 1000 + (number + 1) * STEPS)
-            parts = [order.rows(step) for step in steps]
-            mine.append([pairs.batch(rows) for rows in parts])
-            if name == "own batches":
-                # As transformers' Trainer does unless told otherwise: any order, padded.
-                mixed = np.random.default_rng(number).permutation(np.concatenate(parts))
-                parts = np.array_split(mixed, STEPS)
-            other.append([pairs.batch(rows) for rows in parts])
-        tokens = sum(b.source_tokens + b.target_tokens for part in mine for b in part) / rounds
-        sides = {
-            OURS: lambda number, mine=mine: one_round(our_update, mine[number]),
-            "transformers": lambda number, other=other: one_round(their_update, other[number]),
-        }
-        if name == "same batches" and find_spec("x_transformers"):
-            update = x_update(ours.config)
-            sides["x-transformers"] = lambda number, mine=mine, update=update: one_round(
-                update, mine[number]
-            )
-        for side in sides.values():
-            side(0)
-        figures[name] = compare(sides, rounds, tokens)
-    return figures
+    sides = {name: lambda number, name=name: rate(name, number) for name in updates}
+    in_turns(sides, 1, errors)  # warms all up
+    row = compared(in_turns(sides, work.rounds, errors), [OURS])
+    parameters = sum(p.numel() for p in ours.parameters())
+    return row | {"parameters": parameters, "errors": errors}
+
+
+def update_of(
+    model: torch.nn.Module, loss: Callable[[Batch], torch.Tensor]
+) -> Callable[[Batch], None]:
+    optimizer = build_optimizer(model, Train(learning_rate=1e-4))
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-5
+
+    def update(batch: Batch) -> None:
+        loss(batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+def drawn(work: Work, batches: str) -> tuple[list[list[Batch]], list[list[Batch]], list[int]]:
+    """The batches of each round: ours, those of the others, and how many tokens are in them."""
+    mine, others = [], []
+    for number in range(work.rounds):
+        steps = range(1000 + number * STEPS, 1000 + (number + 1) * STEPS)
+        parts = [work.order.rows(step) for step in steps]
+        mine.append([work.pairs.batch(rows) for rows in parts])
+        if batches == OWN:
+            # As transformers' Trainer does unless told otherwise: any order, padded.
+            mixed = np.random.default_rng(number).permutation(np.concatenate(parts))
+            parts = np.array_split(mixed, STEPS)
+        others.append([work.pairs.batch(rows) for rows in parts])
+    tokens = [sum(b.source_tokens + b.target_tokens for b in part) for part in mine]
+    return mine, others, tokens
 
 
 def x_update(config: Seq2SeqConfig) -> Callable[[Batch], None]:
@@ -220,73 +252,82 @@ def x_update(config: Seq2SeqConfig) -> Callable[[Batch], None]:
     sizes |= {"max_seq_len": config.max_length, "attn_flash": True}
     named = {f"{side}_{key}": value for side in ("enc", "dec") for key, value in sizes.items()}
     model = XTransformer(dim=config.dim, tie_token_emb=True, **named)
-    optimizer = build_optimizer(model, Train(learning_rate=1e-4))
 
-    def update(batch: Batch) -> None:
+    def loss(batch: Batch) -> torch.Tensor:
         # It shifts the target by itself, and ignores −100.
         target = torch.cat([batch.target[:, :1], labels_of(batch)], dim=1)
-        model(batch.source, target, mask=batch.source_real).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model(batch.source, target, mask=batch.source_real)
 
-    return update
+    return update_of(model, loss)
 
 
-def decoding(
-    ours: torch.nn.Module,
-    theirs: torch.nn.Module,
-    tokenizer: Tokenizer,
-    sentences: list[str],
-    wanted: list[str],
-    rounds: int,
-) -> dict[str, dict[str, dict[str, float]]]:
+def decoding(work: Work, batches: str) -> Row:
     """Beam search of the same sentences with the same weights, and how many come out equal.
 
-    Once in identical batches of sentences of similar length, and once as a user has them: ours
-    sorts by itself, theirs takes a batch as it comes.
+    In batches of their own ours sorts by itself, and theirs takes a batch as it comes; else all
+    have sentences of similar length.
     """
-    ours.eval(), theirs.eval()
-    folder = tempfile.mkdtemp()
-    write_ctranslate2(ours, tokenizer, Path(folder), "float32")
-    other = Ctranslate2Model(Path(folder), "Translator")
+    ours, tokenizer = work.model.eval(), work.tokenizer
+    theirs = to_huggingface(ours).eval()
+    sentences, errors = work.sources[: work.timed], {}
     encoded = tokenizer.encode_batch(sentences)
-    sorted_rows = np.argsort([len(ids) for ids in encoded], kind="stable")
-    as_they_come = np.arange(len(sentences))
-    figures = {}
-    for name, order in (("same batches", sorted_rows), ("own batches", as_they_come)):
-        groups = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
-        whole = 100_000 if name == "same batches" else Decode().batch_tokens
-        decode = Decode(
-            beam=BEAM,
-            length_penalty=1.0,
-            longest_ratio=0.0,
-            longest_extra=LONGEST,
-            batch_tokens=whole,
+    lengths = [len(ids) for ids in encoded]
+    order = np.argsort(lengths, kind="stable") if batches == SAME else np.arange(len(sentences))
+    groups = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
+    decode = how_to_decode(100_000 if batches == SAME else Decode().batch_tokens)
+    parts = groups if batches == SAME else [order]
+    translators: dict[str, AnyTranslator] = {
+        OURS: Translator(ours, tokenizer, decode),
+        EIGHT: Translator(in_int8(ours), tokenizer, decode),
+    }
+    try:
+        folder = Path(tempfile.mkdtemp())
+        write_ctranslate2(ours, tokenizer, folder, "float32")
+        other = Ctranslate2Model(folder, "Translator")
+        translators["ctranslate2"] = Ctranslate2Translator(other, tokenizer, decode)
+    except Exception as error:  # the others are still compared
+        errors["ctranslate2"] = told(error)
+    written = {
+        side: lambda one=one: translate(
+            parts, lambda rows: one.translate([sentences[row] for row in rows])
         )
-        parts = groups if name == "same batches" else [order]
-        translators: dict[str, AnyTranslator] = {
-            OURS: Translator(ours, tokenizer, decode),
-            "ours in eight bits": Translator(in_int8(ours), tokenizer, decode),
-            "ctranslate2": Ctranslate2Translator(other, tokenizer, decode),
-        }
-        written = {
-            side: lambda parts=parts, one=one: translate(
-                parts, lambda rows: one.translate([sentences[row] for row in rows])
-            )
-            for side, one in translators.items()
-        }
-        written["transformers"] = lambda groups=groups: translate(
-            groups, lambda rows: generate(theirs, tokenizer, [encoded[row] for row in rows])
-        )
-        texts = {side: write() for side, write in written.items()}  # warms all up, too
-        tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts["transformers"])
-        sides = {side: lambda _, write=write: seconds(write) for side, write in written.items()}
-        figures[name] = compare(sides, rounds, tokens)
-        for side, own in texts.items():
-            pairs = zip(texts[OURS], own, strict=True)
-            figures[name][side]["equal"] = sum(a == b for a, b in pairs) / len(sentences)
-            figures[name][side]["bleu"] = translation_scores(own, wanted)["bleu"]
-    return figures
+        for side, one in translators.items()
+    }
+    written[THEIRS] = lambda: translate(
+        groups, lambda rows: generate(theirs, tokenizer, [encoded[row] for row in rows])
+    )
+    texts = {side: write() for side, write in written.items()}  # warms all up, too
+    tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts[THEIRS])
+    sides = {
+        side: lambda _, write=write: tokens / seconds(write) for side, write in written.items()
+    }
+    row = compared(in_turns(sides, work.rounds, errors), [OURS, EIGHT])
+    wanted = work.targets[: work.timed]
+    for side, figures in row["sides"].items():
+        pairs = zip(texts[OURS], texts[side], strict=True)
+        figures["equal"] = sum(a == b for a, b in pairs) / len(sentences)
+        figures["bleu"] = translation_scores(texts[side], wanted)["bleu"]
+    return row | {"sentences": len(sentences), "errors": errors}
+
+
+def how_to_decode(batch_tokens: int) -> Decode:
+    return Decode(
+        beam=BEAM,
+        length_penalty=1.0,
+        longest_ratio=0.0,
+        longest_extra=LONGEST,
+        batch_tokens=batch_tokens,
+    )
+
+
+def cost_of_int8(work: Work) -> Row:
+    """BLEU of all test sentences, in float32 and in eight bits."""
+    model, decode = work.model.eval(), how_to_decode(Decode().batch_tokens)
+    bleu = {}
+    for name, one in ((OURS, model), (EIGHT, in_int8(model))):
+        written = Translator(one, work.tokenizer, decode).translate(work.sources)
+        bleu[name] = translation_scores(written, work.targets)["bleu"]
+    return {"bleu": bleu, "cost": bleu[OURS] - bleu[EIGHT], "sentences": len(work.sources)}
 
 
 def translate(groups: Sequence[np.ndarray], write: Callable[[np.ndarray], list[str]]) -> list[str]:
@@ -317,37 +358,6 @@ def seconds(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-def compare(
-    sides: dict[str, Callable[[int], float]], rounds: int, tokens: float
-) -> dict[str, dict[str, float]]:
-    """Rounds in turns; a ratio is the median over rounds of a side's time by ours."""
-    times = [{name: side(number) for name, side in sides.items()} for number in range(rounds)]
-    return {
-        name: {
-            "tokens_per_second": tokens / statistics.median(one[name] for one in times),
-            "ours_is_faster": statistics.median(one[name] / one[OURS] for one in times),
-        }
-        for name in sides
-    }
-
-
-def report(result: dict[str, object]) -> str:
-    lines = [
-        f"{result['parameters']:,} parameters, vocabulary {result['vocabulary']}, "
-        f"{result['threads']} threads"
-    ]
-    for work in ("training", "decoding"):
-        for name, sides in result[work].items():
-            for side, row in sides.items():
-                more = {key: row[key] for key in ("equal", "bleu") if key in row}
-                told = "".join(f", {key} {value:.3f}" for key, value in more.items())
-                lines.append(
-                    f"{work}, {name}: {side} {row['tokens_per_second']:,.0f} tokens/s, "
-                    f"ours is {row['ours_is_faster']:.2f} × as fast{told}"
-                )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tasks.small_texts import CASES, write_texts
+from tests.tasks.small_texts import CASES, WORDS, write_texts
 from tests.train.small_runs import assert_same_bits, hurt
 
 from manyheads.data.batching import NOTHING
@@ -192,6 +192,14 @@ def test_pretraining_in_bfloat16_resumes_with_the_same_bits(name: str, tmp_path:
     assert again.progress.step == 8
     again.run()
     assert_same_bits(tmp_path / "broken", tmp_path / "whole")
+
+
+def test_language_models_of_both_directions_train_on_cuda(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts", documents=200)
+    settings = ["model.dim=16", "model.max_length=32", "train.steps=6", "train.batch_tokens=256"]
+    settings += ["train.warmup_steps=2"]
+    run = read_recipe("elmo-mini", [f"data.folder={texts}", WORDS, *settings])
+    assert train(run, tmp_path / "run", torch.device("cuda")).run().step == 6
 
 
 def test_the_loss_at_masked_places_on_cuda_is_that_of_all_logits(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from manyheads.models.elmo import Elmo, ElmoConfig
 from manyheads.models.heads import Classify
 from manyheads.opened import TorchRun, open_any
 from manyheads.presets import ModelConfig
+from manyheads.train.ahead import tensors_of
 from manyheads.training import read_recipe
 
 CPU = torch.device("cpu")
@@ -190,16 +191,18 @@ def test_each_token_is_predicted_twice_and_never_seen(folder: Path) -> None:
     run = read_recipe("elmo-mini", [f"data.folder={folder / 'text'}", *SMALL])
     trainer = training.train(run, folder / "once", CPU)
     task: Any = trainer.task
-    tokens = task.batches(0)[0]
+    batch = task.batches(0)[0]
+    assert list(tensors_of(batch)) == ["tokens"]  # as what is sent to a GPU ahead asks for
+    tokens = batch.tokens
     model: Any = trainer.kept.eval()
-    loss = task.losses(model, tokens)["tokens"]
+    loss = task.losses(model, batch)["tokens"]
     ahead, back = model.directions(tokens)
     matrix, total = model.tokens.weight, torch.zeros(())
     for place in range(1, tokens.shape[1] - 1):
         for states in (ahead[-1, :, place - 1], back[-1, :, place + 1]):
             total = total + F.cross_entropy(states @ matrix.T, tokens[:, place], reduction="sum")
     torch.testing.assert_close(loss.objective, total, rtol=1e-4, atol=1e-2)
-    assert loss.count == 2 * len(tokens) * 14 == sum(task.counts(tokens).values())
+    assert loss.count == 2 * len(tokens) * 14 == sum(task.counts(batch).values())
 
 
 def test_pretraining_learns_and_is_scored(pretrained: Path) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn import arranged as module
 from manyheads.nn.arranged import Arranged, Arrangement, arranged, can_be_arranged
 from manyheads.nn.embedding import Output
 
@@ -17,11 +18,18 @@ pytestmark = pytest.mark.skipif(
 )
 GPT = GptConfig(vocab_size=50, dim=32, layers=2, heads=4, dropout=0.0)
 SEQ2SEQ = Seq2SeqConfig(vocab_size=50, dim=32, layers=2, heads=4, dropout=0.0)
+
+
+@pytest.fixture(autouse=True)
+def also_small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST", 0)
+
+
 OTHERS = [replace(GPT, tie="none"), replace(GPT, output=Output(bias="trained")), GPT]
 
 
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("shape", [(1,), (5,), (3, 1), (2, 7), (130,)])
+@pytest.mark.parametrize("shape", [(1,), (5,), (3, 1), (2, 7), (130,), (3, 99)])
 def test_a_product_is_the_same(shape: tuple[int, ...], biased: bool) -> None:
     torch.manual_seed(1)
     layer = nn.Linear(40, 70, bias=biased)
@@ -48,6 +56,33 @@ def test_a_translator_is_the_same() -> None:
     other = arranged(model, model.target_table)
     source, target = torch.randint(50, (3, 9)), torch.randint(50, (3, 5))
     torch.testing.assert_close(other(source, target), model(source, target), rtol=1e-4, atol=1e-5)
+
+
+def test_products_are_computed_with_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = set()
+    multiply = torch.ops.mkldnn._linear_pointwise
+
+    class Counted:
+        def _linear_pointwise(self, x: torch.Tensor, *more: object) -> torch.Tensor:
+            met.add(x.shape[0])
+            return multiply(x, *more)  # type: ignore[no-any-return]
+
+        _reorder_linear_weight = torch.ops.mkldnn._reorder_linear_weight
+
+    product = Arranged(torch.randn(8, 4), None)
+    monkeypatch.setattr(torch.ops, "mkldnn", Counted())
+    for rows in range(1, 400):
+        assert product(torch.randn(rows, 4)).shape == (rows, 8)
+    assert len(met) < 20  # PyTorch keeps a program for each of them
+
+
+def test_small_matrices_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = GPT.build()
+    monkeypatch.setattr(module, "LEAST", model.tokens.weight.numel() + 1)
+    found = arranged(model, model.tokens)
+    inner = found.decoder.blocks[0].feedforward.inner
+    assert isinstance(inner, Arranged)  # 32 × 128
+    assert not isinstance(found.head.product, Arranged)  # 50 × 32
 
 
 def test_new_weights_are_arranged_anew() -> None:

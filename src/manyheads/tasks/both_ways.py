@@ -3,6 +3,8 @@
 −Σ_k (log P(t_k | t_1, …, t_{k−1}) + log P(t_k | t_{k+1}, …, t_n))    (Peters et al. 2018)
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -20,6 +22,11 @@ from manyheads.train.optimizer import Train
 HELD_OUT_ROWS = 32
 Starts = Int[np.ndarray, " _"]
 Stretches = Int[Tensor, "b t"]
+
+
+@dataclass(frozen=True)
+class StretchBatch:
+    tokens: Stretches
 
 
 class FramedText:
@@ -80,19 +87,19 @@ class BothWaysTask:
         self.order = Windows(tokens, self.data.room, rows, seed, name=texts.name)
         self.per_epoch = -(-self.order.per_epoch // rows)
 
-    def batches(self, step: int) -> list[Stretches]:
+    def batches(self, step: int) -> list[StretchBatch]:
         parts = split(self.order.starts(step), self.train.accumulate)
-        return [self.data.stretches(starts, self.device) for starts in parts]
+        return [StretchBatch(self.data.stretches(starts, self.device)) for starts in parts]
 
-    def tokens(self, batch: Stretches) -> int:
-        return batch.numel()
+    def tokens(self, batch: StretchBatch) -> int:
+        return batch.tokens.numel()
 
-    def counts(self, batch: Stretches) -> dict[str, int]:
-        return {"tokens": 2 * len(batch) * self.data.room}
+    def counts(self, batch: StretchBatch) -> dict[str, int]:
+        return {"tokens": 2 * len(batch.tokens) * self.data.room}
 
-    def losses(self, model: nn.Module, batch: Stretches) -> dict[str, Loss]:
+    def losses(self, model: nn.Module, batch: StretchBatch) -> dict[str, Loss]:
         assert isinstance(model, Elmo)
-        return {"tokens": self.data.loss(model, batch, self.train.label_smoothing)}
+        return {"tokens": self.data.loss(model, batch.tokens, self.train.label_smoothing)}
 
     def describe(self, step: int) -> str:
         starts = self.order.starts(step)[:5].tolist()

@@ -1,0 +1,389 @@
+"""Rows of the speed benchmarks: measured in turns, kept line by line, shown as tables.
+
+    python benchmarks/speed.py runs/bench-*.jsonl                       # what docs/speed.md shows
+    python benchmarks/speed.py runs/bench-*.jsonl --picture speed.png   # throughput against size
+
+A row is one comparison: `bench` and `row` say of what, `sides` has the figures of each side with
+its tokens a second round by round, `ratios` of ours to the others (medians over paired rounds),
+`errors` what went wrong on a side. Of several rows of one name the last without errors counts.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Rates = dict[str, list[float]]
+TINY = "tiny: "  # begins the name of a row that shows the program alone
+# What is told of a side beside its tokens a second: the title of a column, and its digits.
+TOLD = {
+    "training": {
+        "first_step_seconds": ("first step, s", 1),
+        "compile_seconds": ("compiling, s", 1),
+        "compiled_first_epoch": ("graphs compiled in the first epoch", 0),
+        "compiled_later": ("later", 0),
+        "recorded": ("passes recorded", 0),
+        "recorded_later": ("later", 0),
+        "peak_gib": ("peak GiB", 2),
+    },
+    "decoding": {
+        "first_seconds": ("first call, s", 1),
+        "compiled": ("graphs compiled in it", 0),
+        "equal": ("texts equal to ours", 3),
+        "same_until": ("of a text until it differs", 3),
+    },
+    "translator": {"equal": ("texts equal to ours", 3), "bleu": ("BLEU", 2)},
+}
+NAMED = ("torch", "transformers", "triton", "ctranslate2", "x-transformers")
+
+
+def told(error: BaseException) -> str:
+    """An error on one line."""
+    line = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {line[:300]}"
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What every benchmark of speed is told."""
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true", help="small models: the program itself")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="rows with one of these in the name"
+    )
+    parser.add_argument("--rows", type=Path, help="a file to add the rows to")
+    parser.add_argument(
+        "--skip", type=Path, nargs="*", default=[], help="files of rows that are not measured again"
+    )
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no row after so many")
+    parser.add_argument("--names", action="store_true", help="say which rows it would measure")
+
+
+def device_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Any:
+    """The device that is asked for, refused where it is not there or would take days."""
+    import torch
+
+    device = torch.device(given.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here: --tiny --device cpu shows the program itself")
+    if device.type == "cpu" and not given.tiny and not given.names:
+        parser.error("this needs a GPU: --tiny shows the program itself")
+    return device
+
+
+def compilations() -> int:
+    """How many graphs were compiled so far: one for a frame, and for each time it did not fit."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+class Rows:
+    """The rows of one benchmark: which are wanted still, and where they go."""
+
+    def __init__(self, bench: str, given: argparse.Namespace, where: Row) -> None:
+        self.bench, self.given, self.begun = bench, given, time.perf_counter()
+        self.where = where | {"versions": versions(), "tiny": given.tiny}
+        # What an earlier process has compiled would not be compiled again.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
+        old = read(given.skip)
+        self.done = {row["row"] for row in old if row["bench"] == bench and whole(row)}
+
+    def add(self, name: str, measure: Callable[[], Row]) -> None:
+        """Measure a row if it is wanted. An error is a row too, and the next one goes on."""
+        name = TINY + name if self.given.tiny else name
+        if name in self.done or not any(part in name for part in self.given.only):
+            return
+        if self.given.names:
+            print(name)
+            return
+        begun = time.perf_counter()
+        if begun - self.begun > self.given.seconds:
+            print(json.dumps({"bench": self.bench, "left": name}), flush=True)
+            return
+        try:
+            found = measure()
+        except Exception as error:  # nothing of one row may cost the others
+            found = {"errors": {"all": told(error)}}
+        seconds = round(time.perf_counter() - begun, 1)
+        row = {"bench": self.bench, "row": name, "seconds": seconds, **self.where, **found}
+        line = json.dumps(row, ensure_ascii=False)
+        print(line, flush=True)
+        if self.given.rows:
+            self.given.rows.parent.mkdir(parents=True, exist_ok=True)
+            with self.given.rows.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in NAMED:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def whole(row: Row) -> bool:
+    return not row.get("errors")
+
+
+def read(files: Iterable[Path]) -> Iterator[Row]:
+    """The rows of files; a line that was cut off when its run was ended is none."""
+    for file in files:
+        if file.is_file():
+            for line in file.read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError):
+                    row = json.loads(line)
+                    if "row" in row:
+                        yield row
+
+
+def in_turns(
+    sides: dict[str, Callable[[int], float]], rounds: int, errors: dict[str, str]
+) -> Rates:
+    """Tokens a second of each side, round by round, whoever is first changing by turns.
+
+    A side that fails is left out from there on, and told in `errors`.
+    """
+    rates: Rates = {name: [] for name in sides}
+    for turn in range(rounds):
+        for name in list(rates)[:: -1 if turn % 2 else 1]:
+            try:
+                rates[name].append(sides[name](turn))
+            except Exception as error:  # a figure of the other side is still one
+                errors[name] = told(error)
+                del rates[name]
+    return rates
+
+
+def compared(rates: Rates, ours: Iterable[str]) -> Row:
+    """Medians, and ratios of ours to the others by paired rounds."""
+    row: Row = {"rounds": max(map(len, rates.values()), default=0)}
+    row["sides"] = {
+        name: {"tokens_per_second": median(each), "rates": [round(one, 1) for one in each]}
+        for name, each in rates.items()
+    }
+    row["ratios"] = {}
+    for base in (name for name in ours if name in rates):
+        row["ratios"][base] = {}
+        for name, each in rates.items():
+            if name != base:
+                paired = [a / b for a, b in zip(rates[base], each, strict=True)]
+                spread = {"median": median(paired), "least": min(paired), "most": max(paired)}
+                row["ratios"][base][name] = {key: round(x, 4) for key, x in spread.items()}
+    return row
+
+
+def median(values: list[float]) -> float:
+    return round(statistics.median(values), 4)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure that was set: where it stands in which row, and how much it is to be."""
+
+    bench: str
+    row: str
+    what: str
+    path: tuple[str, ...]
+    goal: float
+    unit: str = "×"
+    at_most: bool = False
+
+    def shown(self, rows: list[Row]) -> str:
+        """A line of the table of goals for each row that has it."""
+        found = []
+        for row in rows:
+            value: Any = row
+            for key in self.path:
+                value = value.get(key) if isinstance(value, dict) else None
+            if row["bench"] == self.bench and self.row in row["row"] and value is not None:
+                found.append(self._line(row, value))
+        return "\n".join(found or [f"| {self.what} | {self._set()} | not measured | | |"])
+
+    def _set(self) -> str:
+        return f"{'≤' if self.at_most else '≥'} {self.goal:g} {self.unit}"
+
+    def _line(self, row: Row, value: Any) -> str:
+        figure, spread = value, ""
+        what = self.what if self.row else f"{self.what}, {row['row']}"
+        if isinstance(value, dict):
+            figure = value["median"]
+            spread = f"{value['least']:.2f}–{value['most']:.2f}, {row.get('rounds', '?')} rounds"
+        held = figure <= self.goal if self.at_most else figure >= self.goal
+        cells = (what, self._set(), f"{figure:.4g} {self.unit}")
+        return f"| {' | '.join(cells)} | {spread} | {'yes' if held else '**no**'} |"
+
+
+def goals() -> list[Goal]:
+    """What was set for speed, in the order of the page."""
+
+    def ratio(peer: str, ours: str = "ours") -> tuple[str, ...]:
+        return ("ratios", ours, peer)
+
+    later = ("sides", "ours", "compiled_later")
+    base, beam = "transformer-base", "transformer-base beam 5 batch 64"
+    found = [
+        Goal("training", "gpt 124M", "GPT 124M training", ratio("transformers"), 1.25),
+        Goal("training", "size 350M", "GPT 350M training", ("teraflops",), 500, "TFLOP/s"),
+        Goal("training", "bert-base 128", "BERT-base at 128", ratio("transformers"), 1.5),
+        Goal("training", "bert-base 512", "BERT-base at 512", ratio("transformers"), 1.5),
+        Goal("training", base, "translation, buckets", ratio("transformers"), 1.6),
+        Goal("training", base, "translation, unsorted", ratio("transformers unsorted"), 3),
+        Goal("training", "gpt 124M", "peak memory", ("sides", "ours", "peak_gib"), 12, "GiB", True),
+        Goal("training", "", "compiled after the first epoch", later, 0, "graphs", True),
+    ]
+    for who in ("ours", "ours compiled"):
+        name, static = f", {who}", "transformers compiled"
+        share = ("weights", who, "of_a_copy")
+        eager = ratio("transformers", who)
+        found += [
+            Goal("decoding", "gpt 124M batch 1", f"124M, one text{name}", ratio(static, who), 4),
+            Goal("decoding", "gpt 1.3B batch 1", f"1.3B, one text{name}", ratio(static, who), 3),
+            Goal("decoding", "gpt 1.3B batch 1", f"weights read{name}", share, 0.5, "of a copy"),
+            Goal("decoding", "gpt 124M batch 32", f"124M, 32 texts, eager{name}", eager, 4),
+            Goal("decoding", "gpt 1.3B batch 32", f"1.3B, 32 texts, eager{name}", eager, 4),
+            Goal("decoding", beam, f"beam 5, 64 sentences{name}", eager, 8),
+        ]
+    equal = ("equal_float32", "ours")
+    found.append(Goal("decoding", "", "equal to eager in float32", equal, 1, "of the texts"))
+    for batches in ("own batches", "same batches"):
+        for peer, goal in (("transformers", 1.5), ("x-transformers", 1.3)):
+            what = f"CPU, training, {batches}, {peer}"
+            found.append(Goal("translator", f"training, {batches}", what, ratio(peer), goal))
+        for peer, goal in (("transformers", 2.0), ("ctranslate2", 1.0)):
+            what = f"CPU, beam 5, {batches}, {peer}"
+            found.append(Goal("translator", f"decoding, {batches}", what, ratio(peer), goal))
+        eight, what = ratio("ours", "ours in eight bits"), f"CPU, int8, {batches}, our float32"
+        found.append(Goal("translator", f"decoding, {batches}", what, eight, 1.3))
+    lost = Goal("translator", "int8", "CPU, int8, what it costs", ("cost",), 0.3, "BLEU", True)
+    return [*found, lost]
+
+
+def table(head: list[str], lines: Iterable[list[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def number(value: Any, digits: int = 0) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def sides_table(rows: list[Row], bench: str) -> str:
+    """Each side of each row: its tokens a second, and what else is told of it."""
+    lines = []
+    for row in rows:
+        if row["bench"] == bench and not is_size(row):
+            for name, side in row.get("sides", {}).items():
+                ratio = row["ratios"].get("ours", {}).get(name, {}).get("median")
+                cells = [number(side.get("tokens_per_second")), number(ratio, 2)]
+                cells += [number(side.get(key), digits) for key, (_, digits) in TOLD[bench].items()]
+                lines.append([row["row"], name, *cells, str(row["rounds"])])
+    titles = [title for title, _ in TOLD[bench].values()]
+    return table(["", "", "tokens/s", "ours is × as fast", *titles, "rounds"], lines)
+
+
+def is_size(row: Row) -> bool:
+    return row["row"].removeprefix(TINY).startswith("size")
+
+
+def sizes(rows: list[Row]) -> list[Row]:
+    found = [row for row in rows if is_size(row) and "teraflops" in row]
+    return sorted(found, key=lambda row: row["parameters"])
+
+
+def sizes_table(rows: list[Row]) -> str:
+    lines = []
+    for row in sizes(rows):
+        side = row["sides"]["ours"]
+        share = number(100 * row["of_ceiling"], 0) + " %"
+        flops = [number(row["teraflops"], 2), share]
+        memory = number(side.get("peak_gib"), 2)
+        rate = number(side["tokens_per_second"])
+        size = number(row["parameters"] / 1e6, 1) + "M"
+        lines.append([size, row["batch"], rate, *flops, memory])
+    head = ["parameters", "batch", "tokens/s", "TFLOP/s", "of the matrix product's", "peak GiB"]
+    return table(head, lines)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Tokens a second and memory against the parameters, both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    found = sizes(rows)
+    sides = [row["sides"]["ours"] for row in found]
+    shown = {
+        "tokens a second": [side["tokens_per_second"] for side in sides],
+        "share of the matrix product's FLOP/s": [row["of_ceiling"] for row in found],
+        "peak memory, GiB": [side.get("peak_gib") for side in sides],
+    }
+    shown = {label: up for label, up in shown.items() if None not in up}
+    figure, axes = pyplot.subplots(1, len(shown), figsize=(11, 3.4), layout="constrained")
+    for place, (label, up) in zip(axes, shown.items(), strict=True):
+        place.plot([row["parameters"] for row in found], up, marker="o")
+        place.set(xscale="log", xlabel="parameters", title=label)
+        place.set_yscale("linear" if label.startswith("share") else "log")
+        place.set_ylim(bottom=0 if label.startswith("share") else None)
+        place.grid(alpha=0.3)
+    figure.savefig(path, dpi=140)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--tiny", action="store_true", help="show rows of tiny models, no others")
+    parser.add_argument("--picture", type=Path, help="draw throughput against size into this file")
+    given = parser.parse_args()
+    latest: dict[tuple[str, str], Row] = {}
+    for row in read(given.files):
+        key = (row["bench"], row["row"])
+        if row["row"].startswith(TINY) == given.tiny and (key not in latest or whole(row)):
+            latest[key] = row
+    rows = list(latest.values())
+    if not rows:
+        parser.error("there are no rows in these files: make bench and make bench-gpu write them")
+    print("## Goals\n")
+    head = ["", "goal", "measured", "least and most", "held"]
+    print(table(head, []), *(goal.shown(rows) for goal in goals()), sep="\n")
+    for bench, title in (
+        ("training", "Training on a GPU"),
+        ("decoding", "Decoding on a GPU"),
+        ("translator", "A small translator on the CPU"),
+    ):
+        if any(row["bench"] == bench for row in rows):
+            print(f"\n## {title}\n\n{measured_on(rows, bench)}\n\n{sides_table(rows, bench)}")
+    if sizes(rows):
+        print(f"\n## Throughput against size\n\n{sizes_table(rows)}")
+    for row in rows:
+        for side, error in row.get("errors", {}).items():
+            print(f"\n{row['bench']}, {row['row']}, {side}: {error}")
+    if given.picture:
+        draw(rows, given.picture)
+
+
+def measured_on(rows: list[Row], bench: str) -> str:
+    """Where, and with what: once, if all rows agree."""
+    found = {
+        f"{row['device']}, {row.get('dtype', '')}, "
+        + ", ".join(f"{name} {one}" for name, one in row["versions"].items())
+        for row in rows
+        if row["bench"] == bench
+    }
+    return "; ".join(sorted(found))
+
+
+if __name__ == "__main__":
+    main()
