@@ -73,7 +73,7 @@ def test_products_are_computed_with_few_numbers_of_rows(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.ops, "mkldnn", Counted())
     for rows in range(1, 400):
         assert product(torch.randn(rows, 4)).shape == (rows, 8)
-    assert len(met) < 20  # PyTorch keeps a program for each of them
+    assert len(met) < 25  # PyTorch keeps a program for each of them
 
 
 def test_small_matrices_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

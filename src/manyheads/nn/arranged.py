@@ -47,7 +47,7 @@ class Arranged(nn.Module):
 
 def _filled(rows: int) -> int:
     """The next of the few numbers of rows that products are computed with."""
-    unit = 1 if rows <= 4 else 8 if rows <= 64 else 64
+    unit = 1 if rows <= 4 else 8 if rows <= 64 else 16
     return -(-rows // unit) * unit
 
 
