@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 pytestmark = pytest.mark.filterwarnings("ignore:Unfeasible length constraints")
 
-MODELS = 50
+MODELS, ALL = 15, 50
 PROMPTS = 3
 BEAM = 4
 # What we call the rules of stopping, and what they do.
@@ -209,18 +209,23 @@ def draw_case(family: Any, number: int) -> Case:
     return Case(theirs, prompts, Decode(beam=BEAM, **settings), limit)
 
 
+def slow(case: Any) -> Any:
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
 def best(lines: list[list[Hypothesis]]) -> list[list[int]]:
     return [line[0].tokens for line in lines]
 
 
+@pytest.mark.parametrize("numbers", [range(MODELS), slow(range(MODELS, ALL))], ids=str)
 @families
-def test_we_write_what_transformers_writes(family: Any) -> None:
+def test_we_write_what_transformers_writes(family: Any, numbers: range) -> None:
     """Each prompt of each model, greedily and with a beam: the same tokens and the same scores.
 
     Further down in the n-best lists scores may be equal but for rounding, and change places.
     """
     lengths = set()
-    for number in range(MODELS):
+    for number in numbers:
         case = draw_case(family, number)
         ours = from_huggingface(case.theirs)
         greedy = replace(case, decode=replace(case.decode, beam=1))

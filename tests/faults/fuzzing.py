@@ -145,7 +145,7 @@ def limited(seconds: float) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, stop)
     # Again and again: what is raised inside a callback of the collector is lost.
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
     try:
         yield
     finally:
