@@ -169,6 +169,14 @@ def test_length_penalty_by_length(length: int, alpha: float, penalty: float) -> 
     assert float(found) == pytest.approx(penalty)
 
 
+def test_a_gpu_writes_more_at_once_unless_told() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    unless_told, told = Decode(), Decode(batch_tokens=7)
+    assert unless_told.read_at_once == unless_told.written_at_once(cpu)
+    assert unless_told.written_at_once(cpu) < unless_told.written_at_once(gpu)
+    assert told.read_at_once == told.written_at_once(cpu) == told.written_at_once(gpu) == 7
+
+
 def test_steppers_are_steppers() -> None:
     """The model's stepper and the tests' own keep the same promise."""
     assert isinstance(Seq2SeqStepper(toy_model(), *toy_source(2)), Stepper)
