@@ -310,7 +310,7 @@ def decoding(work: Work, batches: str) -> Row:
     return row | {"sentences": len(sentences), "errors": errors}
 
 
-def how_to_decode(batch_tokens: int) -> Decode:
+def how_to_decode(batch_tokens: int | None) -> Decode:
     return Decode(
         beam=BEAM,
         length_penalty=1.0,
