@@ -13,7 +13,7 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.cores import Dense
-from manyheads.nn.masks import Sight, causal, full, look
+from manyheads.nn.masks import Rule, Sight, causal, full, look
 from manyheads.nn.positions import (
     BucketPosition,
     Learned,
@@ -257,3 +257,39 @@ def test_shaw_clips() -> None:
         assert found.unique().numel() == 1
     for found in at(-3, -2, -1, 0, 1, 2, 3):
         assert found.unique().numel() == 7
+
+
+@pytest.mark.parametrize("max_distance", [1, 4, 30])
+@pytest.mark.parametrize("rule", [causal, full])
+def test_shaw_by_skewing_is_shaw_by_gathering(max_distance: int, rule: Rule) -> None:
+    """In lengths below and above the clipping: values and gradients of all that is seen."""
+    torch.manual_seed(1)
+    shaw = ShawPosition(max_distance, 4).double()
+    for length in (1, 2, 9):
+        sight = look(rule, length)
+        places, seen = sight.queries, torch.ones(length, length, dtype=torch.bool)
+        seen = seen if rule is full else seen.tril()
+        q = normal(3, 2, length, 4).requires_grad_()
+        raw = normal(3, 2, length, length).requires_grad_()
+        weights = raw * seen
+        pairs = [
+            (shaw.bias(q, sight), shaw.score(q, places, places), (q, shaw.keys)),
+            (
+                shaw.spread(weights, sight),
+                shaw.value(raw * seen, places, places),
+                (raw, shaw.values),
+            ),
+        ]
+        for found, expected, given in pairs:
+            assert found is not None
+            assert expected is not None
+            if given[0] is q:
+                found, expected = found * seen, expected * seen
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+            slope = normal(*expected.shape)
+            for one, other in zip(
+                torch.autograd.grad(found, given, slope),
+                torch.autograd.grad(expected, given, slope),
+                strict=True,
+            ):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

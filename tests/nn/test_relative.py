@@ -14,7 +14,8 @@ from manyheads.memory_use import peak_memory
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.masks import causal, full, look
 from manyheads.nn.positions import PositionSizes
-from manyheads.nn.relative import Relative, RelativePosition, Vectors, skew
+from manyheads.nn.relative import Relative, RelativePosition, Vectors
+from manyheads.nn.skew import skew, unskew
 
 Path = Callable[[RelativePosition, Tensor], Tensor]
 
@@ -86,6 +87,15 @@ def test_the_skew_moves_each_row_one_place_further() -> None:
     assert back.tolist() == [[12, 0, 0], [21, 22, 0], [30, 31, 32]]
     met = torch.arange(15.0).view(1, 1, 3, 5)  # the distances −2 … 2
     assert skew(met)[0, 0].tolist() == [[2, 3, 4], [6, 7, 8], [10, 11, 12]]
+
+
+def test_unskewed_and_skewed_again_is_the_same() -> None:
+    for length in (1, 2, 5):
+        square = normal(2, 3, length, length)
+        met = unskew(square)
+        assert met.shape[-1] == 2 * length - 1
+        torch.testing.assert_close(skew(met), square, rtol=0, atol=0)
+        assert met.count_nonzero() == square.numel()  # and nothing besides
 
 
 def test_memory_of_2048_tokens() -> None:

@@ -155,7 +155,7 @@ class Dense(Exact):
     ) -> Mixed:
         weights = F.dropout(dense_weights(q, k, sight, score, position), dropout)
         mixed = einsum(weights, share_heads(v, q.shape[1]), "b h t s, b h s c -> b h t c")
-        spread = position.value(weights, sight.queries, sight.keys)
+        spread = position.spread(weights, sight)
         return mixed if spread is None else mixed + spread
 
 

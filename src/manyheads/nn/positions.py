@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from manyheads.errors import Mistake, check_above_zero, check_at_least
 from manyheads.nn.masks import Sight
 from manyheads.nn.shapes import Hidden, KeyPositions, Positions, Queries, Weights
+from manyheads.nn.skew import skew, stretch, unskew
 
 Bias = Float[Tensor, "#b h t s"]
 Spread = Float[Tensor, "b h t c"]
@@ -45,6 +46,10 @@ class Position(nn.Module):
 
     def value(self, weights: Weights, queries: Positions, keys: KeyPositions) -> Spread | None:
         return None
+
+    def spread(self, weights: Weights, sight: Sight) -> Spread | None:
+        """What `value` adds for the pairs of a sight, of which the unseen have no weight."""
+        return self.value(weights, sight.queries, sight.keys)
 
     def refuse_past(self, length: int) -> None:
         """A learned table has an end; going past it is an error, not a wrap-around."""
@@ -150,6 +155,23 @@ class ShawPosition(Position):
         rows = self._rows(queries, keys).expand_as(weights)
         by_distance = weights.new_zeros(*weights.shape[:3], len(self.values))
         return by_distance.scatter_add(-1, rows, weights) @ self.values
+
+    def bias(self, q: Queries, sight: Sight) -> Bias | None:
+        """Of a full pass nothing is gathered: all is skewed."""
+        if not sight.square:
+            return self.score(q, sight.queries, sight.keys)
+        every, far = (q @ self.keys.T) / math.sqrt(q.shape[-1]), q.shape[2] - 1
+        ahead = 0 if sight.rule.past_only else far
+        return skew(stretch(every, -self.max_distance, -far, ahead))
+
+    def spread(self, weights: Weights, sight: Sight) -> Spread | None:
+        if not sight.square:
+            return self.value(weights, sight.queries, sight.keys)
+        far = weights.shape[2] - 1
+        ahead = 0 if sight.rule.past_only else far
+        distances = torch.arange(-far, ahead + 1, device=weights.device)
+        rows = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
+        return unskew(weights)[..., : len(rows)] @ self.values[rows]
 
 
 class BucketPosition(Position):

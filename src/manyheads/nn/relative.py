@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,22 +34,9 @@ from manyheads.nn.positions import (
     Sinusoidal,
 )
 from manyheads.nn.shapes import KeyPositions, Positions, Queries
+from manyheads.nn.skew import Met, Square, skew, stretch
 
-Met = Float[Tensor, "b h t r"]
-Skewed = Float[Tensor, "b h t t"]
 Differences = Int[Tensor, "#b 1 t s"]
-
-
-def skew(met: Met) -> Skewed:
-    """out[i, j] = met[i, j − i + n − 1]: of n queries, the first column is the distance −(n−1).
-
-    With one column of padding each row is one longer than those in which all of them are then
-    read, and so begins one place further left than the row above it.
-    Where the columns end at the distance 0, what stands at j > i means nothing.
-    """
-    length, columns = met.shape[2:]
-    numbers = F.pad(met, (1, 0)).flatten(-2)[..., length:]
-    return numbers.unflatten(-1, (length, columns))[..., :length]
 
 
 class Vectors(nn.Module):
@@ -71,11 +58,7 @@ class Vectors(nn.Module):
         table = self.table[:, first - self.lowest : last - self.lowest + 1]
         table = table.expand(q.shape[1], -1, -1)
         met = einsum(q, table, "b h t c, h r c -> b h t r") / math.sqrt(q.shape[-1])
-        if first == lowest and last == highest:
-            return met
-        before = met[..., :1].expand(*met.shape[:3], first - lowest)
-        after = met[..., -1:].expand(*met.shape[:3], highest - last)
-        return torch.cat([before, met, after], dim=-1)
+        return stretch(met, first, lowest, highest)
 
     def pick(self, q: Queries, numbers: Differences) -> Bias:
         """q · e / √c for one number of each pair; t × numbers, never t × s × c."""
@@ -125,7 +108,7 @@ class RelativePosition(Position):
             return bias
         return _without_later(bias, sight.queries, sight.keys)
 
-    def _by_step_and_voice(self, q: Queries, period: int) -> Skewed:
+    def _by_step_and_voice(self, q: Queries, period: int) -> Square:
         """Steps × voices: what each pair of steps adds, and in each step each pair of voices."""
         length, before = q.shape[2], -self.first % period
         q = F.pad(q, (0, 0, before, -(before + length) % period))  # whole steps

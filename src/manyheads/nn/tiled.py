@@ -132,7 +132,7 @@ class _Tiles:
             weights = weights * (chance >= self.dropout) / (1 - self.dropout)
         mixed = einsum(weights, v, "b h t s, b h s c -> b h t c")
         sight = self.sight.block(rows, columns)
-        spread = self.parts.position.value(weights, sight.queries, sight.keys)
+        spread = self.parts.position.spread(weights, sight)
         return mixed if spread is None else mixed + spread
 
 

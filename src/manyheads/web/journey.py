@@ -227,7 +227,7 @@ def _attention(
     v, core = share_heads(_values(attention, seen), heads), attention.core
     computed = core.forward if isinstance(core, nn.Module) else core.__call__
     exact = isinstance(core, Exact)
-    spread = position.value(weights, sight.queries, sight.keys) if exact else None
+    spread = position.spread(weights, sight) if exact else None
     mixed = rearrange(seen[attention.output].args[0], "b t (h c) -> b h t c", h=heads)
     project = attention.forward
     read_by = (

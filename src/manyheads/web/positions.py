@@ -40,7 +40,8 @@ from manyheads.nn.positions import (
     Sinusoidal,
     SinusoidalPosition,
 )
-from manyheads.nn.relative import PositionConfig, Relative, RelativePosition, skew
+from manyheads.nn.relative import PositionConfig, Relative, RelativePosition
+from manyheads.nn.skew import skew
 from manyheads.web import formulas
 from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.library import Library
