@@ -287,19 +287,41 @@ def test_a_chorale_opens_with_sound_whatever_the_model_wants(
 
 
 @pytest.mark.parametrize("shortest", [0, 12, 16, 64])
-def test_learned_positions_end_a_piece(
-    shortest: int, folders: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize("position", ["learned", "relative"])
+def test_a_long_piece_is_written_in_stretches(
+    shortest: int,
+    position: str,
+    folders: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Wherever the opening ends: what is read is at most as long as the table."""
-    trainer("jsb", folders, tmp_path, "model.position=learned", "train.steps=1").run()
+    """Wherever the opening ends: what is read is at most as long as what training read, begins
+    where its stretches begin, and is the end of what was written.
+    """
+    trainer("jsb", folders, tmp_path, f"model.position={position}", "train.steps=1").run()
     said: list[str] = []
     generator = open_run(tmp_path).generator(said.append, shortest=shortest, at_limit="cut")
     even = torch.zeros(generator.vocabulary)
     even[generator.marks.end] = -torch.inf
     generator.model.logits = lambda hidden: even.expand(len(hidden), -1).clone()  # type: ignore[attr-defined]
+    stream, read = type(generator).stream, []
+
+    def seen(self: Any, ids: list[int], limit: int, *given: Any) -> Any:
+        read.append((ids, limit))
+        return stream(self, ids, limit, *given)
+
+    monkeypatch.setattr(type(generator), "stream", seen)
     words = compose(generator, ChoraleGrid(), [], limit=100, sample=Sample())
-    assert len(words) == 16
-    assert said == ["the model's positions leave 16 words to write, not 100"]
+    assert len(words) == 100
+    assert said == []
+    tokens, at = [generator.marks.end, *map(generator.tokenizer.token_id, words)], 1
+    for ids, limit in read:
+        assert ids == tokens[at - len(ids) : at]
+        assert (at - len(ids)) % 4 == 0
+        assert len(ids) + limit - 1 <= 16
+        at += limit
+    assert at == 101
+    assert len(read) < 20  # half of it stays: no reading anew for each word
 
 
 def test_each_part_of_a_piece_has_draws_of_its_own(trained: dict[str, Path]) -> None:

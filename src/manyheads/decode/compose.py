@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, cast
 
 from manyheads.data.events import Encoding
@@ -28,15 +29,19 @@ def prompt_of(
     room = generator.positions or generator.context
     if room is None:
         return ids
-    most = max(room // 2, room - (limit or room))
-    if len(ids) <= most:
-        return ids
-    kept = (most - 1) // encoding.unit * encoding.unit
-    generator.warn(
-        f"the prime has {len(prime):,} words and the model reads {room:,}: it goes on after the "
-        f"last {kept:,}"
-    )
-    return ids[-kept - 1 :]
+    read = _last(ids, max(room // 2, room - (limit or room)), encoding.unit)
+    if len(read) < len(ids):
+        generator.warn(
+            f"the prime has {len(prime):,} words and the model reads {room:,}: it goes on after "
+            f"the last {len(read) - 1:,}"
+        )
+    return read
+
+
+def _last(ids: list[int], most: int, unit: int) -> list[int]:
+    """The last of them, `most` at most, from a place on where training began stretches too."""
+    start = max(0, len(ids) - most)
+    return ids[min(start + -start % unit, len(ids) - 1) :]
 
 
 def compose(
@@ -50,27 +55,33 @@ def compose(
     """The words that follow the prime, drawn, or searched for where there is no `sample`.
 
     Unless told, as many as the model reads at once beside what it read first, or as it has to
-    write before an end. Of these the `least` words of the encoding are an opening in which no
-    voice rests: else a model that may not end yet would write the rests that it ends with.
+    write before an end. What is longer is written in stretches: where the model has read as much
+    as in training, it reads the last half of that anew, and goes on. The `least` words of the
+    encoding are an opening in which no voice rests: else a model that may not end yet would write
+    the rests that it ends with.
     """
     ids = prompt_of(prime, encoding, generator, limit)
     room = generator.positions or generator.context
     shortest = generator.decode.shortest
     most = limit or max(1, shortest, (room or len(ids)) - len(ids) + 1)
-    left = most if generator.positions is None else generator.positions - len(ids) + 1
-    if left < most:
-        generator.warn(f"the model's positions leave {left:,} words to write, not {most:,}")
-        most = left
     silent = [generator.tokenizer.token_id(word) for word in encoding.silent]
     opening = min(shortest, most, encoding.least) if silent else 0
+    banned = (*generator.marks.banned, *(number for number in silent if number is not None))
     tokens: list[int] = []
-    if opening:
-        banned = (*generator.marks.banned, *(number for number in silent if number is not None))
-        first = _with(generator, shortest=opening, at_limit="cut", banned=banned)
-        tokens = _written(first, ids, opening, sample, 0)
-    if most > opening:
-        then = _with(generator, shortest=shortest - opening)
-        tokens += _written(then, ids + tokens, most - opening, sample, 1 if opening else 0)
+    for part in count():
+        opens = len(tokens) < opening
+        read, left = ids + tokens, (opening if opens else most) - len(tokens)
+        if room is not None:
+            read = _last(read, room if len(read) <= room else room // 2, encoding.unit)
+            left = min(left, room - len(read) + 1)
+        if opens:
+            writer = _with(generator, shortest=left, at_limit="cut", banned=banned)
+        else:
+            writer = _with(generator, shortest=max(0, shortest - len(tokens)))
+        found = _written(writer, read, left, sample, part)
+        tokens += found
+        if len(found) < left or len(tokens) >= most:  # the piece has ended, or it is long enough
+            break
     return [word for token in tokens if (word := generator.tokenizer.content(token)) is not None]
 
 
