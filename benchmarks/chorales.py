@@ -4,8 +4,8 @@
     python benchmarks/chorales.py --table chorales.jsonl
 
 A token is one voice at one sixteenth note; the figure is −log P in nats, the mean over all tokens
-of all pieces of a split, the end of a piece included, each piece read from its beginning. The
-weights are those of the best validation loss. One JSON object a line.
+of all pieces of a split, each piece read from its beginning, its end not counted (docs/music.md).
+The weights are those of the best validation loss. One JSON object a line.
 """
 
 import argparse
