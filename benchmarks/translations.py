@@ -76,6 +76,8 @@ PRESETS = {
     "cosine": "train.schedule=cosine train.clip=1",
     "small-batches": "train.batch_tokens=4096 train.save_every=126",
     "longer-average": "train.save_every=200",
+    "agreement": "train.agreement=5",
+    "ours-agreement": "model.norm=pre model.position=rotary train.clip=1 train.agreement=5",
 }
 TATOEBA = """train.compile=no tokens.vocab_size=10000 train.too_long=skip train.steps=8000
     train.batch_tokens=8192 train.schedule=cosine train.warmup_steps=1000 train.validate_every=400

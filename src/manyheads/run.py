@@ -153,6 +153,10 @@ class Run:
                 "task=classification needs model.head=classify: set it where model= is set, else "
                 "leave model.head out"
             )
+        if self.train.agreement and self.task not in ("translation", "summaries"):
+            raise Mistake("train.agreement is for translation and summaries: leave it out")
+        if self.train.agreement and not self.model.dropout:
+            raise Mistake("train.agreement needs two readings that differ: set model.dropout")
         packed = isinstance(self.objective, Causal) and self.objective.packing != "stream"
         if isinstance(self.data, MusicData) and packed:
             raise Mistake(

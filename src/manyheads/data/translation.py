@@ -195,6 +195,15 @@ class Batch:
         sizes = self.source_tokens, self.target_tokens
         return Batch(source, source_real, target, wanted, real, *sizes)
 
+    def twice(self) -> "Batch":
+        """All pairs, and then all of them again."""
+
+        def two(x: Tensor) -> Tensor:
+            return torch.cat([x, x])
+
+        tensors = two(self.source), two(self.source_real), two(self.target), two(self.wanted)
+        return Batch(*tensors, two(self.real), 2 * self.source_tokens, 2 * self.target_tokens)
+
     def padded(self, rows: int, multiple: int) -> "Batch":
         """The same with so many rows, and lengths that are multiples: batches of few shapes.
 

@@ -15,7 +15,9 @@ from manyheads.errors import BadData
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
 from manyheads.models.joined import EncoderDecoder
+from manyheads.nn.shapes import Hidden
 from manyheads.tokens import Tokenizer
+from manyheads.train.agreement import disagreement
 from manyheads.train.objective import Loss, cross_entropy
 from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
@@ -27,12 +29,41 @@ ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
 
 
 def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> Loss:
+    """−log P of every target token, given its source and what stands before it."""
+    return _prediction(model, _hidden(model, batch), batch, smoothing)
+
+
+def translation_losses(
+    model: EncoderDecoder, batch: Batch, smoothing: float, agreement: float
+) -> dict[str, Loss]:
+    """The same; with `agreement` of two readings, and how far apart they are."""
+    if not agreement:
+        return {"tokens": translation_loss(model, batch, smoothing)}
+    two = batch.twice()
+    hidden = _hidden(model, two)
+    loss = _prediction(model, hidden, two, smoothing)
+    apart = disagreement(
+        model.head.enter(hidden),
+        model.head.matrix(model.target_table),
+        batch.real,
+        bias=model.head.bias,
+        count=batch.target_tokens,
+        weight=agreement / 2,
+    )
+    mean = Loss(loss.objective / 2, loss.nll / 2, batch.target_tokens)
+    return {"tokens": mean, "agreement": apart}
+
+
+def _hidden(model: EncoderDecoder, batch: Batch) -> Hidden:
     """Teacher forcing: every position predicts its next token at once.
 
     Padding of the target stands behind everything real, where no causal query looks: no mask
     is needed, but for the loss.
     """
-    hidden = model.decode(batch.target, model.encode(batch.source, batch.source_real))
+    return model.decode(batch.target, model.encode(batch.source, batch.source_real))
+
+
+def _prediction(model: EncoderDecoder, hidden: Hidden, batch: Batch, smoothing: float) -> Loss:
     return cross_entropy(
         model.head.enter(hidden),
         model.head.matrix(model.target_table),
@@ -96,11 +127,12 @@ class TranslationTask:
         return batch.target_tokens
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return {"tokens": batch.target_tokens}
+        terms = ("tokens", "agreement") if self.train.agreement else ("tokens",)
+        return dict.fromkeys(terms, batch.target_tokens)
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Loss]:
         assert isinstance(model, EncoderDecoder)
-        return {"tokens": translation_loss(model, batch, self.train.label_smoothing)}
+        return translation_losses(model, batch, self.train.label_smoothing, self.train.agreement)
 
     def describe(self, step: int) -> str:
         pairs = [self.data.numbers[row] for row in self.order.rows(step)]

@@ -19,9 +19,11 @@ class Train:
     Where they are given, `epochs` decides the steps (and each ends with a validation and a save at
     the latest), `warmup_share` of them the warm-up, and
     `batch_rows` how many texts a batch has. `keep` says which weights are the model to use: those
-    of the best validation loss, or the last. `parallel` says whether each of several processes has
-    all of the weights ("ddp") or a part of every one ("fsdp"). `compile` has PyTorch compile the
-    blocks of the model: unless told, on a GPU where the run is long enough to gain by it.
+    of the best validation loss, or the last. `agreement` is how much two readings of a batch, each
+    with other dropout, have to agree (R-Drop's α). `parallel` says whether each of several
+    processes has all of the weights ("ddp") or a part of every one ("fsdp"). `compile` has PyTorch
+    compile the blocks of the model: unless told, on a GPU where the run is long enough to gain by
+    it.
     """
 
     steps: int = 10_000
@@ -40,6 +42,7 @@ class Train:
     weight_decay: float = 0.0
     clip: float | None = 1.0
     label_smoothing: float = 0.1
+    agreement: float = 0.0
     too_long: TooLong = "refuse"
     validate_every: int = 1000
     save_every: int = 1000
@@ -60,7 +63,7 @@ class Train:
             check_share(f"train.{name}", getattr(self, name))
         if not 0 <= self.final_share <= 1:
             raise Mistake(f"train.final_share={self.final_share} must be in [0, 1]")
-        for name in ("warmup_steps", "weight_decay", "eps"):
+        for name in ("warmup_steps", "weight_decay", "eps", "agreement"):
             check_at_least(f"train.{name}", getattr(self, name), 0)
         for name in ("learning_rate", "clip", "epochs"):
             check_above_zero(f"train.{name}", getattr(self, name))
