@@ -4,16 +4,17 @@ The shape-checking import hook cannot be traced, so these run in a pass without 
 `pytest -m compile`.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from tiny import Model, tiny, words
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.residual import Norm
 
 CELLS: list[tuple[Model, str]] = [
     (GptConfig, "rotary"),
@@ -56,3 +57,38 @@ def test_compiled_is_eager(kind: Model, position: str) -> None:
             gradients.append({"": logits.detach(), **found})
         assert len(gradients[0]) > 10
         torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_compiled_blocks_pass_on_what_products_are_computed_in(
+    placement: Literal["pre", "post"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 they hand each other bfloat16, from the first on, so that one graph serves for
+    all; what comes out is what comes out of eager ones, but for that rounding.
+    """
+    compile_ = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compile_(self, backend="aot_eager"))
+    torch.manual_seed(1)
+    model: Any = tiny(GptConfig, "rotary", "fused", layers=3, norm=Norm(placement=placement))
+    model, tokens = model.build(), inputs(GptConfig, 3, 7)[0]
+    types: list[torch.dtype] = []
+    model.decoder.blocks[1].register_forward_pre_hook(
+        lambda block, given: types.append(given[0].dtype)
+    )
+
+    def logits(precise: bool) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=not precise):
+            found: Tensor = model(tokens)
+        return found.float()
+
+    eager = logits(True)
+    model.decoder.compile_blocks()
+    torch._dynamo.utils.counters.clear()
+    rounded = logits(False)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert types[-1] == torch.bfloat16
+    scale = eager.abs().max()
+    assert (rounded - eager).abs().max() < 0.03 * scale
+    torch.testing.assert_close(logits(True), eager, rtol=0, atol=1e-5)
+    assert types[-1] == torch.float32

@@ -22,7 +22,7 @@ from manyheads.nn.feedforward import Plain
 from manyheads.nn.masks import Sight
 from manyheads.nn.positions import Position, PositionSizes, Sinusoidal
 from manyheads.nn.relative import PositionConfig
-from manyheads.nn.residual import Norm, Residual
+from manyheads.nn.residual import Norm, Residual, narrowed
 from manyheads.nn.scores import ScaledDot, ScoreConfig
 from manyheads.nn.shapes import Hidden
 
@@ -155,8 +155,15 @@ class Stack(nn.Module):
             Block(config, memory_dim, causal=causal, layer=layer) for layer in range(config.layers)
         )
         self.last_norm = config.norm.build_last(config.dim)
+        self.compiled = False
         for block in self.blocks:
             check_parts(block.attention.core, block.attention.score, self.position)  # type: ignore[arg-type, union-attr]
+
+    def compile_blocks(self) -> None:
+        """Block by block: one is compiled in seconds, and serves for all that are like it."""
+        self.compiled = True
+        for block in self.blocks:
+            block.compile()
 
     @property
     def position(self) -> Position:
@@ -173,6 +180,8 @@ class Stack(nn.Module):
         memory_sight: Sight | None = None,
         cache: Cache | None = None,
     ) -> Hidden:
+        if self.compiled:
+            x = narrowed(x)  # as every block but the first gets it: one graph serves for all
         for block, position in zip(self.blocks, cycle(self.positions), strict=False):
             x = block(x, sight, position, memory, memory_sight, cache)
         return self.last_norm(x)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from manyheads.errors import Mistake, check_above_zero, check_at_least
 from manyheads.nn.masks import Sight
 from manyheads.nn.shapes import Hidden, KeyPositions, Positions, Queries, Weights
-from manyheads.nn.skew import skew, stretch, unskew
+from manyheads.nn.skew import shrink, skew, stretch, unskew
 
 Bias = Float[Tensor, "#b h t s"]
 Spread = Float[Tensor, "b h t c"]
@@ -167,11 +167,8 @@ class ShawPosition(Position):
     def spread(self, weights: Weights, sight: Sight) -> Spread | None:
         if not sight.square:
             return self.value(weights, sight.queries, sight.keys)
-        far = weights.shape[2] - 1
-        ahead = 0 if sight.rule.past_only else far
-        distances = torch.arange(-far, ahead + 1, device=weights.device)
-        rows = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
-        return unskew(weights)[..., : len(rows)] @ self.values[rows]
+        far, most = weights.shape[2] - 1, self.max_distance
+        return shrink(unskew(weights), -far, -most, most) @ self.values
 
 
 class BucketPosition(Position):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from manyheads.errors import check_above_zero
@@ -35,8 +36,18 @@ class Norm:
         return self.build(dim) if self.placement == "pre" else nn.Identity()
 
 
+def narrowed(x: Hidden) -> Hidden:
+    """In the type that products are computed in: half as much to move, and to keep."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 class Residual(nn.Module):
-    """x + dropout(f(x)), with the norm before f or after the sum."""
+    """x + dropout(f(x)), with the norm before f or after the sum.
+
+    Where it is compiled, sum and norm are one kernel that computes in float32 and writes the type
+    of the products. As it stands, PyTorch would have to convert back and forth between the two.
+    """
 
     def __init__(self, dim: int, norm: Norm, dropout: float) -> None:
         super().__init__()
@@ -46,5 +57,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Hidden, part: Callable[[Tensor], Tensor]) -> Hidden:
         if self.placement == "pre":
-            return x + self.dropout(part(self.norm(x)))
-        return self.norm(x + self.dropout(part(x)))
+            x = x + self.dropout(part(self.norm(x)))
+        else:
+            x = self.norm(x + self.dropout(part(x)))
+        return narrowed(x) if torch.compiler.is_compiling() else x

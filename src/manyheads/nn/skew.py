@@ -48,3 +48,13 @@ def stretch(met: Met, lowest: int, first: int, last: int) -> Stretched:
     left = inside[..., :1].expand(*inside.shape[:-1], before)
     right = inside[..., -1:].expand(*inside.shape[:-1], after)
     return torch.cat([left, inside, right], dim=-1)
+
+
+def shrink(met: Met, lowest: int, first: int, last: int) -> Stretched:
+    """The other way: columns `first` … `last`, whose ends have the sums of what lies beyond."""
+    highest = lowest + met.shape[-1] - 1
+    met = F.pad(met, (max(0, lowest - first), max(0, last - highest)))
+    lowest = min(lowest, first)
+    left = met[..., : first - lowest + 1].sum(-1, keepdim=True)
+    right = met[..., last - lowest :].sum(-1, keepdim=True)
+    return torch.cat([left, met[..., first - lowest + 1 : last - lowest], right], dim=-1)

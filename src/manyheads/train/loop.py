@@ -16,10 +16,11 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
+import torch._functorch.config as partition
 from torch import nn
 
 from manyheads.errors import BadData, Mistake
-from manyheads.nn.block import Block
+from manyheads.nn.block import Stack
 from manyheads.nn.experts import ExpertFeedForward, Routing, take_routing
 from manyheads.train import checkpoint, parallel
 from manyheads.train.ahead import Ahead
@@ -34,6 +35,7 @@ from manyheads.train.steps import Step, Window
 
 B = TypeVar("B")
 MUCH = 3e15  # multiply-adds, twice over, that take a GPU longer than to compile a block
+KEPT = 0.9  # of the activations: a feed-forward's inner ones are made again by one kernel
 RANKS_APART = 0x9E3779B97F4A7C15  # no step of any run is so far from another
 
 
@@ -171,6 +173,8 @@ class Trainer:
             self.objective = parallel.spread(
                 self.objective, train.parallel, self.device, unreached=unreached
             )
+            if not self.sharded:
+                self._try_out()
         alone = self.device.type == "cuda" and not world.several
         self.recorder = Recorder(self._whole_pass) if alone and recordable(model) else None
         self.ahead = Ahead(task, train.steps - 1) if alone else None
@@ -234,10 +238,11 @@ class Trainer:
         return progress
 
     def compile_blocks(self) -> None:
-        """Block by block: one is compiled in seconds, and serves for all that are like it."""
+        """Of every stack; activations that are cheap to compute again are not kept meanwhile."""
+        partition.activation_memory_budget = KEPT
         for part in self.model.modules():
-            if isinstance(part, Block):
-                part.compile()
+            if isinstance(part, Stack):
+                part.compile_blocks()
 
     def _compiles(self) -> bool:
         """Whether blocks are compiled: where that is wanted, or a GPU has so much to do."""
@@ -305,16 +310,30 @@ class Trainer:
 
     def _unreached(self) -> bool:
         """Whether there are weights that no loss reaches, e.g. of a pooler for fine-tuning."""
-        before = [buffer.clone() for buffer in self.redrawn]
-        batch = self.parts.batches(0)[0]
-        with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
-            losses, _ = self.objective.train()(batch)
-        total = torch.stack([loss.objective for loss in losses.values()]).sum()
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        found = torch.autograd.grad(total, weights, allow_unused=True)
+        with self._tried_out() as total:
+            found = torch.autograd.grad(total, weights, allow_unused=True)
+        return any(gradient is None for gradient in found)
+
+    def _try_out(self) -> None:
+        """A pass of which nothing stays, before the first that counts.
+
+        After one, DDP puts gradients in the order in which they came, for good. In another order
+        they are summed otherwise, so that a run that was stopped would round otherwise for a step.
+        """
+        with self._tried_out() as total:
+            total.backward()
+        self.model.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def _tried_out(self) -> Iterator[torch.Tensor]:
+        """The loss of a batch; what the pass has drawn anew in the model is put back."""
+        before = [buffer.clone() for buffer in self.redrawn]
+        with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
+            losses, _ = self.objective.train()(self.parts.batches(0)[0])
+        yield torch.stack([loss.objective for loss in losses.values()]).sum()
         for buffer, old in zip(self.redrawn, before, strict=True):
             buffer.copy_(old)
-        return any(gradient is None for gradient in found)
 
     @contextmanager
     def _pass(self, *, last: bool) -> Iterator[None]:
