@@ -12,6 +12,7 @@ import pytest
 from manyheads.config import dump, override_all, parse
 from manyheads.data.augmentation import Augment
 from manyheads.data.images import ImageData, Pictures, read_picture
+from manyheads.data.pictures import pictures_in
 from manyheads.errors import BadData, Mistake
 
 Array = np.ndarray[Any, Any]
@@ -153,6 +154,54 @@ def test_folders_of_classes(valid: str, tmp_path: Path) -> None:
             wanted = noise(6, 6, 3, seed=sum(str(path).encode()))
             assert (pixels == wanted.transpose(2, 0, 1)).all()
     assert any("1 files other than" in note for note in data.read("train").notes)
+
+
+def test_pictures_outside_the_classes_are_said(tmp_path: Path) -> None:
+    """Beside the classes, beside the splits, and in folders inside a class."""
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            for number in range(3):
+                save(tmp_path / split / name / f"{number}.png")
+    data, alone = in_folder(tmp_path), in_folder(tmp_path / "train")
+    assert not any(
+        "left out" in note for note in (*data.read("train").notes, *alone.read("train").notes)
+    )
+    save(tmp_path / "train" / "loose.png")
+    save(tmp_path / "train" / "cat" / "more" / "deep.jpg")
+    save(tmp_path / "train" / ".hidden.png")
+    [said] = [note for note in alone.read("valid").notes if "left out" in note]
+    assert said.startswith("2 pictures left out")
+    assert said.endswith("(cat/more/deep.jpg, loose.png)")
+    save(tmp_path / "beside.png")
+    for split, count in (("train", 3), ("test", 1)):
+        [said] = [note for note in data.read(split).notes if "left out" in note]
+        assert said.startswith(f"{count} pictures left out")
+        assert "beside.png" in said
+
+
+def test_a_split_without_a_class_says_which(tmp_path: Path) -> None:
+    for split, names in (("train", "abc"), ("val", "ac")):
+        for name in names:
+            for number in range(2):
+                save(tmp_path / split / name / f"{number}.png")
+    data = in_folder(tmp_path)
+    assert "6 pictures of 3 classes, 6×6" in data.read("train").notes[0]
+    assert "4 pictures of 2 of 3 classes, none of (b), 6×6" in data.read("valid").notes[0]
+
+
+def test_the_pictures_of_a_folder(tmp_path: Path) -> None:
+    wanted = [save(tmp_path / name) for name in ("a/1.png", "a/b/2.JPG", "c.jpeg")]
+    for name in (".git/x.png", ".d.png", "notes.png.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert pictures_in(tmp_path) == wanted
+    assert pictures_in(wanted[0]) == [wanted[0]]
+    nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
+    empty.mkdir()
+    for path, said in ((nowhere, "no file"), (empty, "is a folder, and no picture")):
+        assert pictures_in(path) == [path]
+        with pytest.raises(Mistake, match=said):
+            read_picture(path, 4, 1)
 
 
 def test_classes_without_splits_are_divided_in_three(tmp_path: Path) -> None:

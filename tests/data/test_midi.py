@@ -227,11 +227,15 @@ def test_files_without_music_are_refused_with_their_name(tmp_path: Path) -> None
     path = tmp_path / "one.mid"
     whole = midi_bytes(TEMPO_LATER, path=path)
     assert "empty" in refusal(b"")
-    assert "not a whole MIDI file" in refusal(b"RIFF and no MIDI")
-    for cut in (3, 10, 20, len(whole) - 8):
+    for other in (b"RIFF and no MIDI", b"Dear diary", b"MT"[::-1]):
+        assert "not a MIDI file" in refusal(other)
+    for cut in (1, 3, 10, 20, len(whole) - 8):
         assert "not a whole MIDI file" in refusal(whole[:cut])
     assert "no note in any track" in refusal(midi_bytes([], path=path))
     assert "no note in any track" in refusal(midi_bytes([], path=path), ChoraleGrid())
+    drums = [Message("note_on", note=35, velocity=40, channel=9, time=0)]
+    for encoding in (PerformanceEvents(), ChoraleGrid()):
+        assert "no note but drums" in refusal(midi_bytes(drums, path=path), encoding)
     assert "1 tracks with notes" in refusal(whole, ChoraleGrid())
     assert "format 0 or 1" in refusal(midi_bytes(TEMPO_LATER, path=path, kind=2))
     with pytest.raises(Mistake, match="cannot read"):

@@ -19,6 +19,7 @@ from manyheads.errors import Mistake
 from manyheads.vocabularies import Words
 
 CHORALE = ChoraleGrid()
+SOUND = [[72, 67, 60, 48]]
 
 
 def names(data: MusicData, split: str) -> list[str]:
@@ -126,9 +127,15 @@ def test_mistakes_are_one_line_with_the_file(tmp_path: Path) -> None:
         ("[1]", "no split 'train'"),
         (json.dumps({"valid": [[[1, 2, 3, 4]]]}), "no split 'train'"),
         (json.dumps({"train": []}), "no split 'train'"),
-        (json.dumps({"train": [[]]}), "train, piece 1: no note"),
-        (json.dumps({"train": [[[1, 2, 3, 4], [1, 2, 3]]]}), "sixteenth 2: not four voices"),
-        (json.dumps({"train": [[[1, 2, 3, 128]]]}), "sixteenth 1: a pitch is none of"),
+        (json.dumps({"train": [[]]}), "train, piece 1: no note in this piece; take it out"),
+        (json.dumps({"train": [SOUND, [[-1] * 4] * 3]}), "piece 2: no note in this piece"),
+        (json.dumps({"train": [{"notes": SOUND}]}), "piece 1: no list of sixteenths"),
+        (json.dumps({"train": [[*SOUND, [1, 2, 3]]]}), "sixteenth 2: 3 pitches, and a chorale"),
+        (json.dumps({"train": [[60, 62]]}), "sixteenth 1: no list, and a chorale"),
+        (json.dumps({"train": [[[1, 2, 3, 128]]]}), "sixteenth 1: 128 is no pitch"),
+        (json.dumps({"train": [[[1, 2, 3, 58.0]]]}), "58.0 is no pitch, which is a whole number"),
+        (json.dumps({"train": [[[1, 2, True, 4]]]}), "true is no pitch"),
+        (json.dumps({"train": [[[1, 2, 3, None]]]}), "null is no pitch"),
     ],
 )
 def test_chorales_that_are_none_are_refused(content: str, said: str, tmp_path: Path) -> None:

@@ -151,6 +151,36 @@ def test_a_resized_model_keeps_all_but_its_positions() -> None:
     assert waves(images(size=20)).shape == (3, 3)
 
 
+def test_an_edge_is_seen_or_refused() -> None:
+    """A model from elsewhere may leave one out, as `transformers` does; nobody may choose to."""
+    config = VitConfig(**{**TINY, "image_size": 14}, head=LABELS)
+    assert (config.side, config.unseen) == (3, 2)
+    model, given = config.build().eval(), images(size=14)
+    other = given.clone()
+    other[..., 12:, :], other[..., 12:] = 1.0, 0.0
+    assert torch.equal(model(given), model(other))
+    said = "no multiple of model.patch_size=4, and the last 2 .*: choose 12 or 16"
+    with pytest.raises(Mistake, match=said):
+        config.check_whole()
+    whole = VitConfig(**TINY, head=LABELS)
+    whole.check_whole()
+    with pytest.raises(Mistake, match=said):
+        resized(whole.build(), 14)
+    assert resized(model, 16)(images(size=16)).shape == (3, 3)
+
+
+def test_a_model_from_elsewhere_keeps_its_unseen_edge() -> None:
+    transformers = pytest.importorskip("transformers")
+    from manyheads.exchange.huggingface import from_huggingface
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ViTConfig(**sizes, image_size=14, patch_size=4, num_channels=2)
+    theirs = transformers.ViTForImageClassification(config).eval()
+    given = images(size=14)
+    with torch.no_grad():
+        torch.testing.assert_close(from_huggingface(theirs)(given), theirs(given).logits)
+
+
 def test_equal_places_stay_equal_and_the_class_token_stays() -> None:
     table = torch.cat([torch.full((1, 5), 7.0), torch.full((9, 5), 2.0)])
     larger = resize_places(table, 3, 5)

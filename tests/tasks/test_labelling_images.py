@@ -13,6 +13,7 @@ from tests.tasks.small_texts import CPU, QUARTERS, SIZES, STEPS, recipe_trainer,
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
 
+from manyheads.commands.images import classify_pictures
 from manyheads.compare import table_of
 from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import Mistake
@@ -226,6 +227,30 @@ def test_pictures_are_labelled_by_the_command(trained: Path, tmp_path: Path) -> 
     assert printed.startswith(f"{QUARTERS[3]}\t")
     assert printed.count("\n") == said.count("\n") == 1
     assert "empty.png" in said
+    # Of a folder all are labelled; one without pictures is said to be one.
+    (tmp_path / "empty.png").unlink()
+    lines = result("classify", trained, tmp_path).splitlines()
+    assert [line.split("\t")[2] for line in lines] == sorted(map(str, files))
+    (tmp_path / "none").mkdir()
+    code, printed, said = call("classify", trained, tmp_path / "none", files[3])
+    assert code == 2
+    assert printed.startswith(f"{QUARTERS[3]}\t")
+    assert f"{tmp_path / 'none'} is a folder, and no picture" in said
+
+
+def test_an_edge_that_is_not_seen_is_said(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model from elsewhere may have such a size."""
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(np.zeros((10, 10), dtype=np.uint8)).save(tmp_path / "x.png")
+    opened = open_run(trained)
+    assert isinstance(opened.model, Vit)
+    config = replace(opened.model.config, image_size=10)
+    edged = replace(opened, model=config.build(), run=replace(opened.run, model=config))
+    for one, said in ((opened, ""), (edged, "the model does not see the last 2 rows and columns")):
+        classify_pictures(one, [tmp_path / "x.png"], scores=False, as_json=False)
+        assert capsys.readouterr().err.startswith(said)
 
 
 def test_graphs_label_and_score_as_the_run_does(
@@ -281,6 +306,7 @@ def test_a_run_of_pictures_is_scored_and_drawn(trained: Path, folder: Path, tmp_
     [
         (("model.image_size=12",), "set model.image_size=8 model.channels=1 or data.size=12"),
         (("model.channels=3",), "data.size=8 data.channels=3"),
+        (("model.image_size=10", "data.size=10"), "choose 8 or 12, as data.size too"),
         (("model.head=none",), "needs model.head=classify"),
         (("model.head.labels=a,b,c",), "not the classes of the pictures"),
         (("tokens=words",), "leave out tokens"),

@@ -19,7 +19,7 @@ from tests.train.small_runs import assert_same_bits, records
 from tests.view.test_figures import png
 
 import manyheads.opened
-from manyheads.data.events import ChoraleGrid, PerformanceEvents, events_of
+from manyheads.data.events import VOICES, ChoraleGrid, PerformanceEvents, events_of
 from manyheads.data.language import EncodedText
 from manyheads.data.midi import read_midi, write_midi
 from manyheads.data.music import MusicData
@@ -221,6 +221,54 @@ def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path
     width, height, colours = png(roll)
     assert min(width, height) > 300
     assert colours > 10
+
+
+def test_the_prime_is_not_written_over(trained: dict[str, Path], tmp_path: Path) -> None:
+    prime, other = tmp_path / "prime.mid", tmp_path / "other.mid"
+    write_midi([scale_up(2)], prime)
+    other.symlink_to(prime)
+    before = prime.read_bytes()
+    for out in (prime, other):
+        code, printed, said = call("generate", trained["midi"], "--out", out, "--prime", prime)
+        assert (code, printed) == (2, "")
+        assert said == f"manyheads: --out {out} is the prime itself: choose another name\n"
+    assert prime.read_bytes() == before
+
+
+def test_the_voices_of_a_chorale_are_named(trained: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    roll = tmp_path / "roll.svg"
+    result("generate", trained["jsb"], "--out", tmp_path / "a.mid", "--picture", roll)
+    assert all(f"<!-- {voice} -->" in roll.read_text("utf-8") for voice in VOICES)
+
+
+def test_data_that_have_moved_are_found_where_they_are_named(
+    folders: dict[str, Path], trained: dict[str, Path], tmp_path: Path
+) -> None:
+    """As the message says that a run whose data are gone gives."""
+    words = ("--out", tmp_path / "a.mid", "--max-new-tokens", 60, "--temperature", 2)
+    code, printed, said = call("generate", trained["midi"], "data.folder=none", *words)
+    assert code == 0
+    assert "no numbers of the data: data.folder=none is not a folder" in said
+    assert "valid" not in printed
+    here = f"data.folder={folders['midi']}"
+    code, printed, said = call("generate", trained["midi"], here, *words)
+    assert code == 0
+    assert "no numbers" not in said
+    assert "valid" in printed
+    for setting in ("Once upon a time", "data.transpose=3", "model.dim=3"):
+        code, _, said = call("generate", trained["midi"], setting, *words)
+        assert code == 2
+        assert f"'{setting}' has no say here" in said
+        assert said.count("\n") == 1
+
+
+def test_too_little_music_asks_for_music(folders: dict[str, Path], tmp_path: Path) -> None:
+    """One stretch is enough, a token less is not."""
+    whole = trainer("jsb", folders, tmp_path / "1", "model.max_length=208")
+    assert len(whole.task.data.flat) - 1 == 208  # type: ignore[attr-defined]
+    with pytest.raises(Mistake, match=r"208 tokens are too few .*: give more or longer pieces"):
+        trainer("jsb", folders, tmp_path / "2", "model.max_length=209")
 
 
 def test_a_long_prime_leaves_room(trained: dict[str, Path]) -> None:

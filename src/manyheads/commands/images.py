@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 
 def classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_json: bool) -> None:
-    """One line a file; one that cannot be read is said, and the others are answered."""
+    """One line a file; one that cannot be read is said, and the others are answered.
+
+    Of a folder all pictures are labelled, also those in folders inside it, in order of their names.
+    """
     from manyheads.data.images import read_picture
+    from manyheads.data.pictures import pictures_in
     from manyheads.tasks.images import class_chances
 
     model = opened.labeller()
@@ -25,8 +29,10 @@ def classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_jso
         )
     if not model.config.pixel_mean:
         say("the model does not say what its pixels are normalised by: −1 to 1 is supposed")
+    if model.config.unseen:
+        say(f"the model does not see the last {model.config.unseen} rows and columns of a picture")
     failed = 0
-    for file in files:
+    for file in [one for path in files for one in pictures_in(path)]:
         try:
             pixels = read_picture(file, model.config.image_size, model.config.channels)
         except Mistake as mistake:  # the others are answered all the same

@@ -1,6 +1,6 @@
 """What `generate` does with a run of music: a MIDI file, its numbers, and a piano roll."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from manyheads.opened import OpenRun
     from manyheads.run import Run
 
+PLACES = ("data.folder", "data.file")
 CLASSES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
 
 
@@ -41,6 +42,8 @@ class MusicFiles:
             return
         if self.out is None:
             raise Mistake(f"{opened.folder} writes music: say where to, --out music.mid")
+        if self.prime is not None and self.out.resolve() == self.prime.resolve():
+            raise Mistake(f"--out {self.out} is the prime itself: choose another name")
         if texts:
             raise Mistake("--prompt and --stop are for texts: leave them out, or give a --prime")
         for name, path, ends in (("out", self.out, SUFFIXES), ("picture", self.picture, PICTURES)):
@@ -48,6 +51,22 @@ class MusicFiles:
                 raise Mistake(f"--{name} {path} must end in one of {', '.join(ends)}")
             if path is not None and (path.is_dir() or not path.parent.is_dir()):
                 raise Mistake(f"--{name} {path} must be a file in a folder that is there")
+
+
+def moved(opened: "OpenRun", settings: list[str]) -> "OpenRun":
+    """The run with its music where it is now; nothing else of it changes."""
+    from manyheads.config import override_all
+    from manyheads.data.music import MusicData
+
+    for setting in settings:
+        if setting.partition("=")[0] not in PLACES:
+            raise Mistake(
+                f"'{setting}' has no say here: a text to continue is --prompt, and where the "
+                f"data of a model of music are is {'=... or '.join(PLACES)}=..."
+            )
+        if not isinstance(opened.run.data, MusicData):
+            raise Mistake(f"{setting} is for music, and {opened.folder} writes none: leave it out")
+    return replace(opened, run=override_all(opened.run, settings)) if settings else opened
 
 
 def decoding(run: "Run", limit: int | None) -> dict[str, Any]:
@@ -119,13 +138,16 @@ def _show(music: "Statistics", data: "Statistics | None") -> None:
 
 
 def _draw(parts: "list[Performance]", step: int, from_step: int, title: str, picture: Path) -> None:
+    from manyheads.data.events import VOICES
     from manyheads.data.midi import VELOCITIES
     from manyheads.view.figures import piano_roll
 
-    notes = [
-        (note.start * step / 1000, note.end * step / 1000, note.pitch, note.velocity / VELOCITIES)
+    second = 1000 / step
+    drawn = [
+        [(n.start / second, n.end / second, n.pitch, n.velocity / VELOCITIES) for n in part]
         for part in parts
-        for note in part
     ]
-    piano_roll(notes, title, picture, begun=from_step * step / 1000)
+    names = VOICES if len(parts) == len(VOICES) else [""]
+    by_name = dict(zip(names, drawn, strict=True))
+    piano_roll(by_name, title, picture, begun=from_step / second)
     say(f"picture: {picture}")

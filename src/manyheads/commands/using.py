@@ -104,6 +104,10 @@ Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token ea
 Top = Annotated[
     int, typer.Option("--top", help="How many words to list for each mask; 1 fills them in")
 ]
+Moved = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[a.b=c]...", help="Of music: data.folder, if it has moved"),
+]
 Draft = Annotated[Path | None, typer.Option(help="A smaller run, to propose what may be taken")]
 
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line")]
@@ -111,6 +115,7 @@ JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a
 
 def generate(
     run: RunFolder,
+    settings: Moved = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="What to continue; else lines of stdin")
     ] = None,
@@ -149,7 +154,7 @@ def generate(
 
     A run of music writes a MIDI file, anew unless there is a --prime.
     """
-    from manyheads.commands.music import MusicFiles, write_music
+    from manyheads.commands.music import MusicFiles, moved, write_music
     from manyheads.data.music import MusicData
     from manyheads.decode.sample import Sample
 
@@ -162,7 +167,7 @@ def generate(
     check_at_least("--max-new-tokens", max_new_tokens, max(1, min_new_tokens or 1))
     if stop and "" in stop:
         raise Mistake("--stop is empty: give the text to end before, or leave it out")
-    opened = _open(run, device, threads, say, int8=int8)
+    opened = moved(_open(run, device, threads, say, int8=int8), settings or [])
     files = MusicFiles(out=out, prime=prime, picture=picture)
     files.check(opened, texts=prompt is not None or bool(stop))
     how = _decoding(opened.run, beam, min_new_tokens, max_new_tokens)
@@ -329,7 +334,7 @@ def fill(
 def classify(
     run: RunFolder,
     pictures: Annotated[
-        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Of a model of images")
+        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Files or folders")
     ] = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="Also the probability of every label")
@@ -353,7 +358,7 @@ def classify(
 
     A model of images labels files, one line each: label, probability
     (or all with --scores) and file. One that cannot be read is said and
-    left out.
+    left out. Of a folder all pictures are labelled.
     """
     from manyheads.commands.images import classify_pictures
     from manyheads.data.labelled import LabelledData

@@ -18,6 +18,7 @@ from manyheads.data.midi import (
     Note,
     Pedal,
     Performance,
+    has_drums,
     performance_in,
     settled,
     voices_in,
@@ -160,7 +161,7 @@ class PerformanceEvents:
         """The events of a MIDI file; with a tempo of 2 they pass twice as fast."""
         notes = performance_in(content, name, self.pedal)
         if not notes:
-            raise no_notes(name)
+            raise _no_notes(content, name)
         _check_end(name, max(note.end for note in notes) * self.step)
         if tempo != 1:
             notes = [
@@ -204,7 +205,7 @@ class ChoraleGrid:
         voices = voices_in(content, name)
         sounding = [voice for voice in voices if voice]
         if not sounding:
-            raise no_notes(name)
+            raise _no_notes(content, name)
         if len(voices) != len(VOICES):  # other tracks say what they like and are no voices
             voices = sounding
         if len(voices) != len(VOICES):
@@ -238,7 +239,11 @@ def _check_end(name: str, milliseconds: int) -> None:
         )
 
 
-def no_notes(name: str) -> BadData:
+def _no_notes(content: bytes, name: str) -> BadData:
+    if has_drums(content, name):
+        return BadData(
+            f"{name}: no note but drums (channel 10), which are left out; take the file away"
+        )
     return BadData(f"{name}: no note in any track; take the file away")
 
 

@@ -98,7 +98,7 @@ class ImageData:
             raise Mistake(f"{self.folder} has no test split: add its files, or use --split valid")
         pixels = self._pixels(part, rows, train)
         _, channels, height, width = pixels.shape
-        counted = f"{len(part.labels):,} pictures of {len(train.classes)} classes"
+        counted = f"{len(part.labels):,} pictures of {_counted(part, train.classes)}"
         found = f"{part.name}: {counted}, {height}×{width}, {CHANNELS[channels]}"
         return Pictures(pixels, part.labels[rows], train.classes, (found, *part.notes, *notes))
 
@@ -201,6 +201,15 @@ def _balanced(labels: list[int], rows: list[int], count: int) -> list[int]:
         turns.append((taken[labels[row]], labels[row], row))
         taken[labels[row]] += 1
     return sorted(row for _, _, row in sorted(turns)[:count])
+
+
+def _counted(part: Part, classes: list[str]) -> str:
+    """How many classes these are, and which of them have no picture here."""
+    there = {*np.unique(part.labels).tolist()}
+    without = [name for number, name in enumerate(classes) if number not in there]
+    if not without:
+        return f"{len(classes)} classes"
+    return f"{len(there)} of {len(classes)} classes, none of {listed(without)}"
 
 
 def _check_known(part: Part, train: Part) -> None:

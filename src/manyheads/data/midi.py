@@ -20,6 +20,7 @@ Clock = Callable[[int], int]  # from ticks of a file to steps
 PITCHES = 128
 VELOCITIES = 32
 SUFFIXES = (".mid", ".midi")
+BEGINS = b"MThd"  # every MIDI file
 
 # A tick of what is written is a millisecond: 500 to a quarter note of half a second.
 TICKS, TEMPO = 500, 500_000
@@ -93,6 +94,12 @@ def voices_in(content: bytes, name: str) -> list[Performance]:
     return [settled(part) for _, part in sorted(parts.items())]
 
 
+def has_drums(content: bytes, name: str) -> bool:
+    """Whether something is struck on the channel that is left out."""
+    messages = (message for _, _, message in _messages(_opened(content, name)))
+    return any(one.type == "note_on" and one.velocity and one.channel == DRUMS for one in messages)
+
+
 def write_midi(parts: Sequence[Performance], path: Path, step: int = STEP) -> None:
     """A file that any player opens: a piano track for each part, a step so many milliseconds.
 
@@ -139,6 +146,11 @@ def _opened(content: bytes, name: str) -> Any:
     mido = _mido()
     if not content:
         raise BadData(f"{name}: the file is empty; copy it again, or take it away")
+    if content[: len(BEGINS)] != BEGINS[: len(content)]:
+        raise BadData(
+            f"{name}: not a MIDI file, whatever its name (it does not begin with "
+            f"{BEGINS.decode()}); take it away"
+        )
     try:
         file = mido.MidiFile(file=BytesIO(content))
     except Exception as error:  # the library raises nothing narrower

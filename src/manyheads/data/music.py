@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 
 from manyheads.config import nearest
 from manyheads.data.corpus import STEMS, hold_out, is_here, read_lines
-from manyheads.data.events import ChoraleGrid, Encoding, PerformanceEvents, grid_of, no_notes
+from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, grid_of
 from manyheads.data.language import Document, Texts
 from manyheads.data.midi import PITCHES, SUFFIXES, read_bytes
 from manyheads.errors import BadData, Mistake, check_above_zero
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 SILENCE = -1  # in files of chorales
+SEPARATE = "give chorales with separate voices, such as Jsb16thSeparated.json"
 LINE = 64  # words
 
 
@@ -167,21 +168,30 @@ class MusicData:
             )
         for number, piece in enumerate(pieces, start=1):
             name = f"{path}, {split}, piece {number}"
-            yield name, grid_of(_frames(piece, name))
+            words = grid_of(_frames(piece, name))
+            if all(word == REST for word in words):
+                raise BadData(f"{name}: no note in this piece; take it out of the file")
+            yield name, words
 
 
 def _frames(piece: Any, name: str) -> Iterator[list[int | None]]:
     """The sixteenths of a chorale, None for silence."""
-    if not isinstance(piece, list) or not piece:
-        raise no_notes(name)
+    if not isinstance(piece, list):
+        raise BadData(f"{name}: no list of sixteenths; {SEPARATE}")
     for number, frame in enumerate(piece, start=1):
+        where = f"{name}, sixteenth {number}"
         if not isinstance(frame, list) or len(frame) != ChoraleGrid.unit:
+            found = f"{len(frame)} pitches" if isinstance(frame, list) else "no list"
             raise BadData(
-                f"{name}, sixteenth {number}: not four voices; give chorales with separate voices, "
-                "such as Jsb16thSeparated.json"
+                f"{where}: {found}, and a chorale has four voices, −1 for one that is silent; "
+                f"{SEPARATE}"
             )
-        if not all(isinstance(pitch, int) and SILENCE <= pitch < PITCHES for pitch in frame):
-            raise BadData(f"{name}, sixteenth {number}: a pitch is none of −1 to 127; mend it")
+        wrong = [one for one in frame if type(one) is not int or not SILENCE <= one < PITCHES]
+        if wrong:
+            raise BadData(
+                f"{where}: {json.dumps(wrong[0])[:20]} is no pitch, which is a whole number from "
+                f"−1 (silence) to {PITCHES - 1}; mend it, or {SEPARATE}"
+            )
         yield [None if pitch == SILENCE else pitch for pitch in frame]
 
 

@@ -106,8 +106,8 @@ def _class_folders(folder: Path) -> Form:
                 "the folder away"
             )
     if not found:
-        return Form({"train": partial(_pictures_of, folder, classes)}, ("test", "valid"))
-    own = {split: partial(_pictures_of, path, classes) for split, path in found.items()}
+        return Form({"train": partial(_pictures_of, folder, classes, folder)}, ("test", "valid"))
+    own = {split: partial(_pictures_of, path, classes, folder) for split, path in found.items()}
     return Form({**own}, _missing(own))
 
 
@@ -115,30 +115,54 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] not in "._")
 
 
-def _pictures_of(folder: Path, classes: list[str]) -> Part:
+def _is_picture(path: Path) -> bool:
+    shown = path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    return shown and not path.is_dir()
+
+
+def _pictures_of(folder: Path, classes: list[str], whole: Path) -> Part:
+    """The pictures of a split, which may be the whole of data.folder."""
     files: list[Path] = []
     labels: list[int] = []
     others = 0
     for path in _folders(folder):
         inside = sorted(file for file in path.iterdir() if not file.name.startswith("."))
-        pictures = [file for file in inside if file.suffix.lower() in SUFFIXES]
+        pictures = [file for file in inside if _is_picture(file)]
         if not pictures:
             raise BadData(
                 f"{path}: no picture ({', '.join(SUFFIXES)}) in this folder of a class: put some "
                 "there, or take the folder away"
             )
-        others += len(inside) - len(pictures)
+        others += sum(not file.is_dir() for file in inside) - len(pictures)
         files += pictures
         labels += [classes.index(path.name)] * len(pictures)
     if not files:
         raise BadData(f"{folder}: no folders of classes in it: give {FORMS}")
-    notes = (f"{others:,} files other than {', '.join(SUFFIXES)} left out",) if others else ()
+    notes = [f"{others:,} files other than {', '.join(SUFFIXES)} left out"] if others else []
+    loose = [file for file in whole.iterdir() if _is_picture(file)]
+    loose = sorted({*loose, *pictures_in(folder)} - {*files})
+    if loose:
+        names = listed([str(file.relative_to(whole)) for file in loose], 3)
+        notes.append(f"{len(loose):,} pictures left out: not right in a folder of a class {names}")
 
     def chunks(rows: Sequence[int]) -> Iterator[tuple[str, Pixels]]:
         for row in rows:
             yield str(files[row]), open_picture(files[row])
 
-    return Part(str(folder), np.array(labels, dtype=np.int64), classes, chunks, notes)
+    return Part(str(folder), np.array(labels, dtype=np.int64), classes, chunks, tuple(notes))
+
+
+def pictures_in(path: Path) -> list[Path]:
+    """The picture files of a folder and of folders inside it, in order, none of them hidden.
+
+    A path that has none, or is no folder, stands for itself: `open_picture` says what it is.
+    """
+    found = []
+    for file in path.rglob("*") if path.is_dir() else ():
+        folders = file.relative_to(path).parent.parts
+        if _is_picture(file) and not any(name.startswith(".") for name in folders):
+            found.append(file)
+    return sorted(found) or [path]
 
 
 def open_picture(path: Path) -> Pixels:
@@ -147,6 +171,11 @@ def open_picture(path: Path) -> Pixels:
         from PIL import Image, ImageOps
     except ImportError:
         raise Mistake("picture files need Pillow: pip install 'manyheads[images]'") from None
+    if path.is_dir():
+        raise Mistake(
+            f"{path} is a folder, and no picture: name files ({', '.join(SUFFIXES)}), or a folder "
+            "that holds some"
+        )
     if not path.is_file():
         raise Mistake(f"no file {path}: check the path")
     if not path.stat().st_size:

@@ -29,7 +29,9 @@ class VitConfig(Architecture):
     `first` says what stands before them: a class token, whose state is that of the image, or
     nothing; then the mean of the patches is. Images that are given as pixels from 0 to 1 are
     brought to mean 0 and deviation 1 by `pixel_mean` and `pixel_deviation`, one number a channel,
-    before the model sees them; a run takes them from its training data.
+    before the model sees them; a run takes them from its training data, or has them from the model
+    that it begins with. Models from elsewhere may have a size that is no multiple of the patches:
+    what is right of and below the last whole one is not seen.
     """
 
     position: PositionConfig | Sinusoidal2d = field(default_factory=Learned)  # type: ignore[assignment]
@@ -67,6 +69,21 @@ class VitConfig(Architecture):
             check_at_least("model.pixel_mean", number, 0)
         for number in deviation:
             check_above_zero("model.pixel_deviation", number)
+
+    def check_whole(self) -> None:
+        """Refuse a size of one's own choice that leaves an edge unseen."""
+        if self.unseen:
+            fits = self.image_size - self.unseen
+            raise Mistake(
+                f"model.image_size={self.image_size} is no multiple of model.patch_size="
+                f"{self.patch_size}, and the last {self.unseen} rows and columns would not be "
+                f"seen: choose {fits} or {fits + self.patch_size}, as data.size too"
+            )
+
+    @property
+    def unseen(self) -> int:
+        """Rows, and columns, of an image that make no whole patch."""
+        return self.image_size % self.patch_size
 
     @property
     def side(self) -> int:
@@ -144,7 +161,9 @@ class Vit(Crowned):
 
 def resized(model: Vit, image_size: int) -> Vit:
     """The same model for images of another size, its learned positions interpolated."""
-    other = replace(model.config, image_size=image_size).build()
+    config = replace(model.config, image_size=image_size)
+    config.check_whole()
+    other = config.build()
     like = next(model.parameters())
     other.to(like.device, like.dtype)
     other.load_state_dict(resized_weights(dict(model.state_dict()), model.config, other.config))

@@ -49,7 +49,11 @@ def check_size(model: VitConfig, part: Pictures) -> None:
 
 
 def fitted(model: VitConfig, part: Pictures) -> VitConfig:
-    """The settings of a model with what its training data decides: classes, mean and deviation."""
+    """The settings of a model with what its training data decides: classes, mean and deviation.
+
+    A model that has a mean and a deviation, as trained ones do, keeps them: its weights go by them.
+    """
+    model.check_whole()
     check_size(model, part)
     labels, head = tuple(part.classes), model.head
     if head is None:

@@ -14,7 +14,7 @@ from manyheads.data.events import transposed
 from manyheads.data.language import EncodedText
 from manyheads.data.masking import Causal
 from manyheads.data.music import Music, MusicData
-from manyheads.errors import Mistake
+from manyheads.errors import BadData, Mistake
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.gpt import Gpt
 from manyheads.tasks.language import LanguageBatch, LanguageTask, Passes, passes_nll
@@ -34,6 +34,16 @@ def check_words(music: Music, tokenizer: Tokenizer) -> None:
         raise Mistake(
             f"'{missing}' is no token of this model, and music has tokens=words: leave tokens out, "
             "or begin with a model of the same encoding"
+        )
+
+
+def check_enough(music: Music, length: int) -> None:
+    """Refuse music with less than one stretch to train on: every event and end but the first."""
+    tokens = music.words + len(music.documents) - 1
+    if tokens < length:
+        raise BadData(
+            f"{music.name}: {tokens} tokens are too few to train on stretches of {length}: give "
+            "more or longer pieces, or lower model.max_length"
         )
 
 
@@ -116,6 +126,7 @@ class MusicTask(LanguageTask):
         device: torch.device,
     ) -> None:
         check_words(music, tokenizer)
+        check_enough(music, max_length)
         shared: dict[str, Any] = {"max_length": max_length, "seed": seed, "device": device}
         super().__init__(music, valid, tokenizer, Causal(), train, **shared)
         self.seed, self.unit, self.furthest = seed, data.encoding.unit, data.transpose

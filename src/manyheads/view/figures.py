@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,6 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import Mistake
+
+MOST_VELOCITY = 127
+PART_COLOURS = ("#2b6cb0", "#2f9e44", "#8d5fd3", "#4a4a4a")
+SECONDS_BEFORE = 5.0
 
 
 def _pyplot() -> Any:
@@ -107,10 +112,22 @@ def growth(
             drawn = [axes.plot(*zip(*lines[name], strict=True), marker="o")[0] for name in lines]
             lengths = sorted({length for points in lines.values() for length, _ in points})
             axes.set_xticks(lengths, list(map(str, lengths)), rotation=45)
-            axes.yaxis.set_major_formatter("{x:g}")  # powers would be formulas
+            _mark_heights(axes.yaxis)
             axes.minorticks_off()
             axes.grid(alpha=0.3)
             _name_ends(axes, list(lines), drawn, gap=0.75 / tallest)
+
+
+def _mark_heights(axis: Any) -> None:
+    """Tens on a logarithmic axis; where fewer than two are in sight, 1, 2, 5; else even steps."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    for locator in (LogLocator(), LogLocator(subs=(1, 2, 5)), MaxNLocator(5)):
+        axis.set_major_locator(locator)
+        low, high = axis.get_view_interval()
+        if sum(low <= mark <= high for mark in axis.get_majorticklocs()) > 1:
+            break
+    axis.set_major_formatter("{x:g}")  # powers would be formulas
 
 
 def _name_ends(axes: Any, names: Sequence[str], lines: Sequence[Any], gap: float) -> None:
@@ -229,12 +246,24 @@ def _levels(losses: Float[Tensor, "n n"]) -> tuple[list[float], Any]:
 def confusion(
     counts: Sequence[Sequence[int]], names: Sequence[str], title: str, path: Path
 ) -> None:
-    """How often the class of a row is taken for that of a column, as a share of the row."""
-    shares = [[count / max(1, sum(row)) for count in row] for row in counts]
+    """How often the class of a row is taken for that of a column, as a share of the row.
+
+    A class without pictures has no shares: its row is empty, and says so.
+    """
+    totals = [sum(row) for row in counts]
+    shares = [
+        [n / total if total else nan for n in row]
+        for row, total in zip(counts, totals, strict=True)
+    ]
+    right = sum(row[number] for number, row in enumerate(counts)) / max(1, sum(totals))
+    accuracy = f"accuracy {100 * right:.2f} % of {sum(totals):,} pictures"
     side = min(24.0, 2.4 + 0.42 * len(names))
     with _figure((side + 1.0, side), path) as (figure, axes):
-        image = axes.imshow(shares, cmap="viridis", vmin=0.0, vmax=1.0)
-        axes.set(xlabel="taken for", ylabel="class", title=title)
+        colours = _pyplot().get_cmap("viridis").with_extremes(bad="0.85")
+        image = axes.imshow(shares, cmap=colours, vmin=0.0, vmax=1.0)
+        axes.set(xlabel="taken for", ylabel="class", title=f"{title}\n{accuracy}")
+        for row in (number for number, total in enumerate(totals) if not total):
+            axes.text((len(names) - 1) / 2, row, "no picture", ha="center", va="center", fontsize=6)
         if side < 24:  # so many that each has room for its name
             axes.set_xticks(
                 range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor"
@@ -248,20 +277,47 @@ def confusion(
 
 
 def piano_roll(
-    notes: Sequence[tuple[float, float, int, float]], title: str, path: Path, begun: float = 0.0
+    parts: Mapping[str, Sequence[tuple[float, float, int, float]]],
+    title: str,
+    path: Path,
+    begun: float = 0.0,
 ) -> None:
-    """A bar for each note (start, end, pitch, how loud from 0 to 1); a line where `begun` ends."""
-    seconds = max(end for _, end, _, _ in notes)
-    with _figure((min(30.0, 4.0 + 0.3 * seconds), 4.2), path) as (_, axes):
-        colours = _pyplot().get_cmap("viridis")
-        for start, end, pitch, loud in notes:
-            axes.barh(pitch, end - start, left=start, height=0.9, color=colours(1 - loud))
+    """A bar for each note (start, end, pitch, how loud from 0 to 1); a line where `begun` ends.
+
+    Notes of a single part have the colour of their velocity, those of several that of their part.
+    What is begun is drawn from its last seconds on, as many as are new and five at least.
+    """
+    end = max(note[1] for part in parts.values() for note in part)
+    start = max(0.0, begun - max(SECONDS_BEFORE, end - begun))
+    shown = {name: [note for note in part if note[1] > start] for name, part in parts.items()}
+    pitches = [note[2] for part in shown.values() for note in part]
+    with _figure((min(30.0, 5.0 + 0.3 * (end - start)), 4.4), path) as (figure, axes):
+        _bars(figure, axes, shown)
         if begun:
-            axes.axvline(begun, color="#ff5c39", linewidth=1.2)
-        low, high = min(note[2] for note in notes), max(note[2] for note in notes)
+            axes.axvline(begun, color="#ff5c39", linewidth=1.2, label="the prime ends")
+        if begun or len(parts) > 1:
+            figure.legend(loc="outside lower center", ncols=len(parts) + 1, frameon=False)
+        low, high = min(pitches), max(pitches)
         cs = range(low - low % 12, high + 12, 12)
         axes.set_yticks(cs, [f"C{pitch // 12 - 1}" for pitch in cs])
-        axes.set(xlabel="seconds", ylabel="pitch", title=title)
-        axes.set(xlim=(0, 1.01 * seconds), ylim=(low - 2, high + 2))
+        across = f"seconds (from {start:.0f} on)" if start else "seconds"
+        axes.set(xlabel=across, ylabel="pitch", title=title)
+        axes.set(xlim=(start, end + 0.01 * (end - start)), ylim=(low - 2, high + 2))
         axes.set_axisbelow(True)
         axes.grid(alpha=0.3)
+
+
+def _bars(
+    figure: Any, axes: Any, parts: Mapping[str, Sequence[tuple[float, float, int, float]]]
+) -> None:
+    """The notes of a piano roll, and what their colours are."""
+    loudness = _pyplot().cm.ScalarMappable(_pyplot().Normalize(0, MOST_VELOCITY), "viridis_r")
+    for number, (name, notes) in enumerate(parts.items()):
+        colour = PART_COLOURS[number % len(PART_COLOURS)]
+        for start, end, pitch, loud in notes:
+            own = loudness.to_rgba(loud * MOST_VELOCITY) if len(parts) == 1 else colour
+            axes.barh(pitch, end - start, left=start, height=0.9, color=own)
+        if len(parts) > 1:
+            axes.plot([], [], color=colour, linewidth=6, label=name)
+    if len(parts) == 1:
+        figure.colorbar(loudness, ax=axes, label="velocity", fraction=0.05, pad=0.01)
