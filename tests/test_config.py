@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.config import dump, override, override_all, parse, to_toml
+from manyheads.config import dump, override, override_all, parse, to_toml, unset
 from manyheads.errors import Mistake
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import NoPosition, Position, Rotary, RotaryPosition
@@ -60,6 +60,14 @@ def test_what_is_dumped_as_toml_parses_to_the_same_settings() -> None:
 def test_any_text_and_number_survives_toml(name: str, load: float, seats: int) -> None:
     cart = Cart(name=name, load=load, seats=seats, crew=min(seats, 0))
     assert parse(Cart, tomllib.loads(to_toml(dump(cart)))) == cart
+
+
+def test_what_is_none_is_named_with_the_word_that_says_so() -> None:
+    found = unset(Seq2SeqConfig())
+    assert found["hidden"] == "none"
+    assert found["encoder.position"] == "null"  # `none` is a position of that name
+    assert not {*found} & {*dump(Seq2SeqConfig())}
+    assert "hidden" not in unset(Seq2SeqConfig(hidden=8))
 
 
 def test_overrides_set_fields_by_type() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
@@ -22,13 +22,12 @@ from manyheads.cost import (
     Point,
     Setup,
     attempt,
-    crossover,
     exponent,
     needed,
     read_cores,
     rungs,
 )
-from manyheads.cost_table import table_of
+from manyheads.cost_table import crossover, notes, table_of
 from manyheads.errors import Mistake
 from manyheads.memory_use import free_memory, peak_memory
 from manyheads.nn.attention import CoreConfig
@@ -38,6 +37,7 @@ from manyheads.nn.masks import Sight
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.tiled import Tiled
+from manyheads.view.figures import growth
 
 CPU = torch.device("cpu")
 SMALL = Setup(device=CPU, head_dim=8, rounds=1)
@@ -234,7 +234,8 @@ def test_a_core_that_fails_is_left_out_with_its_reason(
     assert [point.length for point in failing.points] == [16, 32]
     assert [point.length for point in dense.points] == [16, 32, 64, 128]
     said = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
-    assert said == [f"failing is left out from 64 on: {reason}"]
+    where = "from 64 on" if reason == OUT_OF_MEMORY else "at 64, 128"
+    assert said == [f"failing is left out {where}: {reason}"]
 
 
 def test_another_error_is_not_hidden() -> None:
@@ -254,6 +255,64 @@ def test_where_no_core_is_left_that_is_the_mistake() -> None:
 def test_what_is_refused_at_a_length_is_tried_at_longer_ones() -> None:
     measured = Measurement({"linformer": Linformer(rank=32)}, [16, 64], SMALL).run()
     assert [[point.length for point in cost.points] for cost in measured] == [[64]]
+
+
+def test_a_refusal_names_its_lengths_and_what_this_command_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cores: dict[str, Any] = {"linformer rank=32": Linformer(rank=32), "dense": Dense()}
+    Measurement(cores, [8, 16, 64], SMALL).run()
+    said = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert said == [
+        "linformer rank=32 is left out at 8, 16: rank=32 is no reduction of 16 positions: choose "
+        'a smaller one, --cores "linformer rank=8"'
+    ]
+    (advised,) = read_cores("linformer rank=8").values()
+    found = Measurement({"linformer": advised}, [16], SMALL).run()
+    assert [point.length for point in found[0].points] == [16]
+
+
+def test_what_is_refused_everywhere_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    past = Setup(device=CPU, head_dim=8, rounds=1, causal=True)
+    cores: dict[str, Any] = {"linformer": Linformer(rank=4), "dense": Dense()}
+    Measurement(cores, [16, 32], past).run()
+    why = "it mixes all positions, also later ones: leave out --causal, or this core"
+    said = [line for line in capsys.readouterr().err.splitlines() if "linformer" in line]
+    assert said[-1] == f"linformer is left out: {why}"
+    assert sum(why in line for line in said) == 1
+    with pytest.raises(Mistake, match="leave out --causal"):
+        Measurement({"linformer": Linformer(rank=4)}, [16, 32], past).run()
+    assert "leave out --causal" not in capsys.readouterr().err
+
+
+# --- numbers of another algorithm ---
+
+
+def test_exponents_are_of_lengths_beyond_a_window() -> None:
+    points = times({16: 1.0, 32: 4.0, 64: 8.0, 128: 16.0})
+    near = Cost(core="near", exact=False, points=points, reach=32)
+    assert near.time_exponent == pytest.approx(1.0)
+    assert Cost(core="all", exact=False, points=points).time_exponent > 1.2  # type: ignore[operator]
+    assert Cost(core="short", exact=False, points=points[:2], reach=32).time_exponent is None
+
+
+@pytest.mark.parametrize(
+    ("core", "note"),
+    [
+        ("flex", "flex is the fused core here: FlexAttention is for a GPU"),
+        ("packed", "packed is the fused core here: there is no padding to leave out"),
+        ("longformer window=16", "longformer window=16 is exact attention up to 17 positions"),
+        ("local size=16", "local size=16 is exact attention up to 16 positions"),
+        ("memory-compressed size=16 layers=L", "layers=L is exact attention up to 16 positions"),
+        ("longformer window=8", ""),
+        ("fused", ""),
+    ],
+)
+def test_what_is_not_what_its_name_says_is_told(core: str, note: str) -> None:
+    cores = read_cores(core)
+    said = notes(cores, Measurement(cores, [12, 32, 64], SMALL).run(), SMALL)
+    assert len(said) == bool(note)
+    assert all(note in line for line in said)
 
 
 def test_nor_are_lengths_on_the_way_a_measurement() -> None:
@@ -337,6 +396,35 @@ def test_the_command_that_is_printed_measures_the_same(command: Command, tmp_pat
     assert "--heads=3" in line
     pytest.importorskip("matplotlib")
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("least", "factor"),
+    [(97.0, 1.04), (1.1, 1.5), (0.0031, 3.0), (1.1, 8.0), (97.0, 40.0), (0.0031, 1e4)],
+)
+def test_heights_of_a_picture_are_told(
+    least: float, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two numbers at least stand beside the axis, however little lies between its ends."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    line = {"dense": [(16, least), (64, least * factor)]}
+    growth({"milliseconds": line}, "length", tmp_path / "growth.svg")
+    monkeypatch.undo()
+    (axes,) = drawn[0].axes
+    low, high = axes.get_ylim()
+    told = [label for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
+    words = {label.get_text() for label in told}
+    pyplot.close(drawn[0])
+    assert "" not in words
+    assert len(words) >= 2
+
+
+def test_the_command_says_what_is_not_measured(command: Command) -> None:
+    words = ("--lengths", "16,32", "--rounds", 1, "--head-dim", 4, "--device", "cpu", "--json")
+    _, said = command("--cores", "flex", *words)
+    assert "flex is the fused core here" in said
 
 
 def test_all_cores_are_measured_unless_chosen() -> None:

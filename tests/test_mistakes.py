@@ -130,6 +130,8 @@ def test_a_recipe_without_data_asks_for_them(name: str) -> None:
         (["classify", "data.task=imdb"], "known: cola, mnli, mrpc, own"),
         (["classify", "model=runs/nowhere"], "model=runs/nowhere is no folder"),
         (["classify", "start=runs/nowhere"], "start=runs/nowhere is no folder"),
+        (["summaries", "model=seq2sec"], "no kind of model: did you mean model=seq2seq?"),
+        (["classify", "model=mine/bert"], "model=mine/bert is no folder: give a run"),
     ],
 )
 def test_settings_that_do_not_go_together(words: list[str], advice: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import manyheads
-from manyheads.config import dump, parse, to_toml
+from manyheads.config import dump, override_all, parse, to_toml, unset
 from manyheads.errors import Mistake
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig, Side
@@ -44,6 +44,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = read_recipe("phrasebook", [*TINY, "model.position=rotary", "seed=7"])
     train(run, out, torch.device("cpu")).run()
     return out
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_setting_of_a_recipe_is_shown_or_named_as_none(name: str) -> None:
+    run = read_recipe(name)
+
+    def leaves(config: Any, prefix: str = "") -> Iterator[str]:
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            nested = dataclasses.is_dataclass(value)
+            yield from leaves(value, f"{prefix}{field.name}.") if nested else [prefix + field.name]
+
+    def written(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+        for key, value in table.items():
+            nested = isinstance(value, dict)
+            yield from written(value, f"{prefix}{key}.") if nested else [prefix + key]
+
+    named = {one for one in written(dump(run)) if one.rpartition(".")[2] != "kind"}
+    assert sorted(leaves(run)) == sorted([*named, *unset(run)])
+    assert override_all(run, [f"{one}={word}" for one, word in unset(run).items()]) == run
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -291,3 +311,29 @@ def test_token_vectors_that_waves_would_drown_are_told(
     run = read_recipe("phrasebook", [*TINY, *settings])
     notes = train(run, tmp_path / "run", torch.device("cpu")).task.notes
     assert any("model.embed.scale=sqrt-dim" in note for note in notes) == drowned
+
+
+@pytest.mark.parametrize(
+    ("settings", "lower"),
+    [
+        ("model.core=longformer model.core.window=127", "model.core.window=127"),
+        ("model.core=longformer model.core.window=126", ""),
+        ("model.core=local model.core.size=128", "model.core.size=128"),
+        ("model.core=local model.core.size=127", ""),
+        ("model.encoder.core=local model.encoder.core.size=200", "model.encoder.core.size=200"),
+        ("model.encoder.core=local model.core=longformer model.core.window=9", "encoder.core.size"),
+        ("model.core=local model.encoder.core=fused model.decoder.core=fused", ""),
+        ("model=joined model.core=local model.core.size=255 model.max_length=128", ""),
+        ("model=joined model.core=local model.core.size=256 model.max_length=128", "core.size=256"),
+        ("model=rnn", ""),
+    ],
+)
+def test_a_window_that_hides_nothing_is_told(settings: str, lower: str, tmp_path: Path) -> None:
+    """The phrasebook's model reads 128 positions of either side."""
+    sizes = [one for one in TINY if "rnn" not in settings or "heads" not in one]
+    sizes = [one for one in sizes if "rnn" not in settings or "hidden" not in one]
+    run = read_recipe("phrasebook", [*sizes, *settings.split()])
+    notes = train(run, tmp_path / "run", torch.device("cpu")).task.notes
+    said = [note for note in notes if "hides nothing" in note]
+    assert len(said) == bool(lower)
+    assert all(f"lower {'model.' * (not lower.startswith('model'))}{lower}" in one for one in said)

@@ -80,6 +80,19 @@ def dump(config: Any) -> dict[str, Any]:
     return table
 
 
+def unset(config: Any, prefix: str = "") -> dict[str, str]:
+    """What `dump` leaves out: the dotted names of settings that are none, each with its word."""
+    found: dict[str, str] = {}
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            found |= unset(value, f"{name}.")
+        elif value is None and field.default is None:
+            options = _options(get_type_hints(type(config))[field.name])
+            found[name] = _words_for_none(options)[0]
+    return found
+
+
 def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]

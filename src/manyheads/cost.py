@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from manyheads.memory_use import free_memory, peak_memory
 from manyheads.nn.attention import CoreConfig, check_parts
 from manyheads.nn.cores import Core, CoreSizes
 from manyheads.nn.flex import Flex
+from manyheads.nn.linformer import Linformer
+from manyheads.nn.local import Near
 from manyheads.nn.masks import causal, full, look
 from manyheads.nn.packed import Packed
 from manyheads.nn.positions import Position
@@ -41,7 +43,6 @@ SHARE_OF_MEMORY = 0.9
 SECONDS_A_ROUND = 0.02
 
 T = TypeVar("T")
-Crossover = int | Literal["always", "never here"]
 
 
 @runtime_checkable
@@ -88,20 +89,29 @@ class Point:
 
 @dataclass(kw_only=True)
 class Cost:
-    """A core at every length that it got to, and why it got no further."""
+    """A core at every length that it got to, and why it got no further.
+
+    Up to `reach` positions it computes something else, exact attention: exponents are those of
+    longer lengths.
+    """
 
     core: str
     exact: bool
     points: list[Point] = field(default_factory=list)
     stopped: str | None = None
+    reach: int = 0
+
+    @property
+    def growing(self) -> list[Point]:
+        return [point for point in self.points if point.length > self.reach]
 
     @property
     def time_exponent(self) -> float | None:
-        return exponent([(point.length, point.time) for point in self.points])
+        return exponent([(point.length, point.time) for point in self.growing])
 
     @property
     def memory_exponent(self) -> float | None:
-        return exponent([(point.length, point.memory) for point in self.points])
+        return exponent([(point.length, point.memory) for point in self.growing])
 
 
 def read_cores(text: str | None) -> dict[str, Any]:
@@ -149,26 +159,6 @@ def exponent(points: Sequence[tuple[int, float | int]]) -> float | None:
     return statistics.linear_regression(x, y).slope
 
 
-def crossover(core: Sequence[Point], reference: Sequence[Point]) -> Crossover | None:
-    """The length from which on a core takes less time, straight lines between logarithms."""
-    other = {point.length: point.time for point in reference}
-    # Below 0 where the core is faster; both curves are straight between two lengths, and so is it.
-    ahead = [
-        (math.log(point.length), math.log(point.time / other[point.length]))
-        for point in core
-        if point.length in other
-    ]
-    if not ahead:
-        return None
-    slower = [place for place, (_, distance) in enumerate(ahead) if distance >= 0]
-    if not slower:
-        return "always"
-    if slower[-1] == len(ahead) - 1:
-        return "never here"
-    (n, high), (m, low) = ahead[slower[-1]], ahead[slower[-1] + 1]
-    return math.ceil(math.exp(n + (m - n) * high / (high - low)))
-
-
 # --- measuring ---
 
 
@@ -180,6 +170,7 @@ class Trial:
         *self.inputs, self.direction = inputs
         self.score = ScaledDot().build(setup.heads, setup.head_dim)
         self.position = Position()
+        refuse(settings, setup, self.length)
         torch.manual_seed(setup.seed)
         self.core = settings.build(
             CoreSizes(
@@ -248,6 +239,20 @@ def draw(setup: Setup, length: int) -> tuple[Tensor, ...]:
     return *(x.requires_grad_() for x in drawn[:3]), drawn[3]
 
 
+def refuse(settings: CoreSettings, setup: Setup, length: int) -> None:
+    """What a core would refuse in a model, in the words of this command."""
+    if not isinstance(settings, Linformer):
+        return
+    if setup.causal:
+        raise Mistake("it mixes all positions, also later ones: leave out --causal, or this core")
+    if settings.rank > length:
+        smaller = max(1, min(64, length // 2))
+        raise Mistake(
+            f"rank={settings.rank} is no reduction of {length} positions: choose a smaller one, "
+            f'--cores "linformer rank={smaller}"'
+        )
+
+
 def attempt(act: Callable[[], T]) -> tuple[T | None, str]:
     """What comes of it, or why nothing does."""
     try:
@@ -296,6 +301,7 @@ class Measurement:
         self.cores, self.lengths, self.setup = cores, lengths, setup
         self.costs = {name: Cost(core=name, exact=cores[name].exact) for name in cores}
         self.peaks: dict[str, list[tuple[int, int]]] = {name: [] for name in cores}
+        self.refused: dict[str, dict[int, str]] = {name: {} for name in cores}
         self.done = 0
         self.bar = Bar("cost", len(cores) * (len(rungs(lengths)) + setup.rounds * len(lengths)))
 
@@ -306,20 +312,19 @@ class Measurement:
         if not any(cost.points for cost in self.costs.values()):
             name, cost = next(iter(self.costs.items()))
             raise Mistake(f"no core can be measured: {name}: {cost.stopped}")
+        for line in self._left_out():
+            self.bar.say(line)
         return list(self.costs.values())
 
     def _measure(self, length: int) -> None:
         """Memory first, which tells what the machine can bear; then the rounds."""
         inputs = draw(self.setup, length)
-        before = {name for name, cost in self.costs.items() if not cost.stopped}
         trials, memory = {}, {}
         for name in self.cores:
             self._step(f"{name}, memory at {length}")
-            full = (self.costs[name].stopped or "").startswith(OUT_OF_MEMORY)
             # What is refused at one length may be taken at a longer one; what is full stays full.
-            if not full and (found := self._prepare(name, length, inputs)):
+            if not self._full(name) and (found := self._prepare(name, length, inputs)):
                 trials[name], memory[name] = found
-        self._tell(before, length)
         if length not in self.lengths:
             return
         rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in trials}
@@ -347,7 +352,7 @@ class Measurement:
         estimate, free = needed(self.peaks[name], length), free_memory(self.setup.device)
         if free is not None and estimate > SHARE_OF_MEMORY * free:
             wanted, there = human_bytes(int(estimate)), human_bytes(free)
-            self.costs[name].stopped = f"{OUT_OF_MEMORY}: needs about {wanted}, {there} are free"
+            self._stop(name, length, f"{OUT_OF_MEMORY}: needs about {wanted}, {there} are free")
             return None
 
         def prepared() -> tuple[Trial, tuple[int, int]]:
@@ -357,20 +362,33 @@ class Measurement:
 
         found, reason = attempt(prepared)
         if found is None:
-            self.costs[name].stopped = reason
+            self._stop(name, length, reason)
             return None
+        core = found[0].core
         self.costs[name].stopped = None
+        self.costs[name].reach = core.reach if isinstance(core, Near) else 0
         self.peaks[name].append((length, found[1][1]))
         return found
 
-    def _tell(self, before: set[str], length: int) -> None:
-        """Which cores are left out now, and why."""
-        stopped = {name: self.costs[name].stopped for name in self.cores if name in before}
-        lines = [
-            f"{name} is left out from {length} on: {why}" for name, why in stopped.items() if why
-        ]
-        for line in lines:
-            self.bar.say(line)
+    def _full(self, name: str) -> bool:
+        return (self.costs[name].stopped or "").startswith(OUT_OF_MEMORY)
+
+    def _stop(self, name: str, length: int, reason: str) -> None:
+        """What is full is said at once; what is refused when it is known at which lengths."""
+        self.costs[name].stopped = reason
+        if self._full(name):
+            self.bar.say(f"{name} is left out from {length} on: {reason}")
+        elif length in self.lengths:
+            self.refused[name][length] = reason
+
+    def _left_out(self) -> list[str]:
+        """Which cores were refused, where, and why."""
+        lines = []
+        for name, reasons in self.refused.items():
+            some = len(reasons) < len(self.lengths)
+            where = f" at {', '.join(map(str, reasons))}" if some else ""
+            lines += [f"{name} is left out{where}: {why}" for why in [*reasons.values()][-1:]]
+        return lines
 
     def _step(self, note: str) -> None:
         self.done += 1

@@ -1,19 +1,23 @@
 """What cores cost, for people: tables of time and memory, and the same as plain values."""
 
+import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Group
 from rich.table import Table
 
 from manyheads.account_table import human_bytes
-from manyheads.cost import OUT_OF_MEMORY, Cost, Crossover, Setup, crossover
+from manyheads.cost import OUT_OF_MEMORY, CoreSettings, Cost, Point, Setup
+from manyheads.nn.flex import NARROWEST, Flex
+from manyheads.nn.packed import Packed
 
 REFERENCE = "fused"
+Crossover = int | Literal["always", "never here"]
 
 
 def machine(setup: Setup) -> dict[str, Any]:
@@ -34,11 +38,51 @@ def machine(setup: Setup) -> dict[str, Any]:
     }
 
 
+def crossover(core: Sequence[Point], reference: Sequence[Point]) -> Crossover | None:
+    """The length from which on a core takes less time, straight lines between logarithms."""
+    other = {point.length: point.time for point in reference}
+    # Below 0 where the core is faster; both curves are straight between two lengths, and so is it.
+    ahead = [
+        (math.log(point.length), math.log(point.time / other[point.length]))
+        for point in core
+        if point.length in other
+    ]
+    if not ahead:
+        return None
+    slower = [place for place, (_, distance) in enumerate(ahead) if distance >= 0]
+    if not slower:
+        return "always"
+    if slower[-1] == len(ahead) - 1:
+        return "never here"
+    (n, high), (m, low) = ahead[slower[-1]], ahead[slower[-1] + 1]
+    return math.ceil(math.exp(n + (m - n) * high / (high - low)))
+
+
 def crossovers(costs: Sequence[Cost]) -> dict[str, Crossover | None]:
     """From which length on each core that is not exact is faster than the fused one."""
     fused = [cost.points for cost in costs if cost.core == REFERENCE and cost.points]
     inexact = [cost for cost in costs if fused and not cost.exact and cost.points]
     return {cost.core: crossover(cost.points, fused[0]) for cost in inexact}
+
+
+def notes(cores: Mapping[str, CoreSettings], costs: Sequence[Cost], setup: Setup) -> list[str]:
+    """Where a number is of another algorithm than its name says."""
+    said = []
+    for cost in (cost for cost in costs if cost.points):
+        core = cores[cost.core]
+        if isinstance(core, Flex) and setup.device.type != "cuda":
+            said.append(f"{cost.core} is the fused core here: FlexAttention is for a GPU")
+        elif isinstance(core, Flex) and setup.head_dim < NARROWEST:
+            wider = f"--head-dim {NARROWEST} or more"
+            said.append(f"{cost.core} is the fused core here: FlexAttention takes {wider}")
+        if isinstance(core, Packed):
+            said.append(f"{cost.core} is the fused core here: there is no padding to leave out")
+        if len(cost.growing) < len(cost.points):
+            said.append(
+                f"{cost.core} is exact attention up to {cost.reach} positions, where nothing is "
+                "far: its exponents are those of longer lengths"
+            )
+    return said
 
 
 def as_rows(costs: Sequence[Cost]) -> list[dict[str, Any]]:

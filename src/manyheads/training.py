@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.block import Architecture
+from manyheads.nn.local import Near
 from manyheads.nn.positions import Sinusoidal
 from manyheads.opened import TorchRun, open_any
 from manyheads.presets import ModelConfig
@@ -157,6 +159,14 @@ def _start(overrides: Sequence[str], start: str) -> tuple[list[str], str]:
             rest.append(setting)
         elif Path(value).is_dir():
             start = value
+        elif (
+            path == "model"
+            and Path(value).name == value
+            and (close := get_close_matches(value, kinds, n=1))
+        ):
+            raise Mistake(
+                f"{setting} is no folder, and no kind of model: did you mean model={close[0]}?"
+            )
         else:
             raise Mistake(
                 f"{setting} is no folder: give a run, or an imported model, to begin with (a run "
@@ -271,7 +281,7 @@ def train(run: Run, folder: Path, device: torch.device, world: World = ALONE) ->
     with world.in_turn():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
     task = task_of(run, part, valid, tokenizer, device)
-    task.notes = [*task.notes, *_drowned(run)]
+    task.notes = [*task.notes, *_drowned(run), *_all_near(run)]
     torch.manual_seed(run.seed)
     model = run.model.build()
     if run.start and not checkpoint.is_begun(folder):
@@ -303,6 +313,24 @@ def _drowned(run: Run) -> list[str]:
     return [
         "sinusoidal positions are waves of height 1, and token vectors begin far smaller, so that "
         "little is learned of the words: add model.embed.scale=sqrt-dim"
+    ]
+
+
+def _all_near(run: Run) -> list[str]:
+    """A word on windows and blocks that hide nothing of what a model reads."""
+    model: Any = run.model
+    length = getattr(model, "positions", model.max_length)
+    cores: dict[str, Any] = {"model.core": getattr(model, "core", None)}
+    if isinstance(model, Seq2SeqConfig):
+        sides = {"encoder": model.encoder.core, "decoder": model.decoder.core}
+        own = {f"model.{name}.core": core for name, core in sides.items() if core is not None}
+        cores = own if len(own) == len(sides) else {**cores, **own}
+    return [
+        f"{name}={core.kind} hides nothing, as exact attention does: the model reads up to "
+        f"{length} positions, and all of them are near; lower {name}.{core.measure}="
+        f"{getattr(core, core.measure)}"
+        for name, core in cores.items()
+        if isinstance(core, Near) and core.reach >= length
     ]
 
 

@@ -71,6 +71,14 @@ def test_documents_are_lines_and_several_summaries_are_references(tmp_path: Path
     assert read.targets == ["They part.", "One.", "They part."]
 
 
+def test_a_list_of_summaries_are_references(tmp_path: Path) -> None:
+    listed = {"dialogue": "A: Hello.", "summary": ["One.", "Two\nlines."]}
+    write(tmp_path, "test.jsonl", [listed, GOOD])
+    read = SummaryData(folder=str(tmp_path)).read("test")
+    assert read.references == [["One.", "Two ⏎ lines."], ["They part."]]
+    assert read.targets == ["One.", "They part."]
+
+
 def test_own_files_and_keys(tmp_path: Path) -> None:
     row = {"text": "long", "headline": "short"}
     keys = {"source": "text", "target": "headline"}
@@ -96,6 +104,20 @@ def test_without_a_validation_file_a_seeded_share_is_held_out(tmp_path: Path) ->
     assert data.read("valid") == valid
 
 
+def test_what_is_cut_of_either_share_is_told_apart(tmp_path: Path) -> None:
+    file = write(tmp_path, "train.jsonl", numbered(10))
+    data = SummaryData(folder=str(tmp_path), held_out=0.2)
+    letters = Characters().train(data.read("train").sources)
+    notes = [
+        EncodedPairs(data.read(split), letters, max_length=4, too_long="cut").notes
+        for split in ("train", "valid")
+    ]
+    assert notes == [
+        [f"{file} (without what is held out): 8 pairs of over 4 tokens are cut there"],
+        [f"{file} (what is held out): 2 pairs of over 4 tokens are cut there"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
@@ -110,6 +132,9 @@ def test_without_a_validation_file_a_seeded_share_is_held_out(tmp_path: Path) ->
         ({**GOOD, "summary": " \n "}, "'summary' is empty"),
         ({**GOOD, "dialogue": ""}, "'dialogue' is empty"),
         ({**GOOD, "dialogue": ["a"]}, "'dialogue' is no text"),
+        ({**GOOD, "summary": ["a", 2]}, "'summary[1]' is no text"),
+        ({**GOOD, "summary": ["", "a"]}, "'summary[0]' is empty"),
+        ({**GOOD, "summary": []}, "'summary' is no text"),
         ({"dialogue": "a", "summary1": "b", "summary2": ""}, "'summary2' is empty"),
         ({**GOOD, "dialogue": "a \ud800"}, "'dialogue' holds half a character"),
     ],
@@ -123,7 +148,9 @@ def test_a_broken_row_is_named(row: Any, said: str, tmp_path: Path) -> None:
 
 def test_settings_without_sense(tmp_path: Path) -> None:
     assert "data.folder with train.jsonl is needed" in refused(Mistake, SummaryData())
-    assert "is needed" in refused(Mistake, SummaryData(folder=str(tmp_path)))
+    line = refused(Mistake, SummaryData(folder=str(tmp_path)))
+    assert f"there is no train.jsonl in data.folder={tmp_path}: put it there, or give " in line
+    assert "data.train=FILE" in line
     assert "is not a folder" in refused(Mistake, SummaryData(folder=str(tmp_path / "no")))
     train = write(tmp_path, "a.jsonl", [GOOD])
     assert f"give data.train={train}" in refused(Mistake, SummaryData(folder=train))

@@ -130,7 +130,9 @@ def test_more_choices_than_experts() -> None:
         Experts(experts=1, top=2)
 
 
-def test_a_run_tells_what_its_experts_did(tmp_path: Path) -> None:
+def test_a_run_tells_what_its_experts_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = write_texts(tmp_path / "texts")
     settings = ("model.feedforward=experts", "model.feedforward.experts=4", "train.log_every=2")
     found = trainer("causal stream", texts, tmp_path / "run", *settings, "train.accumulate=2")
@@ -145,3 +147,5 @@ def test_a_run_tells_what_its_experts_did(tmp_path: Path) -> None:
         assert 0.009 * layers < line["balance_loss"] < 0.02 * layers
         assert line["loss"] == pytest.approx(line["tokens_loss"] + line["balance_loss"])
     assert "dropped" not in lines[-1]
+    share = f"{trained[-1]['dropped']:.1%}"
+    assert f"loss {trained[-1]['loss']:.3f}  dropped {share}  " in capsys.readouterr().err

@@ -21,7 +21,10 @@ from manyheads.errors import Mistake
 def cost(
     cores: Annotated[
         str | None,
-        typer.Option(help="Cores, each with its settings; all that there are unless given"),
+        typer.Option(
+            help="Cores, each with its settings; unless given all but packed and flex, which "
+            "gain nothing over fused here"
+        ),
     ] = None,
     lengths: Annotated[str, typer.Option(help="Lengths")] = "512,1024,2048,4096,8192,16384",
     causal: Annotated[bool, typer.Option("--causal", help="See the past alone")] = False,
@@ -44,7 +47,7 @@ def cost(
 
     from manyheads.config import parse
     from manyheads.cost import Measurement, Setup, read_cores, read_lengths
-    from manyheads.cost_table import as_rows, machine, table_of
+    from manyheads.cost_table import as_rows, machine, notes, table_of
     from manyheads.train.loop import precision_of
     from manyheads.train.optimizer import Train
 
@@ -78,6 +81,8 @@ def cost(
         console.print(table_of(costs, wanted))
         print(command)
         print(", ".join(f"{name} {value}" for name, value in kind.items()))
+    for note in notes(measured, costs, setup):
+        say(note)
     if picture is not None:
         _draw(costs, picture)
 

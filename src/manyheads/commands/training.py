@@ -126,9 +126,12 @@ def train(
     with world.begun(say):
         run = _recipe(recipe, overrides, seed)
         if print_config:
-            from manyheads.config import dump, to_toml
+            from manyheads.config import dump, to_toml, unset
 
-            print(to_toml(dump(run)) if world.first else "", end="")
+            if world.first:
+                print(to_toml(dump(run)))
+                for name, word in unset(run).items():
+                    print(f"# {name} = {word}")
             return
         _check_parallel(overrides or [])
         folder = out or Path("runs") / Path(recipe).stem

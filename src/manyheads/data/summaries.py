@@ -16,6 +16,7 @@ from manyheads.data.translation import Corpus
 from manyheads.errors import BadData, Mistake
 
 LINE_END = "⏎"
+SHARES = {"train": "without what is held out", "valid": "what is held out"}
 
 
 def as_line(text: str) -> str:
@@ -35,9 +36,10 @@ class SummaryData:
 
     `train`, `valid` and `test` are files, in `folder` where given; there train.jsonl, valid.jsonl
     (or val.jsonl, dev.jsonl) and test.jsonl need no naming, plain or .gz. `source` is the key of
-    the document and `target` that of the summary. Where several people have written one, their
-    keys end in 1, 2, … (summary1, summary2): all are references to score by, and the first is
-    learned. Without a validation file a seeded share `held_out` of the training rows serves.
+    the document and `target` that of the summary. Where several people have written one, they
+    are a list, or their keys end in 1, 2, … (summary1, summary2): all are references to score by,
+    and the first is learned. Without a validation file a seeded share `held_out` of the training
+    rows serves.
     """
 
     folder: str = ""
@@ -74,9 +76,11 @@ class SummaryData:
             )
         train = self._file("train")
         if train is None:
+            empty = f"there is no train.jsonl in data.folder={self.folder}: put it there, or give "
+            needed = empty if self.folder else "data.folder with train.jsonl is needed, or "
             raise Mistake(
-                "data.folder with train.jsonl is needed, or data.train=FILE: JSON lines, each with "
-                f"the keys {self.source} and {self.target} (or as data.source and data.target say)"
+                f"{needed}data.train=FILE: JSON lines, each with the keys {self.source} and "
+                f"{self.target} (or as data.source and data.target say)"
             )
         whole = self._read(train)
         if self._file("valid") is not None:
@@ -87,7 +91,7 @@ class SummaryData:
             [whole.sources[row] for row in rows],
             [whole.targets[row] for row in rows],
             notes=whole.notes,
-            name=whole.name,
+            name=f"{whole.name} ({SHARES[split]})",
             rows=rows,
             references=[references[row] for row in rows],
         )
@@ -112,7 +116,7 @@ class SummaryData:
             place = f"{path}:{number}"
             row = _parse(line, place)
             sources.append(_text(row, self.source, "source", place))
-            several = self._several(row)
+            row, several = self._several(row)
             references.append([_text(row, key, "target", place) for key in several])
         return Corpus(
             sources,
@@ -122,12 +126,16 @@ class SummaryData:
             references=references,
         )
 
-    def _several(self, row: dict[str, Any]) -> list[str]:
-        """The keys of the summaries of a row: the plain one, or the numbered ones."""
-        keys: list[str] = []
+    def _several(self, row: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """A row, and the keys of its summaries: the plain one, or numbered ones, as of a list."""
+        listed = row.get(self.target)
+        if isinstance(listed, list) and listed:
+            keys = [f"{self.target}[{place}]" for place in range(len(listed))]
+            return {**row, **dict(zip(keys, listed, strict=True))}, keys
+        keys = []
         while f"{self.target}{len(keys) + 1}" in row:
             keys.append(f"{self.target}{len(keys) + 1}")
-        return keys if keys and self.target not in row else [self.target]
+        return row, keys if keys and self.target not in row else [self.target]
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:

@@ -80,6 +80,8 @@ class Near:
     """
 
     exact: ClassVar[bool] = False
+    kind: ClassVar[str]
+    measure: ClassVar[str]  # the setting that its reach hangs on
 
     @property
     def pattern(self) -> Rule:
@@ -180,6 +182,7 @@ class Local(Near):
 
     size: int = 256
     kind: ClassVar[str] = "local"
+    measure: ClassVar[str] = "size"
 
     def __post_init__(self) -> None:
         check_at_least("core.size", self.size, 1)
@@ -207,6 +210,7 @@ class Longformer(Near):
     window: int = 256
     globals: int = 0
     kind: ClassVar[str] = "longformer"
+    measure: ClassVar[str] = "window"
 
     def __post_init__(self) -> None:
         check_at_least("core.window", self.window, 1)

@@ -98,4 +98,5 @@ class Window:
 
     def note(self) -> str:
         scores = self.scores()
-        return f"loss {scores['loss']:.3f}  {scores['tokens_per_second']:,.0f} tokens/s"
+        told = "".join(f"  {name} {scores[name]:.1%}" for name in self.steps[-1].told)
+        return f"loss {scores['loss']:.3f}{told}  {scores['tokens_per_second']:,.0f} tokens/s"

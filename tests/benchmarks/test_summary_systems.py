@@ -1,0 +1,46 @@
+"""The systems that write summaries: what the page says to train is what the table was made of."""
+
+import importlib
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.config import dump
+from manyheads.training import read_recipe
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+systems: Any = importlib.import_module("summaries")
+
+
+def settings_on_the_page() -> dict[str, list[str]]:
+    """The settings of each line that trains one of the five, by its folder."""
+    page = (ROOT / "docs" / "summaries.md").read_text(encoding="utf-8")
+    lines = [shlex.split(line) for line in page.splitlines() if line.startswith("    manyheads ")]
+    trained = [words for words in lines if words[1:3] == ["train", "summaries"]]
+    return {Path(words[-1]).name: words[3:-2] for words in trained}
+
+
+@pytest.mark.parametrize("name", systems.SYSTEMS)
+def test_the_page_trains_what_the_table_was_made_of(name: str) -> None:
+    words = shlex.split(f"data.folder=dialogsum {systems.TRAIN} {systems.SYSTEMS[name]}")
+    wanted = dump(read_recipe("summaries", words))
+    assert dump(read_recipe("summaries", settings_on_the_page()[name])) == wanted
+
+
+@pytest.mark.parametrize("kind", ["rnn", "joined"])
+def test_another_kind_is_as_large_as_the_recipe_only_where_told(kind: str) -> None:
+    """As the page says: `model=KIND` begins with that kind's own defaults."""
+    run = read_recipe("summaries", [f"model={kind}"])
+    assert (run.model.dim, run.model.max_length, run.model.dropout) == (256, 512, 0.1)
+    recipe = ROOT / "src" / "manyheads" / "recipes" / "summaries.toml"
+    told = [line.removeprefix("#").split() for line in recipe.read_text("utf-8").splitlines()]
+    (words,) = [words for words in told if words[:1] == [f"model={kind}"]]
+    here: Any = read_recipe("summaries").model
+    there: Any = read_recipe("summaries", words).model
+    for name in ("dim", "max_length", "dropout"):
+        assert getattr(there, name) == getattr(here, name)
+    assert kind == "rnn" or there.embed.scale == here.embed.scale
