@@ -320,7 +320,7 @@ def test_texts_may_begin_with_tokens_of_their_own() -> None:
     same(found, [alone(home) for home in range(4)])
 
 
-@pytest.mark.parametrize("beam", [1, 3, 5])
+@pytest.mark.parametrize("beam", [1, pytest.param(3, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize(("position", "core"), SCHEMES)
 def test_a_batch_is_its_sentences(position: str, core: str, beam: int) -> None:
     """What a sentence gets hangs neither on its neighbours nor on its place nor on padding."""

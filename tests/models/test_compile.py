@@ -16,10 +16,10 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.residual import Norm
 
-CELLS: list[tuple[Model, str]] = [
+CELLS: list[Any] = [
     (GptConfig, "rotary"),
-    (GptConfig, "alibi"),
-    (BertConfig, "learned"),
+    pytest.param(GptConfig, "alibi", marks=pytest.mark.slow),
+    pytest.param(BertConfig, "learned", marks=pytest.mark.slow),
     (BertConfig, "t5"),
     (Seq2SeqConfig, "sinusoidal"),
 ]

@@ -114,6 +114,7 @@ def test_two_processes_of_which_one_is_killed_end_as_one_does(recipe: Path, tmp_
     assert_alike(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_a_run_of_four_processes_goes_on_with_two_and_with_one(
     recipe: Path, tmp_path: Path
 ) -> None:

@@ -194,6 +194,8 @@ def initialise(model: nn.Module, scheme: str, layers: int) -> None:
     normal: N(0, 0.02²) (BERT); normal-scaled: also 1/√(2·layers) on what writes to the
     residual stream (GPT-2).
     """
+    if next(model.parameters()).is_meta:
+        return  # sizes alone, of which nothing can be drawn
     for module in model.modules():
         if isinstance(module, nn.Linear):
             if scheme == "xavier":
