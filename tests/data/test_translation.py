@@ -185,6 +185,7 @@ def test_without_validation_files_a_seeded_share_is_held_out(tmp_path: Path) -> 
     # A message about a pair counts as the files do.
     assert valid.rows is not None
     assert [f"en {row}" for row in valid.rows] == valid.sources
+    assert train.name != valid.name  # or one would not know which of them a message is about
     assert data.splits() == ["train", "valid"]
 
 

@@ -80,6 +80,10 @@ def read_pairs(source: Path, target: Path, *, empty_lines: Literal["refuse", "sk
     return Pairs(pairs=pairs, skipped=len(source_lines) - len(pairs))
 
 
+# What of a file with rows held out is meant.
+SHARES = {"train": "without what is held out", "valid": "what is held out"}
+
+
 def hold_out(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:
     """Rows for training and rows for validation, at least one of each, both in rising order."""
     if not 0 < share < 1:

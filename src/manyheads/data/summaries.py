@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from manyheads.config import nearest
-from manyheads.data.corpus import STEMS, hold_out, is_here, read_lines
+from manyheads.data.corpus import SHARES, STEMS, hold_out, is_here, read_lines
 from manyheads.data.translation import Corpus
 from manyheads.errors import BadData, Mistake
 
 LINE_END = "⏎"
-SHARES = {"train": "without what is held out", "valid": "what is held out"}
 
 
 def as_line(text: str) -> str:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from manyheads.config import nearest
 from manyheads.data.batching import Ragged, Rows
-from manyheads.data.corpus import STEMS, hold_out, is_here, read_pairs
+from manyheads.data.corpus import SHARES, STEMS, hold_out, is_here, read_pairs
 from manyheads.data.phrasebook import Pair, sentences
 from manyheads.errors import BadData, Mistake
 from manyheads.tokens import Tokenizer
@@ -125,7 +125,7 @@ class FilesData:
             [whole.sources[i] for i in rows],
             [whole.targets[i] for i in rows],
             notes=whole.notes,
-            name=whole.name,
+            name=f"{whole.name} ({SHARES[split]})",
             rows=rows,
         )
 
