@@ -108,6 +108,14 @@ FITTING: dict[Task, Fitting] = {
 }
 
 
+def _drops(model: ModelConfig) -> bool:
+    """Whether two readings of the same text differ; a side may have a dropout of its own."""
+    sides = [getattr(model, side, None) for side in ("encoder", "decoder")]
+    own = [getattr(side, "dropout", None) for side in sides]
+    dropouts = [model.dropout if one is None else one for one in own]
+    return any([*dropouts, getattr(model, "attention_dropout", 0.0)])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything that a run is made of; a model from elsewhere comes without data and tokens.
@@ -155,7 +163,7 @@ class Run:
             )
         if self.train.agreement and self.task not in ("translation", "summaries"):
             raise Mistake("train.agreement is for translation and summaries: leave it out")
-        if self.train.agreement and not self.model.dropout:
+        if self.train.agreement and not _drops(self.model):
             raise Mistake("train.agreement needs two readings that differ: set model.dropout")
         packed = isinstance(self.objective, Causal) and self.objective.packing != "stream"
         if isinstance(self.data, MusicData) and packed:

@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import torch._functorch.config as partition
 from tiny import Model, tiny, words
 from torch import Tensor, nn
 
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.block import KEPT
+from manyheads.nn.masks import causal, look
 from manyheads.nn.residual import Norm
 
 CELLS: list[Any] = [
@@ -92,3 +95,53 @@ def test_compiled_blocks_pass_on_what_products_are_computed_in(
     assert (rounded - eager).abs().max() < 0.03 * scale
     torch.testing.assert_close(logits(True), eager, rtol=0, atol=1e-5)
     assert types[-1] == torch.float32
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("drawn", [{}, {"dropout": 0.1}, {"attention_dropout": 0.1}])
+def test_less_is_kept_where_nothing_is_drawn(
+    drawn: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the blocks are computed, which is when they are compiled, and not after."""
+    monkeypatch.setattr(nn.Module, "compile", lambda self: None)
+    model = tiny(GptConfig, "rotary", "fused", **drawn).build()
+    seen: list[float] = []
+    model.decoder.blocks[0].register_forward_pre_hook(
+        lambda block, given: seen.append(partition.activation_memory_budget)
+    )
+    for _ in range(2):
+        model(inputs(GptConfig, 3, 7)[0])
+        model.decoder.compile_blocks()
+    assert seen == [1.0, 1.0 if drawn else KEPT]
+    assert partition.activation_memory_budget == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+def test_what_was_dropped_forward_is_dropped_backward() -> None:
+    """The gradient of a compiled block is that of its loss: along it the loss grows as it says.
+
+    With less kept, PyTorch's partitioner draws other dropout in the backward pass.
+    """
+    torch.manual_seed(1)
+    model: Any = tiny(GptConfig, "none", "fused", dim=64, hidden=256, layers=1, dropout=0.3).build()
+    model.decoder.compile_blocks()
+    x, direction = torch.randn(2, 4, 16, 64)
+    weight = model.decoder.blocks[0].feedforward.inner.weight
+
+    def loss() -> Tensor:
+        torch.manual_seed(2)
+        found: Tensor = model.decoder(x, look(causal, 16))
+        return (found.float() * direction).sum()
+
+    for precise in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=not precise):
+            (slope,) = torch.autograd.grad(loss(), weight)
+            step = (0.01 if precise else 0.3) * slope / slope.norm()
+            ends = []
+            for change in (step, -2 * step):  # with gradients on: the same graph, the same draws
+                weight.data += change
+                ends.append(loss().detach())
+            weight.data += step
+        grown = (ends[0] - ends[1]) / 2 / step.norm()
+        assert abs(float(grown / slope.norm()) - 1) < (0.01 if precise else 0.1)

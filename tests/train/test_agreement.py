@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from manyheads.errors import Mistake
 from manyheads.tasks.translation import translation_losses
-from manyheads.train import agreement
+from manyheads.train import objective
 from manyheads.train.agreement import disagreement
 
 
@@ -30,7 +30,7 @@ def test_it_is_the_divergence_in_both_directions(
     biased: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and gradients, in pieces too, of the predictions that count alone."""
-    monkeypatch.setattr(agreement, "ROWS_AT_ONCE", {"cpu": at_once})
+    monkeypatch.setattr(objective, "ROWS_AT_ONCE", {"cpu": at_once, "cuda": at_once})
     torch.manual_seed(1)
     hidden, matrix, bias = normal(6, 5, 8), normal(11, 8), normal(11) if biased else None
     scored = torch.rand(3, 5) < 0.7
@@ -79,9 +79,15 @@ def test_what_it_is_not_for_is_refused(recipe: Path, tmp_path: Path) -> None:
     for given, said in (
         (["train.agreement=-1"], "must be at least 0"),
         (["train.agreement=1", "model.dropout=0"], "set model.dropout"),
+        (
+            ["train.agreement=1", "model.encoder.dropout=0", "model.decoder.dropout=0"],
+            "set model.dropout",
+        ),
     ):
         with pytest.raises(Mistake, match=said):
             trainer(recipe, tmp_path / "run", *given)
+    for own in ("model.attention_dropout=0.1", "model.decoder.dropout=0.1"):
+        trainer(recipe, tmp_path / own, "train.agreement=1", "model.dropout=0", own)
     with pytest.raises(Mistake, match="for translation and summaries"):
         trainer(Path("language"), tmp_path / "run", "data.folder=texts", "train.agreement=1")
     assert not (tmp_path / "run").exists()

@@ -33,7 +33,7 @@ def prompt_of(
     if len(read) < len(ids):
         generator.warn(
             f"the prime has {len(prime):,} words and the model reads {room:,}: it goes on after "
-            f"the last {len(read) - 1:,}"
+            f"the last {len(read):,}"
         )
     return read
 
@@ -77,7 +77,10 @@ def compose(
         if opens:
             writer = _with(generator, shortest=left, at_limit="cut", banned=banned)
         else:
-            writer = _with(generator, shortest=max(0, shortest - len(tokens)))
+            last = len(tokens) + left == most
+            at_limit = generator.decode.at_limit if last else "cut"
+            least = max(0, shortest - len(tokens))
+            writer = _with(generator, shortest=least, at_limit=at_limit)
         found = _written(writer, read, left, sample, part)
         tokens += found
         if len(found) < left or len(tokens) >= most:  # the piece has ended, or it is long enough

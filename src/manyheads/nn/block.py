@@ -1,9 +1,11 @@
 """Blocks and stacks of blocks: encoder, decoder and encoder–decoder are made of these alone."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Literal
 
+import torch._functorch.config as partition
 from torch import Tensor, nn
 
 from manyheads.errors import Mistake
@@ -25,6 +27,8 @@ from manyheads.nn.relative import PositionConfig
 from manyheads.nn.residual import Norm, Residual, narrowed
 from manyheads.nn.scores import ScaledDot, ScoreConfig
 from manyheads.nn.shapes import Hidden
+
+KEPT = 0.9  # of the activations: a feed-forward's inner ones are made again by one kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,13 +159,20 @@ class Stack(nn.Module):
             Block(config, memory_dim, causal=causal, layer=layer) for layer in range(config.layers)
         )
         self.last_norm = config.norm.build_last(config.dim)
-        self.compiled = False
+        self.attention_dropout = heads.dropout
+        self.compiled = self.keeps_less = False
         for block in self.blocks:
             check_parts(block.attention.core, block.attention.score, self.position)  # type: ignore[arg-type, union-attr]
 
     def compile_blocks(self) -> None:
-        """Block by block: one is compiled in seconds, and serves for all that are like it."""
+        """Block by block: one is compiled in seconds, and serves for all that are like it.
+
+        Activations that are cheap to compute again are not kept for the backward pass, unless
+        some are drawn: PyTorch (2.13) would draw others when it computes them again.
+        """
         self.compiled = True
+        draws = [part.p for part in self.modules() if isinstance(part, nn.Dropout)]
+        self.keeps_less = not any([*draws, self.attention_dropout])
         for block in self.blocks:
             block.compile()
 
@@ -182,8 +193,9 @@ class Stack(nn.Module):
     ) -> Hidden:
         if self.compiled:
             x = narrowed(x)  # as every block but the first gets it: one graph serves for all
-        for block, position in zip(self.blocks, cycle(self.positions), strict=False):
-            x = block(x, sight, position, memory, memory_sight, cache)
+        with partition.patch(activation_memory_budget=KEPT) if self.keeps_less else nullcontext():
+            for block, position in zip(self.blocks, cycle(self.positions), strict=False):
+                x = block(x, sight, position, memory, memory_sight, cache)
         return self.last_norm(x)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from manyheads.train.objective import ROWS_AT_ONCE, Loss
+from manyheads.train.objective import Loss, rows_at_once
 
 F32 = torch.float32
 
@@ -33,8 +33,9 @@ def disagreement(
     for some rows at a time, and made again when their gradient is wanted.
     """
     first, second = hidden.flatten(0, 1).chunk(2)
-    counted = scored.flatten()
-    size = ROWS_AT_ONCE["cpu" if hidden.device.type == "cpu" else "cuda"]
+    counted, size = scored.flatten(), max(1, rows_at_once(hidden) // 4)  # of each, in float32
+    if hidden.device.type == "cpu":  # where it is cheap to leave the others out
+        first, second, counted = first[counted], second[counted], counted[counted]
     total = torch.zeros((), device=hidden.device, dtype=torch.promote_types(hidden.dtype, F32))
     for start in range(0, len(counted), size):
         rows = slice(start, start + size)

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-import torch._functorch.config as partition
 from torch import nn
 
 from manyheads.errors import BadData, Mistake
@@ -35,7 +34,6 @@ from manyheads.train.steps import Step, Window
 
 B = TypeVar("B")
 MUCH = 3e15  # multiply-adds, twice over, that take a GPU longer than to compile a block
-KEPT = 0.9  # of the activations: a feed-forward's inner ones are made again by one kernel
 RANKS_APART = 0x9E3779B97F4A7C15  # no step of any run is so far from another
 
 
@@ -238,8 +236,7 @@ class Trainer:
         return progress
 
     def compile_blocks(self) -> None:
-        """Of every stack; activations that are cheap to compute again are not kept meanwhile."""
-        partition.activation_memory_budget = KEPT
+        """Of every stack of them."""
         for part in self.model.modules():
             if isinstance(part, Stack):
                 part.compile_blocks()
@@ -252,7 +249,7 @@ class Trainer:
             return self.train.compile == "yes"
         tokens = sum(map(self.task.tokens, self.task.batches(self.progress.step)))
         weights = sum(weight.numel() for weight in self.model.parameters())
-        return 6 * weights * tokens * (self.train.steps - self.progress.step) > MUCH
+        return 6 * weights * tokens * self.train.steps > MUCH  # also of a run that goes on
 
     def _is_due(self) -> bool:
         step, train = self.progress.step, self.train

@@ -33,6 +33,10 @@ class Loss:
     weight: float = 1.0
 
 
+def rows_at_once(hidden: Tensor) -> int:
+    return ROWS_AT_ONCE.get(hidden.device.type, ROWS_AT_ONCE["cuda"])
+
+
 def cross_entropy(
     hidden: Float[Tensor, "*n d"],
     matrix: Float[Tensor, "v d"],
@@ -89,7 +93,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if training else None
         d_matrix = torch.zeros_like(matrix) if training else None
         d_bias = torch.zeros_like(bias) if training and bias is not None else None
-        size = ROWS_AT_ONCE.get(hidden.device.type, ROWS_AT_ONCE["cuda"])
+        size = rows_at_once(hidden)
         classes = len(matrix)
         weight = _aligned(matrix, hidden)
         shift = None if bias is None else _aligned(bias, hidden)
