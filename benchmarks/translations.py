@@ -310,6 +310,7 @@ def table(paths: list[Path], picture: Path | None) -> None:
         for (name, _), systems in found.items()
         if name == "tatoeba"
         for system, rows in systems.items()
+        if all("bleu" in point for point in rows[0]["curve"])  # decode.validate_sentences
     }
     if picture is not None and not drawn:
         raise Mistake("there is nothing to draw: give rows of tatoeba")
@@ -388,6 +389,10 @@ def main(arguments: list[str] | None = None) -> int:
     except Mistake as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    if given.picture is not None:
+        parser.error("--picture goes with --table")
+    if given.what == "tatoeba" and given.pairs is not None:
+        parser.error("tatoeba is German to English alone: leave out --pairs")
     runs: list[Callable[[], Row]] = [
         partial(measure, job, given.device, given.keep) for job in jobs
     ]

@@ -230,7 +230,7 @@ def test_the_printed_settings_are_a_recipe(tmp_path: Path) -> None:
     printed = result("train", "phrasebook", *TINY, "--seed", "5", "--print-config")
     table = tomllib.loads(printed)
     assert parse(Run, table) == read_recipe("phrasebook", [*TINY, "seed=5"])
-    assert "# model.head_dim = none" in printed.splitlines()  # TOML has no word for it
+    assert "# model.head_dim=none" in printed.splitlines()  # TOML has no word for it
     recipe = tmp_path / "mine.toml"
     recipe.write_text(printed, encoding="utf-8")
     assert result("train", recipe, "--print-config") == printed

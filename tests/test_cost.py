@@ -264,12 +264,12 @@ def test_a_refusal_names_its_lengths_and_what_this_command_takes(
     Measurement(cores, [8, 16, 64], SMALL).run()
     said = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
     assert said == [
-        "linformer rank=32 is left out at 8, 16: rank=32 is no reduction of 16 positions: choose "
-        'a smaller one, --cores "linformer rank=8"'
+        "linformer rank=32 is left out at 8, 16: rank=32 is no reduction of 8 positions: choose "
+        'a smaller one, --cores "linformer rank=4"'
     ]
-    (advised,) = read_cores("linformer rank=8").values()
-    found = Measurement({"linformer": advised}, [16], SMALL).run()
-    assert [point.length for point in found[0].points] == [16]
+    (advised,) = read_cores("linformer rank=4").values()
+    found = Measurement({"linformer": advised}, [8, 16], SMALL).run()
+    assert [point.length for point in found[0].points] == [8, 16]
 
 
 def test_what_is_refused_everywhere_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

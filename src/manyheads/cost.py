@@ -387,7 +387,7 @@ class Measurement:
         for name, reasons in self.refused.items():
             some = len(reasons) < len(self.lengths)
             where = f" at {', '.join(map(str, reasons))}" if some else ""
-            lines += [f"{name} is left out{where}: {why}" for why in [*reasons.values()][-1:]]
+            lines += [f"{name} is left out{where}: {why}" for why in [*reasons.values()][:1]]
         return lines
 
     def _step(self, note: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,8 @@ def test_a_long_piece_is_written_in_stretches(
         at += limit
     assert at == 101
     assert len(read) < 20  # half of it stays: no reading anew for each word
+    ending = replace(generator, decode=replace(generator.decode, at_limit="end"))
+    assert len(compose(ending, ChoraleGrid(), [], limit=100, sample=Sample())) > 90
 
 
 def test_each_part_of_a_piece_has_draws_of_its_own(trained: dict[str, Path]) -> None:

@@ -131,7 +131,7 @@ def train(
             if world.first:
                 print(to_toml(dump(run)))
                 for name, word in unset(run).items():
-                    print(f"# {name} = {word}")
+                    print(f"# {name}={word}")
             return
         _check_parallel(overrides or [])
         folder = out or Path("runs") / Path(recipe).stem

@@ -107,7 +107,11 @@ def _class_folders(folder: Path) -> Form:
             )
     if not found:
         return Form({"train": partial(_pictures_of, folder, classes, folder)}, ("test", "valid"))
-    own = {split: partial(_pictures_of, path, classes, folder) for split, path in found.items()}
+    # What lies beside the splits is said once, with the training split.
+    own = {
+        split: partial(_pictures_of, path, classes, folder if split == "train" else path)
+        for split, path in found.items()
+    }
     return Form({**own}, _missing(own))
 
 

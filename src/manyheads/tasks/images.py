@@ -53,7 +53,8 @@ def fitted(model: VitConfig, part: Pictures) -> VitConfig:
 
     A model that has a mean and a deviation, as trained ones do, keeps them: its weights go by them.
     """
-    model.check_whole()
+    if not model.pixel_mean:  # a size of one's own choice
+        model.check_whole()
     check_size(model, part)
     labels, head = tuple(part.classes), model.head
     if head is None:
