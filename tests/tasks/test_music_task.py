@@ -371,6 +371,7 @@ def test_a_long_piece_is_written_in_stretches(
         at += limit
     assert at == 101
     assert len(read) < 20  # half of it stays: no reading anew for each word
+    even[generator.marks.end] = -50.0  # written where nothing else may be
     ending = replace(generator, decode=replace(generator.decode, at_limit="end"))
     assert len(compose(ending, ChoraleGrid(), [], limit=100, sample=Sample())) > 90
 

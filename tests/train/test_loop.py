@@ -23,6 +23,7 @@ from manyheads.decode.beam import Decode
 from manyheads.decode.translate import Translator
 from manyheads.errors import Mistake
 from manyheads.tasks.translation import TranslationTask, translation_loss
+from manyheads.train import loop
 from manyheads.train.checkpoint import read_tensors
 from manyheads.train.loop import Stopped, Trainer
 from manyheads.train.objective import Loss
@@ -544,3 +545,20 @@ def test_everything_kept_is_listed(whole: Path) -> None:
         "last.safetensors",
         *(f"weights-{step:08d}.safetensors" for step in (16, 20, 24)),
     }
+
+
+def test_whether_blocks_are_compiled_is_the_whole_run_s_to_say(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, by what all of its steps cost: one that goes on near its end goes on as it was."""
+    found = trainer(recipe, tmp_path / "run")
+    found.device = torch.device("cuda")
+    tokens = sum(map(found.task.tokens, found.task.batches(0)))
+    weights = sum(weight.numel() for weight in found.model.parameters())
+    cost = 6 * tokens * weights * found.train.steps
+    for much, wanted in ((1.5 * cost, False), (0.5 * cost, True)):
+        monkeypatch.setattr(loop, "MUCH", much)
+        assert found._compiles() == wanted
+    found.task.batches = lambda step: type(found.task).batches(found.task, 0)  # type: ignore[method-assign]
+    found.progress.step = found.train.steps - 1
+    assert found._compiles()

@@ -51,9 +51,7 @@ def stretch(met: Met, lowest: int, first: int, last: int) -> Stretched:
 
 
 def shrink(met: Met, lowest: int, first: int, last: int) -> Stretched:
-    """The other way: columns `first` … `last`, two at least, whose ends have
-    the sums of what lies beyond.
-    """
+    """The other way: columns `first` … `last`, two or more; the ends have the sums of the rest."""
     highest = lowest + met.shape[-1] - 1
     met = F.pad(met, (max(0, lowest - first), max(0, last - highest)))
     lowest = min(lowest, first)

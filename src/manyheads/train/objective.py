@@ -34,6 +34,7 @@ class Loss:
 
 
 def rows_at_once(hidden: Tensor) -> int:
+    """Of how many predictions the logits are held together."""
     return ROWS_AT_ONCE.get(hidden.device.type, ROWS_AT_ONCE["cuda"])
 
 
