@@ -17,7 +17,7 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.block import KEPT
 from manyheads.nn.masks import causal, look
-from manyheads.nn.residual import Norm
+from manyheads.nn.residual import Norm, Residual
 
 CELLS: list[Any] = [
     (GptConfig, "rotary"),
@@ -62,6 +62,18 @@ def test_compiled_is_eager(kind: Model, position: str) -> None:
         torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-10)
 
 
+class Precise(nn.Module):
+    """A norm as a GPU's autocast computes it: in float32, and that is what it gives."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.norm(x.float())
+        return found
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_compiled_blocks_pass_on_what_products_are_computed_in(
@@ -75,6 +87,8 @@ def test_compiled_blocks_pass_on_what_products_are_computed_in(
     torch.manual_seed(1)
     model: Any = tiny(GptConfig, "rotary", "fused", layers=3, norm=Norm(placement=placement))
     model, tokens = model.build(), inputs(GptConfig, 3, 7)[0]
+    for part in [one for one in model.modules() if isinstance(one, Residual)]:
+        part.norm = Precise(part.norm)
     types: list[torch.dtype] = []
     model.decoder.blocks[1].register_forward_pre_hook(
         lambda block, given: types.append(given[0].dtype)
