@@ -79,12 +79,12 @@ PRESETS = {
     "agreement": "train.agreement=5",
     "ours-agreement": "model.norm=pre model.position=rotary train.clip=1 train.agreement=5",
 }
-TATOEBA = """train.compile=no tokens.vocab_size=10000 train.too_long=skip train.steps=8000
-    train.batch_tokens=8192 train.schedule=cosine train.warmup_steps=1000 train.validate_every=400
-    train.save_every=8000 decode.validate_sentences=300"""
+TATOEBA = """train.compile=no tokens.vocab_size=10000 train.too_long=skip train.steps=4000
+    train.batch_tokens=8192 train.schedule=cosine train.warmup_steps=500 train.validate_every=200
+    train.save_every=4000 decode.validate_sentences=300"""
 SYSTEMS = {
     "base": """model.dim=512 model.layers=6 model.heads=8 model.hidden=2048 model.norm=post
-        model.dropout=0.3 train.learning_rate=7e-4 train.warmup_steps=2000""",
+        model.dropout=0.3 train.learning_rate=7e-4 train.warmup_steps=1000""",
     "small": """model.dim=256 model.layers=4 model.heads=4 model.hidden=1024 model.dropout=0.2
         train.learning_rate=2e-3""",
     "tiny": "model.dropout=0.1 train.learning_rate=5e-3",

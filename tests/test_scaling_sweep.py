@@ -16,7 +16,9 @@ from manyheads.errors import BadData, Mistake
 from manyheads.opened import open_run
 from manyheads.run import read_run
 from manyheads.scaling import prediction, report, sweep
+from manyheads.scaling.law import Law
 from manyheads.scaling.plan import TARGET, Planned, Sweep
+from manyheads.scaling.prediction import Trained
 from manyheads.scaling.sweep import Scaling, with_text
 from manyheads.scoring import score
 from manyheads.training import read_recipe
@@ -122,6 +124,34 @@ def test_the_prediction_was_there_before_the_run(text: Path, finished: Path) -> 
         one.name for one in scaling(text, finished).plan.fitted
     ]
     assert made.measured == scaling(text, finished).results()[TARGET]
+
+
+def drawn_by(law: Law, shortest: float) -> tuple[Trained, ...]:
+    """Four sizes by four amounts of text as a law has them; the shortest are off by a factor."""
+    return tuple(
+        Trained(
+            name=f"{size}-{tokens}",
+            parameters=size,
+            tokens=tokens,
+            flops=6 * size * tokens,
+            loss=law.loss(size, tokens) * (shortest if tokens == 10**6 else 1.0),
+        )
+        for size in (10**4, 3 * 10**4, 10**5, 3 * 10**5)
+        for tokens in (10**6, 2 * 10**6, 4 * 10**6, 8 * 10**6)
+    )
+
+
+def test_runs_that_are_too_short_are_told() -> None:
+    law, wanted = Law(1.0, (40.0, 3e3), (0.4, 0.6)), (10**6, 2 * 10**7)
+    for shortest in (1.0, 1.1):
+        runs = drawn_by(law, shortest)
+        longer = sweep.without_shortest(runs, *wanted)
+        assert longer is not None
+        assert longer.value == pytest.approx(law.loss(*wanted), rel=3e-3)
+        misled = sweep.joint_fit(runs).run(*wanted).value
+        assert (abs(misled / longer.value - 1) > 1e-2) == (shortest > 1)
+    few = tuple(one for one in drawn_by(law, 1.0) if one.tokens < 8 * 10**6)
+    assert sweep.without_shortest(few, *wanted) is None
 
 
 def test_nothing_is_predicted_after_the_fact(text: Path, out: Path) -> None:

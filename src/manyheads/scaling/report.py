@@ -137,11 +137,16 @@ def said(findings: Findings) -> str:
     made = findings.prediction
     assert made.measured is not None
     where = "inside" if made.inside else "outside"
+    longer = findings.longer
+    but = ""
+    if longer is not None:
+        band = f"{longer.low:.4f} to {longer.high:.4f}"
+        but = f"; without the shortest runs {longer.value:.4f} ({band})"
     return (
         f"predicted {made.loss:.4f} ({made.low:.4f} to {made.high:.4f}, {made.level:.0%}) for "
         f"{LARGER} times the compute; measured {made.measured:.4f}, {where} the band, "
         f"{made.measured / made.loss - 1:+.2%} off; the best run of the fit had "
-        f"{min(one.loss for one in made.fitted):.4f}"
+        f"{min(one.loss for one in made.fitted):.4f}{but}"
     )
 
 
@@ -168,6 +173,9 @@ def as_dict(plan: Plan, findings: Findings) -> dict[str, Any]:
             "inside": made.inside,
             "digest": made.digest,
         },
+        "without_shortest": None
+        if findings.longer is None
+        else dataclasses.asdict(findings.longer),
     }
 
 

@@ -25,7 +25,7 @@ from manyheads.data.phrasebook import sentences
 from manyheads.errors import BadData, Mistake
 from manyheads.files import drop_partials, write_text
 from manyheads.run import SETTINGS, TOKENIZER, Run, differences, locked, make_folder, model_digest
-from manyheads.scaling.law import Fit, Price, fit
+from manyheads.scaling.law import Band, Fit, Price, fit
 from manyheads.scaling.plan import (
     Plan,
     Planned,
@@ -52,7 +52,8 @@ class Findings:
     """What a sweep has found: runs, laws, the price of a token, and the prediction.
 
     `by_size` is the law of N at the most tokens and `by_data` that of D in the largest model,
-    where there are enough of them.
+    where there are enough of them. `longer` is what the runs would predict but for the shortest: a
+    number far from the prediction says that these follow another law.
     """
 
     trained: tuple[Trained, ...]
@@ -61,6 +62,7 @@ class Findings:
     by_data: Fit | None
     price: Price
     prediction: Prediction
+    longer: Band | None
 
 
 class Scaling:
@@ -215,9 +217,12 @@ class Scaling:
         trained, target = self.trained(), self.plan.target
         band = joint_fit(trained).run(target.parameters, target.tokens)
         made = predict(self.out, target, band, trained)
+        longer = without_shortest(trained, target.parameters, target.tokens)
+        but = "" if longer is None else f"; without the shortest runs {longer.value:.4f}"
         bar.say(
             f"predicted for {target.flops / max(one.flops for one in trained):.1f} times the "
             f"compute: loss {made.loss:.4f}, {made.low:.4f} to {made.high:.4f} (made {made.made})"
+            f"{but}"
         )
 
     def trained(self) -> tuple[Trained, ...]:
@@ -236,6 +241,7 @@ class Scaling:
             _one_term([(t.tokens, t.loss) for t in trained if t.parameters == largest]),
             Price.of(list(sizes), list(sizes.values())),
             made,
+            without_shortest(trained, made.parameters, made.tokens),
         )
 
 
@@ -244,6 +250,15 @@ def joint_fit(trained: tuple[Trained, ...]) -> Fit:
     """L(N, D) of these runs."""
     causes = np.array([(one.parameters, one.tokens) for one in trained], dtype=float)
     return fit(causes, np.array([one.loss for one in trained]))
+
+
+def without_shortest(trained: tuple[Trained, ...], parameters: int, tokens: int) -> Band | None:
+    """What the runs predict but for the shortest of each size, where enough are left."""
+    amounts = sorted({one.tokens for one in trained})
+    left = tuple(one for one in trained if one.tokens > amounts[0])
+    if len(amounts) < 4 or len(left) <= 5:  # two amounts know no exponent, five runs no law
+        return None
+    return joint_fit(left).run(parameters, tokens)
 
 
 def _one_term(points: list[tuple[int, float]]) -> Fit | None:

@@ -21,10 +21,17 @@ DEVICE = Lock()
 def recording(graph: torch.cuda.CUDAGraph, pool: Any, *, mode: str) -> Iterator[None]:
     """What the device is asked to do in here is written into the graph, and not done.
 
-    An older graph that the collector finds meanwhile would be freed, which breaks a recording.
+    An older graph that the collector finds meanwhile would be freed, which breaks a recording. And
+    the scratch memory that matrix products keep between calls may be freed by anyone who records
+    after us (`torch.compile` does): a recording takes its own, from its pool.
     """
-    with DEVICE, nothing_collected(), torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
-        yield
+    with DEVICE, nothing_collected():
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
+                yield
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
 
 
 @runtime_checkable
