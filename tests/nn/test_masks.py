@@ -97,3 +97,32 @@ def test_documents_do_not_mix() -> None:
     for row, documents in enumerate(DOCUMENTS):
         lengths = mask[row, 0].sum(-1).tolist()
         assert lengths == [documents[: i + 1].count(documents[i]) for i in range(6)]
+
+
+@pytest.mark.parametrize("length", [5, 8])
+def test_what_is_added_to_scores_is_the_mask(length: int) -> None:
+    """Zero where a query sees a key, else −∞; made once a type, in rows that are aligned."""
+    real = torch.arange(length) < torch.tensor([[length], [3]])
+    for sight in (look(causal, length, real=real), look(full, length, real=real)):
+        mask = sight.mask()
+        assert mask is not None
+        for dtype in (torch.float32, torch.bfloat16):
+            added = sight.added(dtype)
+            assert added is not None
+            assert added.dtype == dtype
+            assert torch.equal(added == 0, mask)
+            assert torch.equal(added == -torch.inf, ~mask)
+            assert added is sight.added(dtype)
+            assert all(step % 8 == 0 for step in added.stride()[:-1])
+    assert look(full, length).added(torch.float32) is None
+
+
+def test_queries_from_elsewhere_share_what_their_place_does_not_change() -> None:
+    sight = look(full, 6, real=REAL)
+    assert sight.across(3).mask() is sight.across(7).mask() is sight.mask()
+    assert sight.across(3).queries.shape == (1, 3)
+    past = look(causal, 6, real=REAL)
+    first = past.across(2).mask()
+    assert first is not None
+    assert torch.equal(first[..., 0], REAL[:, None, :1].expand(-1, 1, 2))
+    assert not first[..., 1:].any()

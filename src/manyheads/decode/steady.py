@@ -7,6 +7,7 @@ write, and are done from the beginning.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -78,9 +79,7 @@ class Seq2SeqSteps:
         self.real = torch.ones(
             cache.sentences, cache.source_room, dtype=torch.bool, device=cache.place.device
         )
-        sight = look(full, cache.source_room, real=self.real, device=self.real.device)
-        # Its states are not asked for: the cache has their keys and values.
-        self.memory = Memory(self.real, sight)
+        self.sight = look(full, cache.source_room, real=self.real, device=self.real.device)
 
     def read(self, texts: Texts) -> None:
         """The sources, as one pass; what is beyond them is not real, but for rows without one."""
@@ -96,7 +95,10 @@ class Seq2SeqSteps:
         self.cache.clear()
 
     def _step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
-        hidden = self.model.decode(tokens[:, None], self.memory, cache=self.cache)
+        # A new sight each time: what one holds would not change with what is real. The states of
+        # the sources are not asked for: the cache has their keys and values.
+        memory = Memory(self.real, replace(self.sight))
+        hidden = self.model.decode(tokens[:, None], memory, cache=self.cache)
         return self.model.logits(hidden[:, -1]).float()
 
 

@@ -314,9 +314,7 @@ class CrossAttention(nn.Module):
         # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.
         beams = x.shape[0] // k.shape[0]
         q = rearrange(self.query(x), "(b n) t (h c) -> b h (n t) c", n=beams, h=self.heads.heads)
-        # What a memory's key is for a query does not hang on where the query stands.
-        queries = sight.keys.new_zeros(1, q.shape[2])
-        sight = Sight(sight.rule, queries, sight.keys, sight.real)
+        sight = sight.across(q.shape[2])
         dropout = self.heads.dropout if self.training else 0.0
         mixed = self.core(q, k, v, sight, self.score, self.position, dropout)
         return self.output(rearrange(mixed, "b h (n t) c -> (b n) t (h c)", n=beams))

@@ -193,17 +193,19 @@ class Fused(Exact):
         assert isinstance(score, InnerScore)
         if not dropout and _ours(q, sight, score, position):
             return _by_our_kernel(q, k, v, sight, score, position)
-        bias = position.bias(q, sight)
-        triangle = bias is None and sight.is_triangle()
-        mask = None if triangle else sight.mask()
-        if bias is not None and mask is not None:
-            bias = bias.masked_fill(~mask, -torch.inf)
         f, g = score.factors(q, share_heads(k, q.shape[1]))
+        added = position.bias(q, sight)
+        triangle = added is None and sight.is_triangle()
+        if added is not None:
+            mask = sight.mask()
+            added = added if mask is None else added.masked_fill(~mask, -torch.inf)
+        elif not triangle:
+            added = sight.added(f.dtype)
         return _kernel(
             f,
             g,
             share_heads(v, q.shape[1]),
-            mask if bias is None else bias,
+            added,
             dropout_p=dropout,
             is_causal=triangle,
             scale=score.scale,

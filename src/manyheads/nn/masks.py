@@ -10,8 +10,9 @@ from typing import ClassVar
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from manyheads.errors import check_at_least
 from manyheads.nn.shapes import KeyPositions, Positions, Real
@@ -19,6 +20,7 @@ from manyheads.nn.shapes import KeyPositions, Positions, Real
 QueryAxis = Int[Tensor, "#b t 1"]
 KeyAxis = Int[Tensor, "#b 1 s"]
 Seen = Bool[Tensor, "#b #t #s"]
+ALIGNED = 8  # numbers at which a GPU's kernels want a row of a mask to begin
 
 
 class Rule:
@@ -203,7 +205,8 @@ class Sight:
     """A rule, the positions it is asked about, and which keys are real (not padding).
 
     `square` says that queries and keys are the same positions 0 … n−1 in every row, so that a
-    causal rule is the plain lower triangle and a kernel may use its own.
+    causal rule is the plain lower triangle and a kernel may use its own. One sight serves all
+    layers: what it has computed once, it holds.
     """
 
     rule: Rule
@@ -211,15 +214,29 @@ class Sight:
     keys: KeyPositions
     real: Real | None = None
     square: bool = False
-    _mask: Tensor | None = field(default=None, init=False, repr=False)
+    _held: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def mask(self) -> Bool[Tensor, "#b 1 #t #s"] | None:
         """True where a query sees a key; None where every query sees every key."""
         if isinstance(self.rule, Full) and self.real is None:
             return None
-        if self._mask is None:
-            self._mask = self._compute()
-        return self._mask
+        if torch.bool not in self._held:
+            self._held[torch.bool] = self._compute()
+        return self._held[torch.bool]
+
+    def added(self, dtype: torch.dtype) -> Float[Tensor, "#b 1 #t #s"] | None:
+        """The mask as kernels take it, to be added to the scores: 0 where it is True, else −∞.
+
+        Rows begin at multiples of `ALIGNED`, or the kernels would copy it for every layer.
+        """
+        seen = self.mask()
+        if seen is None:
+            return None
+        if dtype not in self._held:
+            wide = F.pad(seen, (0, -seen.shape[-1] % ALIGNED))
+            whole = torch.zeros_like(wide, dtype=dtype).masked_fill_(~wide, -torch.inf)
+            self._held[dtype] = whole[..., : seen.shape[-1]]
+        return self._held[dtype]
 
     def _compute(self) -> Bool[Tensor, "#b 1 #t #s"]:
         seen = self.rule(
@@ -232,6 +249,13 @@ class Sight:
     def is_triangle(self) -> bool:
         """Whether this is the plain causal triangle, which kernels know without a mask."""
         return self.square and self.real is None and isinstance(self.rule, Causal)
+
+    def across(self, queries: int) -> "Sight":
+        """Of the same keys, by so many queries that stand nowhere among them."""
+        found = Sight(self.rule, self.keys.new_zeros(1, queries), self.keys, self.real)
+        if isinstance(self.rule, Full):  # where queries stand changes nothing
+            found._held = self._held
+        return found
 
     def block(self, rows: slice, columns: slice) -> "Sight":
         """The same sight for some of the queries and some of the keys."""

@@ -24,7 +24,7 @@ from manyheads.train.progress import Bar
 from manyheads.view.capture import looks_across
 
 COMPOSITIONAL = "compositional"
-MULTIPLE = 8  # lengths on a GPU: little padding, few shapes
+MULTIPLE = 2  # lengths on a GPU: hardly more padding than any length, and as few shapes
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
 
 
