@@ -15,16 +15,19 @@ from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn import cores
 from manyheads.nn.attention import attend
-from manyheads.nn.masks import Causal, SameDocument, both, causal, full, window
+from manyheads.nn.masks import Causal, SameDocument, both, causal, full, look, window
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
     NoPosition,
+    Position,
     PositionSizes,
     Rotary,
     by_distance,
 )
+from manyheads.nn.scores import InnerScore
 from manyheads.train import graphs
 from manyheads.train.loop import Trainer
 from manyheads.train.objective import cross_entropy
@@ -132,6 +135,44 @@ def test_our_kernel_equals_dense(width: int, length: int, past: bool) -> None:
     for one, other in pairs:
         error = (one.double() - other).norm() / other.norm()
         assert error < 1e-2
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("past", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(30, 30), (64, 64), (9, 50)])
+def test_our_kernel_for_short_texts_equals_dense(
+    queries: int, keys: int, past: bool, padded: bool
+) -> None:
+    """By the fused core, which takes it unasked, also compiled; a whole row may be padding."""
+    if past and queries != keys:
+        pytest.skip("a causal rule is over one text")
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(3, n, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for n in (queries, keys, keys)
+    )
+    lengths = torch.tensor([[keys], [keys - 5], [0]], device="cuda")
+    real = torch.arange(keys, device="cuda") < lengths if padded else None
+    rule = causal if past else full
+    sight = look(rule, keys, real=real, device="cuda")
+    sight = sight if queries == keys else sight.across(queries)
+    assert cores._is_short(q, k, v, sight)
+    score, nowhere = InnerScore(0.125), Position()
+
+    def mixed(core: Any, *given: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = core(*given, sight, score, nowhere)
+        return found
+
+    direction = torch.randn(3, 4, queries, 64, device="cuda")
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    expected = mixed(cores.Dense(), *exact)
+    wanted = [expected, *torch.autograd.grad(expected, exact, direction.double())]
+    for fused in (mixed, torch.compile(mixed, fullgraph=True)):
+        rough = [x.detach().requires_grad_() for x in (q, k, v)]
+        found = fused(cores.Fused(), *rough)
+        gradients = torch.autograd.grad(found, rough, direction.bfloat16())
+        for one, other in zip((found, *gradients), wanted, strict=True):
+            assert (one.double() - other).norm() < 1e-2 * other.norm()
 
 
 def test_training_in_bfloat16_learns_and_resumes(tmp_path: Path) -> None:

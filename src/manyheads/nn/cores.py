@@ -26,6 +26,11 @@ from manyheads.nn.shapes import Keys, Queries, Values, Weights
 Mixed = Float[Tensor, "b h t c"]
 E = TypeVar("E", bound="Exact")
 
+HALF = (torch.bfloat16, torch.float16)
+CHANNELS = (16, 32, 64, 128)  # of a head, that a block of our own kernels can hold
+SHORT = 64  # queries and keys whose pairs one program holds at once
+TRITON = find_spec("triton") is not None  # it comes with PyTorch for a GPU alone
+
 
 @dataclass(frozen=True, kw_only=True)
 class CoreSizes:
@@ -163,7 +168,8 @@ class Dense(Exact):
 class Fused(Exact):
     """PyTorch's fused kernels: no weights are held where the device has a kernel for it.
 
-    For a bias by distance it has none, and on a GPU ours is used (nn/biased.py).
+    For a bias by distance it has none, and on a GPU ours is used (nn/biased.py); so is ours for
+    texts so short that PyTorch's would be idle most of the time (nn/short.py).
     """
 
     kind: ClassVar[str] = "fused"
@@ -194,35 +200,45 @@ class Fused(Exact):
         if not dropout and _ours(q, sight, score, position):
             return _by_our_kernel(q, k, v, sight, score, position)
         f, g = score.factors(q, share_heads(k, q.shape[1]))
-        added = position.bias(q, sight)
+        w, added = share_heads(v, q.shape[1]), position.bias(q, sight)
+        if added is None and not dropout and _is_short(f, g, w, sight):
+            return _by_short_kernel(f, g, w, sight, score)
         triangle = added is None and sight.is_triangle()
-        if added is not None:
+        if added is None:
+            added = None if triangle else sight.added(f.dtype)
+        else:
             mask = sight.mask()
             added = added if mask is None else added.masked_fill(~mask, -torch.inf)
-        elif not triangle:
-            added = sight.added(f.dtype)
-        return _kernel(
-            f,
-            g,
-            share_heads(v, q.shape[1]),
-            added,
-            dropout_p=dropout,
-            is_causal=triangle,
-            scale=score.scale,
-        )
+        return _kernel(f, g, w, added, dropout_p=dropout, is_causal=triangle, scale=score.scale)
 
 
 def _ours(q: Tensor, sight: Sight, score: Score, position: Position) -> bool:
     """Whether this is what our own kernel is for, and one that it can compute."""
     return (
         position.distance_alone
-        and q.dtype in (torch.bfloat16, torch.float16)
+        and q.dtype in HALF
         and q.device.type == "cuda"
         and sight.square
         and isinstance(sight.rule, Full | Causal)
         and type(score) is InnerScore
-        and q.shape[-1] in (16, 32, 64, 128)  # channels that a block can hold
-        and find_spec("triton") is not None
+        and q.shape[-1] in CHANNELS
+        and TRITON
+    )
+
+
+def _is_short(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> bool:
+    """Whether our kernel for short texts can compute this."""
+    return (
+        q.device.type == "cuda"
+        and q.dtype in HALF
+        and q.dtype == k.dtype == v.dtype
+        and q.shape[0] > 0
+        and q.shape[2] <= SHORT
+        and k.shape[2] <= SHORT
+        and q.shape[-1] in CHANNELS
+        and q.shape[-1] == v.shape[-1]
+        and (isinstance(sight.rule, Full) or (isinstance(sight.rule, Causal) and sight.square))
+        and TRITON
     )
 
 
@@ -237,6 +253,13 @@ def _by_our_kernel(
     real = None if sight.real is None else sight.real.expand(q.shape[0], -1)
     given = (q, share_heads(k, heads), share_heads(v, heads), bias, real)
     return biased_attention(*given, sight.rule.past_only, float(score.scale))
+
+
+def _by_short_kernel(q: Tensor, k: Tensor, v: Tensor, sight: Sight, score: InnerScore) -> Tensor:
+    from manyheads.nn.short import short_attention
+
+    found: Tensor = short_attention(q, k, v, sight.real, sight.rule.past_only, float(score.scale))
+    return found
 
 
 def exact_core(score: Score, position: Position) -> "Dense | Fused":

@@ -1,0 +1,189 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""A kernel of our own: exact attention over short texts, each head of a text by one small program.
+
+    o = softmax(q kᵀ · scale) v,    p = softmax(…),  dp = do vᵀ,  ds = p ∘ (dp − Σ p ∘ dp) · scale,
+    dq = ds k,  dk = dsᵀ q,  dv = pᵀ do
+
+Kernels for long texts go over keys in blocks, with as much room as a block can use. A sentence of
+thirty words fills a quarter of one, and a thousand sentences wait for each other. Here all pairs of
+a head fit into the registers of a few threads at once: nothing is gone over twice, nothing but q,
+k and v is kept for the backward pass, and padding is seen to inside.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _rows_of(x, places, step, n, D: tl.constexpr):
+    """Rows of n, zero past the end."""
+    channels = tl.arange(0, D)
+    return tl.load(
+        x + places[:, None] * step + channels[None, :], mask=places[:, None] < n, other=0.0
+    )
+
+
+@triton.jit
+def _write_rows(x, places, step, n, values, D: tl.constexpr):
+    channels = tl.arange(0, D)
+    tl.store(
+        x + places[:, None] * step + channels[None, :],
+        values.to(x.dtype.element_ty),
+        mask=places[:, None] < n,
+    )
+
+
+@triton.jit
+def _weights_of(
+    q, k, real, at_q, at_k, keys, scale, PAST: tl.constexpr, REAL: tl.constexpr
+):  # fmt: skip
+    """softmax over the keys that are seen; zeros for a query that sees none. `scale` has log₂ e."""
+    s = tl.dot(q, tl.trans(k)) * scale
+    seen = at_k[None, :] < keys
+    if PAST:
+        seen = seen & (at_k[None, :] <= at_q[:, None])
+    if REAL:
+        known = tl.load(real + at_k, mask=at_k < keys, other=0)
+        seen = seen & (known[None, :] != 0)
+    s = tl.where(seen, s, -1e30)
+    p = tl.where(seen, tl.exp2(s - tl.max(s, 1)[:, None]), 0.0)
+    total = tl.sum(p, 1)
+    return p / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+# Numbers that change from batch to batch, for which no kernel is compiled anew.
+@triton.jit(do_not_specialize=["queries", "keys", "known_row"])
+def _forward(
+    Q, K, V, KNOWN, OUT, heads, queries, keys, scale,
+    q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, known_row,
+    PAST: tl.constexpr, REAL: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    at_q, at_k = tl.arange(0, M), tl.arange(0, N)
+    q = _rows_of(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
+    k = _rows_of(K + row * k_row + head * k_head, at_k, k_step, keys, D)
+    v = _rows_of(V + row * v_row + head * v_head, at_k, v_step, keys, D)
+    p = _weights_of(q, k, KNOWN + row * known_row, at_q, at_k, keys, scale, PAST, REAL)
+    o = tl.dot(p.to(v.dtype), v)
+    out = OUT + row * queries * heads * D + head * D
+    _write_rows(out, at_q, heads * D, queries, o, D)
+
+
+@triton.jit(do_not_specialize=["queries", "keys", "known_row"])
+def _backward(
+    Q, K, V, KNOWN, DO, DQ, DK, DV, heads, queries, keys, scale, inner,
+    q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, known_row,
+    o_row, o_head, o_step,
+    PAST: tl.constexpr, REAL: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    at_q, at_k = tl.arange(0, M), tl.arange(0, N)
+    q = _rows_of(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
+    k = _rows_of(K + row * k_row + head * k_head, at_k, k_step, keys, D)
+    v = _rows_of(V + row * v_row + head * v_head, at_k, v_step, keys, D)
+    do = _rows_of(DO + row * o_row + head * o_head, at_q, o_step, queries, D)
+    p = _weights_of(q, k, KNOWN + row * known_row, at_q, at_k, keys, scale, PAST, REAL)
+    dv = tl.dot(tl.trans(p.to(do.dtype)), do)
+    step = heads * D
+    _write_rows(DV + row * keys * step + head * D, at_k, step, keys, dv, D)
+    dp = tl.dot(do, tl.trans(v))
+    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * inner).to(q.dtype)
+    _write_rows(DQ + row * queries * step + head * D, at_q, step, queries, tl.dot(ds, k), D)
+    dk = tl.dot(tl.trans(ds), q)
+    _write_rows(DK + row * keys * step + head * D, at_k, step, keys, dk, D)
+
+
+def _shape(q: Tensor, k: Tensor) -> dict[str, int]:
+    """Sizes of the blocks, and how many threads hold one."""
+    m, n = (max(16, triton.next_power_of_2(x.shape[2])) for x in (q, k))
+    return {"M": m, "N": n, "D": q.shape[3], "num_warps": 4 if m * n > 32 * 32 else 2}
+
+
+def _read(x: Tensor) -> Tensor:
+    """In any order but for the channels, which stand side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _empty(like: Tensor) -> Tensor:
+    """[b h n c] whose heads stand side by side, as the projections want them."""
+    rows, heads, length, width = like.shape
+    return like.new_empty(rows, length, heads, width).transpose(1, 2)
+
+
+def _known(real: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
+    """What of the keys is real as bytes, and how far its rows are apart."""
+    if real is None:
+        return like, 0
+    known = real.contiguous().view(torch.uint8)
+    return known, known.stride(0) if len(known) > 1 else 0
+
+
+def _where(q: Tensor) -> Any:
+    """Where kernels are launched."""
+    return torch.cuda.device(q.device) if q.is_cuda else nullcontext()
+
+
+@torch.library.custom_op("manyheads::short_attention", mutates_args=())
+def short_attention(
+    q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float
+) -> Tensor:
+    """q [b h t c], k and v [b h s c] of so few places that all pairs are held at once (64 by 64),
+    real [b s] or [1 s].
+    """
+    q, k, v = _read(q), _read(k), _read(v)
+    known, apart = _known(real, q)
+    out, rows, heads = _empty(q), q.shape[0], q.shape[1]
+    with _where(q):
+        _forward[(rows * heads,)](
+            q, k, v, known, out, heads, q.shape[2], k.shape[2], scale * LOG2_E,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], apart,
+            PAST=past, REAL=real is not None, **_shape(q, k),
+        )  # fmt: skip
+    return out
+
+
+@torch.library.custom_op("manyheads::short_attention_slopes", mutates_args=())
+def short_attention_slopes(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v."""
+    do, q, k, v = _read(do), _read(q), _read(k), _read(v)
+    known, apart = _known(real, q)
+    dq, dk, dv, rows, heads = _empty(q), _empty(k), _empty(v), q.shape[0], q.shape[1]
+    with _where(q):
+        _backward[(rows * heads,)](
+            q, k, v, known, do, dq, dk, dv, heads, q.shape[2], k.shape[2], scale * LOG2_E, scale,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], apart, *do.stride()[:3],
+            PAST=past, REAL=real is not None, **_shape(q, k),
+        )  # fmt: skip
+    return dq, dk, dv
+
+
+@short_attention.register_fake
+def _(q, k, v, real, past, scale):
+    return _empty(q)
+
+
+@short_attention_slopes.register_fake
+def _(do, q, k, v, real, past, scale):
+    return _empty(q), _empty(k), _empty(v)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    q, k, v, real, ctx.past, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, real)
+
+
+def _slopes(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, real = ctx.saved_tensors
+    return *short_attention_slopes(do, q, k, v, real, ctx.past, ctx.scale), None, None, None
+
+
+short_attention.register_autograd(_slopes, setup_context=_keep)

@@ -1,0 +1,43 @@
+"""Our kernel for short texts, interpreted where Triton is installed; test_gpu.py has a GPU."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+# In a process of its own: whether kernels are interpreted is decided when Triton is imported.
+PROGRAM = """
+import itertools, torch
+from manyheads.nn.short import short_attention
+torch.manual_seed(1)
+sizes, given = ((5, 5), (16, 16), (64, 64), (7, 40), (1, 33)), (None, "each", "all alike")
+for (t, s), past, padded, width in itertools.product(sizes, (False, True), given, (16, 32)):
+    if past and t != s:
+        continue
+    heads_beside = lambda n: torch.randn(3, n, 2, width).transpose(1, 2).requires_grad_()
+    q, k, v = heads_beside(t), heads_beside(s), heads_beside(s)
+    lengths = {"each": [[s], [max(1, s - 4)], [0]], "all alike": [[max(1, s - 2)]]}
+    real = torch.arange(s) < torch.tensor(lengths[padded]) if padded else None
+    found = short_attention(q, k, v, real, past, 0.3)
+    seen = torch.ones(3, 1, t, s, dtype=torch.bool)
+    if past:
+        seen &= torch.arange(s) <= torch.arange(t)[:, None]
+    if padded:
+        seen &= real[:, None, None]
+    blind = ~seen.any(-1, keepdim=True)
+    scores = (q @ k.mT * 0.3).masked_fill(~seen & ~blind, -torch.inf)
+    expected = scores.softmax(-1).masked_fill(blind, 0.0) @ v
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    direction = torch.randn_like(found)
+    pairs = zip(*(torch.autograd.grad(x, [q, k, v], direction) for x in (found, expected)))
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-5)
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernel_and_its_gradients_are_those_of_the_formula() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=300)
