@@ -270,18 +270,33 @@ def test_what_has_no_steady_step_is_written_as_it_is(core: CoreConfig) -> None:
 def test_a_compiled_step_is_one_graph_for_all_steps(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Nothing in it has to be left to Python, and no step asks for another graph."""
+    """Nothing in it has to be left to Python, also in the choice of what is written, and no step
+    asks for another graph.
+    """
     if request.config.getoption("--jaxtyping-packages", None):
         pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
     counter = CompileCounter()
     compile_ = torch.compile
-    whole = lambda step, **how: compile_(step, **how, backend=counter, fullgraph=True)  # noqa: E731
+
+    def whole(step: Any, dynamic: bool, options: Any) -> Any:  # of which a counter knows nothing
+        return compile_(step, dynamic=dynamic, backend=counter, fullgraph=True)
+
     monkeypatch.setattr(torch, "compile", whole)
     plain, _ = generators(toy_gpt("rotary"), beam=2)
     fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
     for _ in range(2):
         same(fast.search(PROMPTS[:1], LIMIT), plain.search(PROMPTS[:1], LIMIT))
     assert counter.frame_count == 1
+    for sample in SAMPLES:
+        for _ in range(2):
+            wanted = plain.sample(PROMPTS[:1], LIMIT, sample)
+            assert fast.sample(PROMPTS[:1], LIMIT, sample) == wanted
+    assert counter.frame_count == 1 + len(SAMPLES)
+    lines = Translator(toy_model(), toy_tokenizer(), Decode(beam=2))
+    quick = dataclasses.replace(lines, recordings=Recordings(True, compiled=True))
+    for _ in range(2):
+        same(quick.search(LINES[:1]), lines.search(LINES[:1]))
+    assert counter.frame_count == 2 + len(SAMPLES)
 
 
 def test_which_models_have_a_steady_step() -> None:

@@ -27,6 +27,7 @@ ASKED = 16  # steps between two questions to the device whether all is done
 # Recordings that are kept, and the most that they hold; the one unused for longest goes first.
 MOST, MOST_BYTES = 8, 8 * 2**30
 SMALLEST_ROOM = 64
+W = TypeVar("W")
 
 
 def steady(model: nn.Module) -> bool:
@@ -58,6 +59,24 @@ def rows_for(rows: int) -> int:
 def source_room_for(positions: int) -> int:
     """The next multiple of 8."""
     return -(-positions // 8) * 8
+
+
+# Products with one row alone are written out and joined with what is beside them, and the sizes of
+# all kernels tried out.
+TUNED: dict[str, Any] = {"coordinate_descent_tuning": True}
+
+
+def compiled(work: Callable[..., W]) -> Callable[..., W]:
+    """The work as it is the first time, when room is taken in it, and compiled from then on."""
+    fast = torch.compile(work, dynamic=False, options=TUNED)
+    done = False
+
+    def do(*given: Any) -> W:
+        nonlocal done
+        chosen, done = fast if done else work, True
+        return chosen(*given)
+
+    return do
 
 
 class Recorded:
@@ -105,8 +124,10 @@ K = TypeVar("K", bound=Kept)
 class Recordings:
     """What one writer has recorded, by shape and settings. Unless told, on a GPU alone.
 
-    `compiled`: the model's step is compiled before it is recorded, which makes fewer kernels of it
-    and takes as long as thousands of steps.
+    `compiled`: a step is compiled before it is recorded, which makes fewer kernels of it and takes
+    as long as thousands of steps. What is compiled is the drawing of a token with all that comes
+    before it; of a search the model alone, since the rest, compiled by PyTorch 2.13, chose other
+    hypotheses.
     """
 
     def __init__(self, wanted: bool | None = None, *, compiled: bool = False) -> None:

@@ -12,14 +12,16 @@ from torch import Tensor
 
 from manyheads.decode.beam import BeamSearch, Hypothesis, length_penalty
 from manyheads.decode.hypotheses import NEVER, Hypotheses, continuations, in_beam, take
-from manyheads.decode.recorded import ASKED, Recorded
+from manyheads.decode.recorded import ASKED, Recorded, compiled
 from manyheads.decode.steady import AllowedAnywhere, Steps
 
 
 class Searching:
     """A search with the settings of another one, over as many sentences as there is room for."""
 
-    def __init__(self, steps: Steps, search: BeamSearch, pool: Any = None) -> None:
+    def __init__(
+        self, steps: Steps, search: BeamSearch, pool: Any = None, *, compile: bool = False
+    ) -> None:
         cache, device = steps.cache, steps.cache.place.device
         n, k, room = cache.sentences, cache.beams, cache.room
         self.steps, self.search = steps, search
@@ -40,6 +42,7 @@ class Searching:
         self.lp = torch.tensor(lp, device=device)
         self.lp_at_limit = torch.ones(n, device=device)
         self.all_done = torch.zeros((), dtype=torch.bool, device=device)
+        self.read_newest = compiled(steps.step) if compile else steps.step
         self.step = Recorded(self._step, device, pool)
 
     def __call__(
@@ -74,7 +77,7 @@ class Searching:
         held, search, k = self.held, self.search, self.search.beam
         newest = held.alive.index_select(2, self.length)
         self.length += 1
-        logits = self.steps.step(rearrange(newest, "n k 1 -> (n k)"))
+        logits = self.read_newest(rearrange(newest, "n k 1 -> (n k)"))
         total = logits.logsumexp(-1, keepdim=True)
         last = held.limits == self.length
         last_rows = repeat(last, "n -> (n k)", k=k)

@@ -6,7 +6,7 @@ the one before. It may have fewer sentences than there is room for: the others h
 write, and are done from the beginning.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from manyheads.decode.beam import Allowed
 from manyheads.decode.cache import KeyValueCache
 from manyheads.decode.fixed_cache import FixedCache
 from manyheads.decode.hypotheses import NEVER
-from manyheads.decode.recorded import ASKED, Recorded
+from manyheads.decode.recorded import ASKED, Recorded, compiled
 from manyheads.decode.sample import Sample, choose
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Memory, Seq2Seq
@@ -27,7 +27,6 @@ from manyheads.nn.masks import full, look
 
 Texts = tuple[Tensor, ...]  # prompts; or sources, and what of them is real
 Rows = Int[Tensor, " rows"]
-Step = Callable[[Tensor], Tensor]
 Length = Int[Tensor, " 1"]
 
 
@@ -42,8 +41,7 @@ class Steps(Protocol):
         """What comes before the first step, eagerly: it has another shape each time."""
         ...
 
-    @property
-    def step(self) -> Step:
+    def step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
         """Logits of the token after the newest one of each row."""
         ...
 
@@ -51,10 +49,9 @@ class Steps(Protocol):
 class GptSteps:
     """A decoder-only model."""
 
-    def __init__(self, model: Gpt, cache: FixedCache, compiled: bool = False) -> None:
+    def __init__(self, model: Gpt, cache: FixedCache) -> None:
         self.model, self.cache = model, cache
         self.vocabulary = model.tokens.num_embeddings
-        self.step: Step = torch.compile(self._step, dynamic=False) if compiled else self._step
 
     def read(self, texts: Texts) -> None:
         """All of the prompts but their last tokens, as one pass."""
@@ -64,7 +61,7 @@ class GptSteps:
             self.model.hidden(prompts[:, :-1], cache=read)
         self.cache.fill(read)
 
-    def _step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
+    def step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
         hidden = self.model.hidden(tokens[:, None], cache=self.cache)
         return self.model.logits(hidden[:, -1]).float()
 
@@ -72,10 +69,9 @@ class GptSteps:
 class Seq2SeqSteps:
     """An encoder–decoder; its encoder is no part of a step."""
 
-    def __init__(self, model: Seq2Seq, cache: FixedCache, compiled: bool = False) -> None:
+    def __init__(self, model: Seq2Seq, cache: FixedCache) -> None:
         self.model, self.cache = model, cache
         self.vocabulary = model.target_table.num_embeddings
-        self.step: Step = torch.compile(self._step, dynamic=False) if compiled else self._step
         self.real = torch.ones(
             cache.sentences, cache.source_room, dtype=torch.bool, device=cache.place.device
         )
@@ -94,7 +90,7 @@ class Seq2SeqSteps:
         self.real[rows:] = True
         self.cache.clear()
 
-    def _step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
+    def step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
         # A new sight each time: what one holds would not change with what is real. The states of
         # the sources are not asked for: the cache has their keys and values.
         memory = Memory(self.real, replace(self.sight))
@@ -146,7 +142,15 @@ class AllowedAnywhere:
 class Drawing:
     """Tokens by chance or the likeliest ones, one a row and step, in fixed shapes."""
 
-    def __init__(self, steps: Steps, allowed: Allowed, sample: Sample, pool: Any = None) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        allowed: Allowed,
+        sample: Sample,
+        pool: Any = None,
+        *,
+        compile: bool = False,
+    ) -> None:
         cache, device = steps.cache, steps.cache.place.device
         rows, room = cache.sentences, cache.room
         self.steps, self.sample = steps, sample
@@ -157,7 +161,7 @@ class Drawing:
         self.chances = torch.zeros(rows, room, device=device)
         self.done = torch.zeros(rows, dtype=torch.bool, device=device)
         self.all_done = torch.zeros((), dtype=torch.bool, device=device)
-        self.step = Recorded(self._step, device, pool)
+        self.step = Recorded(compiled(self._step) if compile else self._step, device, pool)
 
     def begin(self, newest: Rows, limits: Rows, chances: Float[Tensor, "rows steps"]) -> None:
         """After `steps` has read: the tokens to go on from, and the random numbers to come."""

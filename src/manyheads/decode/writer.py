@@ -62,7 +62,7 @@ class Writer:
         shape = self._shape(texts, search.beam, int(limits.max()))
 
         def make(pool: Any) -> Searching:
-            return Searching(self._steps(*shape), search, pool)
+            return Searching(self._steps(*shape), search, pool, compile=self.recordings.compiled)
 
         key = ("search", *shape, *search.settings)
         with self.recordings.lent(self.model.eval(), key, make) as searching:
@@ -75,7 +75,8 @@ class Writer:
         shape, sample = self._shape(texts, 1, most), replace(sampler.sample, seed=0)
 
         def make(pool: Any) -> Drawing:
-            return Drawing(self._steps(*shape), allowed, sample, pool)
+            steps, compile = self._steps(*shape), self.recordings.compiled
+            return Drawing(steps, allowed, sample, pool, compile=compile)
 
         key = ("draw", *shape, *allowed.settings, sample)
         return self.recordings.lent(self.model.eval(), key, make)
@@ -90,6 +91,6 @@ class Writer:
         device = next(self.model.parameters()).device
         cache = FixedCache(sentences, beams, room, device, source_room)
         if isinstance(self.model, Gpt):
-            return GptSteps(self.model, cache, self.recordings.compiled)
+            return GptSteps(self.model, cache)
         assert isinstance(self.model, Seq2Seq)
-        return Seq2SeqSteps(self.model, cache, self.recordings.compiled)
+        return Seq2SeqSteps(self.model, cache)
