@@ -233,6 +233,10 @@ def goals() -> list[Goal]:
     base, beam = "transformer-base", "transformer-base beam 5 batch 64"
     found = [
         Goal("training", "gpt 124M", "GPT 124M training", ratio("transformers"), 1.25),
+        Goal(
+            *("training", "gpt 124M, theirs aligned", "GPT 124M training, theirs aligned"),
+            *(ratio("transformers"), 1.25),
+        ),
         Goal("training", "size 350M", "GPT 350M training", ("teraflops",), 500, "TFLOP/s"),
         Goal("training", "bert-base 128", "BERT-base at 128", ratio("transformers"), 1.5),
         Goal("training", "bert-base 512", "BERT-base at 512", ratio("transformers"), 1.5),

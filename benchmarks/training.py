@@ -2,6 +2,7 @@
 
     python benchmarks/training.py gpt translation bert --rows runs/bench-training.jsonl
     python benchmarks/training.py sizes                      # tokens/s and memory from 1M to 1.3B
+    python benchmarks/training.py gpt --profile              # also which kernels a step of ours is
     python benchmarks/training.py gpt --tiny                 # a look at the program itself
 
 Ours is the training loop as `manyheads train` runs it (recorded passes, compiled blocks, batches
@@ -16,6 +17,10 @@ one process. One JSON object a line, of each side:
     recorded, recorded_later passes that were recorded, and those in the timed rounds
     peak_gib, reserved_gib   the most memory that its tensors held, and that was taken for them;
                              theirs with all its batches
+
+and with --profile of the row
+
+    kernels                  name, milliseconds and calls a step of ours, those of most time first
 """
 
 import argparse
@@ -30,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, profiler
 
 from manyheads.train.loop import Trainer
 from manyheads.train.objective import Loss
@@ -39,6 +44,7 @@ from speed import Row, Rows, compared, compilations, device_of, in_turns, option
 from training_cases import OURS, SEED, Case, Feed, Losses, bert, gpt, sized, translation
 
 WARM = 2  # epochs before anything is timed
+PROFILED, SHOWN = 3, 40  # steps of a profile, and kernels of it
 
 
 @dataclass
@@ -168,7 +174,26 @@ def ready(
     return side, found
 
 
-def measured(case: Case, device: torch.device, rounds: int, ceiling: float) -> Row:
+def kernels_of(step: Callable[[int], object], first: int, device: torch.device) -> list[Any]:
+    """What a step is made of, by the time that each kernel takes."""
+    on_gpu = device.type == "cuda"
+    kind = profiler.ProfilerActivity.CUDA if on_gpu else profiler.ProfilerActivity.CPU
+    with profiler.profile(activities=[kind]) as records:
+        timed(step, first, PROFILED, device)
+    spent = {
+        event.key: (event.device_time_total if on_gpu else event.self_cpu_time_total, event.count)
+        for event in records.key_averages()
+    }
+    most = sorted(spent.items(), key=lambda one: -one[1][0])[:SHOWN]
+    return [
+        [name[:100], round(time / 1000 / PROFILED, 3), count / PROFILED]
+        for name, (time, count) in most
+    ]
+
+
+def measured(
+    case: Case, device: torch.device, rounds: int, ceiling: float, profile: bool = False
+) -> Row:
     """Both in turns, ours made first; what fails on one side is told, and the others go on."""
     errors: dict[str, str] = {}
     sides: dict[str, Side] = {}
@@ -204,6 +229,9 @@ def measured(case: Case, device: torch.device, rounds: int, ceiling: float) -> R
         side |= {key: round(value, 3) for key, value in more.items()}
     if OURS in sides:
         row["parameters"] = sides[OURS].parameters
+    if OURS in rates and profile:
+        first = WARM * case.epoch[OURS] + rounds * case.round[OURS]
+        row["kernels"] = kernels_of(sides[OURS].step, first, device)
     if OURS in rates and case.length:
         config = case.config
         a_token = 6 * row["parameters"] + 12 * config.layers * config.dim * case.length
@@ -226,6 +254,10 @@ def works(kind: str, tiny: bool, rounds: int) -> Iterator[tuple[str, Callable[[]
     length, rows = (16, 2) if tiny else (1024, 32)
     if kind == "gpt":
         yield "gpt 124M", lambda: gpt(sized("124M", tiny, length), rows, length, peer=True)
+        yield (
+            "gpt 124M, theirs aligned",
+            lambda: gpt(sized("124M", tiny, length), rows, length, peer=True, aligned=True),
+        )
     elif kind == "bert":
         yield "bert-base 128", lambda: bert(8 * rows, length // 8, tiny)
         yield "bert-base 512", lambda: bert(2 * rows, length // 2, tiny)
@@ -246,6 +278,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="+", choices=["gpt", "bert", "translation", "sizes"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--profile", action="store_true", help="also which kernels a step is")
     options(parser)
     given = parser.parse_args()
     device = device_of(parser, given)
@@ -256,7 +289,8 @@ def main() -> None:
     ceiling = matmul_teraflops(device)
     for kind in given.kinds:
         for row, make in works(kind, given.tiny, given.rounds):
-            rows.add(row, lambda make=make: measured(make(), device, given.rounds, ceiling))
+            how = (device, given.rounds, ceiling, given.profile)
+            rows.add(row, lambda make=make, how=how: measured(make(), *how))
             torch._dynamo.reset()
             gc.collect()
 

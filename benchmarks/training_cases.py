@@ -75,7 +75,8 @@ class Case:
     dynamic: bool | None = None  # whether theirs is compiled for all lengths at once
 
 
-def gpt(config: GptConfig, rows: int, length: int, peer: bool) -> Case:
+def gpt(config: GptConfig, rows: int, length: int, peer: bool, *, aligned: bool = False) -> Case:
+    """`aligned`: their vocabulary is filled up to a multiple of 64, as whoever wants speed does."""
     random = np.random.default_rng(SEED)
     drawn = []
     for _ in range(DRAWN):
@@ -87,8 +88,9 @@ def gpt(config: GptConfig, rows: int, length: int, peer: bool) -> Case:
 
         sizes = {"n_embd": config.dim, "n_layer": config.layers, "n_head": config.heads}
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        vocabulary = config.vocabulary + (-config.vocabulary % 64 if aligned else 0)
         named = GPT2Config(
-            vocab_size=config.vocabulary, n_positions=length, use_cache=False, **sizes, **dropout
+            vocab_size=vocabulary, n_positions=length, use_cache=False, **sizes, **dropout
         )
         model = GPT2LMHeadModel(named)
         model.loss_type = "ForCausalLM"  # or it warns in the middle of what is compiled

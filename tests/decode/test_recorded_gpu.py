@@ -15,6 +15,7 @@ from manyheads.decode.generate import Generator
 from manyheads.decode.recorded import Recordings
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
+from manyheads.models.gpt import GptConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -97,3 +98,20 @@ def test_a_compiled_step_is_recorded_too() -> None:
     for _ in range(2):
         same(fast.search(PROMPTS[:2], LIMIT), plain.search(PROMPTS[:2], LIMIT))
     is_recorded(fast)
+
+
+def test_a_recording_keeps_no_memory_that_others_may_free() -> None:
+    """Scratch memory of matrix products is freed by whoever records by `torch.compile`."""
+    sizes: Any = {"vocab_size": 9000, "dim": 512, "layers": 2, "heads": 8, "max_length": 64}
+    for _ in range(2):  # what the first has recorded is gone when the second is recorded
+        model = GptConfig(**sizes).build().cuda().eval()
+        plain, fixed = generators(model, at_limit="cut")
+        wanted = plain.sample(PROMPTS[:1], 20, SAMPLES[0])
+        assert fixed.sample(PROMPTS[:1], 20, SAMPLES[0]) == wanted
+        is_recorded(fixed)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        others = [torch.full((2**22,), torch.nan, device="cuda") for _ in range(64)]
+        assert fixed.sample(PROMPTS[:1], 20, SAMPLES[0]) == wanted
+        assert all(bool(x.isnan().all()) for x in others)  # nor writes to what is another's now
+        del fixed, others

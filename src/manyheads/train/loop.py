@@ -174,7 +174,9 @@ class Trainer:
             if not self.sharded:
                 self._try_out()
         alone = self.device.type == "cuda" and not world.several
-        self.recorder = Recorder(self._whole_pass) if alone and recordable(model) else None
+        self.recorder: Recorder | None = None
+        if alone and recordable(model):
+            self.recorder = Recorder(self._whole_pass, model, alone=train.accumulate == 1)
         self.ahead = Ahead(task, train.steps - 1) if alone else None
         self.optimizer = build_optimizer(model, train)
         self.progress = Progress(data=task.digest)
@@ -276,8 +278,10 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.train, self.dim, step + 1)
         self.optimizer.step()
-        # What is recorded adds to gradients where they are.
-        self.optimizer.zero_grad(set_to_none=self.recorder is None)
+        if self.recorder is not None:
+            self.recorder.forget()
+        else:
+            self.optimizer.zero_grad()
         return done
 
     def _whole_pass(self, batch: Any, shares: Shares) -> tuple[dict[str, Loss], list[Routing]]:
