@@ -139,16 +139,18 @@ def test_our_kernel_equals_dense(width: int, length: int, past: bool) -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("past", [True, False])
-@pytest.mark.parametrize(("queries", "keys"), [(30, 30), (64, 64), (9, 50)])
+@pytest.mark.parametrize(("queries", "keys"), [(30, 30), (64, 64), (9, 50), (1, 17)])
+@pytest.mark.parametrize("width", [16, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_our_kernel_for_short_texts_equals_dense(
-    queries: int, keys: int, past: bool, padded: bool
+    dtype: torch.dtype, width: int, queries: int, keys: int, past: bool, padded: bool
 ) -> None:
     """By the fused core, which takes it unasked, also compiled; a whole row may be padding."""
     if past and queries != keys:
         pytest.skip("a causal rule is over one text")
     torch.manual_seed(0)
     q, k, v = (
-        torch.randn(3, n, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        torch.randn(3, n, 4, width, device="cuda", dtype=dtype).transpose(1, 2)
         for n in (queries, keys, keys)
     )
     lengths = torch.tensor([[keys], [keys - 5], [0]], device="cuda")
@@ -163,14 +165,14 @@ def test_our_kernel_for_short_texts_equals_dense(
         found: torch.Tensor = core(*given, sight, score, nowhere)
         return found
 
-    direction = torch.randn(3, 4, queries, 64, device="cuda")
+    direction = torch.randn(3, 4, 1, 1, device="cuda", dtype=dtype).expand(3, 4, queries, width)
     exact = [x.double().requires_grad_() for x in (q, k, v)]
     expected = mixed(cores.Dense(), *exact)
     wanted = [expected, *torch.autograd.grad(expected, exact, direction.double())]
     for fused in (mixed, torch.compile(mixed, fullgraph=True)):
         rough = [x.detach().requires_grad_() for x in (q, k, v)]
         found = fused(cores.Fused(), *rough)
-        gradients = torch.autograd.grad(found, rough, direction.bfloat16())
+        gradients = torch.autograd.grad(found, rough, direction)
         for one, other in zip((found, *gradients), wanted, strict=True):
             assert (one.double() - other).norm() < 1e-2 * other.norm()
 

@@ -292,11 +292,29 @@ def test_a_compiled_step_is_one_graph_for_all_steps(
             wanted = plain.sample(PROMPTS[:1], LIMIT, sample)
             assert fast.sample(PROMPTS[:1], LIMIT, sample) == wanted
     assert counter.frame_count == 1 + len(SAMPLES)
+    before = counter.frame_count
+    shapes = (2, 4, 8, 16, 32, 64, 96, 128, 160)  # more than PyTorch compiles of one function
+    for rows in shapes:
+        fast.sample(PROMPTS[:1] * rows, 3, SAMPLES[0])
+    assert counter.frame_count == before + len(shapes)
+    before = counter.frame_count
     lines = Translator(toy_model(), toy_tokenizer(), Decode(beam=2))
     quick = dataclasses.replace(lines, recordings=Recordings(True, compiled=True))
     for _ in range(2):
         same(quick.search(LINES[:1]), lines.search(LINES[:1]))
-    assert counter.frame_count == 2 + len(SAMPLES)
+    assert counter.frame_count == before + 1
+
+
+@pytest.mark.compile
+def test_what_is_compiled_draws_the_same(request: pytest.FixtureRequest) -> None:
+    """By the code that PyTorch makes of it."""
+    if request.config.getoption("--jaxtyping-packages", None):
+        pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
+    plain, _ = generators(toy_gpt("rotary"), shortest=4)
+    fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
+    for sample in (SAMPLES[0], SAMPLES[3]):
+        wanted = plain.sample(PROMPTS[:3], LIMIT, sample)
+        assert fast.sample(PROMPTS[:3], LIMIT, sample) == wanted
 
 
 def test_which_models_have_a_steady_step() -> None:

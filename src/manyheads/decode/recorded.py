@@ -9,6 +9,7 @@ same work is simply done.
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from types import FunctionType, MethodType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -27,7 +28,6 @@ ASKED = 16  # steps between two questions to the device whether all is done
 # Recordings that are kept, and the most that they hold; the one unused for longest goes first.
 MOST, MOST_BYTES = 8, 8 * 2**30
 SMALLEST_ROOM = 64
-W = TypeVar("W")
 
 
 def steady(model: nn.Module) -> bool:
@@ -66,12 +66,19 @@ def source_room_for(positions: int) -> int:
 TUNED: dict[str, Any] = {"coordinate_descent_tuning": True}
 
 
-def compiled(work: Callable[..., W]) -> Callable[..., W]:
-    """The work as it is the first time, when room is taken in it, and compiled from then on."""
-    fast = torch.compile(work, dynamic=False, options=TUNED)
+def compiled(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The work as it is the first time, when room is taken in it, and compiled from then on.
+
+    PyTorch compiles a function a few times and then no more: this is one of its own each time.
+    """
+    assert isinstance(work, MethodType)
+    of: Any = work.__func__
+    code = of.__code__.replace()
+    alike = FunctionType(code, of.__globals__, of.__name__, of.__defaults__, of.__closure__)
+    fast = torch.compile(MethodType(alike, work.__self__), dynamic=False, options=TUNED)
     done = False
 
-    def do(*given: Any) -> W:
+    def do(*given: Any) -> Any:
         nonlocal done
         chosen, done = fast if done else work, True
         return chosen(*given)

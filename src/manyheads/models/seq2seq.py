@@ -155,7 +155,7 @@ class Seq2Seq(SourceToTarget):
         self.encoder.position.refuse_past(length)
         sight = look(full, length, real=source_real, device=source.device)
         x = self.encoder_embedding(self.tokens, source, self.encoder.position, sight.queries)
-        return Memory(self.encoder(x, sight), Sight(full, sight.queries, sight.keys, source_real))
+        return Memory(self.encoder(x, sight), sight)
 
     def decode(
         self,

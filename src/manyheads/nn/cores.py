@@ -30,6 +30,7 @@ HALF = (torch.bfloat16, torch.float16)
 CHANNELS = (16, 32, 64, 128)  # of a head, that a block of our own kernels can hold
 SHORT = 64  # queries and keys whose pairs one program holds at once
 TRITON = find_spec("triton") is not None  # it comes with PyTorch for a GPU alone
+AGREES: dict[int, bool] = {}  # by the number of a device, whether our kernel for short texts works
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,13 +234,30 @@ def _is_short(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> bool:
         and q.dtype in HALF
         and q.dtype == k.dtype == v.dtype
         and q.shape[0] > 0
+        and q.shape[:2] == k.shape[:2]
+        and k.shape == v.shape
         and q.shape[2] <= SHORT
         and k.shape[2] <= SHORT
         and q.shape[-1] in CHANNELS
         and q.shape[-1] == v.shape[-1]
         and (isinstance(sight.rule, Full) or (isinstance(sight.rule, Causal) and sight.square))
+        and (sight.real is None or sight.real.shape[0] in (1, q.shape[0]))
         and TRITON
+        and _short_agrees(q.device.index)
     )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _short_agrees(index: int) -> bool:
+    """Tried out once on each device: it may be too old, or have no compiler beside it.
+
+    Not by `functools.cache`, which `torch.compile` would look into.
+    """
+    if index not in AGREES:
+        from manyheads.nn.short import agrees
+
+        AGREES[index] = agrees(torch.device("cuda", index))
+    return AGREES[index]
 
 
 def _by_our_kernel(

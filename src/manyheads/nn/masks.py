@@ -206,7 +206,7 @@ class Sight:
 
     `square` says that queries and keys are the same positions 0 … n−1 in every row, so that a
     causal rule is the plain lower triangle and a kernel may use its own. One sight serves all
-    layers: what it has computed once, it holds.
+    layers: what it has computed once, it holds, so that what is real must not change afterwards.
     """
 
     rule: Rule

@@ -40,6 +40,5 @@ class MemoryAttention(nn.Module):
         beams = x.shape[0] // keys.shape[0]
         q = rearrange(x, "(b n) t d -> b 1 (n t) d", n=beams)
         k, v = (rearrange(one, "b s d -> b 1 s d") for one in (keys, values))
-        sight = Sight(sight.rule, sight.keys.new_zeros(1, q.shape[2]), sight.keys, sight.real)
-        mixed = self.core(q, k, v, sight, self.score, self.position)
+        mixed = self.core(q, k, v, sight.across(q.shape[2]), self.score, self.position)
         return rearrange(mixed, "b 1 (n t) d -> (b n) t d", n=beams)

@@ -10,6 +10,7 @@ a head fit into the registers of a few threads at once: nothing is gone over twi
 k and v is kept for the backward pass, and padding is seen to inside.
 """
 
+import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -134,8 +135,8 @@ def _where(q: Tensor) -> Any:
 def short_attention(
     q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float
 ) -> Tensor:
-    """q [b h t c], k and v [b h s c] of so few places that all pairs are held at once (64 by 64),
-    real [b s] or [1 s].
+    """q [b h t c], k and v [b h s c] of so few places that all pairs are held at once, real [b s]
+    or [1 s].
     """
     q, k, v = _read(q), _read(k), _read(v)
     known, apart = _known(real, q)
@@ -187,3 +188,40 @@ def _slopes(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
 
 
 short_attention.register_autograd(_slopes, setup_context=_keep)
+
+
+def agrees(device: torch.device) -> bool:
+    """Whether the kernel can be compiled for this device, and computes there what it should."""
+    given = torch.Generator(device).manual_seed(1)
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        rows = [
+            torch.randn(2, 2, 20, 16, generator=given, device=device, dtype=torch.bfloat16)
+            for _ in range(4)
+        ]
+        direction = rows.pop()
+        real = torch.arange(20, device=device) < torch.tensor([[20], [13]], device=device)
+        seen = real[:, None, None] & torch.ones(20, 20, dtype=torch.bool, device=device).tril()
+        try:
+            rough = [x.clone().requires_grad_() for x in rows]
+            found = short_attention(*rough, real, True, 0.25)
+            slopes = torch.autograd.grad(found, rough, direction)
+        except Exception as error:  # whatever it is, PyTorch's own kernels are there
+            warnings.warn(f"without our kernel for short texts: {error}", stacklevel=2)
+            return False
+        exact = [x.double().requires_grad_() for x in rows]
+        scores = (exact[0] @ exact[1].mT * 0.25).masked_fill(~seen, -torch.inf)
+        wanted = scores.softmax(-1) @ exact[2]
+        expected = [wanted, *torch.autograd.grad(wanted, exact, direction.double())]
+        pairs = zip((found.detach(), *slopes), expected, strict=True)
+        apart = [
+            float((one.double() - other).norm() / other.norm().detach()) for one, other in pairs
+        ]
+    if max(apart) > 0.02:
+        warnings.warn(
+            f"without our kernel for short texts: it is {max(apart):.2g} off", stacklevel=2
+        )
+    return max(apart) <= 0.02

@@ -24,7 +24,7 @@ from manyheads.train.progress import Bar
 from manyheads.view.capture import looks_across
 
 COMPOSITIONAL = "compositional"
-MULTIPLE = 2  # lengths on a GPU: hardly more padding than any length, and as few shapes
+MULTIPLE = 2  # lengths on a GPU: hardly more padding than any length, and seldom more shapes
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
 
 
