@@ -10,7 +10,8 @@ prepare: lower case, Moses' normalised punctuation, Moses' tokens (needs sacremo
 the two languages, under the same names.
 literature, raw: each preset and seed a training, scored on the validation sentences (by which a
 preset is to be chosen) and on the test sets that are there. `published` is the text-only
-Transformer-Tiny of Wu et al. (2021); the others change something of it.
+Transformer-Tiny of Wu et al. (2021); the others change something of it, several with + between
+(ours+agreement) all that theirs do.
 tatoeba: each system and seed, with the validation loss and the BLEU of the first validation
 sentences against the seconds.
 
@@ -77,7 +78,6 @@ PRESETS = {
     "small-batches": "train.batch_tokens=4096 train.save_every=126",
     "longer-average": "train.save_every=200",
     "agreement": "train.agreement=5",
-    "ours-agreement": "model.norm=pre model.position=rotary train.clip=1 train.agreement=5",
 }
 TATOEBA = """train.compile=no tokens.vocab_size=10000 train.too_long=skip train.steps=4000
     train.batch_tokens=8192 train.schedule=cosine train.warmup_steps=500 train.validate_every=200
@@ -252,9 +252,9 @@ def jobs_of(given: argparse.Namespace) -> list[Job]:
     known = SYSTEMS if given.what == "tatoeba" else PRESETS
     first = {"literature": "published,ours", "raw": "ours", "tatoeba": ",".join(SYSTEMS)}
     systems = (given.systems or first[given.what]).split(",")
-    for system in systems:
-        if system not in known:
-            raise Mistake(f"there is no {system}: choose among {', '.join(known)}")
+    for name in (part for system in systems for part in system.split("+")):
+        if name not in known:
+            raise Mistake(f"there is no {name}: choose among {', '.join(known)}")
     pairs = f"{given.source}-{given.target}" if given.pairs is None else given.pairs
     jobs = []
     for seed in given.seeds:
@@ -274,7 +274,8 @@ def jobs_of(given: argparse.Namespace) -> list[Job]:
             ]
             for system in systems:
                 base = TATOEBA if given.what == "tatoeba" else PUBLISHED
-                settings = [*where, *base.split(), *known[system].split()]
+                changed = [known[name] for name in system.split("+")]
+                settings = [*where, *base.split(), *" ".join(changed).split()]
                 settings += [*given.settings, f"seed={seed}"]
                 read_recipe("translation", settings)  # a wrong one is said before any is trained
                 parts = ["valid", *splits]
