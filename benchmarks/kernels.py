@@ -2,10 +2,13 @@
 
     python benchmarks/kernels.py fused  [--lengths 1024,4096,16384] [--rounds 7]
     python benchmarks/kernels.py biased [--lengths 1024,4096,16384] [--rounds 7]
+    python benchmarks/kernels.py short  --lengths 16,24,32,48,64 [--rounds 7]
 
 `fused`: model.core=fused against every backend of scaled_dot_product_attention that runs here.
 `biased`: T5's buckets, whose table is trained, by our kernel, by FlexAttention and by the fused
-core with a matrix of n × n. Bfloat16, 16,384 tokens a batch and a width of 2,048 in all cases,
+core with a matrix of n × n.
+`short`: our kernel for short texts against PyTorch's, causal or with a quarter of the keys padding,
+as CUDA graphs, since launching them would take longer. Bfloat16, 16,384 tokens a batch and a width of 2,048 in all cases,
 rounds interleaved and in turns, medians of many calls each, fewer where they are long. One JSON
 object a line.
 """
@@ -28,6 +31,7 @@ from manyheads.nn.positions import Buckets, Position, PositionSizes, by_distance
 from manyheads.nn.scores import ScaledDot
 
 TOKENS, WIDTH = 16384, 2048
+REPLAYS = 20  # of a graph, timed together
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -164,9 +168,86 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
     return rows
 
 
+def graphed(run: Run, inputs: list[Tensor], train: bool) -> Callable[[], None]:
+    """One call, and its gradients, as a graph."""
+    direction = torch.randn_like(inputs[0])
+
+    def work() -> None:
+        if train:
+            torch.autograd.grad(run(*inputs), inputs, direction)
+        else:
+            with torch.no_grad():
+                run(*inputs)
+
+    beside = torch.cuda.Stream()
+    with torch.cuda.stream(beside):
+        for _ in range(3):  # kernels are compiled and chosen
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def short(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str, object]]:
+    from manyheads.nn.short import short_attention
+
+    torch.manual_seed(1)
+    shape = (TOKENS // length, length, WIDTH // head_dim, head_dim)
+    inputs = [  # heads side by side, as a model has them
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+        for _ in range(3)
+    ]
+    known = torch.arange(length, device="cuda") < length - length // 4
+    real = None if past else known.expand(len(inputs[0]), -1).contiguous()
+    added = look(full, length, real=real, device="cuda").added(torch.bfloat16)
+    runs: dict[str, Run] = {
+        "ours": lambda q, k, v: short_attention(q, k, v, real, past, head_dim**-0.5)
+    }
+    for name, backend in BACKENDS.items():
+
+        def theirs(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend = backend) -> Tensor:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=added, is_causal=past)
+
+        runs[name] = theirs
+    rows: list[dict[str, object]] = []
+    for train in (False, True):
+        calls: dict[str, Callable[[], None]] = {}
+        for name, run in runs.items():
+            try:
+                calls[name] = graphed(run, inputs, train)
+            except RuntimeError as error:  # flash takes no mask
+                print(json.dumps({"left_out": name, "why": str(error).split("\n")[0][:120]}))
+        spent: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(rounds):
+            for name, call in calls.items():
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                for _ in range(REPLAYS):
+                    call()
+                end.record()
+                torch.cuda.synchronize()
+                spent[name].append(begin.elapsed_time(end) / REPLAYS)
+        found = {name: round(statistics.median(each), 4) for name, each in spent.items()}
+        best = min(value for name, value in found.items() if name != "ours")
+        rows.append(
+            {
+                "length": length,
+                "head_dim": head_dim,
+                "causal": past,
+                "pass": "forward and backward" if train else "forward",
+                "milliseconds": found,
+                "times_as_fast_as_the_best": round(best / found["ours"], 2),
+            }
+        )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["fused", "biased"])
+    parser.add_argument("what", choices=["fused", "biased", "short"])
     parser.add_argument("--lengths", default="1024,4096,16384")
     parser.add_argument("--head-dims", default="64,128")
     parser.add_argument("--rounds", type=int, default=7)
@@ -174,7 +255,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("these kernels are for a GPU, and there is none")
     print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}))
-    measure = fused if options.what == "fused" else biased
+    measure = {"fused": fused, "biased": biased, "short": short}[options.what]
     for length in map(int, options.lengths.split(",")):
         for head_dim in map(int, options.head_dims.split(",")):
             for past in (True, False):
