@@ -8,9 +8,10 @@
 `biased`: T5's buckets, whose table is trained, by our kernel, by FlexAttention and by the fused
 core with a matrix of n × n.
 `short`: our kernel for short texts against PyTorch's, causal or with a quarter of the keys padding,
-as CUDA graphs, since launching them would take longer. Bfloat16, 16,384 tokens a batch and a width of 2,048 in all cases,
-rounds interleaved and in turns, medians of many calls each, fewer where they are long. One JSON
-object a line.
+as CUDA graphs, since launching them would take longer.
+
+Bfloat16, 16,384 tokens a batch and a width of 2,048 in all cases, rounds interleaved and in turns,
+medians of many calls each, fewer where they are long. One JSON object a line.
 """
 
 import argparse
