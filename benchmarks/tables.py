@@ -66,11 +66,23 @@ def each(jobs: list[Callable[[], Row]], until: float) -> bool:
     return sound
 
 
+def rows_of(paths: list[Path]) -> list[Row]:
+    """What was measured, line by line."""
+    found: list[Row] = []
+    for path in paths:
+        try:
+            found += map(json.loads, path.read_text("utf-8").splitlines())
+        except OSError:
+            raise Mistake(f"{path} cannot be read (seen from here): give files of rows") from None
+        except ValueError:
+            raise Mistake(f"{path} holds other lines than rows of this program") from None
+    return found
+
+
 def table(paths: list[Path]) -> None:
     """The tables of what was measured; of a run that was measured twice, the last."""
-    lines = [line for path in paths for line in path.read_text("utf-8").splitlines()]
     last: dict[tuple[Any, ...], Row] = {}
-    for row in map(json.loads, lines):
+    for row in rows_of(paths):
         last[tuple(row.get(key) for key in ("table", "system", "task", "seed", "rate"))] = row
     found: defaultdict[str, defaultdict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in sorted(last.values(), key=lambda row: row.get("seed", 0)):
@@ -130,10 +142,10 @@ def _cell(values: list[float], shape: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", nargs="?", choices=[*STEPS])
-    parser.add_argument("folder", nargs="?")
-    parser.add_argument("settings", nargs="*")
-    parser.add_argument("--systems")
-    parser.add_argument("--seeds", default="1")
+    parser.add_argument("folder", nargs="?", help="of Multi30k (train.en, val.en, …), or of GLUE")
+    parser.add_argument("settings", nargs="*", help="a.b=c, for all systems")
+    parser.add_argument("--systems", help="names with commas between; all of them")
+    parser.add_argument("--seeds", default="1", help="with commas between; 1")
     parser.add_argument("--steps", type=int, help="of a training, for glue of a pretraining")
     parser.add_argument("--rates", default="2e-3,5e-3,1e-2")
     parser.add_argument("--tasks", default=",".join(TASKS))
@@ -144,10 +156,21 @@ def main() -> None:
     parser.add_argument("--table", type=Path, nargs="+")
     given = parser.parse_intermixed_args()
     if given.table:
-        table(given.table)
+        try:
+            table(given.table)
+        except Mistake as error:
+            parser.error(str(error))
         return
     if given.what is None or given.folder is None:
         parser.error("say what is to be measured, and give the folder of its data")
+    if not Path(given.folder).is_dir():
+        parser.error(f"{given.folder} is not a folder (seen from here): give that of the data")
+    if given.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {given.device} is not here: use cpu")
+    try:
+        seeds = [int(seed) for seed in given.seeds.split(",")]
+    except ValueError:
+        parser.error(f"--seeds {given.seeds} must be whole numbers between commas, e.g. 1,2,3")
     known = READERS if given.what == "glue" else SYSTEMS
     systems = (given.systems or ",".join(known)).split(",")
     for name, names in ((systems, known), (given.tasks.split(","), TASKS)):
@@ -156,7 +179,7 @@ def main() -> None:
                 parser.error(f"there is no {one}: {', '.join(names)}")
     steps = given.steps or STEPS[given.what]
     asked = Asked(given.folder, given.device, steps, given.settings, given.text, given.keep)
-    pairs = [(int(seed), system) for seed in given.seeds.split(",") for system in systems]
+    pairs = [(seed, system) for seed in seeds for system in systems]
     jobs: list[Callable[[], Row]] = []
     if given.what == "bleu":
         jobs += [partial(translate, asked, system, seed) for seed, system in pairs]

@@ -51,7 +51,7 @@ from manyheads.train.loop import Trainer
 from manyheads.training import read_recipe, train
 from manyheads.view.figures import curves
 from table_runs import Row, fitted, sizes
-from tables import each
+from tables import each, rows_of
 
 MULTI30K = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 # Compiling takes longer than it saves where passes are recorded; decoding is left to the end.
@@ -293,10 +293,9 @@ def _words(language: str) -> Callable[[str], str] | None:
 
 def table(paths: list[Path], picture: Path | None) -> None:
     """What it cost and what it scored; of a run that was measured twice, the last."""
-    lines = [line for path in paths for line in path.read_text("utf-8").splitlines()]
     last = {
         tuple(row[key] for key in ("table", "pair", "system", "seed")): row
-        for row in map(json.loads, lines)
+        for row in rows_of(paths)
     }
     found: defaultdict[tuple[str, str], defaultdict[str, list[Row]]]
     found = defaultdict(lambda: defaultdict(list))

@@ -94,6 +94,12 @@ def seconds(words: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def test_an_average_is_said(tmp_path: Path) -> None:
+    settings = ("train.steps=6", "train.average=2")
+    _, _, said = call("train", "phrasebook", *TINY, *settings, "--out", tmp_path / "mean")
+    assert "the weights are the mean of those after steps 3, 6" in said
+
+
 def test_help_is_instant() -> None:
     words = [sys.executable, "-m", "manyheads", "--help"]
     assert statistics.median(seconds(words) for _ in range(3)) < 0.5

@@ -115,6 +115,8 @@ def test_what_cannot_be_planned_is_said() -> None:
         Sweep(sizes=1)
     with pytest.raises(Mistake, match=r"is too small for 4 sizes|has no model of"):
         sizes_of(recipe("model.dim=12", "model.layers=1", "model.heads=1"), Sweep())
+    with pytest.raises(Mistake, match="end before the warm-up of 100 steps"):
+        plan_of(recipe("train.steps=5", "train.warmup_steps=100"), Sweep(), steps=5)
     with pytest.raises(Mistake, match="fewer than 8: lower --data, or raise"):
         plan_of(recipe(), Sweep(), steps=50)
 

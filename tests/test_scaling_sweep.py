@@ -1,5 +1,6 @@
 """A whole sweep, tiny: ordinary runs, nothing trained twice, and no prediction after the fact."""
 
+import dataclasses
 import json
 import random
 import shutil
@@ -16,7 +17,7 @@ from manyheads.errors import BadData, Mistake
 from manyheads.opened import open_run
 from manyheads.run import read_run
 from manyheads.scaling import prediction, report, sweep
-from manyheads.scaling.law import Law
+from manyheads.scaling.law import Band, Law
 from manyheads.scaling.plan import TARGET, Planned, Sweep
 from manyheads.scaling.prediction import Trained
 from manyheads.scaling.sweep import Scaling, with_text
@@ -206,6 +207,20 @@ def test_tables_and_picture_and_values(text: Path, finished: Path, tmp_path: Pat
     assert table["prediction"]["inside"] == ("inside" in report.said(found))
     report.draw(one.plan, found, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000
+
+
+def test_what_is_said_of_a_prediction(text: Path, finished: Path) -> None:
+    """Above or below in words; and whether the shortest runs have moved it far."""
+    found = scaling(text, finished).findings()
+    made = dataclasses.replace(found.prediction, loss=2.0, low=1.9, high=2.2, measured=1.8)
+    alone = dataclasses.replace(found, prediction=made, longer=None)
+    assert "outside the band, 10.00% below the prediction" in report.said(alone)
+    for value, share, words in ((2.02, "10%", "near"), (1.92, "80%", "longer runs are needed")):
+        longer = dataclasses.replace(alone, longer=Band(value, 1.7, 2.3))
+        first, second = report.said(longer).splitlines()
+        assert first == report.said(alone)
+        assert f"{value:.4f} (1.7000 to 2.3000), {share} of the way" in second
+        assert words in second
 
 
 def test_without_a_folder_the_text_is_built_in(

@@ -200,8 +200,8 @@ class Run:
         needed = MODEL_OF[objective.kind]
         if model.kind != needed:
             raise Mistake(
-                f"objective={objective.kind} trains a {needed} model, not {model.kind}: take the "
-                f"recipe {RECIPE_OF[needed]}"
+                f"objective={objective.kind} trains a model of kind {needed}, not {model.kind}: "
+                f"take the recipe {RECIPE_OF[needed]}"
             )
         if not isinstance(model, BertConfig):
             return

@@ -73,6 +73,45 @@ def test_results_are_kept_and_not_computed_again(counting: list[int], tmp_path: 
             runner.kept("counting", Setting(), tmp_path / "out")
 
 
+def test_a_report_has_what_was_run_into_it_before(
+    counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same way; what was run with other seeds is left out, and stays in the folder."""
+    pytest.importorskip("matplotlib")
+    claim = runner.find("counting")
+    known = dict.fromkeys(("counting", "first-of-two", "second"), claim)
+    monkeypatch.setattr(runner, "claims", lambda: known)
+    out = tmp_path / "out"
+    assert call("--run", "second", "--run", "second", "--report", str(out))[0] == 0
+    assert counting == [3]
+    assert call("--run", "first-of-two", "--report", str(out))[0] == 0
+    assert call("--run", "counting", "--seeds", "4", "--report", str(out))[0] == 0
+    assert [one["name"] for one in json.loads((out / "claims.json").read_text())] == ["counting"]
+    assert call("--run", "first-of-two", "--report", str(out))[0] == 0
+    rows = json.loads((out / "claims.json").read_text())
+    assert [one["name"] for one in rows] == ["first-of-two", "second"]
+    assert "--run first-of-two --run second --seeds 1,2,3" in (out / "index.html").read_text()
+    assert "did you mean 'first-of-two'?" in call("--run", "first")[1]
+    assert "is a file" in call("--run", "second", "--report", str(out / "claims.json"))[1]
+
+
+def test_stopped_by_a_person_it_says_what_is_kept(
+    counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(setting: Setting) -> Measured:
+        raise KeyboardInterrupt
+
+    claim = runner.find("counting")
+    stopping = dataclasses.replace(claim, measure=stop)
+    monkeypatch.setattr(runner, "claims", lambda: {"a": claim, "b": stopping})
+    monkeypatch.setattr(runner, "draw", lambda name, measured, path: None)
+    found = CliRunner().invoke(app, ["claims", "--all", "--report", str(tmp_path / "out")])
+    assert found.exit_code == 130
+    assert "stopped in b" in found.output
+    assert "the same command goes on" in found.output
+    assert (tmp_path / "out" / "a.json").is_file()
+
+
 def test_a_result_is_kept_as_long_as_it_is_what_would_be_found(
     counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

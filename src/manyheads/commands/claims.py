@@ -11,7 +11,8 @@ from manyheads.commands.shared import Device, Json, Threads, choose, print_json,
 from manyheads.errors import Mistake
 
 if TYPE_CHECKING:
-    from manyheads.claims.claim import Claim
+    from manyheads.claims.claim import Claim, Setting
+    from manyheads.claims.runner import Result
 
 
 def claims(
@@ -37,10 +38,9 @@ def claims(
     from manyheads.claims import report as pages
     from manyheads.claims import runner
     from manyheads.claims.claim import Setting
-    from manyheads.train.progress import Bar
 
     known = runner.claims()
-    names = list(known) if everything else list(run or [])
+    names = list(known) if everything else list(dict.fromkeys(run or []))
     if run and everything:
         raise Mistake("--all is every claim: leave out --run")
     if not names:
@@ -48,30 +48,54 @@ def claims(
             raise Mistake("--report needs claims to run: add --all or --run NAME")
         _list(known, as_json)
         return
+    if report is not None and report.is_file():
+        raise Mistake(f"{report} is a file: choose a folder with --report")
     for name in names:  # a wrong one is said before anything runs, and the code that runs is noted
         runner.code_of(runner.find(name))
     setting = Setting(
         seeds=_seeds(seeds), large=large, device=choose(device, threads), threads=threads
     )
-    results = []
-    with Bar("claims", len(names)) as bar:
-        for done, name in enumerate(names):
-            bar.update(done, name)
-            found = None if again or report is None else runner.kept(name, setting, report)
-            result = found or runner.run(name, setting, report)
-            results.append(result)
-            bar.say(f"{name}: {pages.WORDS[result.verdict]}; {result.why}")
-        bar.update(len(names), "done")
+    results = _measured(names, setting, report, again)
     if as_json:
         print_json({"claims": [result.as_json() for result in results]})
     else:
         print(pages.counted(results))
     if report is not None:
-        what = "--all" if everything else f"--run {' --run '.join(names)}"
+        # Also those that the folder has from before, run in the same way.
+        others = (runner.kept(name, setting, report) for name in known if name not in names)
+        results = sorted(
+            [*results, *filter(None, others)], key=lambda one: list(known).index(one.name)
+        )
+        what = "--all" if everything else " ".join(f"--run {one.name}" for one in results)
         command = runner.command_of(what, setting)
         into = shlex.quote(report.resolve().name)  # where it lies on this machine is nobody's need
         pages.write_report(results, report, f"{command} --report {into}")
         say(f"report: {report / 'index.html'}")
+
+
+def _measured(
+    names: list[str], setting: "Setting", report: Path | None, again: bool
+) -> "list[Result]":
+    """One after the other, but for what the folder has; each is kept there when it is done."""
+    from manyheads.claims import report as pages
+    from manyheads.claims import runner
+    from manyheads.train.progress import Bar
+
+    results = []
+    try:
+        with Bar("claims", len(names)) as bar:
+            for done, name in enumerate(names):
+                bar.update(done, name)
+                found = None if again or report is None else runner.kept(name, setting, report)
+                result = found or runner.run(name, setting, report)
+                results.append(result)
+                bar.say(f"{name}: {pages.WORDS[result.verdict]}; {result.why}")
+            bar.update(len(names), "done")
+    except KeyboardInterrupt:
+        where = "nothing is kept without --report" if report is None else f"the others: {report}"
+        say(f"manyheads: stopped in {name}; {where}; the same command goes on")
+        raise typer.Exit(130) from None
+    return results
 
 
 def _list(known: "Mapping[str, Claim]", as_json: bool) -> None:

@@ -23,6 +23,7 @@ from manyheads.commands.shared import (
 from manyheads.errors import Mistake
 
 SECONDS = {"s": 1, "m": 60, "h": 3600}
+FEW_STEPS = 300  # docs/scaling.md has a sweep that failed by runs of 265
 
 
 def scale(
@@ -65,7 +66,7 @@ def scale(
     console = Console(width=max(120, Console().width), highlight=False, stderr=not plan)
     if not (plan and as_json):
         console.print(report.plan_table(scaling.plan, scaling.step_tokens))
-    _warn(scaling.epochs)
+    _warn(scaling.epochs, min(one.run.train.steps for one in scaling.plan.fitted))
     if plan:
         if as_json:
             print_json(report.plan_dict(scaling.plan))
@@ -75,7 +76,7 @@ def scale(
         f"{scaling.plan.flops:.2e} FLOPs, about {report.time_of(scaling.plan.seconds)}"
     )
     if ended := len(scaling.results()):
-        say(f"{ended} of them are trained already")
+        say(f"{ended} of all {len(scaling.plan.runs)} are trained already")
     try:
         findings = scaling.go()
     except Stopped as stopped:
@@ -96,8 +97,13 @@ def scale(
     print(report.said(findings))
 
 
-def _warn(epochs: float) -> None:
-    """Laws of data are of new data."""
+def _warn(epochs: float, fewest: int) -> None:
+    """Laws of data are of new data, and of runs that have begun to follow them."""
+    if fewest < FEW_STEPS:
+        say(
+            f"the shortest runs have {fewest} steps: so short, they often follow another law than "
+            "longer ones, and mislead the prediction; raise train.steps or --budget"
+        )
     if epochs > 1:
         say(
             f"the predicted run reads the text {epochs:.1f} times: a law of tokens is one of new "

@@ -78,6 +78,9 @@ def _train(run: "Run", out: Path, device: "torch.device", world: "World | None" 
             where = where if world.several else str(device)
             speak(f"{count:,} parameters on {where}, {trainer.dtype}".replace("torch.", ""))
             trainer.run()
+            steps = trainer.progress.snapshots
+            if trainer.train.average > 1:
+                speak(f"the weights are the mean of those after steps {', '.join(map(str, steps))}")
         except Stopped as stopped:
             how = "the same command" if world.several else None
             how = how or f"{command_name()} {shlex.join(sys.argv[1:])}"

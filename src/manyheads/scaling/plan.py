@@ -155,6 +155,11 @@ def _lasting(run: Run, steps: int) -> Run:
     """The same run over so many steps: its schedule is stretched, warm-up included."""
     train = run.train
     share = train.warmup_share
+    if share is None and train.warmup_steps >= train.steps:
+        raise Mistake(
+            f"train.steps={train.steps} end before the warm-up of {train.warmup_steps} steps: "
+            "raise them, or lower train.warmup_steps"
+        )
     share = train.warmup_steps / train.steps if share is None else share
     every = min(train.save_every, steps)
     lasting = dataclasses.replace(

@@ -12,6 +12,7 @@ from manyheads.scaling.sweep import Findings
 from manyheads.view.figures import curves
 
 PLACES = 40  # of a line in the picture
+HALF = 0.5  # of the way to the edge of a band: so far a prediction may move
 
 
 def plan_table(plan: Plan, step_tokens: int) -> Table:
@@ -133,20 +134,29 @@ def laws_table(findings: Findings) -> Table:
 
 
 def said(findings: Findings) -> str:
-    """The prediction beside what was measured, in a line."""
+    """The prediction beside what was measured, in a line; and how firm it was, in another."""
     made = findings.prediction
     assert made.measured is not None
     where = "inside" if made.inside else "outside"
-    longer = findings.longer
-    but = ""
-    if longer is not None:
-        band = f"{longer.low:.4f} to {longer.high:.4f}"
-        but = f"; without the shortest runs {longer.value:.4f} ({band})"
-    return (
+    off = made.measured / made.loss - 1
+    told = (
         f"predicted {made.loss:.4f} ({made.low:.4f} to {made.high:.4f}, {made.level:.0%}) for "
         f"{LARGER} times the compute; measured {made.measured:.4f}, {where} the band, "
-        f"{made.measured / made.loss - 1:+.2%} off; the best run of the fit had "
-        f"{min(one.loss for one in made.fitted):.4f}{but}"
+        f"{abs(off):.2%} {'above' if off > 0 else 'below'} the prediction; the best run of the fit "
+        f"had {min(one.loss for one in made.fitted):.4f}"
+    )
+    longer = findings.longer
+    if longer is None:
+        return told
+    side = made.high - made.loss if longer.value > made.loss else made.loss - made.low
+    far = abs(longer.value - made.loss) / side
+    firm = (
+        "far off: longer runs are needed" if far > HALF else "near: the prediction is firm in this"
+    )
+    return (
+        f"{told}\nwithout the shortest runs the prediction would be {longer.value:.4f} "
+        f"({longer.low:.4f} to {longer.high:.4f}), {far:.0%} of the way to the edge of the band, "
+        f"{firm}"
     )
 
 
