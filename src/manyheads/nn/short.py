@@ -215,11 +215,9 @@ def agrees(device: torch.device) -> bool:
         exact = [x.double().requires_grad_() for x in rows]
         scores = (exact[0] @ exact[1].mT * 0.25).masked_fill(~seen, -torch.inf)
         wanted = scores.softmax(-1) @ exact[2]
-        expected = [wanted, *torch.autograd.grad(wanted, exact, direction.double())]
+        expected = [wanted.detach(), *torch.autograd.grad(wanted, exact, direction.double())]
         pairs = zip((found.detach(), *slopes), expected, strict=True)
-        apart = [
-            float((one.double() - other).norm() / other.norm().detach()) for one, other in pairs
-        ]
+        apart = [float((one.double() - other).norm() / other.norm()) for one, other in pairs]
     if max(apart) > 0.02:
         warnings.warn(
             f"without our kernel for short texts: it is {max(apart):.2g} off", stacklevel=2
