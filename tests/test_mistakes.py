@@ -108,8 +108,14 @@ def test_a_recipe_without_data_asks_for_them(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (["bert-mini", "objective=spans"], "trains a seq2seq model, not bert: take the recipe t5"),
-        (["t5-mini", "objective=masked"], "trains a bert model, not seq2seq: take the recipe bert"),
+        (
+            ["bert-mini", "objective=spans"],
+            "trains a model of kind seq2seq, not bert: take the recipe t5",
+        ),
+        (
+            ["t5-mini", "objective=masked"],
+            "trains a model of kind bert, not seq2seq: take the recipe bert",
+        ),
         (["gpt-mini", "objective=masked"], "task=language has objective=causal (not masked)"),
         (["bert-mini", "objective=mask"], "did you mean 'masked'?"),
         (["bert-mini", "objective=none"], "needs an objective, e.g. objective=masked"),
