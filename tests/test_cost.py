@@ -212,6 +212,7 @@ def test_a_length_that_needs_more_than_there_is_is_left_out(
 
 
 @pytest.mark.parametrize("built", [True, False])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

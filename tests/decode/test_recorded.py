@@ -287,11 +287,11 @@ def test_a_compiled_step_is_one_graph_for_all_steps(
     for _ in range(2):
         same(fast.search(PROMPTS[:1], LIMIT), plain.search(PROMPTS[:1], LIMIT))
     assert counter.frame_count == 1
-    for sample in SAMPLES:
+    for sample in (SAMPLES[0], SAMPLES[3]):
         for _ in range(2):
             wanted = plain.sample(PROMPTS[:1], LIMIT, sample)
             assert fast.sample(PROMPTS[:1], LIMIT, sample) == wanted
-    assert counter.frame_count == 1 + len(SAMPLES)
+    assert counter.frame_count == 3
     before = counter.frame_count
     shapes = (2, 4, 8)
     with torch._dynamo.config.patch(recompile_limit=2):  # of one function
@@ -313,9 +313,8 @@ def test_what_is_compiled_draws_the_same(request: pytest.FixtureRequest) -> None
         pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
     plain, _ = generators(toy_gpt("rotary"), shortest=4)
     fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
-    for sample in (SAMPLES[0], SAMPLES[3]):
-        wanted = plain.sample(PROMPTS[:3], LIMIT, sample)
-        assert fast.sample(PROMPTS[:3], LIMIT, sample) == wanted
+    wanted = plain.sample(PROMPTS[:3], LIMIT, SAMPLES[3])
+    assert fast.sample(PROMPTS[:3], LIMIT, SAMPLES[3]) == wanted
 
 
 def test_which_models_have_a_steady_step() -> None:

@@ -309,9 +309,16 @@ def test_transformers_writes_the_same_translations(beam: int, run: Make, exporte
 @pytest.mark.parametrize(
     ("to", "family"),
     [
-        *(("huggingface", family) for family in ("bert", "gpt2", "llama", "t5", "bart", "vit")),
-        *(("ctranslate2", family) for family in ("gpt2", "llama", "t5", "bart")),
+        *(("huggingface", family) for family in ("bert", "gpt2", "t5", "vit")),
+        *(("ctranslate2", family) for family in ("gpt2", "bart")),
         ("onnx", "gpt2"),
+        *(
+            pytest.param(to, family, marks=pytest.mark.slow)
+            for to, family in (
+                *(("huggingface", "llama"), ("huggingface", "bart")),
+                *(("ctranslate2", "llama"), ("ctranslate2", "t5")),
+            )
+        ),
     ],
 )
 def test_the_commands_say_the_same_of_an_exported_model(

@@ -249,6 +249,7 @@ def peak_kilobytes() -> list[int]:
     return [int(line) for line in done.stdout.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_memory_is_a_tenth_of_dense() -> None:
     """At 8,192 tokens tiled attention needs less than a tenth of dense's memory."""
