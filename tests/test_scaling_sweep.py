@@ -252,8 +252,11 @@ def test_the_plan_alone_trains_nothing(
     words = ("shakespeare-char", f"data.folder={text}", *SETTINGS, "--sizes", 2, "--data", 3)
     words = (*words, "--out", tmp_path / "out", "--plan", "--json", "--device", "cpu")
     assert command(monkeypatch, *words) == 0
-    shown = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    shown = json.loads(printed.out)
     assert len(shown["runs"]) == 7
+    fewest = min(one["tokens"] for one in shown["runs"]) // 64  # train.batch_tokens
+    assert f"the shortest runs have {fewest} steps" in printed.err
     assert shown["seconds"] == pytest.approx(sum(one["seconds"] for one in shown["runs"]))
     assert shown["seconds"] > 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == [sweep.PLAN]
