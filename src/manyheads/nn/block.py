@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Literal
 
+import torch
 import torch._functorch.config as partition
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ from manyheads.nn.residual import Norm, Residual, narrowed
 from manyheads.nn.scores import ScaledDot, ScoreConfig
 from manyheads.nn.shapes import Hidden
 
+GRAPHS = 32  # of a block: with padding and without, short texts and long
 KEPT = 0.9  # of the activations: a feed-forward's inner ones are made again by one kernel
 
 
@@ -171,6 +173,8 @@ class Stack(nn.Module):
         some are drawn: PyTorch (2.13) would draw others when it computes them again.
         """
         self.compiled = True
+        limit = torch._dynamo.config.recompile_limit  # beyond it a block would not be compiled
+        torch._dynamo.config.recompile_limit = max(limit, GRAPHS)
         draws = [part.p for part in self.modules() if isinstance(part, nn.Dropout)]
         self.keeps_less = not any([*draws, self.attention_dropout])
         for block in self.blocks:

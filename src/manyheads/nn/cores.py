@@ -28,7 +28,7 @@ E = TypeVar("E", bound="Exact")
 
 HALF = (torch.bfloat16, torch.float16)
 CHANNELS = (16, 32, 64, 128)  # of a head, that a block of our own kernels can hold
-SHORT = 64  # queries and keys whose pairs one program holds at once
+SHORT = 128  # queries and keys whose pairs one program holds at once
 TRITON = find_spec("triton") is not None  # it comes with PyTorch for a GPU alone
 AGREES: dict[int, bool] = {}  # by the number of a device, whether our kernel for short texts works
 

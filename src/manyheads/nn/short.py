@@ -104,7 +104,8 @@ def _backward(
 def _shape(q: Tensor, k: Tensor) -> dict[str, int]:
     """Sizes of the blocks, and how many threads hold one."""
     m, n = (max(16, triton.next_power_of_2(x.shape[2])) for x in (q, k))
-    return {"M": m, "N": n, "D": q.shape[3], "num_warps": 4 if m * n > 32 * 32 else 2}
+    warps = 2 if m * n <= 32 * 32 else 4 if m * n <= 64 * 64 else 8
+    return {"M": m, "N": n, "D": q.shape[3], "num_warps": warps}
 
 
 def _read(x: Tensor) -> Tensor:
