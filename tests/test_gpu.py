@@ -17,6 +17,8 @@ from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn import cores
 from manyheads.nn.attention import attend
+from manyheads.nn.block import Block, Stack
+from manyheads.nn.feedforward import Plain
 from manyheads.nn.masks import Causal, SameDocument, both, causal, full, look, window
 from manyheads.nn.positions import (
     Alibi,
@@ -27,6 +29,7 @@ from manyheads.nn.positions import (
     Rotary,
     by_distance,
 )
+from manyheads.nn.residual import Norm
 from manyheads.nn.scores import InnerScore
 from manyheads.train import graphs
 from manyheads.train.loop import Trainer
@@ -176,6 +179,37 @@ def test_our_kernel_for_short_texts_equals_dense(
         gradients = torch.autograd.grad(found, rough, direction)
         for one, other in zip((found, *gradients), wanted, strict=True):
             assert (one.double() - other).norm() < 1e-2 * other.norm()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu-tanh"])
+def test_a_block_by_our_kernels_equals_one_without(activation: Any, compiled: bool) -> None:
+    """Sum and norm, and the feed-forward part, which take them unasked in training."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    config = Seq2SeqConfig(
+        vocab_size=10, dim=96, layers=1, heads=3, dropout=0.0, norm=Norm(placement="post"),
+        feedforward=Plain(activation=activation), position=Rotary(),
+    )  # fmt: skip
+    rough = Stack(config, causal=True).cuda().train()
+    exact = copy.deepcopy(rough).double()
+    x, direction = torch.randn(2, 5, 40, 96, device="cuda")
+    block = rough.blocks[0]
+    assert isinstance(block, Block)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert block.feedforward._has_kernel(x)
+        assert block.feedforward_residual._has_kernel(x, x.bfloat16())
+    if compiled:
+        rough.compile_blocks()
+    found = []
+    for stack, dtype in ((rough, torch.bfloat16), (exact, torch.float64)):
+        given = x.to(dtype).requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16, enabled=stack is rough):
+            out = stack(given, look(causal, 40, device="cuda"))
+        weights = [given, *stack.parameters()]
+        found.append([out, *torch.autograd.grad(out, weights, direction.to(out.dtype))])
+    for one, other in zip(*found, strict=True):
+        assert (one.double() - other).norm() < 2e-2 * other.norm()
 
 
 def test_training_in_bfloat16_learns_and_resumes(tmp_path: Path) -> None:

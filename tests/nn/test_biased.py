@@ -1,13 +1,7 @@
 """Our own kernel, interpreted where Triton is installed; on a GPU tests/test_gpu.py runs it."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
+from tests.nn.interpreted import interpret, needs_triton
 
-import pytest
-
-# In a process of its own: whether kernels are interpreted is decided when Triton is imported.
 PROGRAM = """
 import itertools, torch
 from manyheads.nn import biased
@@ -36,7 +30,6 @@ for n, causal, padded in itertools.product((16, 50, 128), (False, True), (False,
 """
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 def test_the_kernel_and_its_gradients_are_those_of_the_formula() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=300)
+    interpret(PROGRAM)

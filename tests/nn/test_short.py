@@ -1,17 +1,7 @@
 """Our kernel for short texts, interpreted where Triton is installed; test_gpu.py has a GPU."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from types import SimpleNamespace
+from tests.nn.interpreted import interpret, needs_triton
 
-import pytest
-import torch
-
-from manyheads.nn import cores
-
-# In a process of its own: whether kernels are interpreted is decided when Triton is imported.
 PROGRAM = """
 import itertools, torch
 from manyheads.nn.short import short_attention
@@ -41,21 +31,6 @@ for (t, s), past, padded, width in itertools.product(sizes, (False, True), given
 """
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 def test_the_kernel_and_its_gradients_are_those_of_the_formula() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=300)
-
-
-def test_each_device_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what came of it decides."""
-    asked: list[int] = []
-
-    def agrees(device: torch.device) -> bool:
-        asked.append(device.index)
-        return device.index == 1
-
-    monkeypatch.setitem(sys.modules, "manyheads.nn.short", SimpleNamespace(agrees=agrees))
-    monkeypatch.setattr(cores, "AGREES", {})
-    assert [cores._short_agrees(index) for index in (0, 1, 0, 1)] == [False, True, False, True]
-    assert asked == [0, 1]
+    interpret(PROGRAM)

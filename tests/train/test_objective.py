@@ -1,12 +1,8 @@
 """Head and loss in one equal PyTorch's two, in value and in every gradient, a chunk at a time."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-
 import pytest
 import torch
+from tests.nn.interpreted import interpret, needs_triton
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -212,7 +208,6 @@ for classes, smoothing in itertools.product((7, 300, 9000), (0.0, 0.1)):
 """
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 def test_our_kernel_computes_the_same() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", KERNEL], env=environment, check=True, timeout=300)
+    interpret(KERNEL)

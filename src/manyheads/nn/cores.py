@@ -7,7 +7,6 @@ The other exact core is nn/tiled.py; those that see less than everything have ro
 """
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -22,15 +21,13 @@ from manyheads.nn.masks import Causal, Full, Sight
 from manyheads.nn.positions import Position, by_distance
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values, Weights
+from manyheads.nn.trusted import HALF, TRITON, trusted
 
 Mixed = Float[Tensor, "b h t c"]
 E = TypeVar("E", bound="Exact")
 
-HALF = (torch.bfloat16, torch.float16)
 CHANNELS = (16, 32, 64, 128)  # of a head, that a block of our own kernels can hold
 SHORT = 128  # queries and keys whose pairs one program holds at once
-TRITON = find_spec("triton") is not None  # it comes with PyTorch for a GPU alone
-AGREES: dict[int, bool] = {}  # by the number of a device, whether our kernel for short texts works
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,21 +240,8 @@ def _is_short(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> bool:
         and (isinstance(sight.rule, Full) or (isinstance(sight.rule, Causal) and sight.square))
         and (sight.real is None or sight.real.shape[0] in (1, q.shape[0]))
         and TRITON
-        and _short_agrees(q.device.index)
+        and trusted("short", q.device.index)
     )
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _short_agrees(index: int) -> bool:
-    """Tried out once on each device: it may be too old, or have no compiler beside it.
-
-    Not by `functools.cache`, which `torch.compile` would look into.
-    """
-    if index not in AGREES:
-        from manyheads.nn.short import agrees
-
-        AGREES[index] = agrees(torch.device("cuda", index))
-    return AGREES[index]
 
 
 def _by_our_kernel(

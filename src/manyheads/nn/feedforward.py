@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from manyheads.errors import check_share
 from manyheads.nn.shapes import Hidden
+from manyheads.nn.trusted import HALF, TRITON, trusted
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 
@@ -22,6 +23,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
+BY_KERNEL = ("relu", "gelu", "gelu-tanh")  # that nn/fed.py has
+
 
 class FeedForward(nn.Module):
     """act(x W₁ + b₁) W₂ + b₂, each position by itself."""
@@ -30,11 +33,37 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = nn.Linear(dim, hidden, bias=bias)
         self.outer = nn.Linear(hidden, dim, bias=bias)
-        self.activation = ACTIVATIONS[activation]
+        self.named, self.activation = activation, ACTIVATIONS[activation]
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Hidden) -> Hidden:
+        if self._has_kernel(x):
+            return self._by_kernel(x)
         return self.outer(self.dropout(self.activation(self.inner(x))))
+
+    def _has_kernel(self, x: Hidden) -> bool:
+        """Whether this is a training on a GPU, in the type that our kernel is for."""
+        parts = (self.inner, self.outer)
+        return (
+            self.training
+            and x.device.type == "cuda"
+            and torch.is_autocast_enabled("cuda")
+            and torch.get_autocast_dtype("cuda") in HALF
+            and not self.dropout.p
+            and self.named in BY_KERNEL
+            and all(type(part) is nn.Linear and part.bias is not None for part in parts)
+            and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+            and TRITON
+            and trusted("fed", x.device.index)
+        )
+
+    def _by_kernel(self, x: Hidden) -> Hidden:
+        from manyheads.nn.fed import feed
+
+        dtype = torch.get_autocast_dtype("cuda")
+        weights = (self.inner.weight, self.inner.bias, self.outer.weight, self.outer.bias)
+        fed: Hidden = feed(x.to(dtype), *(one.to(dtype) for one in weights), self.named)[0]
+        return fed
 
 
 class GatedFeedForward(nn.Module):

@@ -1,0 +1,50 @@
+"""Which of our own kernels are used: those that a device has tried out and found right.
+
+Triton comes with PyTorch for a GPU alone, and a device may be too old or have no compiler beside
+it: then PyTorch's own kernels are there.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+TRITON = find_spec("triton") is not None
+HALF = (torch.bfloat16, torch.float16)
+FOUND: dict[tuple[str, int], bool] = {}  # by the room of a kernel and the number of a device
+NEAR = 0.02  # of the norm of what it should be, in bfloat16
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def trusted(room: str, index: int) -> bool:
+    """Tried out once on each device. Not by `functools.cache`, which would be compiled."""
+    if (room, index) not in FOUND:
+        trial = import_module(f"manyheads.nn.{room}").trial
+        device = torch.device("cuda", index)
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+        ):
+            FOUND[room, index] = agrees(lambda: trial(device), room)
+    return FOUND[room, index]
+
+
+def agrees(trial: Callable[[], Sequence[tuple[Tensor, Tensor]]], room: str) -> bool:
+    """Whether all pairs of a trial, what a kernel gave and what is right, are near each other."""
+    try:
+        pairs = trial()
+        apart = [
+            float((one.detach().double() - other.detach()).norm() / other.detach().norm())
+            for one, other in pairs
+        ]
+    except Exception as error:  # whatever it is, there is another way
+        warnings.warn(f"without our kernel in nn/{room}.py: {error}", stacklevel=2)
+        return False
+    if not all(one < NEAR for one in apart):  # also what is no number
+        warnings.warn(f"without our kernel in nn/{room}.py: it is off by {apart}", stacklevel=2)
+        return False
+    return True
