@@ -381,6 +381,16 @@ def test_eight_bits_write_as_many_lines_and_none_hangs_on_another(run: Path) -> 
     assert "".join(words[:6]) == printed
 
 
+def test_half_precision_writes_as_many_lines(run: Path) -> None:
+    assert result("translate", run, "--half", stdin=TEXT.encode()).count("\n") == 6
+
+
+def test_what_is_for_a_gpu_is_refused_elsewhere(run: Path) -> None:
+    on_cpu = ("--compile", "--device", "cpu")
+    assert "leave out --compile" in mistake("translate", run, *on_cpu, stdin=TEXT.encode())
+    assert "choose one" in mistake("translate", run, "--int8", "--half", stdin=TEXT.encode())
+
+
 def test_a_line_that_is_too_long_goes_in_pieces(run: Path) -> None:
     text = "short\n" + "many words " * 100 + "\nshort\n"
     code, printed, said = call("translate", run, stdin=text.encode())

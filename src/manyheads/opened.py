@@ -16,6 +16,7 @@ from torch import nn
 
 from manyheads.decode.beam import Decode, Marks
 from manyheads.decode.generate import AnyGenerator, Generator, say_nothing
+from manyheads.decode.recorded import Recordings
 from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.encode import TextEncoder
 from manyheads.errors import BadData, Mistake
@@ -103,6 +104,16 @@ class OpenRun:
             f"{self.folder} was exported: export it anew with --quantization int8, or use the run"
         )
 
+    def in_half(self) -> "OpenRun":
+        """The same with its weights in bfloat16."""
+        raise Mistake(
+            f"{self.folder} was exported: export it anew with --quantization, or use the run"
+        )
+
+    def compiled(self) -> "OpenRun":
+        """The same, writing by steps that are compiled."""
+        raise Mistake(f"{self.folder} was exported, and is not compiled here: use the run itself")
+
     def _translator(self, decode: Decode) -> AnyTranslator:
         raise NotImplementedError
 
@@ -151,15 +162,26 @@ class TorchRun(OpenRun):
     """A model of ours, with weights that were trained here or came from elsewhere."""
 
     model: nn.Module = dataclasses.field(default_factory=nn.Module)
+    compiles: bool = False
 
     def in_int8(self) -> "TorchRun":
         return dataclasses.replace(self, model=in_int8(self.model))
 
+    def in_half(self) -> "TorchRun":
+        return dataclasses.replace(self, model=self.model.to(torch.bfloat16))
+
+    def compiled(self) -> "TorchRun":
+        if self.device.type != "cuda":
+            raise Mistake("steps are compiled for a GPU (--device cuda): leave out --compile")
+        return dataclasses.replace(self, compiles=True)
+
     def _translator(self, decode: Decode) -> AnyTranslator:
-        return Translator(cast(EncoderDecoder, self.model), self.tokenizer, decode)
+        model, recordings = cast(EncoderDecoder, self.model), Recordings(compiled=self.compiles)
+        return Translator(model, self.tokenizer, decode, recordings)
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
-        return Generator(cast(Gpt, self.model), self.tokenizer, decode, warn)
+        model, recordings = cast(Gpt, self.model), Recordings(compiled=self.compiles)
+        return Generator(model, self.tokenizer, decode, warn, recordings)
 
     def _encoder(self) -> TextEncoder:
         return self._reader(self.model)

@@ -24,6 +24,7 @@ from toys import (
 )
 
 from manyheads.decode import recorded
+from manyheads.decode import steady as steady_steps
 from manyheads.decode.beam import BeamSearch, Decode
 from manyheads.decode.generate import Generator
 from manyheads.decode.recorded import (
@@ -304,6 +305,24 @@ def test_a_compiled_step_is_one_graph_for_all_steps(
     for _ in range(2):
         same(quick.search(LINES[:1]), lines.search(LINES[:1]))
     assert counter.frame_count == before + 1
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_compiled_step_of_one_row_adds_after_it_multiplies(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or PyTorch would not write the product out; what is written is the same."""
+    monkeypatch.setattr(steady_steps, "compiled", lambda step: step)
+    plain, _ = generators(toy_gpt("rotary"))
+    fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
+    given = (PROMPTS[:1] * rows, LIMIT, SAMPLES[0])
+    assert fast.sample(*given) == plain.sample(*given)
+    [recording] = fast.recordings.kept.values()
+    recording.length.zero_()
+    recording.steps.cache.clear()
+    with Watch() as watch, torch.no_grad():
+        recording.step.work()
+    assert any(".addmm." in line for line in watch.done) == (rows > 1)
 
 
 @pytest.mark.compile

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 EightBits = Annotated[
     bool, typer.Option("--int8", help="Compute in eight bits: faster on a CPU, nearly the same")
 ]
+Half = Annotated[
+    bool, typer.Option("--half", help="Weights in bfloat16: faster on a GPU, nearly the same")
+]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Compile each step: half a minute, then faster, on a GPU")
+]
 
 
 def _open(
@@ -45,12 +51,19 @@ def _open(
     warn: Callable[[str], None] = lambda line: None,
     *,
     int8: bool = False,
+    half: bool = False,
+    compile: bool = False,
 ) -> "OpenRun":
     from manyheads.opened import open_any
 
+    if int8 and (half or compile):
+        raise Mistake("--int8 is for a CPU, --half and --compile are for a GPU: choose one")
     choose(device, threads)  # refuses a device that is not here; `auto` is for the folder to say
     opened = open_any(run, "cpu" if int8 and device == "auto" else device, warn)
-    return opened.in_int8() if int8 else opened
+    if int8:
+        return opened.in_int8()
+    opened = opened.in_half() if half else opened
+    return opened.compiled() if compile else opened
 
 
 def translate(
@@ -65,6 +78,8 @@ def translate(
     top_p: Annotated[float, typer.Option(help="Of --sample; 1 is off")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of --sample")] = 0,
     int8: EightBits = False,
+    half: Half = False,
+    compile: Compile = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -87,7 +102,7 @@ def translate(
     if sample and n_best > 1:
         raise Mistake("--n-best lists what a search found: leave out --sample")
     width = beam if n_best == 1 else max(beam or 1, n_best)
-    opened = _open(run, device, threads, say, int8=int8)
+    opened = _open(run, device, threads, say, int8=int8, half=half, compile=compile)
     translator = opened.translator(**given(beam=width))
     lines: Iterable[bytes] = sys.stdin.buffer
     if opened.run.task == "summaries":
@@ -140,6 +155,8 @@ def generate(
     prime: Annotated[Path | None, typer.Option(help="Of music: a MIDI file to continue")] = None,
     picture: Annotated[Path | None, typer.Option(help="Of music: a piano roll to draw")] = None,
     int8: EightBits = False,
+    half: Half = False,
+    compile: Compile = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -167,7 +184,9 @@ def generate(
     check_at_least("--max-new-tokens", max_new_tokens, max(1, min_new_tokens or 1))
     if stop and "" in stop:
         raise Mistake("--stop is empty: give the text to end before, or leave it out")
-    opened = moved(_open(run, device, threads, say, int8=int8), settings or [])
+    opened = moved(
+        _open(run, device, threads, say, int8=int8, half=half, compile=compile), settings or []
+    )
     files = MusicFiles(out=out, prime=prime, picture=picture)
     files.check(opened, texts=prompt is not None or bool(stop))
     how = _decoding(opened.run, beam, min_new_tokens, max_new_tokens)

@@ -17,6 +17,8 @@ from manyheads.decode.search import Searching
 from manyheads.decode.steady import Drawing, GptSteps, Seq2SeqSteps, Steps, Texts
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
+from manyheads.nn.embedding import Head
+from manyheads.nn.replaced import separated
 
 Rows = Int[Tensor, " rows"]
 
@@ -89,8 +91,10 @@ class Writer:
 
     def _steps(self, sentences: int, beams: int, room: int, source_room: int) -> Steps:
         device = next(self.model.parameters()).device
-        cache = FixedCache(sentences, beams, room, device, source_room)
-        if isinstance(self.model, Gpt):
-            return GptSteps(self.model, cache)
-        assert isinstance(self.model, Seq2Seq)
-        return Seq2SeqSteps(self.model, cache)
+        cache, model = FixedCache(sentences, beams, room, device, source_room), self.model
+        if self.recordings.compiled and sentences * beams == 1 and isinstance(model.head, Head):
+            model = separated(model)
+        if isinstance(model, Gpt):
+            return GptSteps(model, cache)
+        assert isinstance(model, Seq2Seq)
+        return Seq2SeqSteps(model, cache)

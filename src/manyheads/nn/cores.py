@@ -27,6 +27,7 @@ Mixed = Float[Tensor, "b h t c"]
 E = TypeVar("E", bound="Exact")
 
 CHANNELS = (16, 32, 64, 128)  # of a head, that a block of our own kernels can hold
+FEW = 32  # queries of the heads that share their keys
 SHORT = 128  # queries and keys whose pairs one program holds at once
 
 
@@ -167,7 +168,8 @@ class Fused(Exact):
     """PyTorch's fused kernels: no weights are held where the device has a kernel for it.
 
     For a bias by distance it has none, and on a GPU ours is used (nn/biased.py); so is ours for
-    texts so short that PyTorch's would be idle most of the time (nn/short.py).
+    texts so short that PyTorch's would be idle most of the time (nn/short.py), and where a few
+    queries look at a cache (nn/glance.py).
     """
 
     kind: ClassVar[str] = "fused"
@@ -197,8 +199,10 @@ class Fused(Exact):
         assert isinstance(score, InnerScore)
         if not dropout and _ours(q, sight, score, position):
             return _by_our_kernel(q, k, v, sight, score, position)
-        f, g = score.factors(q, share_heads(k, q.shape[1]))
-        w, added = share_heads(v, q.shape[1]), position.bias(q, sight)
+        added = position.bias(q, sight)
+        if added is None and not dropout and _is_glance(q, k, v, score):
+            return _by_glance(q, k, v, sight, score)
+        f, g, w = *score.factors(q, share_heads(k, q.shape[1])), share_heads(v, q.shape[1])
         if added is None and not dropout and _is_short(f, g, w, sight):
             return _by_short_kernel(f, g, w, sight, score)
         triangle = added is None and sight.is_triangle()
@@ -242,6 +246,32 @@ def _is_short(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> bool:
         and TRITON
         and trusted("short", q.device.index)
     )
+
+
+def _is_glance(q: Tensor, k: Tensor, v: Tensor, score: Score) -> bool:
+    """Whether these are few queries, as a step of writing has them, and no gradient is wanted."""
+    return (
+        q.device.type == "cuda"
+        and not torch.is_grad_enabled()
+        and q.dtype in HALF
+        and q.dtype == k.dtype == v.dtype
+        and q.shape[0] > 0
+        and k.shape == v.shape
+        and q.shape[-1] == k.shape[-1]
+        and q.shape[-1] in CHANNELS
+        and q.shape[2] < k.shape[2]
+        and q.shape[1] // k.shape[1] * q.shape[2] <= FEW
+        and type(score) is InnerScore
+        and TRITON
+        and trusted("glance", q.device.index)
+    )
+
+
+def _by_glance(q: Tensor, k: Tensor, v: Tensor, sight: Sight, score: InnerScore) -> Tensor:
+    from manyheads.nn.glance import glance
+
+    found: Tensor = glance(q, k, v, sight.mask(), float(score.scale))
+    return found
 
 
 def _by_our_kernel(

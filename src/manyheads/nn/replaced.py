@@ -1,4 +1,7 @@
-"""Models that only write, with their matrices held in another form (nn/int8, nn/arranged)."""
+"""Models that only write, with their matrices held or multiplied in another form.
+
+In eight bits (nn/int8), as a CPU reads them best (nn/arranged), or by a product and a sum.
+"""
 
 import copy
 from collections.abc import Callable
@@ -6,6 +9,7 @@ from typing import Any, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from manyheads.nn.embedding import Head
 
@@ -34,3 +38,27 @@ def with_products(model: M, head: Head, table: nn.Embedding, make: Make) -> M:
                 setattr(module, name, make(part.weight, part.bias))
     other.head = OwnHead(make(head.matrix(table), head.bias), head.scale)
     return other
+
+
+class Separate(nn.Module):
+    """x Wᵀ + b, first the one and then the other.
+
+    A product with one row alone is as fast as W is read. PyTorch writes such a kernel, and joins
+    what is beside it, where it is asked for the product; a product with its sum it leaves to a
+    library that is made for many rows.
+    """
+
+    def __init__(self, weight: Float[Tensor, "v d"], bias: Float[Tensor, " v"] | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+
+    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
+        product = F.linear(x, self.weight)
+        return product if self.bias is None else product + self.bias
+
+
+def separated(model: M) -> M:
+    """A copy to be compiled, for steps that read one row."""
+    head: Any = model.head
+    table: Any = getattr(model, "target_table", None) or model.tokens
+    return with_products(model, head, table, Separate)

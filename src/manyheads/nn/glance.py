@@ -1,0 +1,114 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""A kernel of our own: a few queries over many keys, as every step of writing asks.
+
+    o = softmax(q kᵀ · scale) v
+
+Kernels for training fill a block with queries of one head. A step of writing has one query a
+hypothesis, and its time is that of reading keys and values once. Here all queries of the heads
+that share them (those of a group, of all hypotheses) meet them in one program.
+"""
+
+from contextlib import nullcontext
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+QUERIES = 16  # the fewest that a product of matrices is computed for
+KEYS, WARPS, STAGES = 64, 4, 3  # that are read at once
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit(do_not_specialize=["keys", "seen_row", "seen_query"])
+def _look(
+    Q, K, V, SEEN, OUT, heads, sharing, queries, keys, scale,
+    q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step,
+    seen_row, seen_query,
+    MASKED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    groups = heads // sharing
+    row, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
+    each, channels = tl.arange(0, M), tl.arange(0, D)
+    head, place = group * sharing + each // queries, each % queries
+    there = (each < sharing * queries)[:, None]
+    q_at = row * q_row + head[:, None] * q_head + place[:, None] * q_step + channels[None, :]
+    q = tl.load(Q + q_at, mask=there, other=0.0)
+    highest, total = tl.full([M], -1e30, tl.float32), tl.zeros([M], tl.float32)
+    mixed = tl.zeros([M, D], tl.float32)
+    k_first, v_first = K + row * k_row + group * k_head, V + row * v_row + group * v_head
+    for first in range(0, keys, N):
+        at = first + tl.arange(0, N)
+        known = at < keys
+        k = tl.load(
+            k_first + at[:, None] * k_step + channels[None, :], mask=known[:, None], other=0.0
+        )
+        s = tl.dot(q, tl.trans(k)) * scale
+        seen = there & known[None, :]
+        if MASKED:
+            s_at = row * seen_row + place[:, None] * seen_query + at[None, :]
+            seen = seen & (tl.load(SEEN + s_at, mask=seen, other=0) != 0)
+        s = tl.where(seen, s, -1e30)
+        above = tl.maximum(highest, tl.max(s, 1))
+        p = tl.where(seen, tl.exp2(s - above[:, None]), 0.0)
+        shrunk = tl.exp2(highest - above)
+        total = total * shrunk + tl.sum(p, 1)
+        v = tl.load(
+            v_first + at[:, None] * v_step + channels[None, :], mask=known[:, None], other=0.0
+        )
+        mixed = mixed * shrunk[:, None] + tl.dot(p.to(v.dtype), v)
+        highest = above
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]  # nothing seen: zeros
+    out = OUT + ((row * queries + place[:, None]) * heads + head[:, None]) * D + channels[None, :]
+    tl.store(out, mixed.to(OUT.dtype.element_ty), mask=there)
+
+
+@torch.library.custom_op("manyheads::glance", mutates_args=())
+def glance(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -> Tensor:
+    """q [b h t c], k and v [b g s c], seen [b 1 t s] or with ones for b and t. No gradients."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    rows, heads, queries, width = q.shape
+    groups, keys = k.shape[1:3]
+    apart, known = [0, 0], q
+    if seen is not None:
+        known = seen.contiguous().view(torch.uint8)
+        apart = [0 if known.shape[axis] == 1 else known.stride(axis) for axis in (0, 2)]
+    sharing = heads // groups
+    block = max(QUERIES, triton.next_power_of_2(sharing * queries))
+    out = _empty(q)
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        _look[(rows * groups,)](
+            q, k, v, known, out, heads, sharing, queries, keys, scale * LOG2_E,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *apart,
+            MASKED=seen is not None, D=width, M=block, N=KEYS, num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
+    return out
+
+
+def _empty(q: Tensor) -> Tensor:
+    """[b h t c] whose heads stand side by side, as the projection after it wants them."""
+    rows, heads, queries, width = q.shape
+    return q.new_empty(rows, queries, heads, width).transpose(1, 2)
+
+
+@glance.register_fake
+def _(q, k, v, seen, scale):
+    return _empty(q)
+
+
+def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """What the kernel gives for a few numbers, and what is right."""
+    given = torch.Generator(device).manual_seed(1)
+    q, k, v = (
+        torch.randn(2, heads, n, 32, generator=given, device=device, dtype=torch.bfloat16)
+        for heads, n in ((4, 3), (2, 150), (2, 150))
+    )
+    seen = torch.rand(2, 1, 3, 150, generator=given, device=device) < 0.5
+    wide = [x.double().repeat_interleave(4 // x.shape[1], 1) for x in (q, k, v)]
+    pairs = []
+    for mask in (None, seen):
+        scores = wide[0] @ wide[1].mT * 0.25
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        pairs.append((glance(q, k, v, mask, 0.25), scores.softmax(-1) @ wide[2]))
+    return pairs

@@ -1,0 +1,30 @@
+"""Our kernel for the steps of writing, interpreted where Triton is installed."""
+
+from tests.nn.interpreted import interpret, needs_triton
+
+PROGRAM = """
+import itertools, torch
+from manyheads.nn.glance import glance
+torch.manual_seed(1)
+sizes = ((1, 1, 1, 1, 40), (2, 3, 3, 1, 64), (2, 4, 2, 1, 65), (3, 2, 2, 5, 130), (1, 8, 1, 3, 90))
+masks = (None, "each", "of a row", "all alike")
+for (b, h, g, t, s), masked in itertools.product(sizes, masks):
+    q = torch.randn(b, t, h, 16).transpose(1, 2)  # heads beside each other, as projected
+    k, v = torch.randn(2, b, g, s + 7, 16)[:, :, :, :s]  # part of a larger room
+    shapes = {"each": (b, 1, t, s), "of a row": (b, 1, 1, s), "all alike": (1, 1, 1, s)}
+    seen = torch.rand(shapes[masked]) < 0.4 if masked else None
+    if masked == "each":
+        seen[0, 0, 0] = False  # a query that sees nothing
+    found = glance(q, k, v, seen, 0.3)
+    keys, values = (x.repeat_interleave(h // g, 1) for x in (k, v))
+    scores = q @ keys.mT * 0.3
+    if masked:
+        scores = scores.masked_fill(~seen, -torch.inf)
+    expected = scores.softmax(-1).nan_to_num(0.0) @ values
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+"""
+
+
+@needs_triton
+def test_the_kernel_computes_the_formula() -> None:
+    interpret(PROGRAM)
