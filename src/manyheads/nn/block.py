@@ -1,11 +1,11 @@
 """Blocks and stacks of blocks: encoder, decoder and encoder–decoder are made of these alone."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Literal
 
-import torch
 import torch._functorch.config as partition
 from torch import Tensor, nn
 
@@ -173,8 +173,6 @@ class Stack(nn.Module):
         some are drawn: PyTorch (2.13) would draw others when it computes them again.
         """
         self.compiled = True
-        limit = torch._dynamo.config.recompile_limit  # beyond it a block would not be compiled
-        torch._dynamo.config.recompile_limit = max(limit, GRAPHS)
         draws = [part.p for part in self.modules() if isinstance(part, nn.Dropout)]
         self.keeps_less = not any([*draws, self.attention_dropout])
         for block in self.blocks:
@@ -197,10 +195,22 @@ class Stack(nn.Module):
     ) -> Hidden:
         if self.compiled:
             x = narrowed(x)  # as every block but the first gets it: one graph serves for all
-        with partition.patch(activation_memory_budget=KEPT) if self.keeps_less else nullcontext():
+        with self._compiling() if self.compiled else nullcontext():
             for block, position in zip(self.blocks, cycle(self.positions), strict=False):
                 x = block(x, sight, position, memory, memory_sight, cache)
         return self.last_norm(x)
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """What PyTorch is told about our blocks, and about nobody else's."""
+        import torch._dynamo.config as dynamo  # takes seconds
+
+        budget = KEPT if self.keeps_less else partition.activation_memory_budget
+        with (
+            dynamo.patch(recompile_limit=GRAPHS),  # beyond it a block would not be compiled
+            partition.patch(activation_memory_budget=budget),
+        ):
+            yield
 
 
 def initialise(model: nn.Module, scheme: str, layers: int) -> None:

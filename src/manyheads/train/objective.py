@@ -92,11 +92,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         nll_sum = torch.zeros((), dtype=precise, device=hidden.device)
         even_sum = torch.zeros_like(nll_sum)
         d_hidden = torch.empty_like(hidden) if training else None
-        d_matrix = torch.zeros_like(matrix) if training else None
         d_bias = torch.zeros_like(bias) if training and bias is not None else None
         size = rows_at_once(hidden)
         classes = len(matrix)
         weight = _aligned(matrix, hidden)
+        d_matrix = torch.zeros_like(weight, dtype=matrix.dtype) if training else None
         shift = None if bias is None else _aligned(bias, hidden)
         for start in range(0, len(hidden), size):
             rows = slice(start, start + size)
@@ -109,13 +109,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if d_hidden is None or d_matrix is None:
                 continue
             torch.mm(d_logits, weight, out=d_hidden[rows])
-            if d_matrix.dtype == h.dtype and len(weight) == classes:
-                d_matrix.addmm_(d_logits.T, h)
-            else:
-                d_matrix += (d_logits.T @ h)[:classes]
+            _add_product(d_matrix, d_logits.T, h)
             if d_bias is not None:
                 d_bias += d_logits.sum(0)[:classes]
-        ctx.save_for_backward(d_hidden, d_matrix, d_bias)
+        ctx.save_for_backward(d_hidden, None if d_matrix is None else d_matrix[:classes], d_bias)
         objective = (1 - smoothing) * nll_sum + smoothing * even_sum
         ctx.mark_non_differentiable(nll_sum)
         return objective, nll_sum
@@ -128,6 +125,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if d is None else d * scale.to(d.dtype) for d in (d_hidden, d_matrix, d_bias)
         )
         return *scaled, None, None, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b; where a GPU can, added by the product, before anything is rounded."""
+    if total.dtype == b.dtype:
+        total.addmm_(a, b)
+    elif total.is_cuda and total.dtype == torch.float32:
+        torch.ops.aten.addmm.dtype_out(total, a, b, torch.float32, out=total)
+    else:
+        total += a @ b
 
 
 def _aligned(weights: Tensor, like: Tensor) -> Tensor:

@@ -4,7 +4,8 @@
     −log p = log Σ e^z − z_y,    dL/dz = softmax(z) − q
 
 PyTorch passes over the logits once for each of maximum, exponential, sum and difference, in
-float32. Here a row is read twice and written once in the type that it has, and summed in float32.
+float32. Here a row is read twice and written once in the type that it has, and summed in float32;
+it is asked to stay in the cache until it has been read again.
 Each thread keeps the maximum and the sum of what it has seen itself, and they meet once, at the
 end of the row; of z and the maximum m so far, only the greater keeps its place:
 
@@ -36,7 +37,8 @@ def _row(
     for first in range(0, padded, BLOCK):
         at = first + columns
         # Up to an aligned end, or numbers would be loaded one by one.
-        z = tl.load(logits + at, mask=at < padded, other=0.0).to(tl.float32)
+        z = tl.load(logits + at, mask=at < padded, other=0.0, eviction_policy="evict_last")
+        z = z.to(tl.float32)
         total += tl.where(at < width, z, 0.0)
         z = tl.where(at < width, z, float("-inf"))
         share = tl.exp(-tl.abs(z - highest))
@@ -49,11 +51,12 @@ def _row(
     if TRAINING:
         for first in range(0, padded, BLOCK):
             at = first + columns
-            z = tl.load(logits + at, mask=at < padded, other=0.0).to(tl.float32)
-            slope = tl.exp(z - log_total) - smoothing / width
+            z = tl.load(logits + at, mask=at < padded, other=0.0, eviction_policy="evict_first")
+            slope = tl.exp(z.to(tl.float32) - log_total) - smoothing / width
             slope = tl.where(at == wanted, slope - (1.0 - smoothing), slope)
             slope = tl.where(counts & (at < width), slope, 0.0)
-            tl.store(logits + at, slope.to(LOGITS.dtype.element_ty), mask=at < padded)
+            slope = slope.to(LOGITS.dtype.element_ty)
+            tl.store(logits + at, slope, mask=at < padded, cache_modifier=".cs")
 
 
 def losses_and_slopes(
