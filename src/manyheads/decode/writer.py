@@ -18,7 +18,8 @@ from manyheads.decode.steady import Drawing, GptSteps, Seq2SeqSteps, Steps, Text
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.embedding import Head
-from manyheads.nn.replaced import separated
+from manyheads.nn.replaced import Separate, with_products_of
+from manyheads.nn.trusted import TRITON, trusted
 
 Rows = Int[Tensor, " rows"]
 
@@ -92,9 +93,20 @@ class Writer:
     def _steps(self, sentences: int, beams: int, room: int, source_room: int) -> Steps:
         device = next(self.model.parameters()).device
         cache, model = FixedCache(sentences, beams, room, device, source_room), self.model
-        if self.recordings.compiled and sentences * beams == 1 and isinstance(model.head, Head):
-            model = separated(model)
+        if sentences * beams == 1 and isinstance(model.head, Head):
+            model = self._for_one_row(model)
         if isinstance(model, Gpt):
             return GptSteps(model, cache)
         assert isinstance(model, Seq2Seq)
         return Seq2SeqSteps(model, cache)
+
+    def _for_one_row(self, model: nn.Module) -> nn.Module:
+        """With products that are as fast as their matrix is read, where there are such."""
+        device = next(model.parameters()).device
+        if self.recordings.compiled:
+            return with_products_of(model, Separate)
+        if device.type == "cuda" and TRITON and trusted("single", device.index):
+            from manyheads.nn.single import Single
+
+            return with_products_of(model, Single)
+        return model

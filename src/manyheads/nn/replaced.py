@@ -1,6 +1,7 @@
 """Models that only write, with their matrices held or multiplied in another form.
 
-In eight bits (nn/int8), as a CPU reads them best (nn/arranged), or by a product and a sum.
+In eight bits (nn/int8), as a CPU reads them best (nn/arranged), by a kernel for one row
+(nn/single), or by a product and a sum.
 """
 
 import copy
@@ -57,8 +58,8 @@ class Separate(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-def separated(model: M) -> M:
-    """A copy to be compiled, for steps that read one row."""
+def with_products_of(model: M, make: Make) -> M:
+    """The same, of a model that writes."""
     head: Any = model.head
     table: Any = getattr(model, "target_table", None) or model.tokens
-    return with_products(model, head, table, Separate)
+    return with_products(model, head, table, make)
