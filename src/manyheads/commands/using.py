@@ -176,14 +176,9 @@ def generate(
     from manyheads.decode.sample import Sample
 
     sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    if beam is not None and sample != Sample(temperature=TEMPERATURE):
-        raise Mistake(
-            "--temperature, --top-k, --top-p, --min-p and --seed are for drawing: leave out --beam"
-        )
     check_at_least("--min-new-tokens", min_new_tokens, 0)
     check_at_least("--max-new-tokens", max_new_tokens, max(1, min_new_tokens or 1))
-    if stop and "" in stop:
-        raise Mistake("--stop is empty: give the text to end before, or leave it out")
+    _check(sample, beam, stop)
     opened = moved(
         _open(run, device, threads, say, int8=int8, half=half, compile=compile), settings or []
     )
@@ -202,6 +197,17 @@ def generate(
         limit = max_new_tokens or max(200, min_new_tokens or 0)
         _continue_texts(generator, prompt, limit, drawn, stop or [])
     _say_taken(generator)
+
+
+def _check(sample: "Sample", beam: int | None, stop: list[str] | None) -> None:
+    from manyheads.decode.sample import Sample
+
+    if beam is not None and sample != Sample(temperature=TEMPERATURE):
+        raise Mistake(
+            "--temperature, --top-k, --top-p, --min-p and --seed are for drawing: leave out --beam"
+        )
+    if stop and "" in stop:
+        raise Mistake("--stop is empty: give the text to end before, or leave it out")
 
 
 def _generator(opened: "OpenRun", how: dict[str, Any], draft: "OpenRun | None") -> "AnyGenerator":
