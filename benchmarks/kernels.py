@@ -17,7 +17,7 @@ medians of many calls each, fewer where they are long. One JSON object a line.
 import argparse
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -169,8 +169,8 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
     return rows
 
 
-def graphed(run: Run, inputs: list[Tensor], train: bool) -> Callable[[], None]:
-    """One call, and its gradients, as a graph."""
+def graphed(run: Callable[..., Tensor], inputs: list[Tensor], train: bool) -> Callable[[], None]:
+    """One call, and its gradients, as a graph; what it gives is shaped like its first input."""
     direction = torch.randn_like(inputs[0])
 
     def work() -> None:
@@ -189,6 +189,35 @@ def graphed(run: Run, inputs: list[Tensor], train: bool) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         work()
     return graph.replay
+
+
+def compared(
+    runs: Mapping[str, Callable[..., Tensor]], inputs: list[Tensor], train: bool, rounds: int
+) -> dict[str, object]:
+    """Ours beside the others, as graphs, in turns; medians."""
+    calls: dict[str, Callable[[], None]] = {}
+    for name, run in runs.items():
+        try:
+            calls[name] = graphed(run, inputs, train)
+        except RuntimeError as error:  # flash takes no mask
+            print(json.dumps({"left_out": name, "why": str(error).split("\n")[0][:120]}))
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(REPLAYS):
+                call()
+            end.record()
+            torch.cuda.synchronize()
+            spent[name].append(begin.elapsed_time(end) / REPLAYS)
+    found = {name: round(statistics.median(each), 4) for name, each in spent.items()}
+    best = min(value for name, value in found.items() if name != "ours")
+    return {
+        "pass": "forward and backward" if train else "forward",
+        "milliseconds": found,
+        "times_as_fast_as_the_best": round(best / found["ours"], 2),
+    }
 
 
 def short(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str, object]]:
@@ -213,37 +242,8 @@ def short(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str,
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=added, is_causal=past)
 
         runs[name] = theirs
-    rows: list[dict[str, object]] = []
-    for train in (False, True):
-        calls: dict[str, Callable[[], None]] = {}
-        for name, run in runs.items():
-            try:
-                calls[name] = graphed(run, inputs, train)
-            except RuntimeError as error:  # flash takes no mask
-                print(json.dumps({"left_out": name, "why": str(error).split("\n")[0][:120]}))
-        spent: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(rounds):
-            for name, call in calls.items():
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                for _ in range(REPLAYS):
-                    call()
-                end.record()
-                torch.cuda.synchronize()
-                spent[name].append(begin.elapsed_time(end) / REPLAYS)
-        found = {name: round(statistics.median(each), 4) for name, each in spent.items()}
-        best = min(value for name, value in found.items() if name != "ours")
-        rows.append(
-            {
-                "length": length,
-                "head_dim": head_dim,
-                "causal": past,
-                "pass": "forward and backward" if train else "forward",
-                "milliseconds": found,
-                "times_as_fast_as_the_best": round(best / found["ours"], 2),
-            }
-        )
-    return rows
+    about = {"length": length, "head_dim": head_dim, "causal": past}
+    return [about | compared(runs, inputs, train, rounds) for train in (False, True)]
 
 
 def main() -> None:
