@@ -78,6 +78,7 @@ PRESETS = {
     "small-batches": "train.batch_tokens=4096 train.save_every=126",
     "longer-average": "train.save_every=200",
     "agreement": "train.agreement=5",
+    "segmentations": "train.segmentations=8 train.merge_dropout=0.1",
 }
 TATOEBA = """train.compile=no tokens.vocab_size=10000 train.too_long=skip train.steps=4000
     train.batch_tokens=8192 train.schedule=cosine train.warmup_steps=500 train.validate_every=200

@@ -29,7 +29,7 @@ def merge_steps(
     words: list[str], vocabulary: dict[str, int], ranks: dict[tuple[str, str], int]
 ) -> Iterator[Step]:
     """BPE: always the pair of lowest rank, the leftmost of equals, until no pair has a rank."""
-    states = [list(_symbols(word, vocabulary)) for word in words]
+    states = [list(symbols(word, vocabulary)) for word in words]
     yield Step(pieces=tuple(chain(*states)))
     for state in states:
         while known := [(ranks[p], i) for i, p in enumerate(pairwise(state)) if p in ranks]:
@@ -39,7 +39,8 @@ def merge_steps(
             yield Step(pieces=tuple(chain(*states)), merged=merged, rank=rank)
 
 
-def _symbols(word: str, vocabulary: dict[str, int]) -> Iterator[str]:
+def symbols(word: str, vocabulary: dict[str, int]) -> Iterator[str]:
+    """What BPE begins with: characters, or their bytes where they are not known."""
     for character in word:
         if character in vocabulary:
             yield character

@@ -163,6 +163,10 @@ class Run:
             )
         if self.train.agreement and self.task not in ("translation", "summaries"):
             raise Mistake("train.agreement is for translation and summaries: leave it out")
+        if self.train.segmentations > 1 and self.task not in ("translation", "summaries"):
+            raise Mistake("train.segmentations are for translation and summaries: leave it out")
+        if self.train.segmentations > 1 and self.tokens is not None and self.tokens.kind != "bpe":
+            raise Mistake("train.segmentations are of the merges of tokens=bpe: leave it out")
         if self.train.agreement and not _drops(self.model):
             raise Mistake("train.agreement needs two readings that differ: set model.dropout")
         packed = isinstance(self.objective, Causal) and self.objective.packing != "stream"

@@ -21,7 +21,7 @@ from tokenizers.processors import TemplateProcessing
 
 from manyheads.errors import BadData, Mistake
 from manyheads.files import write_text
-from manyheads.replay import Step, match_steps, merge_steps
+from manyheads.replay import Step, match_steps, merge_steps, symbols
 
 # In the order of their ids.
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<sep>", "<cls>"]
@@ -218,14 +218,32 @@ class Tokenizer:
         """
         model = self._layout["model"]
         if model["type"] == "BPE":
-            steps = list(merge_steps(self._words(text), model["vocab"], self._ranks))
+            steps = list(merge_steps(self.words(text), model["vocab"], self.ranks))
         elif model["type"] == "WordPiece":
-            steps = list(match_steps(self._words(text), model))
+            steps = list(match_steps(self.words(text), model))
         else:
             raise Mistake(f"no replay for a {model['type']} tokenizer, only for BPE and WordPiece")
         if list(steps[-1].pieces) != self._encoding(text).tokens:
             raise Mistake("no replay for this tokenizer: it splits by rules of its own")
         return [step.shown(self._readable) for step in steps]
+
+    def words(self, text: str) -> list[str]:
+        """What is cut into pieces, each by itself, in the symbols of the vocabulary."""
+        normalizer, splitter = self._inner.normalizer, self._inner.pre_tokenizer
+        text = normalizer.normalize_str(text) if normalizer is not None else text
+        if splitter is None:
+            return [text]
+        return [word for word, _ in splitter.pre_tokenize_str(text)]
+
+    def symbols(self, word: str) -> list[str]:
+        """The smallest pieces of a word, which BPE begins with."""
+        return list(symbols(word, self._layout["model"]["vocab"]))
+
+    @cached_property
+    def ranks(self) -> dict[tuple[str, str], int]:
+        """Which neighbours BPE merges, the first ones first."""
+        merges = self._layout["model"]["merges"]
+        return {(left, right): rank for rank, (left, right) in enumerate(merges)}
 
     @cached_property
     def vocab_size(self) -> int:
@@ -295,21 +313,9 @@ class Tokenizer:
         return layout
 
     @cached_property
-    def _ranks(self) -> dict[tuple[str, str], int]:
-        merges = self._layout["model"]["merges"]
-        return {(left, right): rank for rank, (left, right) in enumerate(merges)}
-
-    @cached_property
     def _decoders(self) -> set[str]:
         decoder = self._layout["decoder"] or {"decoders": []}
         return {part["type"] for part in decoder.get("decoders", [decoder])}
-
-    def _words(self, text: str) -> list[str]:
-        normalizer, splitter = self._inner.normalizer, self._inner.pre_tokenizer
-        text = normalizer.normalize_str(text) if normalizer is not None else text
-        if splitter is None:
-            return [text]
-        return [word for word, _ in splitter.pre_tokenize_str(text)]
 
     def _readable(self, token: str) -> str:
         if "ByteFallback" in self._decoders and token in BYTE_PIECES:

@@ -25,7 +25,7 @@ LONGEST_FUNCTION = 70
 
 # A module imports only from modules that stand earlier here. A name stands for all that is in it.
 STAGES = [
-    "errors files config replay memory_use tokens vocabularies",
+    "errors files config replay memory_use tokens segments vocabularies",
     "data.corpus data.phrasebook data.batching data.translation data.summaries data.masking",
     "data.language data.sentences data.hidden data.labelled data.midi data.events data.music",
     "data.augmentation data.pictures data.images",

@@ -133,6 +133,10 @@ class Ragged:
     def lengths(self) -> Int[np.ndarray, " rows"]:
         return np.diff(self.starts)
 
+    def rows(self) -> list[list[int]]:
+        """The sequences one by one."""
+        return [part.tolist() for part in np.split(self.flat, self.starts[1:-1])]
+
     def padded(self, rows: Rows, pad: int) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
         """These rows as a rectangle, and which of it is real."""
         lengths = self.lengths[rows]

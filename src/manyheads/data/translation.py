@@ -17,6 +17,7 @@ from manyheads.data.batching import Ragged, Rows
 from manyheads.data.corpus import SHARES, STEMS, hold_out, is_here, read_pairs
 from manyheads.data.phrasebook import Pair, sentences
 from manyheads.errors import BadData, Mistake
+from manyheads.segments import Segmenter
 from manyheads.tokens import Tokenizer
 
 
@@ -306,6 +307,22 @@ class EncodedPairs:
         self.numbers = [numbers[row] for row in self.kept]
         self.sources = Ragged.of([sources[row] for row in self.kept])
         self.targets = Ragged.of([targets[row] for row in self.kept])
+
+    def cut_anew(self, corpus: Corpus, cut: Segmenter, copies: int, max_length: int) -> None:
+        """Add so many copies of all pairs, in other pieces; what would be too long stays as it is.
+
+        Their rows come after those that there are.
+        """
+        texts = [[side[row] for row in self.kept] for side in (corpus.sources, corpus.targets)]
+        pairs = list(zip(self.sources.rows(), self.targets.rows(), strict=True))
+        whole = list(pairs)
+        for copy in range(copies):
+            sources, targets = (cut.encode_batch(side, copy, n) for n, side in enumerate(texts))
+            for plain, source, target in zip(pairs, sources, targets, strict=True):
+                other = (self.frame.source(source), [*target, self.frame.end])
+                whole.append(other if max(map(len, other)) <= max_length else plain)
+        self.sources, self.targets = (Ragged.of(list(side)) for side in zip(*whole, strict=True))
+        self.numbers = self.numbers * (copies + 1)
 
     def digest(self) -> str:
         """Names these sequences of tokens: any other corpus or order has another name."""

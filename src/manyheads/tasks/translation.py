@@ -16,6 +16,7 @@ from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
 from manyheads.models.joined import EncoderDecoder
 from manyheads.nn.shapes import Hidden
+from manyheads.segments import Segmenter
 from manyheads.tokens import Tokenizer
 from manyheads.train.agreement import disagreement
 from manyheads.train.objective import Loss, cross_entropy
@@ -108,11 +109,15 @@ class TranslationTask:
         frame = Marks(tokenizer, decode).frame
         self.data = EncodedPairs(corpus, tokenizer, max_length, train.too_long, frame)
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
+        copies = train.segmentations
+        if copies > 1:
+            cut = Segmenter(tokenizer, train.merge_dropout, seed)
+            self.data.cut_anew(corpus, cut, copies - 1, max_length)
         self.digest = self.data.digest()
         notes = [*corpus.notes, *valid.notes, *self.data.notes, *self.valid.notes]
         self.notes = list(dict.fromkeys(notes))  # a held-out share comes from the same files
         self.order = Batches(self.data.lengths, train.batch_tokens * train.accumulate, seed)
-        self.per_epoch = self.order.per_epoch
+        self.per_epoch = -(-self.order.per_epoch // copies)  # of the pairs, however they are cut
 
     def batches(self, step: int) -> list[Batch]:
         parts = [

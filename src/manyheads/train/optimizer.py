@@ -20,7 +20,9 @@ class Train:
     the latest), `warmup_share` of them the warm-up, and
     `batch_rows` how many texts a batch has. `keep` says which weights are the model to use: those
     of the best validation loss, or the last. `agreement` is how much two readings of a batch, each
-    with other dropout, have to agree (R-Drop's α). `parallel` says whether each of several
+    with other dropout, have to agree (R-Drop's α). `segmentations` is in how many ways the corpus
+    is cut into pieces, from the second on with that share of the merges left out (BPE-dropout).
+    `parallel` says whether each of several
     processes has all of the weights ("ddp") or a part of every one ("fsdp"). `compile` has PyTorch
     compile the blocks of the model: unless told, on a GPU where the run is long enough to gain by
     it.
@@ -43,6 +45,8 @@ class Train:
     clip: float | None = 1.0
     label_smoothing: float = 0.1
     agreement: float = 0.0
+    segmentations: int = 1
+    merge_dropout: float = 0.1
     too_long: TooLong = "refuse"
     validate_every: int = 1000
     save_every: int = 1000
@@ -56,10 +60,10 @@ class Train:
     def __post_init__(self) -> None:
         for name in (
             *("steps", "batch_tokens", "accumulate", "validate_every"),
-            *("save_every", "average", "log_every", "batch_rows"),
+            *("save_every", "average", "log_every", "batch_rows", "segmentations"),
         ):
             check_at_least(f"train.{name}", getattr(self, name), 1)
-        for name in ("label_smoothing", "beta1", "beta2", "warmup_share"):
+        for name in ("label_smoothing", "beta1", "beta2", "warmup_share", "merge_dropout"):
             check_share(f"train.{name}", getattr(self, name))
         if not 0 <= self.final_share <= 1:
             raise Mistake(f"train.final_share={self.final_share} must be in [0, 1]")
