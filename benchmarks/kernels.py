@@ -212,12 +212,12 @@ def compared(
             torch.cuda.synchronize()
             spent[name].append(begin.elapsed_time(end) / REPLAYS)
     found = {name: round(statistics.median(each), 4) for name, each in spent.items()}
-    best = min(value for name, value in found.items() if name != "ours")
-    return {
-        "pass": "forward and backward" if train else "forward",
-        "milliseconds": found,
-        "times_as_fast_as_the_best": round(best / found["ours"], 2),
-    }
+    row: dict[str, object] = {"pass": "forward and backward" if train else "forward"}
+    row["milliseconds"] = found
+    others = [value for name, value in found.items() if name != "ours"]
+    if others and "ours" in found:
+        row["times_as_fast_as_the_best"] = round(min(others) / found["ours"], 2)
+    return row
 
 
 def short(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str, object]]:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from manyheads import cli
 from manyheads.commands import training
 from manyheads.config import parse
+from manyheads.opened import open_run
 from manyheads.run import Run, read_run
 from manyheads.tokens import Tokenizer
 from manyheads.training import read_recipe
@@ -389,6 +390,13 @@ def test_what_is_for_a_gpu_is_refused_elsewhere(run: Path) -> None:
     on_cpu = ("--compile", "--device", "cpu")
     assert "leave out --compile" in mistake("translate", run, *on_cpu, stdin=TEXT.encode())
     assert "choose one" in mistake("translate", run, "--int8", "--half", stdin=TEXT.encode())
+
+
+def test_half_precision_is_that_of_the_weights_and_leaves_the_run_alone(run: Path) -> None:
+    opened = open_run(run)
+    half = opened.in_half()
+    assert {weight.dtype for weight in half.model.parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in opened.model.parameters()} == {torch.float32}
 
 
 def test_a_line_that_is_too_long_goes_in_pieces(run: Path) -> None:

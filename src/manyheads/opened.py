@@ -5,6 +5,7 @@ onnxruntime translate, generate, embed, fill and classify by the same commands, 
 program that runs them can.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import nn
 
 from manyheads.decode.beam import Decode, Marks
 from manyheads.decode.generate import AnyGenerator, Generator, say_nothing
-from manyheads.decode.recorded import Recordings
+from manyheads.decode.recorded import Recordings, steady
 from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.encode import TextEncoder
 from manyheads.errors import BadData, Mistake
@@ -168,11 +169,16 @@ class TorchRun(OpenRun):
         return dataclasses.replace(self, model=in_int8(self.model))
 
     def in_half(self) -> "TorchRun":
-        return dataclasses.replace(self, model=self.model.to(torch.bfloat16))
+        return dataclasses.replace(self, model=copy.deepcopy(self.model).to(torch.bfloat16))
 
     def compiled(self) -> "TorchRun":
         if self.device.type != "cuda":
             raise Mistake("steps are compiled for a GPU (--device cuda): leave out --compile")
+        if not steady(self.model):
+            raise Mistake(
+                f"{self.folder} holds a {self.run.model.kind} model whose steps change from one to "
+                "the next: leave out --compile"
+            )
         return dataclasses.replace(self, compiles=True)
 
     def _translator(self, decode: Decode) -> AnyTranslator:

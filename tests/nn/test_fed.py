@@ -28,6 +28,14 @@ for shape, kind in itertools.product(((3, 5, 16), (700, 32)), acts):
         slopes = torch.autograd.grad(found, given, direction)
         for one, other in zip((found, *slopes), wanted):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-3)
+
+given[1].requires_grad_(False)  # weights that are not trained get no gradient
+found = feed(*given, "relu")[0]
+assert torch.autograd.grad(found.sum(), given[0])[0] is not None
+
+from manyheads.nn import fed
+from manyheads.nn.trusted import agrees
+assert agrees(lambda: fed.trial(torch.device("cpu")), "fed")
 """
 
 

@@ -22,6 +22,8 @@ for (b, h, g, t, s), masked in itertools.product(sizes, masks):
         scores = scores.masked_fill(~seen, -torch.inf)
     expected = scores.softmax(-1).nan_to_num(0.0) @ values
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+one = glance(q, k, v, torch.ones(1, 1, 1, 1, dtype=torch.bool), 0.3)
+torch.testing.assert_close(one, glance(q, k, v, None, 0.3))
 """
 
 

@@ -35,6 +35,13 @@ masks = [
 for one, other in (masks, (masks[0], masks[0].roll(1, 0)), (masks[0], masks[0].roll(1, 1))):
     assert abs((one == other).float().mean() - 0.5) < 0.02
 
+# What goes in need not lie row by row, also where it is compiled.
+across = torch.randn(16, 6).T
+compiled = torch.compile(lambda x: add_norm(x, x, ones[0, :16], ones[0, :16], None, 0.0, 1e-5)[0])
+wanted = F.layer_norm(2 * across, (16,)) + 1
+torch.testing.assert_close(compiled(across), wanted, rtol=1e-4, atol=1e-4)
+torch.library.opcheck(add_norm, (across, across, ones[0, :16], ones[0, :16], None, 0.0, 1e-5))
+
 # Programs with several groups of rows, some of them past the end.
 normed._processors, normed.EACH = lambda x: 3, 1
 x, f = (torch.randn(41, 512).requires_grad_() for _ in range(2))
@@ -46,6 +53,10 @@ pairs = zip(*(
 ))
 for one, other in pairs:
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+from manyheads.nn import normed
+from manyheads.nn.trusted import agrees
+assert agrees(lambda: normed.trial(torch.device("cpu")), "normed")
 """
 
 

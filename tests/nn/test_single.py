@@ -14,6 +14,14 @@ for (outputs, inputs), biased in itertools.product(((1, 8), (13, 40), (9, 2500))
     for shape in ((inputs,), (1, 1, inputs), (3, inputs)):
         x = torch.randn(shape)
         torch.testing.assert_close(part(x), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+
+exact = Single(weight.double(), None)
+x = torch.randn(inputs, dtype=torch.float64)
+torch.testing.assert_close(exact(x), weight.double() @ x, rtol=1e-13, atol=1e-13)
+
+from manyheads.nn import single
+from manyheads.nn.trusted import agrees
+assert agrees(lambda: single.trial(torch.device("cpu")), "single")
 """
 
 

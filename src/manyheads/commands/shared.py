@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,8 @@ from manyheads.errors import Mistake
 
 if TYPE_CHECKING:
     import torch
+
+    from manyheads.opened import OpenRun
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[a.b=c]...", help="Settings, e.g. model.dim=256")
@@ -28,6 +30,18 @@ PICTURES = (".png", ".svg", ".pdf")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object")]
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder, a HuggingFace or an exported one")
+]
+EightBits = Annotated[
+    bool, typer.Option("--int8", help="Compute in eight bits: faster on a CPU, nearly the same")
+]
+Half = Annotated[
+    bool, typer.Option("--half", help="Weights in bfloat16: faster on a GPU, nearly the same")
+]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile", help="On a GPU: compile a step for every size of batch, half a minute each"
+    ),
 ]
 
 
@@ -82,3 +96,26 @@ def choose(name: str, threads: int | None) -> "torch.device":
 def given(**options: Any) -> dict[str, Any]:
     """The options that were set."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def open_model(
+    run: Path,
+    device: str,
+    threads: int | None,
+    warn: Callable[[str], None] = lambda line: None,
+    *,
+    int8: bool = False,
+    half: bool = False,
+    compile: bool = False,
+) -> "OpenRun":
+    """The model of a folder, in the form that was asked for."""
+    from manyheads.opened import open_any
+
+    if int8 and (half or compile):
+        raise Mistake("--int8 is for a CPU, --half and --compile are for a GPU: choose one")
+    choose(device, threads)  # refuses a device that is not here; `auto` is for the folder to say
+    opened = open_any(run, "cpu" if int8 and device == "auto" else device, warn)
+    if int8:
+        return opened.in_int8()
+    opened = opened.in_half() if half else opened
+    return opened.compiled() if compile else opened

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import islice
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyheads.commands.shared import (
+    Compile,
     Device,
+    EightBits,
+    Half,
     RunFolder,
     Threads,
-    choose,
     given,
+    open_model,
     say,
     to_reader,
     write,
@@ -31,39 +34,6 @@ if TYPE_CHECKING:
     from manyheads.encode import Answer
     from manyheads.opened import OpenRun
     from manyheads.run import Run
-
-
-EightBits = Annotated[
-    bool, typer.Option("--int8", help="Compute in eight bits: faster on a CPU, nearly the same")
-]
-Half = Annotated[
-    bool, typer.Option("--half", help="Weights in bfloat16: faster on a GPU, nearly the same")
-]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="Compile each step: half a minute, then faster, on a GPU")
-]
-
-
-def _open(
-    run: Path,
-    device: str,
-    threads: int | None,
-    warn: Callable[[str], None] = lambda line: None,
-    *,
-    int8: bool = False,
-    half: bool = False,
-    compile: bool = False,
-) -> "OpenRun":
-    from manyheads.opened import open_any
-
-    if int8 and (half or compile):
-        raise Mistake("--int8 is for a CPU, --half and --compile are for a GPU: choose one")
-    choose(device, threads)  # refuses a device that is not here; `auto` is for the folder to say
-    opened = open_any(run, "cpu" if int8 and device == "auto" else device, warn)
-    if int8:
-        return opened.in_int8()
-    opened = opened.in_half() if half else opened
-    return opened.compiled() if compile else opened
 
 
 def translate(
@@ -102,7 +72,7 @@ def translate(
     if sample and n_best > 1:
         raise Mistake("--n-best lists what a search found: leave out --sample")
     width = beam if n_best == 1 else max(beam or 1, n_best)
-    opened = _open(run, device, threads, say, int8=int8, half=half, compile=compile)
+    opened = open_model(run, device, threads, say, int8=int8, half=half, compile=compile)
     translator = opened.translator(**given(beam=width))
     lines: Iterable[bytes] = sys.stdin.buffer
     if opened.run.task == "summaries":
@@ -179,13 +149,13 @@ def generate(
     check_at_least("--min-new-tokens", min_new_tokens, 0)
     check_at_least("--max-new-tokens", max_new_tokens, max(1, min_new_tokens or 1))
     _check(sample, beam, stop)
-    opened = moved(
-        _open(run, device, threads, say, int8=int8, half=half, compile=compile), settings or []
-    )
+    opened = open_model(run, device, threads, say, int8=int8, half=half, compile=compile)
+    opened = moved(opened, settings or [])
     files = MusicFiles(out=out, prime=prime, picture=picture)
     files.check(opened, texts=prompt is not None or bool(stop))
     how = _decoding(opened.run, beam, min_new_tokens, max_new_tokens)
-    generator = _generator(opened, how, None if draft is None else _open(draft, device, None, say))
+    other = None if draft is None else open_model(draft, device, None, say, half=half)
+    generator = _generator(opened, how, other)
     if not generator.draws and sample == Sample(temperature=TEMPERATURE):
         sample = replace(sample, temperature=0.0)
         if beam is None:
@@ -219,6 +189,8 @@ def _generator(opened: "OpenRun", how: dict[str, Any], draft: "OpenRun | None") 
         return generator
     if "beam" in how:
         raise Mistake("--draft proposes what is drawn: leave out --beam")
+    if getattr(opened, "compiles", False):
+        raise Mistake("--draft has steps of many sizes: leave out --compile")
     return drafted(generator, draft.generator())
 
 
@@ -291,7 +263,7 @@ def embed(
         raise Mistake(f"--out {out} must be a file in a folder that is there")
     if out is None and sys.stdout.isatty():
         raise Mistake("vectors are no text: write them to a file, > out.npy or --out out.npy")
-    encoder = _open(run, device, threads).encoder()
+    encoder = open_model(run, device, threads).encoder()
     lines = list(read_lines(sys.stdin.buffer))
     if not lines:
         raise Mistake("there are no lines on standard input: embed RUN < in > out.npy")
@@ -338,7 +310,7 @@ def fill(
     from manyheads.decode.lines import BREAKS
 
     check_at_least("--top", top, 1)
-    encoder = _open(run, device, threads).encoder()
+    encoder = open_model(run, device, threads).encoder()
     for first, lines in _chunks():
         answers = encoder.fill(lines, top, first)
         for at, (line, guesses) in enumerate(zip(lines, answers, strict=True), start=first):
@@ -388,7 +360,7 @@ def classify(
     from manyheads.commands.images import classify_pictures
     from manyheads.data.labelled import LabelledData
 
-    opened = _open(run, device, threads)
+    opened = open_model(run, device, threads)
     if opened.run.task == "images":
         classify_pictures(opened, pictures or [], scores, as_json)
         return

@@ -21,13 +21,14 @@ from manyheads.nn.attention import (
 from manyheads.nn.cores import Fused
 from manyheads.nn.embedding import Embed
 from manyheads.nn.experts import FeedForwardConfig, Projections
-from manyheads.nn.feedforward import Plain
+from manyheads.nn.feedforward import BY_KERNEL, FeedForward, Plain
 from manyheads.nn.masks import Sight
 from manyheads.nn.positions import Position, PositionSizes, Sinusoidal
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.residual import Norm, Residual, narrowed
 from manyheads.nn.scores import ScaledDot, ScoreConfig
 from manyheads.nn.shapes import Hidden
+from manyheads.nn.trusted import TRITON
 
 GRAPHS = 32  # of a block: with padding and without, short texts and long
 KEPT = 0.9  # of the activations: a feed-forward's inner ones are made again by one kernel
@@ -170,13 +171,19 @@ class Stack(nn.Module):
         """Block by block: one is compiled in seconds, and serves for all that are like it.
 
         Activations that are cheap to compute again are not kept for the backward pass, unless
-        some are drawn: PyTorch (2.13) would draw others when it computes them again.
+        some are drawn: PyTorch (2.13) would draw others when it computes them again. Nor where our
+        kernels are used: they keep little, and PyTorch takes what they compute for cheap.
         """
         self.compiled = True
         draws = [part.p for part in self.modules() if isinstance(part, nn.Dropout)]
-        self.keeps_less = not any([*draws, self.attention_dropout])
+        self.keeps_less = not any([*draws, self.attention_dropout, self._by_kernels()])
         for block in self.blocks:
             block.compile()
+
+    def _by_kernels(self) -> bool:
+        parts = [part for part in self.modules() if isinstance(part, FeedForward)]
+        on_gpu = next(self.parameters()).device.type == "cuda"
+        return on_gpu and TRITON and any(part.named in BY_KERNEL for part in parts)
 
     @property
     def position(self) -> Position:

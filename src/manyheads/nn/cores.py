@@ -21,14 +21,13 @@ from manyheads.nn.masks import Causal, Full, Sight
 from manyheads.nn.positions import Position, by_distance
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values, Weights
-from manyheads.nn.trusted import HALF, TRITON, trusted
+from manyheads.nn.trusted import HALF, SHORT, TRITON, trusted
 
 Mixed = Float[Tensor, "b h t c"]
 E = TypeVar("E", bound="Exact")
 
 CHANNELS = (16, 32, 64, 128)  # of a head, that a block of our own kernels can hold
 FEW = 32  # queries of the heads that share their keys
-SHORT = 128  # queries and keys whose pairs one program holds at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,9 +236,9 @@ def _is_short(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> bool:
         and q.shape[0] > 0
         and q.shape[:2] == k.shape[:2]
         and k.shape == v.shape
-        and q.shape[2] <= SHORT
-        and k.shape[2] <= SHORT
         and q.shape[-1] in CHANNELS
+        and q.shape[2] <= SHORT[q.shape[-1]]
+        and k.shape[2] <= SHORT[q.shape[-1]]
         and q.shape[-1] == v.shape[-1]
         and (isinstance(sight.rule, Full) or (isinstance(sight.rule, Causal) and sight.square))
         and (sight.real is None or sight.real.shape[0] in (1, q.shape[0]))

@@ -9,7 +9,6 @@ by the product that it follows, and a tells where it was; of gelu only h is kept
 reads it once to give dh, Σ dh and a again.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
+
+from manyheads.nn.trusted import launched_at
 
 ROWS, COLUMNS, WARPS = 16, 128, 4  # that a program holds at once: 16 numbers a thread
 EACH = 512  # rows of a program
@@ -84,7 +85,7 @@ def feed_slopes(da: Tensor, kept: Tensor, kind: str) -> tuple[Tensor, Tensor, Te
     dh, a = torch.empty_like(da), kept.new_empty(0) if kind == "relu" else torch.empty_like(kept)
     grid = (triton.cdiv(width, COLUMNS), triton.cdiv(n, EACH))
     sums = torch.empty(grid[1], width, device=da.device, dtype=torch.float32)
-    with torch.cuda.device(da.device) if da.is_cuda else nullcontext():
+    with launched_at(da):
         _backward[grid](
             da, kept, dh, a, sums, n, width,
             KIND=KINDS.index(kind), EACH=EACH, M=ROWS, C=COLUMNS, num_warps=WARPS,
@@ -101,7 +102,7 @@ def _(x, w1, b1, w2, b2, kind):
 @feed_slopes.register_fake
 def _(da, kept, kind):
     a = kept.new_empty(0) if kind == "relu" else torch.empty_like(kept)
-    return torch.empty_like(da), a, da.new_empty(da.shape[1])
+    return da.new_empty(da.shape), a, da.new_empty(da.shape[1])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -113,11 +114,18 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 def _slopes(ctx: Any, given: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     x, w1, w2, kept = ctx.saved_tensors
     assert given[0] is not None
+    wants_x, wants_w1, _, wants_w2, wants_b2, _ = ctx.needs_input_grad
     dy = given[0].reshape(-1, len(w2))
     dh, a, db1 = feed_slopes(dy @ w2, kept, ctx.kind)
     a = kept if ctx.kind == "relu" else a
-    dx = (dh @ w1).view(x.shape)
-    return dx, dh.T @ x.reshape(-1, x.shape[-1]), db1, dy.T @ a, dy.sum(0), None
+    return (
+        (dh @ w1).view(x.shape) if wants_x else None,
+        dh.T @ x.reshape(-1, x.shape[-1]) if wants_w1 else None,
+        db1,
+        dy.T @ a if wants_w2 else None,
+        dy.sum(0) if wants_b2 else None,
+        None,
+    )
 
 
 feed.register_autograd(_slopes, setup_context=_keep)

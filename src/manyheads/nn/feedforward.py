@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from manyheads.errors import check_share
 from manyheads.nn.shapes import Hidden
-from manyheads.nn.trusted import HALF, TRITON, trusted
+from manyheads.nn.trusted import HALF, TRITON, trusted, unheard
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 
@@ -49,10 +49,10 @@ class FeedForward(nn.Module):
             and x.device.type == "cuda"
             and torch.is_autocast_enabled("cuda")
             and torch.get_autocast_dtype("cuda") in HALF
-            and not self.dropout.p
+            and not (self.dropout.p and self.dropout.training)
             and self.named in BY_KERNEL
             and all(type(part) is nn.Linear and part.bias is not None for part in parts)
-            and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+            and unheard(*parts, self.dropout)
             and TRITON
             and trusted("fed", x.device.index)
         )

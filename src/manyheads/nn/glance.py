@@ -8,16 +8,16 @@ hypothesis, and its time is that of reading keys and values once. Here all queri
 that share them (those of a group, of all hypotheses) meet them in one program.
 """
 
-from contextlib import nullcontext
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyheads.nn.short import LOG2_E, heads_beside
+from manyheads.nn.trusted import launched_at
+
 QUERIES = 16  # the fewest that a product of matrices is computed for
 KEYS, WARPS, STAGES = 64, 4, 3  # that are read at once
-LOG2_E = 1.4426950408889634
 
 
 @triton.jit(do_not_specialize=["keys", "seen_row", "seen_query"])
@@ -71,12 +71,12 @@ def glance(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -
     groups, keys = k.shape[1:3]
     apart, known = [0, 0], q
     if seen is not None:
-        known = seen.contiguous().view(torch.uint8)
+        known = seen.expand(-1, -1, -1, keys).contiguous().view(torch.uint8)
         apart = [0 if known.shape[axis] == 1 else known.stride(axis) for axis in (0, 2)]
     sharing = heads // groups
     block = max(QUERIES, triton.next_power_of_2(sharing * queries))
-    out = _empty(q)
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+    out = heads_beside(q)
+    with launched_at(q):
         _look[(rows * groups,)](
             q, k, v, known, out, heads, sharing, queries, keys, scale * LOG2_E,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *apart,
@@ -85,15 +85,9 @@ def glance(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -
     return out
 
 
-def _empty(q: Tensor) -> Tensor:
-    """[b h t c] whose heads stand side by side, as the projection after it wants them."""
-    rows, heads, queries, width = q.shape
-    return q.new_empty(rows, queries, heads, width).transpose(1, 2)
-
-
 @glance.register_fake
 def _(q, k, v, seen, scale):
-    return _empty(q)
+    return heads_beside(q)
 
 
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:

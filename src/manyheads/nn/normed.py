@@ -9,7 +9,6 @@ and the mask m is drawn again from its seed, four numbers by each Philox. The gr
 are summed by each program over its rows on the way.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
+
+from manyheads.nn.trusted import launched_at
 
 ELEMENTS = 2048  # that a program holds at once, by four warps: 16 numbers a thread
 WARPS = 4
@@ -100,11 +101,6 @@ def _blocks(width: int) -> dict[str, int]:
     return {"M": max(1, ELEMENTS // padded), "D": padded, "num_warps": WARPS}
 
 
-def _where(x: Tensor) -> Any:
-    """Where kernels are launched."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
-
-
 @torch.library.custom_op("manyheads::add_norm", mutates_args=())
 def add_norm(
     x: Tensor, f: Tensor, weight: Tensor, bias: Tensor, seed: Tensor | None, p: float, eps: float
@@ -113,7 +109,7 @@ def add_norm(
     x, f = x.contiguous(), f.contiguous()
     y, h, width = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
     n, blocks = x.numel() // width, _blocks(width)
-    with _where(x):
+    with launched_at(x):
         _forward[(triton.cdiv(n, blocks["M"]),)](
             x, f, weight, bias, x if seed is None else seed, y, h, n, width, eps, p,
             DROPS=seed is not None, **blocks,
@@ -132,12 +128,17 @@ def add_norm_slopes(
     programs = min(wanted, EACH * _processors(h))
     dx, df = torch.empty_like(h), torch.empty_like(h) if seed is not None else h.new_empty(0)
     sums = torch.empty(programs, 2, width, device=h.device, dtype=torch.float32)
-    with _where(h):
+    with launched_at(h):
         _backward[(programs,)](
             dy, h, weight, h if seed is None else seed, dx, df, sums, n, width, eps, p,
             triton.cdiv(wanted, programs), DROPS=seed is not None, **blocks,
         )  # fmt: skip
     return dx, df, sums.sum(0)
+
+
+def _like(x: Tensor) -> Tensor:
+    """What comes out lies row by row, whatever goes in."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _processors(x: Tensor) -> int:
@@ -146,13 +147,13 @@ def _processors(x: Tensor) -> int:
 
 @add_norm.register_fake
 def _(x, f, weight, bias, seed, p, eps):
-    return torch.empty_like(x), torch.empty_like(x)
+    return _like(x), _like(x)
 
 
 @add_norm_slopes.register_fake
 def _(dy, h, weight, seed, p, eps):
-    df = torch.empty_like(h) if seed is not None else h.new_empty(0)
-    return torch.empty_like(h), df, weight.new_empty(2, h.shape[-1], dtype=torch.float32)
+    df = _like(h) if seed is not None else h.new_empty(0)
+    return _like(h), df, weight.new_empty(2, h.shape[-1], dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -161,7 +162,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(output[1], weight, seed)
 
 
-def _slopes(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _slopes(ctx: Any, dy: Tensor, dh: Tensor | None) -> tuple[Tensor | None, ...]:
+    assert dh is None  # the sum is there to be kept, not to be used
     h, weight, seed = ctx.saved_tensors
     dx, df, sums = add_norm_slopes(dy, h, weight, seed, ctx.p, ctx.eps)
     dw, db = sums.to(weight.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import check_above_zero
 from manyheads.nn.shapes import Hidden
-from manyheads.nn.trusted import HALF, TRITON, trusted
+from manyheads.nn.trusted import HALF, TRITON, trusted, unheard
 
 WIDEST = 4096  # row that one program of our kernel holds
 
@@ -76,9 +76,11 @@ class Residual(nn.Module):
             and added.dtype in HALF
             and (torch.is_autocast_enabled("cuda") or x.dtype == added.dtype)
             and x.shape == added.shape
+            and x.numel() > 0
             and x.shape[-1] % 16 == 0
             and x.shape[-1] <= WIDEST
             and type(self.norm) is nn.LayerNorm
+            and unheard(self.norm, self.dropout)
             and TRITON
             and trusted("normed", x.device.index)
         )
@@ -86,9 +88,8 @@ class Residual(nn.Module):
     def _by_kernel(self, x: Hidden, added: Hidden) -> Hidden:
         from manyheads.nn.normed import add_norm
 
-        p, seed = self.dropout.p, None
-        if p:
-            seed = torch.randint(2**62, (1,), device=x.device)
+        p = self.dropout.p if self.dropout.training else 0.0
+        seed = torch.randint(2**62, (1,), device=x.device) if p else None
         weight, bias, eps = self.norm.weight, self.norm.bias, self.norm.eps
         normed: Hidden = add_norm(x, added, weight, bias, seed, p, eps)[0]
         return normed

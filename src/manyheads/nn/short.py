@@ -10,13 +10,14 @@ a head fit into the registers of a few threads at once: nothing is gone over twi
 k and v is kept for the backward pass, and padding is seen to inside.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from manyheads.nn.trusted import SHORT, launched_at
 
 LOG2_E = 1.4426950408889634
 
@@ -112,7 +113,7 @@ def _read(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _empty(like: Tensor) -> Tensor:
+def heads_beside(like: Tensor) -> Tensor:
     """[b h n c] whose heads stand side by side, as the projections want them."""
     rows, heads, length, width = like.shape
     return like.new_empty(rows, length, heads, width).transpose(1, 2)
@@ -126,11 +127,6 @@ def _known(real: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
     return known, known.stride(0) if len(known) > 1 else 0
 
 
-def _where(q: Tensor) -> Any:
-    """Where kernels are launched."""
-    return torch.cuda.device(q.device) if q.is_cuda else nullcontext()
-
-
 @torch.library.custom_op("manyheads::short_attention", mutates_args=())
 def short_attention(
     q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float
@@ -140,8 +136,8 @@ def short_attention(
     """
     q, k, v = _read(q), _read(k), _read(v)
     known, apart = _known(real, q)
-    out, rows, heads = _empty(q), q.shape[0], q.shape[1]
-    with _where(q):
+    out, rows, heads = heads_beside(q), q.shape[0], q.shape[1]
+    with launched_at(q):
         _forward[(rows * heads,)](
             q, k, v, known, out, heads, q.shape[2], k.shape[2], scale * LOG2_E,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], apart,
@@ -157,8 +153,14 @@ def short_attention_slopes(
     """The gradients of q, k and v."""
     do, q, k, v = _read(do), _read(q), _read(k), _read(v)
     known, apart = _known(real, q)
-    dq, dk, dv, rows, heads = _empty(q), _empty(k), _empty(v), q.shape[0], q.shape[1]
-    with _where(q):
+    dq, dk, dv, rows, heads = (
+        heads_beside(q),
+        heads_beside(k),
+        heads_beside(v),
+        q.shape[0],
+        q.shape[1],
+    )
+    with launched_at(q):
         _backward[(rows * heads,)](
             q, k, v, known, do, dq, dk, dv, heads, q.shape[2], k.shape[2], scale * LOG2_E, scale,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], apart, *do.stride()[:3],
@@ -169,12 +171,12 @@ def short_attention_slopes(
 
 @short_attention.register_fake
 def _(q, k, v, real, past, scale):
-    return _empty(q)
+    return heads_beside(q)
 
 
 @short_attention_slopes.register_fake
 def _(do, q, k, v, real, past, scale):
-    return _empty(q), _empty(k), _empty(v)
+    return heads_beside(q), heads_beside(k), heads_beside(v)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -191,20 +193,22 @@ short_attention.register_autograd(_slopes, setup_context=_keep)
 
 
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """What the kernel gives for a few numbers, and what is right."""
-    given = torch.Generator(device).manual_seed(1)
-    rows = [
-        torch.randn(2, 2, 20, 16, generator=given, device=device, dtype=torch.bfloat16)
-        for _ in range(4)
-    ]
-    direction = rows.pop()
-    real = torch.arange(20, device=device) < torch.tensor([[20], [13]], device=device)
-    seen = real[:, None, None] & torch.ones(20, 20, dtype=torch.bool, device=device).tril()
-    rough = [x.clone().requires_grad_() for x in rows]
-    found = short_attention(*rough, real, True, 0.25)
-    slopes = torch.autograd.grad(found, rough, direction)
-    exact = [x.double().requires_grad_() for x in rows]
-    scores = (exact[0] @ exact[1].mT * 0.25).masked_fill(~seen, -torch.inf)
-    wanted = scores.softmax(-1) @ exact[2]
-    expected = torch.autograd.grad(wanted, exact, direction.double())
-    return [(found, wanted), *zip(slopes, expected, strict=True)]
+    """What the kernel gives for some numbers, and what is right: also where it needs most room."""
+    given, pairs = torch.Generator(device).manual_seed(1), []
+    for length, width in ((20, 16), *((n, c) for c, n in SHORT.items() if c >= 64)):
+        rows = [
+            torch.randn(2, 2, length, width, generator=given, device=device, dtype=torch.bfloat16)
+            for _ in range(4)
+        ]
+        direction, scale = rows.pop(), width**-0.5
+        real = torch.arange(length, device=device) < torch.tensor([[length], [13]], device=device)
+        seen = real[:, None, None] & torch.ones_like(real[0]).expand(length, -1).tril()
+        rough = [x.clone().requires_grad_() for x in rows]
+        found = short_attention(*rough, real, True, scale)
+        slopes = torch.autograd.grad(found, rough, direction)
+        exact = [x.double().requires_grad_() for x in rows]
+        scores = (exact[0] @ exact[1].mT * scale).masked_fill(~seen, -torch.inf)
+        wanted = scores.softmax(-1) @ exact[2]
+        expected = torch.autograd.grad(wanted, exact, direction.double())
+        pairs += [(found, wanted), *zip(slopes, expected, strict=True)]
+    return pairs

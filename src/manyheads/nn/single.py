@@ -7,14 +7,14 @@ Its time is that of reading W once. Libraries are made for many rows, and leave 
 over one: here each program reads a few rows of W, as many bytes at once as it has room for.
 """
 
-from contextlib import nullcontext
-
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from manyheads.nn.trusted import launched_at
 
 OUTPUTS, INPUTS, WARPS = 4, 1024, 4  # of W at once: 32 numbers a thread
 
@@ -43,7 +43,7 @@ def single_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [… d] of one row, weight [v d], bias [v]; no gradients."""
     outputs, inputs = weight.shape
     x, y = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
-    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+    with launched_at(x):
         _product[(triton.cdiv(outputs, OUTPUTS),)](
             x, weight, x if bias is None else bias, y, outputs, inputs,
             HAS_BIAS=bias is not None, R=OUTPUTS, C=INPUTS, num_warps=WARPS,
@@ -65,7 +65,8 @@ class Single(nn.Module):
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
-        if x.numel() == x.shape[-1] and x.dtype == self.weight.dtype:
+        fits = x.dtype == self.weight.dtype != torch.float64  # it sums in float32
+        if fits and x.numel() == x.shape[-1]:
             found: Tensor = single_product(x, self.weight, self.bias)
             return found
         return F.linear(x, self.weight, self.bias)

@@ -1,19 +1,24 @@
 """Which of our own kernels are used: those that a device has tried out and found right.
 
 Triton comes with PyTorch for a GPU alone, and a device may be too old or have no compiler beside
-it: then PyTorch's own kernels are there.
+it: then PyTorch's own kernels are there. (The kernels of nn/biased and train/softmax, which are
+older, are taken untried.)
 """
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 TRITON = find_spec("triton") is not None
 HALF = (torch.bfloat16, torch.float16)
+# Places whose pairs one program of nn/short holds, by the channels of a head: more would not fit
+# into the memory that its threads share.
+SHORT = {16: 128, 32: 128, 64: 128, 128: 64}
 FOUND: dict[tuple[str, int], bool] = {}  # by the room of a kernel and the number of a device
 NEAR = 0.02  # of the norm of what it should be, in bfloat16
 
@@ -41,6 +46,8 @@ def agrees(trial: Callable[[], Sequence[tuple[Tensor, Tensor]]], room: str) -> b
             float((one.detach().double() - other.detach()).norm() / other.detach().norm())
             for one, other in pairs
         ]
+    except torch.OutOfMemoryError:  # says nothing about the kernel
+        raise
     except Exception as error:  # whatever it is, there is another way
         warnings.warn(f"without our kernel in nn/{room}.py: {error}", stacklevel=2)
         return False
@@ -48,3 +55,14 @@ def agrees(trial: Callable[[], Sequence[tuple[Tensor, Tensor]]], room: str) -> b
         warnings.warn(f"without our kernel in nn/{room}.py: it is off by {apart}", stacklevel=2)
         return False
     return True
+
+
+def unheard(*parts: nn.Module) -> bool:
+    """Whether nobody listens to these parts, which a kernel for several of them would not call."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return not any(getattr(part, kind) for part in parts for kind in kinds)
+
+
+def launched_at(x: Tensor) -> AbstractContextManager[object]:
+    """The device of a tensor as the one where kernels are launched."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
