@@ -247,7 +247,9 @@ def short(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["fused", "biased", "short"])
     parser.add_argument("--lengths", default="1024,4096,16384")
     parser.add_argument("--head-dims", default="64,128")

@@ -133,7 +133,9 @@ PARTS = {"norm": norms, "feed": feeds, "glance": glances, "single": singles}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", default=[*PARTS], help=f"of {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()

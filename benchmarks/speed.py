@@ -205,7 +205,8 @@ class Goal:
             value: Any = row
             for key in self.path:
                 value = value.get(key) if isinstance(value, dict) else None
-            if row["bench"] == self.bench and self.row in row["row"] and value is not None:
+            name = row["row"].removeprefix(TINY)
+            if row["bench"] == self.bench and self.row in ("", name) and value is not None:
                 found.append(self._line(row, value))
         return "\n".join(found or [f"| {self.what} | {self._set()} | not measured | | |"])
 

@@ -360,14 +360,17 @@ def numbers(text: str) -> list[int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=["prepare", "literature", "raw", "tatoeba"])
     parser.add_argument("folder", nargs="?")
     parser.add_argument("settings", nargs="*", help="a.b=c, for all runs; for prepare, where to")
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
     parser.add_argument("--pairs", help="several of both for `raw`: en-de,en-fr")
-    parser.add_argument("--systems", "--presets", help="names, with commas between")
+    known = f"of {', '.join(PRESETS)}; of tatoeba: {', '.join(SYSTEMS)}; with commas between"
+    parser.add_argument("--systems", "--presets", help=known)
     parser.add_argument("--seeds", type=numbers, default=[1], help="with commas between")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--until", type=float, default=float("inf"))

@@ -382,6 +382,15 @@ def test_eight_bits_write_as_many_lines_and_none_hangs_on_another(run: Path) -> 
     assert "".join(words[:6]) == printed
 
 
+def test_the_best_of_several_is_what_is_written_alone(run: Path) -> None:
+    """To list two does not search with a narrower beam."""
+    lines = b"The dog sleeps.\nA small cat sees the tree.\nWe read a book.\n"
+    alone = result("translate", run, stdin=lines).splitlines()
+    listed = result("translate", run, "--n-best", "2", stdin=lines).splitlines()
+    assert [line.split(" ||| ")[1] for line in listed[::2]] == alone
+    assert "leave out --sample" in mistake("translate", run, "--sample", "--beam", "2", stdin=lines)
+
+
 def test_half_precision_writes_as_many_lines(run: Path) -> None:
     assert result("translate", run, "--half", stdin=TEXT.encode()).count("\n") == 6
 

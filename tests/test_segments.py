@@ -85,6 +85,8 @@ def test_only_merges_can_be_left_out(corpus: Corpus) -> None:
     for settings in (["tokens=wordpiece"], ["tokens=characters"]):
         with pytest.raises(Mistake, match="tokens=bpe"):
             read_recipe("phrasebook", [*settings, "train.segmentations=2"])
+    with pytest.raises(Mistake, match=r"add train\.segmentations=8"):
+        read_recipe("phrasebook", ["train.merge_dropout=0.2"])
     with pytest.raises(Mistake, match="for translation and summaries"):
         read_recipe("gpt-mini", ["data.folder=x", "train.segmentations=2"])
 

@@ -139,6 +139,11 @@ def _settled(model: ModelConfig) -> bool:
 def _check_settings(settings: Sequence[str], run: Run) -> None:
     """Refuse what was set and would have no say."""
     names = {setting.partition("=")[0] for setting in settings}
+    if "train.merge_dropout" in names and run.train.segmentations == 1:
+        raise Mistake(
+            "train.merge_dropout has no say where the text is cut in one way: add "
+            "train.segmentations=8"
+        )
     for name, other in (("steps", "epochs"), ("warmup_steps", "warmup_share")):
         decides = getattr(run.train, other)
         if f"train.{name}" in names and decides is not None:

@@ -147,7 +147,7 @@ def train(
 def _check_parallel(overrides: Sequence[str]) -> None:
     """Refuse what was set and would have no say."""
     given = next((one for one in overrides if one.startswith("train.parallel=")), None)
-    if given and "RANK" not in os.environ:
+    if given and given != "train.parallel=ddp" and "RANK" not in os.environ:
         raise Mistake(
             f"{given} has no say in one process: start with torchrun --nproc-per-node N -m "
             "manyheads train ..., or leave it out"

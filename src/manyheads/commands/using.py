@@ -71,9 +71,11 @@ def translate(
         raise Mistake(f"--n-best {n_best} must be at least 1")
     if sample and n_best > 1:
         raise Mistake("--n-best lists what a search found: leave out --sample")
-    width = beam if n_best == 1 else max(beam or 1, n_best)
+    if sample and beam is not None:
+        raise Mistake("--beam is for searching: leave out --sample")
     opened = open_model(run, device, threads, say, int8=int8, half=half, compile=compile)
-    translator = opened.translator(**given(beam=width))
+    width = opened.run.decode.beam if beam is None else beam
+    translator = opened.translator(beam=width if n_best == 1 else max(width, n_best))
     lines: Iterable[bytes] = sys.stdin.buffer
     if opened.run.task == "summaries":
         lines = beginnings(translator, lines, say)

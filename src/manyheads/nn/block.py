@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 import torch._functorch.config as partition
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from manyheads.errors import Mistake
 from manyheads.nn.attention import (
@@ -163,7 +166,7 @@ class Stack(nn.Module):
         )
         self.last_norm = config.norm.build_last(config.dim)
         self.attention_dropout = heads.dropout
-        self.compiled = self.keeps_less = False
+        self.compiled = self.keeps_less = self.recomputes = False
         for block in self.blocks:
             check_parts(block.attention.core, block.attention.score, self.position)  # type: ignore[arg-type, union-attr]
 
@@ -175,10 +178,18 @@ class Stack(nn.Module):
         kernels are used: they keep little, and PyTorch takes what they compute for cheap.
         """
         self.compiled = True
-        draws = [part.p for part in self.modules() if isinstance(part, nn.Dropout)]
-        self.keeps_less = not any([*draws, self.attention_dropout, self._by_kernels()])
+        self.keeps_less = not self._draws() and not self._by_kernels()
         for block in self.blocks:
             block.compile()
+
+    @property
+    def asks_host(self) -> bool:
+        """To draw the same again when it computes again, where the generator stood is read."""
+        return self.recomputes and self._draws()
+
+    def _draws(self) -> bool:
+        shares = [part.p for part in self.modules() if isinstance(part, nn.Dropout)]
+        return any([*shares, self.attention_dropout])
 
     def _by_kernels(self) -> bool:
         parts = [part for part in self.modules() if isinstance(part, FeedForward)]
@@ -202,10 +213,18 @@ class Stack(nn.Module):
     ) -> Hidden:
         if self.compiled:
             x = narrowed(x)  # as every block but the first gets it: one graph serves for all
+        again = self.recomputes and torch.is_grad_enabled()
         with self._compiling() if self.compiled else nullcontext():
             for block, position in zip(self.blocks, cycle(self.positions), strict=False):
-                x = block(x, sight, position, memory, memory_sight, cache)
+                through = partial(self._computed_again, block) if again else block
+                x = through(x, sight, position, memory, memory_sight, cache)
         return self.last_norm(x)
+
+    def _computed_again(self, block: nn.Module, *given: Any) -> Hidden:
+        """What a block makes of its input, which alone is kept for the backward pass."""
+        return checkpoint(
+            _anew, block, *given, use_reentrant=False, preserve_rng_state=self._draws()
+        )
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
@@ -218,6 +237,23 @@ class Stack(nn.Module):
             partition.patch(activation_memory_budget=budget),
         ):
             yield
+
+
+def _anew(block: nn.Module, x: Hidden, sight: Sight, *given: Any) -> Hidden:
+    """With sights that hold nothing: the second time is to be as the first."""
+    fresh = (replace(one) if isinstance(one, Sight) else one for one in (sight, *given))
+    return block(x, *fresh)
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Of each block keep its input alone, and compute the rest again in the backward pass."""
+    stacks = [part for part in model.modules() if isinstance(part, Stack)]
+    if not stacks:
+        raise Mistake(
+            "train.recompute is for models of blocks, and this one has none: leave it out"
+        )
+    for stack in stacks:
+        stack.recomputes = True
 
 
 def initialise(model: nn.Module, scheme: str, layers: int) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from manyheads.errors import BadData, Mistake
-from manyheads.nn.block import Stack
+from manyheads.nn.block import Stack, recompute_blocks
 from manyheads.nn.experts import ExpertFeedForward, Routing, take_routing
 from manyheads.train import checkpoint, parallel
 from manyheads.train.ahead import Ahead
@@ -161,6 +161,8 @@ class Trainer:
         self.dtype = precision_of(train, self.device)
         self.routed = any(isinstance(part, ExpertFeedForward) for part in model.modules())
         self.sharded = world.several and train.parallel == "fsdp"
+        if train.recompute:
+            recompute_blocks(model)
         self.objective: nn.Module = Objective(model, task)
         if world.several:
             self.parts = parallel.divided(task, world.size)

@@ -25,7 +25,8 @@ class Train:
     `parallel` says whether each of several
     processes has all of the weights ("ddp") or a part of every one ("fsdp"). `compile` has PyTorch
     compile the blocks of the model: unless told, on a GPU where the run is long enough to gain by
-    it.
+    it. `recompute` keeps the input of each block alone for the backward pass and computes the rest
+    again (activation checkpointing): less memory, a third more work.
     """
 
     steps: int = 10_000
@@ -55,6 +56,7 @@ class Train:
     log_every: int = 50
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
+    recompute: bool = False
     parallel: Literal["ddp", "fsdp"] = "ddp"
 
     def __post_init__(self) -> None:

@@ -1,0 +1,103 @@
+"""Activation checkpointing: the same training, bit for bit, and less kept for the backward pass."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.small_runs import assert_same_bits
+from torch import Tensor
+
+from manyheads.errors import Mistake
+from manyheads.models.gpt import GptConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.block import recompute_blocks
+from manyheads.train.graphs import recordable
+from manyheads.train.loop import Trainer
+from manyheads.training import read_recipe, train
+
+SMALL = ["data.train_pairs=200", "data.valid_pairs=20", "decode.validate_sentences=0"]
+SMALL += ["model.dim=16", "model.layers=2", "model.heads=2", "tokens.vocab_size=400"]
+SMALL += ["train.steps=6", "train.batch_tokens=400"]
+
+
+def trainer(folder: Path, *settings: str) -> Trainer:
+    return train(read_recipe("phrasebook", [*SMALL, *settings]), folder, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("model.dropout=0.3", "model.attention_dropout=0.2"),
+        ("model.dropout=0", "model.position=t5"),
+        ("model.norm=post", "train.accumulate=2"),
+        ("model.feedforward=experts",),
+    ],
+)
+def test_the_same_bits_are_learned(tmp_path: Path, more: tuple[str, ...]) -> None:
+    for folder, recompute in (("kept", "false"), ("again", "true")):
+        trainer(tmp_path / folder, *more, f"train.recompute={recompute}").run()
+    assert_same_bits(tmp_path / "again", tmp_path / "kept")
+
+
+def kept_bytes(model: Any, tokens: Tensor) -> tuple[int, list[Tensor]]:
+    """What a forward pass holds on to but for the weights, and the gradients it leads to."""
+    own = {weight.data_ptr() for weight in model.parameters()}
+    held: dict[int, int] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        if x.data_ptr() not in own:
+            held[x.data_ptr()] = x.numel() * x.element_size()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        loss = model(tokens).square().mean()
+    return sum(held.values()), list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def test_of_a_block_its_input_alone_is_kept() -> None:
+    torch.manual_seed(0)
+    sizes: Any = {"vocab_size": 20, "dim": 32, "layers": 8, "heads": 4, "max_length": 64}
+    model = GptConfig(**sizes, dropout=0.0).build().train()
+    tokens = torch.randint(20, (4, 64))
+    whole, wanted = kept_bytes(model, tokens)
+    recompute_blocks(model)
+    less, found = kept_bytes(model, tokens)
+    assert less < whole / 4
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        model(tokens)  # nothing to keep, nothing to compute again
+
+
+def test_what_draws_is_not_recorded() -> None:
+    """A recording cannot ask where the generator stood."""
+    sizes: Any = {"vocab_size": 20, "dim": 8, "layers": 1, "heads": 1}
+    for dropout in (0.0, 0.1):
+        model = Seq2SeqConfig(**sizes, dropout=dropout).build()
+        assert recordable(model)
+        recompute_blocks(model)
+        assert recordable(model) == (not dropout)
+
+
+def test_models_without_blocks_are_refused(tmp_path: Path) -> None:
+    run = read_recipe("phrasebook", ["model=rnn", *SMALL[:3], "train.recompute=true"])
+    with pytest.raises(Mistake, match=r"train\.recompute .* leave it out"):
+        train(run, tmp_path, torch.device("cpu"))
+
+
+@pytest.mark.compile
+def test_compiled_blocks_compute_again_too(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--jaxtyping-packages", None):
+        pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
+    losses = []
+    for recompute in ("false", "true"):
+        found = trainer(
+            tmp_path / recompute,
+            "train.compile=yes",
+            f"train.recompute={recompute}",
+            "model.dropout=0",
+        )
+        found.run()
+        losses.append(found.progress.best)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
