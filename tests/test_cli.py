@@ -17,9 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from manyheads import cli
+from manyheads import cli, opened
 from manyheads.commands import training
 from manyheads.config import parse
+from manyheads.decode import lines
 from manyheads.opened import open_run
 from manyheads.run import Run, read_run
 from manyheads.tokens import Tokenizer
@@ -382,13 +383,27 @@ def test_eight_bits_write_as_many_lines_and_none_hangs_on_another(run: Path) -> 
     assert "".join(words[:6]) == printed
 
 
-def test_the_best_of_several_is_what_is_written_alone(run: Path) -> None:
-    """To list two does not search with a narrower beam."""
-    lines = b"The dog sleeps.\nA small cat sees the tree.\nWe read a book.\n"
-    alone = result("translate", run, stdin=lines).splitlines()
-    listed = result("translate", run, "--n-best", "2", stdin=lines).splitlines()
-    assert [line.split(" ||| ")[1] for line in listed[::2]] == alone
-    assert "leave out --sample" in mistake("translate", run, "--sample", "--beam", "2", stdin=lines)
+def test_to_list_several_searches_no_narrower(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    write = lines.translate_lines
+
+    def watched(translator: Any, *given: Any, **more: Any) -> Any:
+        widths.append(translator.decode.beam)
+        return write(translator, *given, **more)
+
+    def with_beam_of_five(*given: Any) -> Any:
+        found = open_any(*given)
+        decode = dataclasses.replace(found.run.decode, beam=5)
+        return dataclasses.replace(found, run=dataclasses.replace(found.run, decode=decode))
+
+    open_any = opened.open_any
+    monkeypatch.setattr(opened, "open_any", with_beam_of_five)
+    monkeypatch.setattr(lines, "translate_lines", watched)
+    for given in ([], ["--n-best", "2"], ["--n-best", "9"], ["--beam", "1", "--n-best", "3"]):
+        result("translate", run, *given, stdin=b"The dog sleeps.\n")
+    assert widths == [5, 5, 9, 3]
+    both = mistake("translate", run, "--sample", "--beam", "2", stdin=b"")
+    assert "leave out --sample" in both
 
 
 def test_half_precision_writes_as_many_lines(run: Path) -> None:
@@ -402,10 +417,10 @@ def test_what_is_for_a_gpu_is_refused_elsewhere(run: Path) -> None:
 
 
 def test_half_precision_is_that_of_the_weights_and_leaves_the_run_alone(run: Path) -> None:
-    opened = open_run(run)
-    half = opened.in_half()
+    whole = open_run(run)
+    half = whole.in_half()
     assert {weight.dtype for weight in half.model.parameters()} == {torch.bfloat16}
-    assert {weight.dtype for weight in opened.model.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in whole.model.parameters()} == {torch.float32}
 
 
 def test_a_line_that_is_too_long_goes_in_pieces(run: Path) -> None:
