@@ -20,12 +20,12 @@ TEXTS = ["the dogs were sleeping", " Ünïcode 漢字 🙂\t x", "", "the the th
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return PhrasebookData(train_pairs=300).read("train")
+    return PhrasebookData(train_pairs=150).read("train")
 
 
 @pytest.fixture(scope="module")
 def bpe(corpus: Corpus) -> Tokenizer:
-    return Bpe(vocab_size=700).train([*corpus.sources, *corpus.targets])
+    return Bpe(vocab_size=500).train([*corpus.sources, *corpus.targets])
 
 
 def lengths(found: list[list[int]]) -> list[int]:

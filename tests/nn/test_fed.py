@@ -48,4 +48,4 @@ def test_the_kernel_and_its_gradients_are_those_of_the_formula() -> None:
 def test_a_cpu_is_not_asked(activation: str) -> None:
     part = FeedForward(8, 16, activation, bias=True, dropout=0.0)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not part._has_kernel(torch.randn(2, 8))
+        assert not part._has_kernel(torch.randn(2, 3, 8))
