@@ -283,7 +283,7 @@ def test_a_compiled_step_is_one_graph_for_all_steps(
         return compile_(step, dynamic=dynamic, backend=counter, fullgraph=True)
 
     monkeypatch.setattr(torch, "compile", whole)
-    plain, _ = generators(toy_gpt("rotary"), beam=2)
+    plain, _ = generators(toy_gpt("rotary", layers=1), beam=2)
     fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
     for _ in range(2):
         same(fast.search(PROMPTS[:1], LIMIT), plain.search(PROMPTS[:1], LIMIT))
@@ -300,7 +300,7 @@ def test_a_compiled_step_is_one_graph_for_all_steps(
             fast.sample(PROMPTS[:1] * rows, 3, SAMPLES[0])
     assert counter.frame_count == before + len(shapes)
     before = counter.frame_count
-    lines = Translator(toy_model(), toy_tokenizer(), Decode(beam=2))
+    lines = Translator(toy_model(layers=1), toy_tokenizer(), Decode(beam=2))
     quick = dataclasses.replace(lines, recordings=Recordings(True, compiled=True))
     for _ in range(2):
         same(quick.search(LINES[:1]), lines.search(LINES[:1]))
@@ -330,7 +330,7 @@ def test_what_is_compiled_draws_the_same(request: pytest.FixtureRequest) -> None
     """By the code that PyTorch makes of it."""
     if request.config.getoption("--jaxtyping-packages", None):
         pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
-    plain, _ = generators(toy_gpt("rotary"), shortest=4)
+    plain, _ = generators(toy_gpt("rotary", layers=1), shortest=4)
     fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
     wanted = plain.sample(PROMPTS[:3], LIMIT, SAMPLES[3])
     assert fast.sample(PROMPTS[:3], LIMIT, SAMPLES[3]) == wanted

@@ -488,7 +488,9 @@ def test_weights_that_broke_under_a_finite_loss_are_not_saved(
 # --- signals to a process ---
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_says_how_to_go_on(
     number: signal.Signals,
     recipe: Path,

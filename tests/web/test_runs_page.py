@@ -61,6 +61,7 @@ def test_a_card_leads_where_its_run_can_be_shown(page: Any) -> None:
     expect(chosen_run(page)).to_have_value("piano")
 
 
+@pytest.mark.slow
 def test_no_way_of_a_card_leads_to_another_run(page: Any) -> None:
     visit(page, "/")
     for run in ("pictures", "piano"):
@@ -100,6 +101,7 @@ def test_colours_up_to_the_greatest_of_a_map(page: Any) -> None:
         assert (drawn == last).all(-1).any(), selector
 
 
+@pytest.mark.slow
 def test_many_heads_are_few_elements_and_few_bytes(page: Any) -> None:
     """6 layers × 8 heads at 256 tokens; how long it takes is measured by benchmarks/page.py."""
     text = " ".join(random.Random(1).choices(WORDS, k=TOKENS))

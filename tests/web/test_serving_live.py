@@ -121,6 +121,7 @@ def test_a_client_that_goes_away_leaves_the_queue(
     assert computed == [3]
 
 
+@pytest.mark.slow
 def test_under_load_and_stopped_by_sigterm(folder: Path) -> None:
     """A short form of benchmarks/serving.py: no error, and many clients are worth four of one."""
     texts = [SENTENCE, "The cat sleeps.", "We will see the old tree.", "A child reads."]
