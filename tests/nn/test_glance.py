@@ -6,7 +6,8 @@ PROGRAM = """
 import itertools, torch
 from manyheads.nn.glance import glance
 torch.manual_seed(1)
-sizes = ((1, 1, 1, 1, 40), (2, 3, 3, 1, 64), (2, 4, 2, 1, 65), (3, 2, 2, 5, 130), (1, 8, 1, 3, 90))
+sizes = ((1, 1, 1, 1, 40), (2, 3, 3, 1, 64), (2, 4, 2, 1, 65), (3, 2, 2, 5, 130))
+sizes += ((1, 8, 1, 3, 90), (2, 8, 2, 2, 33))
 masks = (None, "each", "of a row", "all alike")
 for (b, h, g, t, s), masked in itertools.product(sizes, masks):
     q = torch.randn(b, t, h, 16).transpose(1, 2)  # heads beside each other, as projected
