@@ -171,6 +171,7 @@ def test_a_mistake_is_one_line_with_advice(
         (["evaluate", "--device", "cpuu"], "use auto or cpu"),
         (["evaluate", "--beam", "0"], "decode.beam=0 must be at least 1"),
         (["translate", "--beam", "0"], "decode.beam=0 must be at least 1"),
+        (["translate", "--beam", "100000"], "decode.beam=100000 is wider than 1000: lower it"),
         (["translate", "--n-best", "0"], "--n-best 0 must be at least 1"),
         (["translate", "--sample", "--top-p", "0"], "top_p=0.0"),
     ],

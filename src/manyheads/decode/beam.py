@@ -32,6 +32,8 @@ UNWRITTEN = ("pad", "start", "unknown", "mask", "separator", "classify")
 
 AT_ONCE, WRITTEN_ON_A_GPU = 4096, 32768  # tokens of a batch, unless told
 
+WIDEST = 1000  # beam: what a search holds grows with its square
+
 Penalty = Literal["gnmt", "length"]
 # So far as the penalty of a long text is a number in float32.
 PENALTIES: dict[Penalty, tuple[int, int]] = {"gnmt": (0, 10), "length": (-5, 5)}
@@ -79,6 +81,8 @@ class Decode:
             check_at_least(f"decode.{name}", getattr(self, name), 1)
         for name in ("longest_ratio", "validate_sentences", "shortest", *TOKENS):
             check_at_least(f"decode.{name}", getattr(self, name), 0)
+        if self.beam > WIDEST:
+            raise Mistake(f"decode.beam={self.beam} is wider than {WIDEST}: lower it")
         least, most = PENALTIES[self.penalty]
         if not least <= self.length_penalty <= most:
             raise Mistake(
