@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.nn import trusted as room
-from manyheads.nn.trusted import agrees, trusted
+from manyheads.nn.trusted import agrees, trusted, unheard
 
 RIGHT = torch.tensor([3.0, 4.0], dtype=torch.float64)
 
@@ -33,6 +33,32 @@ def test_what_cannot_be_compiled_is_left_alone_and_told() -> None:
 
     with pytest.warns(UserWarning, match="no compiler here"):
         assert not agrees(trial, "short")
+
+
+def test_a_full_memory_says_nothing_about_a_kernel() -> None:
+    def trial() -> list[tuple[Tensor, Tensor]]:
+        raise torch.OutOfMemoryError("full")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        agrees(trial, "short")
+
+
+@pytest.mark.parametrize(
+    "listen",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_whoever_listens_is_noticed(listen: str) -> None:
+    parts = nn.LayerNorm(2), nn.Dropout(0.1)
+    assert unheard(*parts)
+    handle = getattr(parts[1], listen)(lambda *given: None)
+    assert not unheard(*parts)
+    handle.remove()
+    assert unheard(*parts)
 
 
 def test_each_device_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:

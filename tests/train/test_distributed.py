@@ -222,6 +222,8 @@ def test_mistakes_with_several_processes_are_one_line(
     line = said("train", recipe, "train.parallel=fsdp", *out)
     assert "train.parallel=fsdp has no say in one process: start with torchrun" in line
     assert "train.parallel" in said("train", recipe, "train.parallel=dpp", *out)
+    # What is so anyway is taken: one script serves any number of processes.
+    assert "train.steps" in said("train", recipe, "train.parallel=ddp", "train.steps=0", *out)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
