@@ -6,7 +6,7 @@ PROGRAM = """
 import itertools, torch
 from torch.nn import functional as F
 from manyheads.nn import normed
-from manyheads.nn.normed import add_norm
+from manyheads.nn.normed import add_norm, fork
 torch.manual_seed(1)
 shapes = ((3, 5, 64), (7, 48), (2, 1, 512), (1, 768), (9, 2048))
 for shape, p in itertools.product(shapes, (0.0, 0.3)):
@@ -43,7 +43,7 @@ torch.testing.assert_close(compiled(across), wanted, rtol=1e-4, atol=1e-4)
 torch.library.opcheck(add_norm, (across, across, ones[0, :16], ones[0, :16], None, 0.0, 1e-5))
 
 # Programs with several groups of rows, some of them past the end.
-normed._processors, normed.EACH = lambda x: 3, 1
+normed._processors, normed.WARPS = lambda x: 3, 1
 x, f = (torch.randn(41, 512).requires_grad_() for _ in range(2))
 weight = torch.randn(512).requires_grad_()
 pairs = zip(*(
@@ -54,7 +54,23 @@ pairs = zip(*(
 for one, other in pairs:
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
-from manyheads.nn import normed
+# A norm before a part: the gradients of both ways come back in one.
+for shape in ((3, 5, 64), (7, 48), (41, 512)):
+    x = torch.randn(shape)
+    weight, bias, slope, beside = torch.randn(4, shape[-1])
+    for call in (fork, torch.compile(fork, fullgraph=True)):
+        found = []
+        for fused in (True, False):
+            given = [one.clone().requires_grad_() for one in (x, weight, bias)]
+            if fused:
+                y, stream = call(*given, 1e-5, torch.float32)
+            else:
+                y, stream = F.layer_norm(given[0], (shape[-1],), *given[1:], 1e-5), given[0]
+            total = (y.sin() * slope).sum() + (stream.cos() * beside).sum()
+            found.append([y, stream, *torch.autograd.grad(total, given)])
+        for one, other in zip(*found):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
 from manyheads.nn.trusted import agrees
 assert agrees(lambda: normed.trial(torch.device("cpu")), "normed")
 """

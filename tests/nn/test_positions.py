@@ -15,8 +15,10 @@ from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.cores import Dense
 from manyheads.nn.masks import Rule, Sight, causal, full, look
 from manyheads.nn.positions import (
+    AlibiPosition,
     BucketPosition,
     Learned,
+    LearnedPosition,
     Position,
     PositionSizes,
     Rotary,
@@ -293,3 +295,22 @@ def test_shaw_by_skewing_is_shaw_by_gathering(max_distance: int, rule: Rule) -> 
                 strict=True,
             ):
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_a_scheme_that_attention_sees_is_known_by_its_hooks() -> None:
+    """Kernels that take projections as they lie leave the hooks out."""
+
+    class Own(Position):
+        def score(self, q: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+            return torch.zeros(1, 1, queries.shape[-1], keys.shape[-1])
+
+    class Further(Own):
+        pass
+
+    class Other(Position):
+        def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+            return -x
+
+    assert not any(kind.embeds_alone for kind in (Own, Further, RotaryPosition, ShawPosition))
+    assert not any(kind.embeds_alone for kind in (AlibiPosition, BucketPosition))
+    assert all(kind.embeds_alone for kind in (Position, Other, SinusoidalPosition, LearnedPosition))

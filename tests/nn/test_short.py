@@ -4,7 +4,7 @@ from tests.nn.interpreted import interpret, needs_triton
 
 PROGRAM = """
 import itertools, torch
-from manyheads.nn.short import short_attention
+from manyheads.nn.short import short_attention, short_projected
 torch.manual_seed(1)
 sizes, given = ((5, 5), (16, 16), (64, 64), (7, 40), (1, 33)), (None, "each", "all alike")
 for (t, s), past, padded, width in itertools.product(sizes, (False, True), given, (16, 32)):
@@ -25,9 +25,34 @@ for (t, s), past, padded, width in itertools.product(sizes, (False, True), given
     expected = scores.softmax(-1).masked_fill(blind, 0.0) @ v
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     direction = torch.randn_like(found)
-    pairs = zip(*(torch.autograd.grad(x, [q, k, v], direction) for x in (found, expected)))
+    pairs = zip(*(
+        torch.autograd.grad(x, [q, k, v], direction, retain_graph=True) for x in (found, expected)
+    ))
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=0, atol=2e-5)
+
+    # As they lie after a projection: the same numbers, side by side.
+    beside = lambda x: x.transpose(1, 2).flatten(2)
+    joined = lambda *parts: torch.cat([*map(beside, parts)], -1).detach()
+    slopes = torch.autograd.grad(found, [q, k, v], direction, retain_graph=True)
+    ways = [((joined(q), joined(k, v)), (joined(slopes[0]), joined(*slopes[1:])))]
+    if t == s:
+        ways.append(((joined(q, k, v), None), (joined(*slopes),)))
+    for given, wanted in ways:
+        given = [one if one is None else one.requires_grad_() for one in given]
+        mixed = short_projected(*given, 2, real, past, 0.3)
+        assert torch.equal(mixed, beside(found))
+        asked = [one for one in given if one is not None]
+        for one, other in zip(torch.autograd.grad(mixed, asked, beside(direction)), wanted):
+            assert torch.equal(one, other)
+
+# Compiled, from what does not lie row by row.
+x = torch.randn(12, 96, 2).permute(2, 0, 1).requires_grad_()
+call = lambda x: short_projected(x, None, 2, None, True, 0.3)
+found = [call(x), torch.compile(call)(x)]
+for pair in (found, [torch.autograd.grad(y.sin().sum(), x)[0] for y in found]):
+    torch.testing.assert_close(*pair)
+torch.library.opcheck(short_projected, (x, None, 2, None, True, 0.3))
 """
 
 

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from manyheads.config import parse
 from manyheads.errors import Mistake
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.cores import Core, CoreSizes, Dense, Fused, dense_weights, exact_core
+from manyheads.nn.cores import (
+    Core,
+    CoreSizes,
+    Dense,
+    Fused,
+    dense_weights,
+    exact_core,
+    mix_projected,
+)
 from manyheads.nn.flex import Flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
@@ -262,17 +270,23 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Hidden, sight: Sight, position: Position, cache: Cache | None = None
     ) -> Hidden:
-        q, k, v = self.project(x).split(self.heads.sizes, dim=-1)
+        projected = self.project(x)
+        q, k, v = projected.split(self.heads.sizes, dim=-1)
         q = rearrange(q, "b t (h c) -> b h t c", h=self.heads.heads)
         k = rearrange(k, "b s (g e) -> b g s e", g=self.heads.kv_heads)
         v = rearrange(v, "b s (g c) -> b g s c", g=self.heads.kv_heads)
+        dropout = self.heads.dropout if self.training else 0.0
+        if cache is None:
+            given = (sight, self.score, position, dropout)
+            mixed = mix_projected(self.core, projected, None, (q, k, v), *given)
+            if mixed is not None:
+                return self.output(mixed)
         beams = 1 if cache is None else cache.beams
         if beams > 1:
             q, k, v = (rearrange(x, "(b n) h t c -> b h (n t) c", n=beams) for x in (q, k, v))
         q, k = position.rotate(q, sight.queries), position.rotate(k, sight.queries)
         if cache is not None:
             k, v = cache.extend(self, k, v)
-        dropout = self.heads.dropout if self.training else 0.0
         mixed = self.core(q, k, v, sight, self.score, position, dropout)
         if beams > 1:
             mixed = rearrange(mixed, "b h (n t) c -> (b n) h t c", n=beams)
@@ -298,7 +312,10 @@ class CrossAttention(nn.Module):
         )
 
     def keys_and_values(self, memory: Tensor) -> KeysAndValues:
-        k, v = self.project(memory).split(self.heads.sizes[1:], dim=-1)
+        return self._heads_of(self.project(memory))
+
+    def _heads_of(self, projected: Tensor) -> KeysAndValues:
+        k, v = projected.split(self.heads.sizes[1:], dim=-1)
         return (
             rearrange(k, "b s (g e) -> b g s e", g=self.heads.kv_heads),
             rearrange(v, "b s (g c) -> b g s c", g=self.heads.kv_heads),
@@ -307,14 +324,20 @@ class CrossAttention(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, sight: Sight, cache: Cache | None = None
     ) -> Tensor:
+        projected = None
         if cache is None:
-            k, v = self.keys_and_values(memory)
+            projected = self.project(memory)
+            k, v = self._heads_of(projected)
         else:
             k, v = cache.once(self, lambda: self.keys_and_values(memory))
         # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.
-        beams = x.shape[0] // k.shape[0]
-        q = rearrange(self.query(x), "(b n) t (h c) -> b h (n t) c", n=beams, h=self.heads.heads)
-        sight = sight.across(q.shape[2])
+        beams, asked = x.shape[0] // k.shape[0], self.query(x)
+        q = rearrange(asked, "(b n) t (h c) -> b h (n t) c", n=beams, h=self.heads.heads)
         dropout = self.heads.dropout if self.training else 0.0
-        mixed = self.core(q, k, v, sight, self.score, self.position, dropout)
+        given = (sight.across(q.shape[2]), self.score, self.position, dropout)
+        if projected is not None and beams == 1:
+            whole = mix_projected(self.core, asked, projected, (q, k, v), *given)
+            if whole is not None:
+                return self.output(whole)
+        mixed = self.core(q, k, v, *given)
         return self.output(rearrange(mixed, "b h (n t) c -> (b n) t (h c)", n=beams))

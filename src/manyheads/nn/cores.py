@@ -293,6 +293,35 @@ def _by_short_kernel(q: Tensor, k: Tensor, v: Tensor, sight: Sight, score: Inner
     return found
 
 
+def mix_projected(
+    core: "Core",
+    projected: Tensor,
+    memory: Tensor | None,
+    heads: tuple[Tensor, Tensor, Tensor],
+    sight: Sight,
+    score: Score,
+    position: Position,
+    dropout: float,
+) -> Tensor | None:
+    """What the fused core mixes of projections as they lie, of which `heads` (q, k, v) are views.
+
+    [b t (h c)], by our kernel for short texts; None where that cannot compute it.
+    """
+    if (
+        dropout
+        or type(core) is not Fused
+        or type(score) is not InnerScore
+        or not position.embeds_alone
+        or not _is_short(*heads, sight)
+    ):
+        return None
+    from manyheads.nn.short import short_projected
+
+    given = (sight.real, sight.rule.past_only, float(score.scale))
+    mixed: Tensor = short_projected(projected, memory, heads[0].shape[1], *given)
+    return mixed
+
+
 def exact_core(score: Score, position: Position) -> "Dense | Fused":
     """The fastest exact core that takes this score and this position."""
     try:

@@ -17,10 +17,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from manyheads.nn.totals import totals
 from manyheads.nn.trusted import launched_at
 
 ROWS, COLUMNS, WARPS = 16, 128, 4  # that a program holds at once: 16 numbers a thread
-EACH = 512  # rows of a program
+EACH = 256  # rows of a program
+AT_ONCE = 2048  # numbers that a program of `_activate` holds
 KINDS = ("relu", "gelu", "gelu-tanh")
 
 
@@ -62,6 +64,23 @@ def _backward(
     tl.store(sums, tl.sum(total, 0), mask=real)
 
 
+@triton.jit
+def _activate(H, A, n, KIND: tl.constexpr, C: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
+    a, _ = _slope(tl.load(H + at, mask=at < n, other=0.0).to(tl.float32), KIND)
+    tl.store(A + at, a.to(A.dtype.element_ty), mask=at < n)
+
+
+def _activated(h: Tensor, kind: str) -> Tensor:
+    """gelu(h). PyTorch's own is as fast for the exact form, and a quarter slower for tanh."""
+    if kind == "gelu":
+        return F.gelu(h)
+    a, n = torch.empty_like(h), h.numel()
+    with launched_at(h):
+        _activate[(triton.cdiv(n, AT_ONCE),)](h, a, n, KIND=KINDS.index(kind), C=AT_ONCE)
+    return a
+
+
 def _approximate(kind: str) -> str:
     return "tanh" if kind == "gelu-tanh" else "none"
 
@@ -74,7 +93,7 @@ def feed(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, kind: str) -
         kept = inside = torch._addmm_activation(b1, flat, w1.T)
     else:
         kept = torch.addmm(b1, flat, w1.T)
-        inside = F.gelu(kept, approximate=_approximate(kind))
+        inside = _activated(kept, kind)
     return [torch.addmm(b2, inside, w2.T).view(*x.shape[:-1], len(w2)), kept]
 
 
@@ -90,7 +109,7 @@ def feed_slopes(da: Tensor, kept: Tensor, kind: str) -> tuple[Tensor, Tensor, Te
             da, kept, dh, a, sums, n, width,
             KIND=KINDS.index(kind), EACH=EACH, M=ROWS, C=COLUMNS, num_warps=WARPS,
         )  # fmt: skip
-    return dh, a, sums.sum(0).to(da.dtype)
+    return dh, a, totals(sums).to(da.dtype)
 
 
 @feed.register_fake

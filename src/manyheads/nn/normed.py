@@ -1,8 +1,16 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""A kernel of our own: what a part gives is dropped, added to the stream and normed in one pass.
+"""Kernels of our own for the norms of residual parts.
+
+`add_norm`, for a norm after the sum: what a part gives is dropped, added to the stream and normed
+in one pass.
 
     h = x + m ∘ f / (1 − p),    y = γ ĥ + β,  ĥ = (h − μ) / √(σ² + ε)
     dh = (γ dy − mean(γ dy) − ĥ mean(γ dy ∘ ĥ)) / √(σ² + ε),    dx = dh,  df = m ∘ dh / (1 − p)
+
+`fork`, for a norm before a part: the stream goes on, and its norm into the part; forward as PyTorch
+has it. What comes back from both is added at once.
+
+    y = γ ĥ + β,  s = h,    dh = ds + (γ dy − mean(γ dy) − ĥ mean(γ dy ∘ ĥ)) / √(σ² + ε)
 
 Only h is kept for the backward pass: mean and deviation of a row are there as soon as the row is,
 and the mask m is drawn again from its seed, four numbers by each Philox. The gradients of γ and β
@@ -17,11 +25,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from manyheads.nn.totals import totals
 from manyheads.nn.trusted import launched_at
 
-ELEMENTS = 2048  # that a program holds at once, by four warps: 16 numbers a thread
-WARPS = 4
-EACH = 4  # programs of a backward pass for each multiprocessor
+NUMBERS = 16  # that a thread holds at once
+FEWEST = 1024  # that a program holds
+WARPS = 16  # of a backward pass for each multiprocessor
 ROUNDS = tl.constexpr(7)  # of Philox: the fewest that its authors trust
 
 
@@ -67,8 +76,8 @@ def _normed(h, width, eps, real):
 
 @triton.jit
 def _backward(
-    DY, H, W, SEED, DX, DF, SUMS, n, width, eps, share, steps,
-    DROPS: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+    DY, DS, H, W, SEED, DX, DF, SUMS, n, width, eps, share, steps,
+    ADDS: tl.constexpr, DROPS: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     columns = tl.arange(0, D)
     real = columns < width
@@ -80,6 +89,8 @@ def _backward(
         there = (rows < n)[:, None] & real[None, :]
         dy = tl.load(DY + at, mask=there, other=0.0).to(tl.float32)
         h = tl.load(H + at, mask=there, other=0.0).to(tl.float32)
+        if ADDS:
+            ds = tl.load(DS + at, mask=there, other=0.0).to(tl.float32)
         normed, inverse = _normed(h, width, eps, real)
         dw += dy * normed
         db += dy
@@ -87,6 +98,8 @@ def _backward(
         level = tl.sum(dn, 1) / width
         along = tl.sum(dn * normed, 1) / width
         dh = (dn - level[:, None] - normed * along[:, None]) * inverse[:, None]
+        if ADDS:
+            dh += ds
         tl.store(DX + at, dh.to(DX.dtype.element_ty), mask=there)
         if DROPS:
             df = dh * _kept(SEED, rows, share, D)
@@ -98,7 +111,8 @@ def _backward(
 
 def _blocks(width: int) -> dict[str, int]:
     padded = triton.next_power_of_2(width)
-    return {"M": max(1, ELEMENTS // padded), "D": padded, "num_warps": WARPS}
+    numbers = max(FEWEST, padded)
+    return {"M": numbers // padded, "D": padded, "num_warps": numbers // (32 * NUMBERS)}
 
 
 @torch.library.custom_op("manyheads::add_norm", mutates_args=())
@@ -117,23 +131,25 @@ def add_norm(
     return y, h
 
 
-@torch.library.custom_op("manyheads::add_norm_slopes", mutates_args=())
-def add_norm_slopes(
-    dy: Tensor, h: Tensor, weight: Tensor, seed: Tensor | None, p: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op("manyheads::norm_slopes", mutates_args=())
+def norm_slopes(
+    dy: Tensor, ds: Tensor | None, h: Tensor, weight: Tensor, seed: Tensor | None, p: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of x, of f (empty where nothing is dropped: the same), of weight and bias."""
-    dy, width = dy.contiguous(), h.shape[-1]
+    dy, h, width = dy.contiguous(), h.contiguous(), h.shape[-1]
+    ds = dy if ds is None else ds.contiguous()
     n, blocks = h.numel() // width, _blocks(width)
     wanted = triton.cdiv(n, blocks["M"])
-    programs = min(wanted, EACH * _processors(h))
+    programs = min(wanted, max(1, WARPS // blocks["num_warps"]) * _processors(h))
     dx, df = torch.empty_like(h), torch.empty_like(h) if seed is not None else h.new_empty(0)
     sums = torch.empty(programs, 2, width, device=h.device, dtype=torch.float32)
     with launched_at(h):
         _backward[(programs,)](
-            dy, h, weight, h if seed is None else seed, dx, df, sums, n, width, eps, p,
-            triton.cdiv(wanted, programs), DROPS=seed is not None, **blocks,
+            dy, ds, h, weight, h if seed is None else seed, dx, df, sums, n, width, eps, p,
+            triton.cdiv(wanted, programs), ADDS=ds is not dy, DROPS=seed is not None, **blocks,
         )  # fmt: skip
-    return dx, df, sums.sum(0)
+    return dx, df, totals(sums.view(programs, -1)).view(2, width)
 
 
 def _like(x: Tensor) -> Tensor:
@@ -150,8 +166,8 @@ def _(x, f, weight, bias, seed, p, eps):
     return _like(x), _like(x)
 
 
-@add_norm_slopes.register_fake
-def _(dy, h, weight, seed, p, eps):
+@norm_slopes.register_fake
+def _(dy, ds, h, weight, seed, p, eps):
     df = _like(h) if seed is not None else h.new_empty(0)
     return _like(h), df, weight.new_empty(2, h.shape[-1], dtype=torch.float32)
 
@@ -165,12 +181,41 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _slopes(ctx: Any, dy: Tensor, dh: Tensor | None) -> tuple[Tensor | None, ...]:
     assert dh is None  # the sum is there to be kept, not to be used
     h, weight, seed = ctx.saved_tensors
-    dx, df, sums = add_norm_slopes(dy, h, weight, seed, ctx.p, ctx.eps)
+    dx, df, sums = norm_slopes(dy, None, h, weight, seed, ctx.p, ctx.eps)
     dw, db = sums.to(weight.dtype)
     return dx, dx if seed is None else df, dw, db, None, None, None
 
 
 add_norm.register_autograd(_slopes, setup_context=_keep)
+
+
+class _Fork(torch.autograd.Function):
+    """Forward in PyTorch's words, so that a compiler joins it with the sum before."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Any:
+        normed = F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps)
+        return normed.to(dtype), x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, _, ctx.eps, _ = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, ds: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        dx, _, sums = norm_slopes(dy, ds, x, weight, None, 0.0, ctx.eps)
+        dw, db = sums.to(weight.dtype)
+        return dx, dw, db, None, None
+
+
+def fork(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(norm(x) in that type, x)."""
+    found: tuple[Tensor, Tensor] = _Fork.apply(x, weight, bias, eps, dtype)  # type: ignore[no-untyped-call]
+    return found
 
 
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
@@ -194,4 +239,10 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         pairs += [(y, wanted), (h, summed), *zip(slopes, expected, strict=True)]
         if not (share[0] - share[1]).abs() < 0.05:
             raise ValueError(f"{1 - share[0]:.2f} is dropped instead of {p}")
-    return pairs
+    rough = [one.clone().requires_grad_() for one in (x, weight, bias)]
+    exact = [one.double().requires_grad_() for one in (x, weight, bias)]
+    y, stream = fork(rough[0], rough[1], rough[2], 1e-5, x.dtype)
+    wanted = F.layer_norm(exact[0], (48,), exact[1], exact[2])
+    slopes = torch.autograd.grad((y, stream), rough, (direction, f))
+    expected = torch.autograd.grad((wanted, exact[0]), exact, (direction.double(), f.double()))
+    return [*pairs, (y, wanted), *zip(slopes, expected, strict=True)]

@@ -30,6 +30,12 @@ class Position(nn.Module):
 
     max_length: int | None = None
     distance_alone: ClassVar[bool] = False  # whether what `score` adds hangs on nothing else
+    embeds_alone: ClassVar[bool] = True  # whether attention itself goes on as if there were none
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        inside = ("rotate", "score", "bias", "value", "spread")
+        cls.embeds_alone = all(getattr(cls, name) is getattr(Position, name) for name in inside)
 
     def embed(self, x: Hidden, positions: Positions) -> Hidden:
         return x

@@ -50,7 +50,8 @@ class Residual(nn.Module):
 
     Where it is compiled, sum and norm are one kernel that computes in float32 and writes the type
     of the products. As it stands, PyTorch would have to convert back and forth between the two.
-    In training on a GPU the kernel with the norm after the sum is ours (nn/normed.py).
+    In training on a GPU that of the norm after the sum is ours, and so is the backward pass of the
+    norm before a part, with the sum of what comes back (nn/normed.py).
     """
 
     def __init__(self, dim: int, norm: Norm, dropout: float) -> None:
@@ -61,25 +62,39 @@ class Residual(nn.Module):
 
     def forward(self, x: Hidden, part: Callable[[Tensor], Tensor]) -> Hidden:
         if self.placement == "pre":
-            x = x + self.dropout(part(self.norm(x)))
+            normed, x = self._forked(x)
+            x = x + self.dropout(part(normed))
         else:
             added = part(x)
-            if self._has_kernel(x, added):
+            if self._has_kernel(x, added.dtype) and x.shape == added.shape:
                 return self._by_kernel(narrowed(x), added)
             x = self.norm(x + self.dropout(added))
         return narrowed(x) if torch.compiler.is_compiling() else x
 
-    def _has_kernel(self, x: Hidden, added: Hidden) -> bool:
+    def _forked(self, x: Hidden) -> tuple[Hidden, Hidden]:
+        """What goes into a part, and what goes on beside it."""
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        if not (torch.is_grad_enabled() and self._has_kernel(x, dtype)):
+            return self.norm(x), x
+        from manyheads.nn.normed import fork
+
+        norm = self.norm
+        assert isinstance(norm, nn.LayerNorm)
+        return fork(x, norm.weight, norm.bias, norm.eps, dtype)
+
+    def _has_kernel(self, x: Hidden, dtype: torch.dtype) -> bool:
+        """Whether this is a training on a GPU, in the type that our kernel is for."""
         return (
             self.training
             and x.device.type == "cuda"
-            and added.dtype in HALF
-            and (torch.is_autocast_enabled("cuda") or x.dtype == added.dtype)
-            and x.shape == added.shape
+            and dtype in HALF
+            and (torch.is_autocast_enabled("cuda") or x.dtype == dtype)
             and x.numel() > 0
             and x.shape[-1] % 16 == 0
             and x.shape[-1] <= WIDEST
             and type(self.norm) is nn.LayerNorm
+            and self.norm.bias is not None
             and unheard(self.norm, self.dropout)
             and TRITON
             and trusted("normed", x.device.index)

@@ -8,6 +8,10 @@ Kernels for long texts go over keys in blocks, with as much room as a block can 
 thirty words fills a quarter of one, and a thousand sentences wait for each other. Here all pairs of
 a head fit into the registers of a few threads at once: nothing is gone over twice, nothing but q,
 k and v is kept for the backward pass, and padding is seen to inside.
+
+`short_attention` is for heads of any kind; `short_projected` for queries, keys and values as they
+lie beside each other after a projection. Their gradients are written side by side too, which saves
+a pass over them.
 """
 
 from typing import Any
@@ -20,6 +24,7 @@ from torch import Tensor
 from manyheads.nn.trusted import SHORT, launched_at
 
 LOG2_E = 1.4426950408889634
+Three = tuple[Tensor, Tensor, Tensor]
 
 
 @triton.jit
@@ -77,11 +82,11 @@ def _forward(
     _write_rows(out, at_q, heads * D, queries, o, D)
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "known_row"])
+@triton.jit(do_not_specialize=["queries", "keys", "known_row", "dq_row", "dk_row"])
 def _backward(
     Q, K, V, KNOWN, DO, DQ, DK, DV, heads, queries, keys, scale, inner,
     q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, known_row,
-    o_row, o_head, o_step,
+    o_row, o_head, o_step, dq_row, dq_step, dk_row, dk_step,
     PAST: tl.constexpr, REAL: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
@@ -92,13 +97,12 @@ def _backward(
     do = _rows_of(DO + row * o_row + head * o_head, at_q, o_step, queries, D)
     p = _weights_of(q, k, KNOWN + row * known_row, at_q, at_k, keys, scale, PAST, REAL)
     dv = tl.dot(tl.trans(p.to(do.dtype)), do)
-    step = heads * D
-    _write_rows(DV + row * keys * step + head * D, at_k, step, keys, dv, D)
+    _write_rows(DV + row * dk_row + head * D, at_k, dk_step, keys, dv, D)
     dp = tl.dot(do, tl.trans(v))
     ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * inner).to(q.dtype)
-    _write_rows(DQ + row * queries * step + head * D, at_q, step, queries, tl.dot(ds, k), D)
+    _write_rows(DQ + row * dq_row + head * D, at_q, dq_step, queries, tl.dot(ds, k), D)
     dk = tl.dot(tl.trans(ds), q)
-    _write_rows(DK + row * keys * step + head * D, at_k, step, keys, dk, D)
+    _write_rows(DK + row * dk_row + head * D, at_k, dk_step, keys, dk, D)
 
 
 def _shape(q: Tensor, k: Tensor) -> dict[str, int]:
@@ -119,6 +123,11 @@ def heads_beside(like: Tensor) -> Tensor:
     return like.new_empty(rows, length, heads, width).transpose(1, 2)
 
 
+def beside_of(x: Tensor) -> Tensor:
+    """[b h n c] as [b n hc]."""
+    return x.transpose(1, 2).flatten(2)
+
+
 def _known(real: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
     """What of the keys is real as bytes, and how far its rows are apart."""
     if real is None:
@@ -127,14 +136,9 @@ def _known(real: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
     return known, known.stride(0) if len(known) > 1 else 0
 
 
-@torch.library.custom_op("manyheads::short_attention", mutates_args=())
-def short_attention(
+def _mixed(
     q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float
 ) -> Tensor:
-    """q [b h t c], k and v [b h s c] of so few places that all pairs are held at once, real [b s]
-    or [1 s].
-    """
-    q, k, v = _read(q), _read(k), _read(v)
     known, apart = _known(real, q)
     out, rows, heads = heads_beside(q), q.shape[0], q.shape[1]
     with launched_at(q):
@@ -146,27 +150,76 @@ def short_attention(
     return out
 
 
+def _write_slopes(
+    do: Tensor, given: Three, slopes: Three, real: Tensor | None, past: bool, scale: float
+) -> None:
+    """Into those of q, k and v, whose heads stand side by side, in rows alike for k and v."""
+    (q, k, v), (dq, dk, dv) = given, slopes
+    known, apart = _known(real, q)
+    with launched_at(q):
+        _backward[(q.shape[0] * q.shape[1],)](
+            q, k, v, known, do, dq, dk, dv, q.shape[1], q.shape[2], k.shape[2],
+            scale * LOG2_E, scale,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], apart, *do.stride()[:3],
+            dq.stride(0), dq.stride(2), dk.stride(0), dk.stride(2),
+            PAST=past, REAL=real is not None, **_shape(q, k),
+        )  # fmt: skip
+
+
+@torch.library.custom_op("manyheads::short_attention", mutates_args=())
+def short_attention(
+    q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float
+) -> Tensor:
+    """q [b h t c], k and v [b h s c] of so few places that all pairs are held at once, real [b s]
+    or [1 s].
+    """
+    return _mixed(_read(q), _read(k), _read(v), real, past, scale)
+
+
 @torch.library.custom_op("manyheads::short_attention_slopes", mutates_args=())
 def short_attention_slopes(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v."""
-    do, q, k, v = _read(do), _read(q), _read(k), _read(v)
-    known, apart = _known(real, q)
-    dq, dk, dv, rows, heads = (
-        heads_beside(q),
-        heads_beside(k),
-        heads_beside(v),
-        q.shape[0],
-        q.shape[1],
-    )
-    with launched_at(q):
-        _backward[(rows * heads,)](
-            q, k, v, known, do, dq, dk, dv, heads, q.shape[2], k.shape[2], scale * LOG2_E, scale,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], apart, *do.stride()[:3],
-            PAST=past, REAL=real is not None, **_shape(q, k),
-        )  # fmt: skip
-    return dq, dk, dv
+    slopes = heads_beside(q), heads_beside(k), heads_beside(v)
+    _write_slopes(_read(do), (_read(q), _read(k), _read(v)), slopes, real, past, scale)
+    return slopes
+
+
+def _heads_of(x: Tensor, memory: Tensor | None, heads: int) -> Three:
+    """q, k and v: all of x [b t 3hc], or q of x [b t hc] and the others of memory [b s 2hc]."""
+    whole = (x,) if memory is None else (x, memory)
+    width = x.shape[-1] // (3 * heads if memory is None else heads)
+    parts = [part for one in whole for part in one.unflatten(-1, (-1, heads, width)).unbind(2)]
+    q, k, v = (part.transpose(1, 2) for part in parts)
+    return q, k, v
+
+
+@torch.library.custom_op("manyheads::short_projected", mutates_args=())
+def short_projected(
+    x: Tensor, memory: Tensor | None, heads: int, real: Tensor | None, past: bool, scale: float
+) -> Tensor:
+    """[b t hc] of what was projected: x [b t 3hc], or x [b t hc] and memory [b s 2hc]."""
+    x, memory = _read(x), None if memory is None else _read(memory)
+    return beside_of(_mixed(*_heads_of(x, memory, heads), real, past, scale))
+
+
+@torch.library.custom_op("manyheads::short_projected_slopes", mutates_args=())
+def short_projected_slopes(
+    do: Tensor, x: Tensor, memory: Tensor | None, heads: int, real: Tensor | None, past: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradients of x and of memory (empty where there is none)."""
+    x, memory = _read(x), None if memory is None else _read(memory)
+    dx, dm = _like(x), None if memory is None else _like(memory)
+    direction = _read(do.unflatten(-1, (heads, -1)).transpose(1, 2))
+    given, slopes = _heads_of(x, memory, heads), _heads_of(dx, dm, heads)
+    _write_slopes(direction, given, slopes, real, past, scale)
+    return dx, x.new_empty(0) if dm is None else dm
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @short_attention.register_fake
@@ -179,6 +232,16 @@ def _(do, q, k, v, real, past, scale):
     return heads_beside(q), heads_beside(k), heads_beside(v)
 
 
+@short_projected.register_fake
+def _(x, memory, heads, real, past, scale):
+    return x.new_empty(*x.shape[:2], x.shape[2] // 3 if memory is None else x.shape[2])
+
+
+@short_projected_slopes.register_fake
+def _(do, x, memory, heads, real, past, scale):
+    return _like(x), x.new_empty(0) if memory is None else _like(memory)
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     q, k, v, real, ctx.past, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, real)
@@ -189,7 +252,19 @@ def _slopes(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     return *short_attention_slopes(do, q, k, v, real, ctx.past, ctx.scale), None, None, None
 
 
+def _keep_projected(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, memory, ctx.heads, real, ctx.past, ctx.scale = inputs
+    ctx.save_for_backward(x, memory, real)
+
+
+def _slopes_projected(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+    x, memory, real = ctx.saved_tensors
+    dx, dm = short_projected_slopes(do, x, memory, ctx.heads, real, ctx.past, ctx.scale)
+    return dx, None if memory is None else dm, None, None, None, None
+
+
 short_attention.register_autograd(_slopes, setup_context=_keep)
+short_projected.register_autograd(_slopes_projected, setup_context=_keep_projected)
 
 
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
@@ -211,4 +286,9 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         wanted = scores.softmax(-1) @ exact[2]
         expected = torch.autograd.grad(wanted, exact, direction.double())
         pairs += [(found, wanted), *zip(slopes, expected, strict=True)]
+        beside = [beside_of(x) for x in (*rows, direction)]
+        whole = torch.cat(beside[:3], -1).requires_grad_()
+        mixed = short_projected(whole, None, 2, real, True, scale)
+        [slope] = torch.autograd.grad(mixed, whole, beside[3])
+        pairs += [(mixed, beside_of(wanted)), (slope, torch.cat([*map(beside_of, expected)], -1))]
     return pairs

@@ -1,0 +1,87 @@
+"""Training pairs that are told again by models that learned from them."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.data.corpus import read_lines
+from manyheads.data.phrasebook import sentences
+from manyheads.training import read_recipe, train
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+diversified: Any = importlib.import_module("diversified")
+
+SETTINGS = """train.steps=2 train.validate_every=2 train.save_every=2 train.batch_tokens=600
+    tokens.vocab_size=300 model.dim=8 model.hidden=8 model.layers=1 model.heads=2 decode.beam=2
+    decode.longest_extra=1 decode.longest_ratio=0.5"""
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    pairs = sentences("en-de", "train", 30)
+    for stem, part in {"train": [pairs[0], *pairs[:20]], "valid": pairs[20:]}.items():
+        for language, side in (("en", "source"), ("de", "target")):
+            text = "".join(getattr(pair, side) + "\n" for pair in part)
+            (folder / f"{stem}.{language}").write_text(text, "utf-8")
+    return folder
+
+
+def trained(corpus: Path, out: Path, source: str, target: str) -> Path:
+    settings = [f"data.folder={corpus}", f"data.source={source}", f"data.target={target}"]
+    run = read_recipe("translation", [*settings, *SETTINGS.split()])
+    train(run, out, torch.device("cpu")).run()
+    return out
+
+
+def test_each_run_tells_one_side_again(corpus: Path, tmp_path: Path) -> None:
+    forward = trained(corpus, tmp_path / "forward", "en", "de")
+    backward = trained(corpus, tmp_path / "backward", "de", "en")
+    out, runs = tmp_path / "more", [str(forward), str(backward), str(forward)]
+    assert diversified.main([str(corpus), str(out), "--device", "cpu", "--runs", *runs]) == 0
+    sides = [[read_lines(at / f"train.{end}") for end in ("en", "de")] for at in (corpus, out)]
+    before, after = (list(zip(*side, strict=True)) for side in sides)
+    assert after[: len(before)] == before  # also the pair that is there twice
+    added = after[len(before) :]
+    assert added
+    assert len(set(added)) == len(added)  # what the same run writes again is not new
+    assert not set(added) & set(before)
+    sources, targets = (set(side) for side in sides[0])
+    old = [(source in sources, target in targets) for source, target in added]
+    assert set(old) == {(True, False), (False, True)}
+    assert old == sorted(old, reverse=True)  # the runs in the order in which they were given
+    for end in ("en", "de"):
+        assert (out / f"valid.{end}").read_bytes() == (corpus / f"valid.{end}").read_bytes()
+
+
+def test_a_side_for_which_nothing_is_written_makes_no_pair() -> None:
+    pairs = [("a", "b"), ("c", "d")]
+    assert diversified.told_again(pairs, ["x", " "], True) == [("a", "x")]
+    assert diversified.told_again(pairs, ["", "y"], False) == [("y", "d")]
+
+
+def test_what_cannot_be_told_again_is_refused(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(trained(corpus, tmp_path / "run", "en", "de"))
+    alone, out = tmp_path / "alone", str(tmp_path / "out")
+    alone.mkdir()
+    for end in ("en", "de"):
+        (alone / f"valid.{end}").write_text("a\n")
+        (corpus / f"train.{'fr' if end == 'en' else 'it'}").write_text("a\n")
+    capsys.readouterr()
+    for arguments, words in (
+        ([str(corpus), str(alone), "--runs", run], "there already"),
+        ([str(alone), out, "--runs", run], "no train.en"),
+        ([str(corpus), out, "--source", "fr", "--target", "it", "--runs", run], "translates en to"),
+    ):
+        assert diversified.main([*arguments, "--device", "cpu"]) == 2
+        told = capsys.readouterr().err
+        assert words in told
+        assert told.count("\n") == 1
+        assert not Path(out).exists()
