@@ -233,7 +233,7 @@ def short(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str,
     real = None if past else known.expand(len(inputs[0]), -1).contiguous()
     added = look(full, length, real=real, device="cuda").added(torch.bfloat16)
     runs: dict[str, Run] = {
-        "ours": lambda q, k, v: short_attention(q, k, v, real, past, head_dim**-0.5)
+        "ours": lambda q, k, v: short_attention(q, k, v, real, past, head_dim**-0.5, None, 0.0)
     }
     for name, backend in BACKENDS.items():
 

@@ -4,7 +4,7 @@ from tests.nn.interpreted import interpret, needs_triton
 
 PROGRAM = """
 import itertools, torch
-from manyheads.nn.short import short_attention, short_projected
+from manyheads.nn.short import beside_of, dropped_by, short_attention, short_projected
 torch.manual_seed(1)
 sizes, given = ((5, 5), (16, 16), (64, 64), (7, 40), (1, 33)), (None, "each", "all alike")
 for (t, s), past, padded, width in itertools.product(sizes, (False, True), given, (16, 32)):
@@ -14,7 +14,7 @@ for (t, s), past, padded, width in itertools.product(sizes, (False, True), given
     q, k, v = heads_beside(t), heads_beside(s), heads_beside(s)
     lengths = {"each": [[s], [max(1, s - 4)], [0]], "all alike": [[max(1, s - 2)]]}
     real = torch.arange(s) < torch.tensor(lengths[padded]) if padded else None
-    found = short_attention(q, k, v, real, past, 0.3)
+    found = short_attention(q, k, v, real, past, 0.3, None, 0.0)
     seen = torch.ones(3, 1, t, s, dtype=torch.bool)
     if past:
         seen &= torch.arange(s) <= torch.arange(t)[:, None]
@@ -40,19 +40,44 @@ for (t, s), past, padded, width in itertools.product(sizes, (False, True), given
         ways.append(((joined(q, k, v), None), (joined(*slopes),)))
     for given, wanted in ways:
         given = [one if one is None else one.requires_grad_() for one in given]
-        mixed = short_projected(*given, 2, real, past, 0.3)
+        mixed = short_projected(*given, 2, real, past, 0.3, None, 0.0)
         assert torch.equal(mixed, beside(found))
         asked = [one for one in given if one is not None]
         for one, other in zip(torch.autograd.grad(mixed, asked, beside(direction)), wanted):
             assert torch.equal(one, other)
 
+# Dropout: the same in both passes and both forms, another for another seed, row, head and query.
+q, k, v, direction = torch.randn(4, 3, 2, 20, 32).unbind()
+masks = [dropped_by(q, k, torch.tensor([seed]), 0.3) for seed in (1, 2)]
+firsts = [masks[0], masks[0].roll(1, 0), masks[0].roll(1, 1), masks[0].roll(1, 2), masks[1]]
+assert abs((masks[0] > 0).double().mean() - 0.7) < 0.04
+assert set(masks[0].unique().tolist()) == {0.0, 1 / 0.7}
+for other in firsts[1:]:
+    assert abs((firsts[0] == other).double().mean() - 0.58) < 0.05
+seed, found = torch.tensor([1]), []
+for way in ("heads", "projected", "formula"):
+    given = [x.clone().requires_grad_() for x in (q, k, v)]
+    if way == "heads":
+        mixed = short_attention(*given, None, True, 0.3, seed, 0.3)
+    elif way == "projected":
+        whole = torch.cat([beside_of(x) for x in given], -1)
+        mixed = short_projected(whole, None, 2, None, True, 0.3, seed, 0.3)
+        mixed = mixed.unflatten(-1, (2, -1)).transpose(1, 2)
+    else:
+        scores = (given[0] @ given[1].mT * 0.3).masked_fill(~torch.ones(20, 20).tril().bool(), -1e9)
+        mixed = (scores.softmax(-1) * masks[0].float()) @ given[2]
+    found.append([mixed, *torch.autograd.grad(mixed, given, direction)])
+for one, other, wanted in zip(*found):
+    torch.testing.assert_close(one, wanted, rtol=0, atol=2e-5)
+    torch.testing.assert_close(other, wanted, rtol=0, atol=2e-5)
+
 # Compiled, from what does not lie row by row.
 x = torch.randn(12, 96, 2).permute(2, 0, 1).requires_grad_()
-call = lambda x: short_projected(x, None, 2, None, True, 0.3)
+call = lambda x: short_projected(x, None, 2, None, True, 0.3, None, 0.0)
 found = [call(x), torch.compile(call)(x)]
 for pair in (found, [torch.autograd.grad(y.sin().sum(), x)[0] for y in found]):
     torch.testing.assert_close(*pair)
-torch.library.opcheck(short_projected, (x, None, 2, None, True, 0.3))
+torch.library.opcheck(short_projected, (x, None, 2, None, True, 0.3, None, 0.0))
 """
 
 

@@ -202,8 +202,8 @@ class Fused(Exact):
         if added is None and not dropout and _is_glance(q, k, v, score):
             return _by_glance(q, k, v, sight, score)
         f, g, w = *score.factors(q, share_heads(k, q.shape[1])), share_heads(v, q.shape[1])
-        if added is None and not dropout and _is_short(f, g, w, sight):
-            return _by_short_kernel(f, g, w, sight, score)
+        if added is None and _is_short(f, g, w, sight):
+            return _by_short_kernel(f, g, w, sight, score, dropout)
         triangle = added is None and sight.is_triangle()
         if added is None:
             added = None if triangle else sight.added(f.dtype)
@@ -286,11 +286,20 @@ def _by_our_kernel(
     return biased_attention(*given, sight.rule.past_only, float(score.scale))
 
 
-def _by_short_kernel(q: Tensor, k: Tensor, v: Tensor, sight: Sight, score: InnerScore) -> Tensor:
+def _by_short_kernel(
+    q: Tensor, k: Tensor, v: Tensor, sight: Sight, score: InnerScore, dropout: float
+) -> Tensor:
     from manyheads.nn.short import short_attention
 
-    found: Tensor = short_attention(q, k, v, sight.real, sight.rule.past_only, float(score.scale))
+    found: Tensor = short_attention(q, k, v, *_short_settings(q, sight, score, dropout))
     return found
+
+
+def _short_settings(
+    q: Tensor, sight: Sight, score: InnerScore, dropout: float
+) -> tuple[Tensor | None, bool, float, Tensor | None, float]:
+    seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
+    return sight.real, sight.rule.past_only, float(score.scale), seed, dropout
 
 
 def mix_projected(
@@ -308,8 +317,7 @@ def mix_projected(
     [b t (h c)], by our kernel for short texts; None where that cannot compute it.
     """
     if (
-        dropout
-        or type(core) is not Fused
+        type(core) is not Fused
         or type(score) is not InnerScore
         or not position.embeds_alone
         or not _is_short(*heads, sight)
@@ -317,7 +325,7 @@ def mix_projected(
         return None
     from manyheads.nn.short import short_projected
 
-    given = (sight.real, sight.rule.past_only, float(score.scale))
+    given = _short_settings(projected, sight, score, dropout)
     mixed: Tensor = short_projected(projected, memory, heads[0].shape[1], *given)
     return mixed
 

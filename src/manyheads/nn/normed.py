@@ -13,7 +13,7 @@ has it. What comes back from both is added at once.
     y = γ ĥ + β,  s = h,    dh = ds + (γ dy − mean(γ dy) − ĥ mean(γ dy ∘ ĥ)) / √(σ² + ε)
 
 Only h is kept for the backward pass: mean and deviation of a row are there as soon as the row is,
-and the mask m is drawn again from its seed, four numbers by each Philox. The gradients of γ and β
+and the mask m is drawn again from its seed (nn/dropped.py). The gradients of γ and β
 are summed by each program over its rows on the way.
 """
 
@@ -25,25 +25,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from manyheads.nn.dropped import kept
 from manyheads.nn.totals import totals
 from manyheads.nn.trusted import launched_at
 
 NUMBERS = 16  # that a thread holds at once
 FEWEST = 1024  # that a program holds
 WARPS = 16  # of a backward pass for each multiprocessor
-ROUNDS = tl.constexpr(7)  # of Philox: the fewest that its authors trust
-
-
-@triton.jit
-def _kept(SEED, rows, share, D: tl.constexpr):
-    """1 / (1 − p) where a number is kept and 0 where it is dropped, for these rows."""
-    quarter = tl.arange(0, D // 4)
-    at = rows[:, None] * (D // 4) + quarter[None, :]
-    a, b, c, d = tl.randint4x(tl.load(SEED), at, ROUNDS)
-    drawn = tl.join(tl.join(a, c), tl.join(b, d)).reshape(rows.shape[0], D)
-    # The upper 24 bits, which float32 holds exactly.
-    chance = ((drawn >> 8) & 0xFFFFFF).to(tl.float32) * (1.0 / 16777216)
-    return tl.where(chance >= share, 1.0 / (1.0 - share), 0.0)
 
 
 @triton.jit
@@ -57,7 +45,7 @@ def _forward(
     there = (rows < n)[:, None] & real[None, :]
     f = tl.load(PART + at, mask=there, other=0.0).to(tl.float32)
     if DROPS:
-        f = f * _kept(SEED, rows, share, D)
+        f = f * kept(SEED, rows, share, D)
     h = (tl.load(X + at, mask=there, other=0.0).to(tl.float32) + f).to(H.dtype.element_ty)
     tl.store(H + at, h, mask=there)
     normed, _ = _normed(h.to(tl.float32), width, eps, real)  # as the backward pass reads it
@@ -102,7 +90,7 @@ def _backward(
             dh += ds
         tl.store(DX + at, dh.to(DX.dtype.element_ty), mask=there)
         if DROPS:
-            df = dh * _kept(SEED, rows, share, D)
+            df = dh * kept(SEED, rows, share, D)
             tl.store(DF + at, df.to(DF.dtype.element_ty), mask=there)
     sums = SUMS + tl.program_id(0) * 2 * width
     tl.store(sums + columns, tl.sum(dw, 0), mask=real)

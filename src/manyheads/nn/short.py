@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """A kernel of our own: exact attention over short texts, each head of a text by one small program.
 
-    o = softmax(q kᵀ · scale) v,    p = softmax(…),  dp = do vᵀ,  ds = p ∘ (dp − Σ p ∘ dp) · scale,
-    dq = ds k,  dk = dsᵀ q,  dv = pᵀ do
+    p = softmax(q kᵀ · scale),  o = (p ∘ m) v,    dp = do vᵀ ∘ m,  ds = p ∘ (dp − Σ p ∘ dp) · scale,
+    dq = ds k,  dk = dsᵀ q,  dv = (p ∘ m)ᵀ do,    m: 1, or with dropout 0 or 1 / (1 − share)
 
 Kernels for long texts go over keys in blocks, with as much room as a block can use. A sentence of
 thirty words fills a quarter of one, and a thousand sentences wait for each other. Here all pairs of
@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyheads.nn.dropped import kept
 from manyheads.nn.trusted import SHORT, launched_at
 
 LOG2_E = 1.4426950408889634
@@ -67,9 +68,10 @@ def _weights_of(
 # Numbers that change from batch to batch, for which no kernel is compiled anew.
 @triton.jit(do_not_specialize=["queries", "keys", "known_row"])
 def _forward(
-    Q, K, V, KNOWN, OUT, heads, queries, keys, scale,
+    Q, K, V, KNOWN, SEED, OUT, heads, queries, keys, scale, share,
     q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, known_row,
-    PAST: tl.constexpr, REAL: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    PAST: tl.constexpr, REAL: tl.constexpr, DROPS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     at_q, at_k = tl.arange(0, M), tl.arange(0, N)
@@ -77,6 +79,8 @@ def _forward(
     k = _rows_of(K + row * k_row + head * k_head, at_k, k_step, keys, D)
     v = _rows_of(V + row * v_row + head * v_head, at_k, v_step, keys, D)
     p = _weights_of(q, k, KNOWN + row * known_row, at_q, at_k, keys, scale, PAST, REAL)
+    if DROPS:
+        p = p * kept(SEED, tl.program_id(0) * M + at_q, share, N)
     o = tl.dot(p.to(v.dtype), v)
     out = OUT + row * queries * heads * D + head * D
     _write_rows(out, at_q, heads * D, queries, o, D)
@@ -84,10 +88,11 @@ def _forward(
 
 @triton.jit(do_not_specialize=["queries", "keys", "known_row", "dq_row", "dk_row"])
 def _backward(
-    Q, K, V, KNOWN, DO, DQ, DK, DV, heads, queries, keys, scale, inner,
+    Q, K, V, KNOWN, SEED, DO, DQ, DK, DV, heads, queries, keys, scale, inner, share,
     q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, known_row,
     o_row, o_head, o_step, dq_row, dq_step, dk_row, dk_step,
-    PAST: tl.constexpr, REAL: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    PAST: tl.constexpr, REAL: tl.constexpr, DROPS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     at_q, at_k = tl.arange(0, M), tl.arange(0, N)
@@ -96,9 +101,14 @@ def _backward(
     v = _rows_of(V + row * v_row + head * v_head, at_k, v_step, keys, D)
     do = _rows_of(DO + row * o_row + head * o_head, at_q, o_step, queries, D)
     p = _weights_of(q, k, KNOWN + row * known_row, at_q, at_k, keys, scale, PAST, REAL)
-    dv = tl.dot(tl.trans(p.to(do.dtype)), do)
-    _write_rows(DV + row * dk_row + head * D, at_k, dk_step, keys, dv, D)
     dp = tl.dot(do, tl.trans(v))
+    mixed = p
+    if DROPS:
+        mask = kept(SEED, tl.program_id(0) * M + at_q, share, N)
+        mixed = p * mask
+        dp = dp * mask
+    dv = tl.dot(tl.trans(mixed.to(do.dtype)), do)
+    _write_rows(DV + row * dk_row + head * D, at_k, dk_step, keys, dv, D)
     ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * inner).to(q.dtype)
     _write_rows(DQ + row * dq_row + head * D, at_q, dq_step, queries, tl.dot(ds, k), D)
     dk = tl.dot(tl.trans(ds), q)
@@ -137,52 +147,64 @@ def _known(real: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
 
 
 def _mixed(
-    q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float,
+    seed: Tensor | None, share: float,
+) -> Tensor:  # fmt: skip
     known, apart = _known(real, q)
     out, rows, heads = heads_beside(q), q.shape[0], q.shape[1]
     with launched_at(q):
         _forward[(rows * heads,)](
-            q, k, v, known, out, heads, q.shape[2], k.shape[2], scale * LOG2_E,
+            q, k, v, known, q if seed is None else seed, out, heads, q.shape[2], k.shape[2],
+            scale * LOG2_E, share,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], apart,
-            PAST=past, REAL=real is not None, **_shape(q, k),
+            PAST=past, REAL=real is not None, DROPS=seed is not None, **_shape(q, k),
         )  # fmt: skip
     return out
 
 
 def _write_slopes(
-    do: Tensor, given: Three, slopes: Three, real: Tensor | None, past: bool, scale: float
-) -> None:
+    do: Tensor, given: Three, slopes: Three, real: Tensor | None, past: bool, scale: float,
+    seed: Tensor | None, share: float,
+) -> None:  # fmt: skip
     """Into those of q, k and v, whose heads stand side by side, in rows alike for k and v."""
     (q, k, v), (dq, dk, dv) = given, slopes
     known, apart = _known(real, q)
     with launched_at(q):
         _backward[(q.shape[0] * q.shape[1],)](
-            q, k, v, known, do, dq, dk, dv, q.shape[1], q.shape[2], k.shape[2],
-            scale * LOG2_E, scale,
+            q, k, v, known, q if seed is None else seed, do, dq, dk, dv,
+            q.shape[1], q.shape[2], k.shape[2], scale * LOG2_E, scale, share,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], apart, *do.stride()[:3],
             dq.stride(0), dq.stride(2), dk.stride(0), dk.stride(2),
-            PAST=past, REAL=real is not None, **_shape(q, k),
+            PAST=past, REAL=real is not None, DROPS=seed is not None, **_shape(q, k),
         )  # fmt: skip
 
 
 @torch.library.custom_op("manyheads::short_attention", mutates_args=())
 def short_attention(
-    q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float,
+    seed: Tensor | None, share: float,
+) -> Tensor:  # fmt: skip
     """q [b h t c], k and v [b h s c] of so few places that all pairs are held at once, real [b s]
-    or [1 s].
+    or [1 s]; with a seed [1], that share of the weights is dropped.
     """
-    return _mixed(_read(q), _read(k), _read(v), real, past, scale)
+    return _mixed(_read(q), _read(k), _read(v), real, past, scale, seed, share)
 
 
 @torch.library.custom_op("manyheads::short_attention_slopes", mutates_args=())
 def short_attention_slopes(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float,
+    seed: Tensor | None, share: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v."""
-    slopes = heads_beside(q), heads_beside(k), heads_beside(v)
-    _write_slopes(_read(do), (_read(q), _read(k), _read(v)), slopes, real, past, scale)
+    given, slopes = (
+        (_read(q), _read(k), _read(v)),
+        (
+            heads_beside(q),
+            heads_beside(k),
+            heads_beside(v),
+        ),
+    )
+    _write_slopes(_read(do), given, slopes, real, past, scale, seed, share)
     return slopes
 
 
@@ -197,24 +219,25 @@ def _heads_of(x: Tensor, memory: Tensor | None, heads: int) -> Three:
 
 @torch.library.custom_op("manyheads::short_projected", mutates_args=())
 def short_projected(
-    x: Tensor, memory: Tensor | None, heads: int, real: Tensor | None, past: bool, scale: float
-) -> Tensor:
+    x: Tensor, memory: Tensor | None, heads: int, real: Tensor | None, past: bool, scale: float,
+    seed: Tensor | None, share: float,
+) -> Tensor:  # fmt: skip
     """[b t hc] of what was projected: x [b t 3hc], or x [b t hc] and memory [b s 2hc]."""
     x, memory = _read(x), None if memory is None else _read(memory)
-    return beside_of(_mixed(*_heads_of(x, memory, heads), real, past, scale))
+    return beside_of(_mixed(*_heads_of(x, memory, heads), real, past, scale, seed, share))
 
 
 @torch.library.custom_op("manyheads::short_projected_slopes", mutates_args=())
 def short_projected_slopes(
     do: Tensor, x: Tensor, memory: Tensor | None, heads: int, real: Tensor | None, past: bool,
-    scale: float,
+    scale: float, seed: Tensor | None, share: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of x and of memory (empty where there is none)."""
     x, memory = _read(x), None if memory is None else _read(memory)
     dx, dm = _like(x), None if memory is None else _like(memory)
     direction = _read(do.unflatten(-1, (heads, -1)).transpose(1, 2))
     given, slopes = _heads_of(x, memory, heads), _heads_of(dx, dm, heads)
-    _write_slopes(direction, given, slopes, real, past, scale)
+    _write_slopes(direction, given, slopes, real, past, scale, seed, share)
     return dx, x.new_empty(0) if dm is None else dm
 
 
@@ -223,53 +246,65 @@ def _like(x: Tensor) -> Tensor:
 
 
 @short_attention.register_fake
-def _(q, k, v, real, past, scale):
+def _(q, k, v, real, past, scale, seed, share):
     return heads_beside(q)
 
 
 @short_attention_slopes.register_fake
-def _(do, q, k, v, real, past, scale):
+def _(do, q, k, v, real, past, scale, seed, share):
     return heads_beside(q), heads_beside(k), heads_beside(v)
 
 
 @short_projected.register_fake
-def _(x, memory, heads, real, past, scale):
+def _(x, memory, heads, real, past, scale, seed, share):
     return x.new_empty(*x.shape[:2], x.shape[2] // 3 if memory is None else x.shape[2])
 
 
 @short_projected_slopes.register_fake
-def _(do, x, memory, heads, real, past, scale):
+def _(do, x, memory, heads, real, past, scale, seed, share):
     return _like(x), x.new_empty(0) if memory is None else _like(memory)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    q, k, v, real, ctx.past, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, real)
+    """q, k and v, or what was projected, and how they were mixed: all that comes in."""
+    ctx.given = tuple(None if isinstance(one, Tensor) else one for one in inputs)
+    ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in inputs))
+
+
+def _given(ctx: Any) -> list[Any]:
+    pairs = zip(ctx.saved_tensors, ctx.given, strict=True)
+    return [other if one is None else one for one, other in pairs]
 
 
 def _slopes(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, real = ctx.saved_tensors
-    return *short_attention_slopes(do, q, k, v, real, ctx.past, ctx.scale), None, None, None
-
-
-def _keep_projected(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, memory, ctx.heads, real, ctx.past, ctx.scale = inputs
-    ctx.save_for_backward(x, memory, real)
+    return *short_attention_slopes(do, *_given(ctx)), *[None] * 5
 
 
 def _slopes_projected(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-    x, memory, real = ctx.saved_tensors
-    dx, dm = short_projected_slopes(do, x, memory, ctx.heads, real, ctx.past, ctx.scale)
-    return dx, None if memory is None else dm, None, None, None, None
+    given = _given(ctx)
+    dx, dm = short_projected_slopes(do, *given)
+    return dx, None if given[1] is None else dm, *[None] * 6
 
 
 short_attention.register_autograd(_slopes, setup_context=_keep)
-short_projected.register_autograd(_slopes_projected, setup_context=_keep_projected)
+short_projected.register_autograd(_slopes_projected, setup_context=_keep)
+
+
+def dropped_by(q: Tensor, k: Tensor, seed: Tensor, share: float) -> Tensor:
+    """m [b h t s]: mixed are rows of which each has a one of its own."""
+    rows, heads, length, width = k.shape
+    ones = torch.eye(length, -(-length // width) * width, device=k.device, dtype=k.dtype)
+    found = [
+        short_attention(q, k, one.expand(rows, heads, -1, -1), None, False, 0.0, seed, share)
+        for one in ones.split(width, -1)
+    ]
+    return (torch.cat(found, -1)[..., :length] != 0).double() / (1 - share)
 
 
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """What the kernel gives for some numbers, and what is right: also where it needs most room."""
     given, pairs = torch.Generator(device).manual_seed(1), []
+    seed, share = torch.ones(1, dtype=torch.int64, device=device), 0.25
     for length, width in ((20, 16), *((n, c) for c, n in SHORT.items() if c >= 64)):
         rows = [
             torch.randn(2, 2, length, width, generator=given, device=device, dtype=torch.bfloat16)
@@ -278,17 +313,22 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         direction, scale = rows.pop(), width**-0.5
         real = torch.arange(length, device=device) < torch.tensor([[length], [13]], device=device)
         seen = real[:, None, None] & torch.ones_like(real[0]).expand(length, -1).tril()
-        rough = [x.clone().requires_grad_() for x in rows]
-        found = short_attention(*rough, real, True, scale)
-        slopes = torch.autograd.grad(found, rough, direction)
-        exact = [x.double().requires_grad_() for x in rows]
-        scores = (exact[0] @ exact[1].mT * scale).masked_fill(~seen, -torch.inf)
-        wanted = scores.softmax(-1) @ exact[2]
-        expected = torch.autograd.grad(wanted, exact, direction.double())
-        pairs += [(found, wanted), *zip(slopes, expected, strict=True)]
-        beside = [beside_of(x) for x in (*rows, direction)]
-        whole = torch.cat(beside[:3], -1).requires_grad_()
-        mixed = short_projected(whole, None, 2, real, True, scale)
-        [slope] = torch.autograd.grad(mixed, whole, beside[3])
-        pairs += [(mixed, beside_of(wanted)), (slope, torch.cat([*map(beside_of, expected)], -1))]
+        drops = dropped_by(rows[0], rows[1], seed, share)
+        if not ((drops > 0).double().mean() - 1 + share).abs() < 0.05:
+            raise ValueError(f"{(drops == 0).double().mean():.2f} is dropped instead of {share}")
+        for mask, drawn in ((torch.ones_like(drops), (None, 0.0)), (drops, (seed, share))):
+            rough = [x.clone().requires_grad_() for x in rows]
+            found = short_attention(*rough, real, True, scale, *drawn)
+            slopes = torch.autograd.grad(found, rough, direction)
+            exact = [x.double().requires_grad_() for x in rows]
+            scores = (exact[0] @ exact[1].mT * scale).masked_fill(~seen, -torch.inf)
+            wanted = (scores.softmax(-1) * mask) @ exact[2]
+            expected = torch.autograd.grad(wanted, exact, direction.double())
+            pairs += [(found, wanted), *zip(slopes, expected, strict=True)]
+            beside = [beside_of(x) for x in (*rows, direction)]
+            whole = torch.cat(beside[:3], -1).requires_grad_()
+            mixed = short_projected(whole, None, 2, real, True, scale, *drawn)
+            [slope] = torch.autograd.grad(mixed, whole, beside[3])
+            joined = torch.cat([beside_of(x) for x in expected], -1)
+            pairs += [(mixed, beside_of(wanted)), (slope, joined)]
     return pairs
