@@ -30,7 +30,7 @@ STAGES = [
     "data.language data.sentences data.hidden data.labelled data.midi data.events data.music",
     "data.augmentation data.pictures data.images",
     "nn.shapes nn.masks nn.skew nn.positions nn.relative nn.grid_positions nn.scores",
-    "nn.trusted nn.dropped nn.totals nn.biased nn.short nn.glance nn.normed nn.fed nn.single",
+    "nn.trusted nn.dropped nn.totals nn.joined nn.biased nn.short nn.glance nn.normed nn.fed nn.single",
     "nn.cores",
     "nn.tiled nn.packed nn.flex nn.local nn.linformer nn.performer nn.compressed nn.attention",
     "nn.feedforward nn.experts nn.residual nn.embedding nn.replaced nn.int8 nn.arranged nn.block",

@@ -37,6 +37,7 @@ from manyheads.nn.relative import PositionConfig
 from manyheads.nn.scores import InnerScore, ScaledDot, Score, ScoreConfig
 from manyheads.nn.shapes import Hidden, Keys, Queries, Real, Values, Weights
 from manyheads.nn.tiled import Tiled
+from manyheads.nn.trusted import HALF, SHORT, TRITON, trusted, unheard
 
 CoreConfig = (
     Dense
@@ -270,17 +271,13 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Hidden, sight: Sight, position: Position, cache: Cache | None = None
     ) -> Hidden:
-        projected = self.project(x)
-        q, k, v = projected.split(self.heads.sizes, dim=-1)
-        q = rearrange(q, "b t (h c) -> b h t c", h=self.heads.heads)
-        k = rearrange(k, "b s (g e) -> b g s e", g=self.heads.kv_heads)
-        v = rearrange(v, "b s (g c) -> b g s c", g=self.heads.kv_heads)
+        projected, (q, k, v) = self._projected(x, position)
         dropout = self.heads.dropout if self.training else 0.0
-        if cache is None:
+        if cache is None and projected is not None:
             given = (sight, self.score, position, dropout)
-            mixed = mix_projected(self.core, projected, None, (q, k, v), *given)
-            if mixed is not None:
-                return self.output(mixed)
+            whole = mix_projected(self.core, projected, None, (q, k, v), *given)
+            if whole is not None:
+                return self.output(whole)
         beams = 1 if cache is None else cache.beams
         if beams > 1:
             q, k, v = (rearrange(x, "(b n) h t c -> b h (n t) c", n=beams) for x in (q, k, v))
@@ -291,6 +288,49 @@ class SelfAttention(nn.Module):
         if beams > 1:
             mixed = rearrange(mixed, "b h (n t) c -> (b n) h t c", n=beams)
         return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
+
+    def _projected(
+        self, x: Hidden, position: Position
+    ) -> tuple[Tensor | None, tuple[Tensor, Tensor, Tensor]]:
+        """What q, k and v are views of, and they; not that where our kernel has their gradients."""
+        if self._has_kernel(x, position):
+            return None, self._by_kernel(x)
+        projected = self.project(x)
+        q, k, v = projected.split(self.heads.sizes, dim=-1)
+        return projected, (
+            rearrange(q, "b t (h c) -> b h t c", h=self.heads.heads),
+            rearrange(k, "b s (g e) -> b g s e", g=self.heads.kv_heads),
+            rearrange(v, "b s (g c) -> b g s c", g=self.heads.kv_heads),
+        )
+
+    def _has_kernel(self, x: Hidden, position: Position) -> bool:
+        """Whether this is a training on a GPU over texts that nn/short does not take whole."""
+        head = self.heads.head_dim
+        return (
+            self.training
+            and x.device.type == "cuda"
+            and torch.is_grad_enabled()
+            and torch.is_autocast_enabled("cuda")
+            and torch.get_autocast_dtype("cuda") in HALF
+            and x.shape[1] > SHORT.get(head, 0)
+            and x.shape[0] > 0
+            and position.embeds_alone
+            and type(self.core) is Fused
+            and all(size % 16 == 0 for size in (head, *self.heads.sizes))
+            and self.heads.sizes[1] == self.heads.sizes[2]
+            and type(self.project) is nn.Linear
+            and self.project.bias is not None
+            and unheard(self.project)
+            and TRITON
+            and trusted("joined", x.device.index)
+        )
+
+    def _by_kernel(self, x: Hidden) -> tuple[Tensor, Tensor, Tensor]:
+        from manyheads.nn.joined import part
+
+        bias = self.project.bias
+        projected = nn.functional.linear(x, self.project.weight, bias.detach())
+        return part(projected, bias, self.heads.heads, self.heads.kv_heads)
 
 
 class CrossAttention(nn.Module):

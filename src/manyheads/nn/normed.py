@@ -188,11 +188,14 @@ class _Fork(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         x, weight, _, ctx.eps, _ = inputs
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, ds: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, ds: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        if dy is None:
+            return ds, None, None, None, None
         dx, _, sums = norm_slopes(dy, ds, x, weight, None, 0.0, ctx.eps)
         dw, db = sums.to(weight.dtype)
         return dx, dw, db, None, None

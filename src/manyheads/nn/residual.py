@@ -45,6 +45,36 @@ def narrowed(x: Hidden) -> Hidden:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
+def forked(norm: nn.Module, x: Hidden) -> tuple[Hidden, Hidden]:
+    """(norm(x), x): what goes into a part, and what goes on beside it."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    if not (torch.is_grad_enabled() and _has_kernel(norm, x, dtype)):
+        return norm(x), x
+    from manyheads.nn.normed import fork
+
+    assert isinstance(norm, nn.LayerNorm)
+    return fork(x, norm.weight, norm.bias, norm.eps, dtype)
+
+
+def _has_kernel(norm: nn.Module, x: Hidden, dtype: torch.dtype) -> bool:
+    """Whether this is a training on a GPU, in the type that our kernels are for."""
+    return (
+        norm.training
+        and x.device.type == "cuda"
+        and dtype in HALF
+        and (torch.is_autocast_enabled("cuda") or x.dtype == dtype)
+        and x.numel() > 0
+        and x.shape[-1] % 16 == 0
+        and x.shape[-1] <= WIDEST
+        and type(norm) is nn.LayerNorm
+        and norm.bias is not None
+        and unheard(norm)
+        and TRITON
+        and trusted("normed", x.device.index)
+    )
+
+
 class Residual(nn.Module):
     """x + dropout(f(x)), with the norm before f or after the sum.
 
@@ -62,42 +92,20 @@ class Residual(nn.Module):
 
     def forward(self, x: Hidden, part: Callable[[Tensor], Tensor]) -> Hidden:
         if self.placement == "pre":
-            normed, x = self._forked(x)
+            normed, x = forked(self.norm, x)
             x = x + self.dropout(part(normed))
         else:
             added = part(x)
-            if self._has_kernel(x, added.dtype) and x.shape == added.shape:
+            if self._has_kernel(x, added):
                 return self._by_kernel(narrowed(x), added)
             x = self.norm(x + self.dropout(added))
         return narrowed(x) if torch.compiler.is_compiling() else x
 
-    def _forked(self, x: Hidden) -> tuple[Hidden, Hidden]:
-        """What goes into a part, and what goes on beside it."""
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        if not (torch.is_grad_enabled() and self._has_kernel(x, dtype)):
-            return self.norm(x), x
-        from manyheads.nn.normed import fork
-
-        norm = self.norm
-        assert isinstance(norm, nn.LayerNorm)
-        return fork(x, norm.weight, norm.bias, norm.eps, dtype)
-
-    def _has_kernel(self, x: Hidden, dtype: torch.dtype) -> bool:
-        """Whether this is a training on a GPU, in the type that our kernel is for."""
+    def _has_kernel(self, x: Hidden, added: Hidden) -> bool:
         return (
-            self.training
-            and x.device.type == "cuda"
-            and dtype in HALF
-            and (torch.is_autocast_enabled("cuda") or x.dtype == dtype)
-            and x.numel() > 0
-            and x.shape[-1] % 16 == 0
-            and x.shape[-1] <= WIDEST
-            and type(self.norm) is nn.LayerNorm
-            and self.norm.bias is not None
-            and unheard(self.norm, self.dropout)
-            and TRITON
-            and trusted("normed", x.device.index)
+            x.shape == added.shape
+            and unheard(self.dropout)
+            and _has_kernel(self.norm, x, added.dtype)
         )
 
     def _by_kernel(self, x: Hidden, added: Hidden) -> Hidden:
