@@ -193,17 +193,17 @@ KERNEL = """
 import itertools, torch
 from manyheads.train import objective, softmax
 torch.manual_seed(1)
-for classes, smoothing in itertools.product((7, 300, 9000), (0.0, 0.1)):
-    logits, wanted = 3 * torch.randn(9, classes + 5), torch.randint(classes, (9,))
-    logits[:, classes:], wanted[3] = 0, -1
+sizes = ((7, 5), (300, 5), (9000, 5), (8192, 0), (8192, 3), (16390, 8195))
+for (classes, more), smoothing, scale in itertools.product(sizes, (0.0, 0.1), (3, 300)):
+    logits, wanted = scale * torch.randn(9, classes + more), torch.randint(classes, (9,))
+    logits[:, classes:], wanted[3], wanted[4], wanted[5] = 0, -1, 0, classes - 1
     given = logits.clone()
     nll, even, slopes = objective._losses_and_slopes(given, wanted, classes, smoothing, True)
     for training in (False, True):
         given = logits.clone()
         found = softmax.losses_and_slopes(given, wanted, classes, smoothing, training)
         torch.testing.assert_close(found[0], nll)
-        if smoothing:
-            torch.testing.assert_close(found[1], even)
+        torch.testing.assert_close(found[1], even)
         torch.testing.assert_close(given, slopes if training else logits, rtol=1e-4, atol=1e-6)
 """
 

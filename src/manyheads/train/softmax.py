@@ -5,11 +5,14 @@
 
 PyTorch passes over the logits once for each of maximum, exponential, sum and difference, in
 float32. Here a row is read twice and written once in the type that it has, and summed in float32;
-it is asked to stay in the cache until it has been read again.
-Each thread keeps the maximum and the sum of what it has seen itself, and they meet once, at the
-end of the row; of z and the maximum m so far, only the greater keeps its place:
+it is asked to stay in the cache until it has been read again. Each thread keeps the maximum m and
+the sum of what it has seen itself, a few numbers at a time, and they meet once, at the end of the
+row:
 
-    Σ ← Σ e^(m−z) + 1 where z > m, else Σ + e^(z−m)
+    m′ = max(m, z₁ … z₁₆),    Σ ← Σ e^(m−m′) + e^(z₁−m′) + … + e^(z₁₆−m′)
+
+Arithmetic takes as long as memory here, so that whole blocks of a row are spared the questions
+that its end has to ask, and what was wanted is corrected when the row is done.
 """
 
 import torch
@@ -17,46 +20,72 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS, WARPS = 2048, 8  # of a row at once: 8 numbers a thread, one load of 16 bytes
+COLUMNS, EACH = 8192, 16  # of a row at once, and of a thread: two loads of 16 bytes
 LOW = tl.constexpr(-1e30)  # below every logit, and finite: what is compared with it is a number
+LOG2_E = tl.constexpr(1.4426950408889634)  # e^x = 2^(x log₂ e): one multiplication and addition
+
+
+@triton.jit
+def _joined(z, highest, powers, BLOCK: tl.constexpr, EACH: tl.constexpr):
+    """Maxima and sums of the threads, with some more numbers each."""
+    z = z.reshape(BLOCK // EACH, EACH)
+    top = tl.maximum(highest, tl.max(z, 1))
+    fresh = tl.sum(tl.exp2(z * LOG2_E - (top * LOG2_E)[:, None]), 1)
+    return top, powers * tl.exp2((highest - top) * LOG2_E) + fresh
 
 
 @triton.jit
 def _row(
     LOGITS, WANTED, NLL, EVEN, width, padded, stride, smoothing,
-    TRAINING: tl.constexpr, BLOCK: tl.constexpr,
+    TRAINING: tl.constexpr, SMOOTHS: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits, columns = LOGITS + row * stride, tl.arange(0, BLOCK)
     wanted = tl.load(WANTED + row)
-    counts = wanted >= 0
-    # Before the threads meet: behind that, another may have written over it.
-    own = tl.load(logits + tl.maximum(wanted, 0)).to(tl.float32)
-    highest, powers = tl.full([BLOCK], LOW, tl.float32), tl.zeros([BLOCK], tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, padded, BLOCK):
-        at = first + columns
+    counts, place = wanted >= 0, tl.maximum(wanted, 0)
+    own = tl.load(logits + place).to(tl.float32)
+    whole = width // BLOCK * BLOCK
+    highest = tl.full([BLOCK // EACH], LOW, tl.float32)
+    powers, total = tl.zeros([BLOCK // EACH], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for first in range(0, whole, BLOCK):
+        z = tl.load(logits + first + columns, eviction_policy="evict_last").to(tl.float32)
+        highest, powers = _joined(z, highest, powers, BLOCK, EACH)
+        if SMOOTHS:
+            total += z
+    if whole < width:
+        at = whole + columns
         # Up to an aligned end, or numbers would be loaded one by one.
         z = tl.load(logits + at, mask=at < padded, other=0.0, eviction_policy="evict_last")
         z = z.to(tl.float32)
         total += tl.where(at < width, z, 0.0)
         z = tl.where(at < width, z, float("-inf"))
-        share = tl.exp(-tl.abs(z - highest))
-        powers = tl.where(z > highest, powers * share + 1.0, powers + share)
-        highest = tl.maximum(highest, z)
+        highest, powers = _joined(z, highest, powers, BLOCK, EACH)
     top = tl.max(highest, 0)
-    log_total = top + tl.log(tl.sum(powers * tl.exp(highest - top), 0))
-    tl.store(NLL + row, tl.where(counts, log_total - own, 0.0))
-    tl.store(EVEN + row, tl.where(counts, log_total - tl.sum(total, 0) / width, 0.0))
+    log_total = top + tl.log(tl.sum(powers * tl.exp2((highest - top) * LOG2_E), 0))
+    nll = tl.where(counts, log_total - own, 0.0)
+    tl.store(NLL + row, nll)
+    even = tl.where(counts, log_total - tl.sum(total, 0) / width, 0.0) if SMOOTHS else nll
+    tl.store(EVEN + row, even)
     if TRAINING:
-        for first in range(0, padded, BLOCK):
+        # A row that counts for nothing has no slopes: 2^−∞ = 0.
+        power = tl.where(counts, log_total * LOG2_E, float("inf"))
+        share = tl.where(counts, smoothing / width, 0.0)
+        for first in range(0, whole, BLOCK):
+            z = tl.load(logits + first + columns, eviction_policy="evict_first").to(tl.float32)
+            slope = tl.exp2(z * LOG2_E - power)
+            if SMOOTHS:
+                slope -= share
+            slope = slope.to(LOGITS.dtype.element_ty)
+            tl.store(logits + first + columns, slope, cache_modifier=".cs")
+        for first in range(whole, padded, BLOCK):
             at = first + columns
             z = tl.load(logits + at, mask=at < padded, other=0.0, eviction_policy="evict_first")
-            slope = tl.exp(z.to(tl.float32) - log_total) - smoothing / width
-            slope = tl.where(at == wanted, slope - (1.0 - smoothing), slope)
-            slope = tl.where(counts & (at < width), slope, 0.0)
-            slope = slope.to(LOGITS.dtype.element_ty)
+            slope = tl.exp2(z.to(tl.float32) * LOG2_E - power) - share
+            slope = tl.where(at < width, slope, 0.0).to(LOGITS.dtype.element_ty)
             tl.store(logits + at, slope, mask=at < padded, cache_modifier=".cs")
+        tl.debug_barrier()  # what was wanted is written after all others, whoever wrote it
+        slope = tl.exp2(own * LOG2_E - power) - share - tl.where(counts, 1.0 - smoothing, 0.0)
+        tl.store(logits + place, slope.to(LOGITS.dtype.element_ty))
 
 
 def losses_and_slopes(
@@ -64,15 +93,17 @@ def losses_and_slopes(
 ) -> tuple[Tensor, Tensor]:
     """(Σ −log p of what is wanted, Σ mean of −log p over the classes), of the first `width` alone.
 
-    In training the logits become the gradient of the objective, zero beyond the first `width`.
+    The second is the first where nothing is smoothed. In training the logits become the gradient of
+    the objective, zero beyond the first `width`.
     Rows that want a negative number count for nothing.
     """
     rows, padded = logits.shape
     nll = torch.empty(rows, device=logits.device, dtype=torch.float32)
     even = torch.empty_like(nll)
-    block = min(COLUMNS, triton.next_power_of_2(padded))
+    block = min(COLUMNS, max(EACH, triton.next_power_of_2(padded)))
     _row[(rows,)](
         logits, wanted, nll, even, width, padded, logits.stride(0), smoothing,
-        TRAINING=training, BLOCK=block, num_warps=max(1, min(WARPS, block // 128)),
+        TRAINING=training, SMOOTHS=smoothing > 0, BLOCK=block, EACH=EACH,
+        num_warps=max(1, block // (32 * EACH)),
     )  # fmt: skip
     return nll.sum(), even.sum()
