@@ -5,7 +5,11 @@
 
 Kernels for training fill a block with queries of one head. A step of writing has one query a
 hypothesis, and its time is that of reading keys and values once. Here all queries of the heads
-that share them (those of a group, of all hypotheses) meet them in one program.
+that share them (those of a group, of all hypotheses) meet them in one program. Where there are few
+such groups, several programs read a part of the keys each, and a second kernel puts together what
+they found, of which o is the sum and t that of its weights, both for a largest score m:
+
+    o = Σ e^(mᵢ−m) oᵢ / Σ e^(mᵢ−m) tᵢ,    m = max mᵢ
 """
 
 import torch
@@ -18,14 +22,16 @@ from manyheads.nn.trusted import launched_at
 
 QUERIES = 16  # the fewest that a product of matrices is computed for
 KEYS, WARPS, STAGES = 64, 4, 3  # that are read at once
+ENOUGH = 256  # programs that keep a device busy
 
 
-@triton.jit(do_not_specialize=["keys", "seen_row", "seen_query"])
+@triton.jit(do_not_specialize=["keys", "parts", "each_keys", "seen_row", "seen_query"])
 def _look(
-    Q, K, V, SEEN, OUT, heads, sharing, queries, keys, scale,
+    Q, K, V, SEEN, OUT, LEVELS, heads, sharing, queries, keys, parts, each_keys, scale,
     q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step,
     seen_row, seen_query,
-    MASKED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    MASKED: tl.constexpr, WHOLE: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     groups = heads // sharing
     row, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
@@ -37,9 +43,11 @@ def _look(
     highest, total = tl.full([M], -1e30, tl.float32), tl.zeros([M], tl.float32)
     mixed = tl.zeros([M, D], tl.float32)
     k_first, v_first = K + row * k_row + group * k_head, V + row * v_row + group * v_head
-    for first in range(0, keys, N):
+    begin = tl.program_id(1) * each_keys
+    end = tl.minimum(begin + each_keys, keys)
+    for first in range(begin, end, N):
         at = first + tl.arange(0, N)
-        known = at < keys
+        known = at < end
         k = tl.load(
             k_first + at[:, None] * k_step + channels[None, :], mask=known[:, None], other=0.0
         )
@@ -58,9 +66,35 @@ def _look(
         )
         mixed = mixed * shrunk[:, None] + tl.dot(p.to(v.dtype), v)
         highest = above
-    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]  # nothing seen: zeros
-    out = OUT + ((row * queries + place[:, None]) * heads + head[:, None]) * D + channels[None, :]
-    tl.store(out, mixed.to(OUT.dtype.element_ty), mask=there)
+    asked = (row * queries + place) * heads + head  # the row of [b t h] that this is
+    if WHOLE:
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]  # nothing seen: zeros
+        out = OUT + asked[:, None] * D + channels[None, :]
+        tl.store(out, mixed.to(OUT.dtype.element_ty), mask=there)
+    else:
+        at = asked * parts + tl.program_id(1)
+        tl.store(OUT + at[:, None] * D + channels[None, :], mixed, mask=there)
+        tl.store(LEVELS + 2 * at, highest, mask=each < sharing * queries)
+        tl.store(LEVELS + 2 * at + 1, total, mask=each < sharing * queries)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _together(FOUND, LEVELS, OUT, parts, P: tl.constexpr, D: tl.constexpr):
+    asked, each, channels = tl.program_id(0).to(tl.int64), tl.arange(0, P), tl.arange(0, D)
+    at, there = asked * parts + each, each < parts
+    highest = tl.load(LEVELS + 2 * at, mask=there, other=-1e30)
+    weight = tl.where(there, tl.exp2(highest - tl.max(highest, 0)), 0.0)
+    total = tl.sum(weight * tl.load(LEVELS + 2 * at + 1, mask=there, other=0.0), 0)
+    found = tl.load(FOUND + at[:, None] * D + channels[None, :], mask=there[:, None], other=0.0)
+    mixed = tl.sum(found * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(OUT + asked * D + channels, mixed.to(OUT.dtype.element_ty))
+
+
+def _parts(keys: int, programs: int) -> tuple[int, int]:
+    """Into how many parts keys are cut, none of them empty, and how many each has."""
+    blocks = triton.cdiv(keys, KEYS)
+    each = triton.cdiv(blocks, max(1, min(blocks, ENOUGH // programs)))
+    return triton.cdiv(blocks, each), each * KEYS
 
 
 @torch.library.custom_op("manyheads::glance", mutates_args=())
@@ -75,13 +109,24 @@ def glance(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -
         apart = [0 if known.shape[axis] == 1 else known.stride(axis) for axis in (0, 2)]
     sharing = heads // groups
     block = max(QUERIES, triton.next_power_of_2(sharing * queries))
-    out = heads_beside(q)
+    out = found = levels = heads_beside(q)
+    parts, each = _parts(keys, rows * groups)
+    asked = rows * queries * heads
+    if parts > 1:
+        found, levels = (
+            torch.empty(asked * parts, n, device=q.device, dtype=torch.float32) for n in (width, 2)
+        )
     with launched_at(q):
-        _look[(rows * groups,)](
-            q, k, v, known, out, heads, sharing, queries, keys, scale * LOG2_E,
+        _look[(rows * groups, parts)](
+            q, k, v, known, found, levels, heads, sharing, queries, keys, parts, each,
+            scale * LOG2_E,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *apart,
-            MASKED=seen is not None, D=width, M=block, N=KEYS, num_warps=WARPS, num_stages=STAGES,
+            MASKED=seen is not None, WHOLE=parts == 1, D=width, M=block, N=KEYS,
+            num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
+        if parts > 1:
+            padded = triton.next_power_of_2(parts)
+            _together[(asked,)](found, levels, out, parts, P=padded, D=width, num_warps=1)
     return out
 
 
