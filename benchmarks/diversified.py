@@ -5,8 +5,8 @@
 
 Data diversification (Nguyen et al., 2020): a run from source to target writes other targets for
 the sources, one from target to source writes other sources for the targets. The new folder has the
-pairs that were there first, then those of each run, none of them twice. All other files of the two
-languages are copied. Only training pairs are translated, as the runs' own recipes say (beam).
+pairs that were there first, then what each run adds to them, no pair twice. All other files of the
+two languages are copied. Only training pairs are translated, as the runs' own recipes say (beam).
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from manyheads.data.corpus import read_lines
+from manyheads.data.corpus import read_pairs
 from manyheads.decode.lines import translate_whole
 from manyheads.errors import Mistake
 from manyheads.files import replace_file
@@ -35,16 +35,16 @@ def told_again(pairs: list[Pair], written: list[str], forward: bool) -> list[Pai
     return [
         (source, other) if forward else (other, target)
         for (source, target), other in zip(pairs, written, strict=True)
-        if other.strip()
+        if other.strip() and (source if forward else target).strip()
     ]
 
 
 def direction(data: Any, folder: Path, source: str, target: str) -> bool:
     """Whether a run writes the target language; refuse one of other languages."""
-    ends = (data.source, data.target)
+    ends = (getattr(data, "source", "another text"), getattr(data, "target", "something else"))
     if ends not in ((source, target), (target, source)):
         raise Mistake(
-            f"{folder} translates {data.source} to {data.target}, which the corpus is not of: "
+            f"{folder} translates {ends[0]} to {ends[1]}, which the corpus is not of: "
             f"give runs between {source} and {target}"
         )
     return bool(ends == (source, target))
@@ -59,12 +59,13 @@ def diversify(
         raise Mistake(f"{folder} has no train.{source} and train.{target}: nothing to tell again")
     if out.exists():
         raise Mistake(f"{out} is there already: choose another folder")
-    sides = [read_lines(folder / f"train.{end}") for end in (source, target)]
-    first: list[Pair] = list(zip(*sides, strict=True))
+    ways = [direction(open_run(path, "cpu").run.data, path, source, target) for path in runs]
+    files = [folder / f"train.{end}" for end in (source, target)]
+    first = read_pairs(*files, empty_lines="skip").pairs
+    sides: list[list[str]] = [[pair[side] for pair in first] for side in (0, 1)]
     pairs, seen = list(first), set(first)
-    for path in runs:
+    for path, forward in zip(runs, ways, strict=True):
         opened = open_run(path, device)
-        forward = direction(opened.run.data, path, source, target)
         with Bar(f"translate by {path.name}", len(first)) as bar:
             written = translate_whole(
                 opened.translator(),

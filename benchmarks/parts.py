@@ -7,6 +7,8 @@
 `feed`: the feed-forward part of one (nn/fed.py).
 `glance`: one query a head over the keys of a cache (nn/glance.py).
 `single`: a matrix times one row (nn/single.py).
+`loss`: logits become the gradient of their loss (train/softmax.py).
+`join`: gradients of queries, keys and values side by side, and their sum (nn/beside.py).
 
 Bfloat16, as CUDA graphs, in turns, medians. One JSON object a line, with `ideal`: milliseconds for
 what has to be read and written, at the speed of a large copy.
@@ -16,6 +18,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +36,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+LOSSES = ((8192, 50_257, 50_304), (8192, 37_000, 37_056))  # rows, classes, columns
+JOINS = ((32, 12, 1024, 64), (32, 16, 1024, 64))  # batch, heads, length, channels
 Row = dict[str, Any]
 
 
@@ -129,7 +134,61 @@ def singles(rounds: int) -> Iterator[Row]:
         yield about | {"bytes": 2 * outputs * inputs} | compared(runs, given, False, rounds)
 
 
-PARTS = {"norm": norms, "feed": feeds, "glance": glances, "single": singles}
+def losses(rounds: int) -> Iterator[Row]:
+    from manyheads.train.softmax import losses_and_slopes
+
+    for rows, classes, columns in LOSSES:
+        logits = drawn(rows, columns)
+        wanted = torch.randint(classes, (rows,), device="cuda")
+
+        def ours(z: Tensor, wanted: Tensor = wanted, classes: int = classes) -> Tensor:
+            return losses_and_slopes(z, wanted, classes, 0.0, True)[0]
+
+        def plain(z: Tensor, wanted: Tensor = wanted, classes: int = classes) -> Tensor:
+            precise = z[:, :classes].float()
+            own = torch.arange(classes, device="cuda") == wanted[:, None]
+            z[:, :classes] = precise.softmax(-1) - own.float()
+            return F.cross_entropy(precise, wanted, reduction="sum")
+
+        torch._dynamo.reset()
+        runs = {"ours": ours, "compiled": torch.compile(plain)}
+        about = {"part": "loss", "rows": rows, "classes": classes}
+        yield about | {"bytes": 4 * rows * columns} | compared(runs, [logits], False, rounds)
+
+
+def _first(call: Callable[..., Any], *given: Tensor) -> Tensor:
+    found: Tensor = call(*given)[0]
+    return found
+
+
+def joins(rounds: int) -> Iterator[Row]:
+    from manyheads.nn.beside import join
+
+    for batch, heads, length, head in JOINS:
+        given = [drawn(batch, heads, length, head) for _ in range(3)]
+
+        def apart(*parts: Tensor) -> tuple[Tensor, Tensor]:
+            whole = torch.cat([part.transpose(1, 2).flatten(2) for part in parts], -1)
+            return whole, whole.float().sum((0, 1))
+
+        torch._dynamo.reset()
+        runs = {
+            name: partial(_first, one)
+            for name, one in (("ours", join), ("compiled", torch.compile(apart)))
+        }
+        about = {"part": "join", "batch": batch, "heads": heads, "length": length}
+        about |= {"head_dim": head, "bytes": 12 * batch * heads * length * head}
+        yield about | compared(runs, given, False, rounds)
+
+
+PARTS = {
+    "norm": norms,
+    "feed": feeds,
+    "glance": glances,
+    "single": singles,
+    "loss": losses,
+    "join": joins,
+}
 
 
 def main() -> None:

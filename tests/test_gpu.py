@@ -1,6 +1,7 @@
 """What only a GPU can show; run by hand with `make test-gpu`."""
 
 import copy
+import importlib
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,7 @@ def test_a_block_by_our_kernels_is_as_near_to_the_formula_as_one_without(
     Half precision takes some numbers over the edge of a relu, so that its gradients are some
     hundredths off with anyone's kernels.
     """
+    normed: Any = importlib.import_module("manyheads.nn.normed")  # with Triton alone
     torch.manual_seed(0)
     torch._dynamo.reset()
     config = Seq2SeqConfig(
@@ -209,7 +211,7 @@ def test_a_block_by_our_kernels_is_as_near_to_the_formula_as_one_without(
     assert isinstance(block, Block)
     with torch.autocast("cuda", torch.bfloat16):
         assert block.feedforward._has_kernel(x)
-        assert residual._has_kernel(block.feedforward_residual.norm, x, torch.bfloat16)
+        assert residual._serves(block.feedforward_residual.norm, x, torch.bfloat16)
     if compiled:
         ours.compile_blocks()
 
@@ -220,13 +222,40 @@ def test_a_block_by_our_kernels_is_as_near_to_the_formula_as_one_without(
         weights = [given, *stack.parameters()]
         return [out, *torch.autograd.grad(out, weights, direction.to(out.dtype))]
 
+    forks, fork = [], normed.fork
+    monkeypatch.setattr(normed, "fork", lambda *given: (forks.append(1), fork(*given))[1])
     found = computed(ours)
-    monkeypatch.setattr(residual, "_has_kernel", lambda *given: False)
+    if not compiled:
+        assert len(forks) == (3 if placement == "pre" else 0)
+    monkeypatch.setattr(residual, "_serves", lambda *given: False)
     monkeypatch.setattr(FeedForward, "_has_kernel", lambda *given: False)
     monkeypatch.setattr(cores, "_is_short", lambda *given: False)
     for one, other, wanted in zip(found, computed(plain), computed(exact), strict=True):
         errors = [float((part.double() - wanted).norm() / wanted.norm()) for part in (one, other)]
         assert errors[0] < max(1.25 * errors[1], 0.02)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_a_long_projection_are_laid_side_by_side(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    heads = Seq2SeqConfig(vocab_size=10, dim=128, heads=4, kv_heads=2).attention_heads()
+    module = SelfAttention(heads, causal=True).cuda().train()
+    call: Any = torch.compile(module, fullgraph=True) if compiled else module
+    x, direction = torch.randn(2, 3, 200, 128, device="cuda")
+    given, found = (look(causal, 200, device="cuda"), Position()), []
+    for ours in (True, False):
+        if not ours:
+            monkeypatch.setattr(SelfAttention, "_has_kernel", lambda *asked: False)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert module._has_kernel(x, Position()) == ours
+            out = (call if ours else module)(x.requires_grad_(), *given)
+        weights = [x, *module.parameters()]
+        found.append([out, *torch.autograd.grad(out, weights, direction.to(out.dtype))])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() < 1e-2 * other.norm()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])

@@ -31,7 +31,7 @@ STAGES = [
     "data.augmentation data.pictures data.images",
     "nn.shapes nn.masks nn.skew nn.positions nn.relative nn.grid_positions nn.scores",
     "nn.trusted nn.dropped nn.totals",
-    "nn.biased nn.short nn.glance nn.joined nn.normed nn.fed nn.single",
+    "nn.biased nn.short nn.glance nn.beside nn.normed nn.fed nn.single",
     "nn.cores",
     "nn.tiled nn.packed nn.flex nn.local nn.linformer nn.performer nn.compressed nn.attention",
     "nn.feedforward nn.experts nn.residual nn.embedding nn.replaced nn.int8 nn.arranged nn.block",

@@ -4,8 +4,8 @@ from tests.nn.interpreted import interpret, needs_triton
 
 PROGRAM = """
 import itertools, torch
-from manyheads.nn import joined
-from manyheads.nn.joined import join, part
+from manyheads.nn import beside
+from manyheads.nn.beside import join, part
 torch.manual_seed(1)
 shapes = ((2, 5, 3, 3, 16), (3, 300, 4, 2, 32), (1, 1, 1, 1, 48), (2, 290, 2, 2, 64))
 for (b, t, heads, keys, head), order in itertools.product(shapes, ("heads", "places", "channels")):
@@ -41,8 +41,30 @@ for wanted, one, other in zip(*found):
     torch.testing.assert_close(one, wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(other, wanted, rtol=1e-5, atol=1e-5)
 
+# The same in self-attention, whatever of it is trained.
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.attention import SelfAttention
+from manyheads.nn.masks import causal, look
+from manyheads.nn.positions import Position
+for keys, frozen in itertools.product((1, 2, 4), ((), ("weight",), ("bias",))):
+    heads = Seq2SeqConfig(vocab_size=9, dim=64, heads=4, kv_heads=keys).attention_heads()
+    module = SelfAttention(heads)
+    torch.nn.init.normal_(module.project.bias)
+    for name in frozen:
+        getattr(module.project, name).requires_grad_(False)
+    x, direction = torch.randn(2, 2, 9, 64).unbind()
+    found = []
+    for ours in (True, False):
+        module._has_kernel = lambda *given, ours=ours: ours
+        given = x.clone().requires_grad_()
+        out = module(given, look(causal, 9), Position())
+        trained = [one for one in module.parameters() if one.requires_grad]
+        found.append([out, *torch.autograd.grad(out, [given, *trained], direction)])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
 from manyheads.nn.trusted import agrees
-assert agrees(lambda: joined.trial(torch.device("cpu")), "joined")
+assert agrees(lambda: beside.trial(torch.device("cpu")), "beside")
 """
 
 

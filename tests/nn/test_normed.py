@@ -71,6 +71,13 @@ for shape in ((3, 5, 64), (7, 48), (41, 512)):
         for one, other in zip(*found):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
+# One gradient may come back from both ways.
+x = torch.randn(4, 32, requires_grad=True)
+direction, scale, shift = torch.randn(4, 32), weight[:32], bias[:32]
+[one] = torch.autograd.grad(sum(fork(x, scale, shift, 1e-5, torch.float32)), x, direction)
+[other] = torch.autograd.grad(F.layer_norm(x, (32,), scale, shift, 1e-5) + x, x, direction)
+torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
 # Either way may be left out.
 x = torch.randn(4, 32, requires_grad=True)
 y, stream = fork(x, weight[:32], bias[:32], 1e-5, torch.float32)

@@ -71,6 +71,45 @@ for one, other, wanted in zip(*found):
     torch.testing.assert_close(one, wanted, rtol=0, atol=2e-5)
     torch.testing.assert_close(other, wanted, rtol=0, atol=2e-5)
 
+# Self- and cross-attention take it where it can compute them, and nowhere else.
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn import attention, cores
+from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.masks import causal, full, look
+from manyheads.nn.positions import Position, PositionSizes, Rotary
+from manyheads.nn.scores import Bilinear, ScaledDot
+real = torch.arange(12) < torch.tensor([[12], [5]])
+sizes = PositionSizes(dim=32, heads=2, head_dim=16, max_length=64, causal=True)
+x, memory, used = torch.randn(2, 12, 32), torch.randn(2, 12, 32), []
+asked = cores.mix_projected
+def spied(*given):
+    used.append(asked(*given) is not None)
+    return asked(*given)
+attention.mix_projected = spied
+def compare(module, *given, expected):
+    found = []
+    for short in (True, False):
+        cores._is_short = lambda q, k, v, *rest: short and q.shape[:2] == k.shape[:2]
+        used.clear()
+        out = module(*given)
+        assert any(used) == (short and expected), (used, expected)
+        wanted = [one for one in (*module.parameters(), given[0]) if one.requires_grad]
+        found.append([out, *torch.autograd.grad(out.sin().sum(), wanted)])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+x.requires_grad_()
+for score, position, expected in (
+    (ScaledDot(), Position(), True),
+    (Bilinear(), Position(), False),
+    (ScaledDot(), Rotary().build(sizes), False),
+):
+    heads = Seq2SeqConfig(vocab_size=9, dim=32, heads=2, score=score).attention_heads()
+    compare(SelfAttention(heads), x, look(causal, 12, real=real), position, expected=expected)
+heads = Seq2SeqConfig(vocab_size=9, dim=32, heads=2).attention_heads()
+compare(CrossAttention(heads, 32), x, memory, look(full, 12, real=real), expected=True)
+compare(CrossAttention(heads, 32), x[:, :7], memory, look(full, 12, real=real), expected=True)
+compare(CrossAttention(heads, 32), x, memory[:1], look(full, 12, real=real[:1]), expected=False)
+
 # Compiled, from what does not lie row by row.
 x = torch.randn(12, 96, 2).permute(2, 0, 1).requires_grad_()
 call = lambda x: short_projected(x, None, 2, None, True, 0.3, None, 0.0)

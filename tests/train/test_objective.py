@@ -205,6 +205,13 @@ for (classes, more), smoothing, scale in itertools.product(sizes, (0.0, 0.1), (3
         torch.testing.assert_close(found[0], nll)
         torch.testing.assert_close(found[1], even)
         torch.testing.assert_close(given, slopes if training else logits, rtol=1e-4, atol=1e-6)
+
+# What counts for nothing hurts nothing, whatever it is.
+logits, wanted = torch.randn(2, 300), torch.tensor([-1, 7])
+logits[0, :3] = torch.tensor([float("inf"), float("nan"), -float("inf")])
+total = softmax.losses_and_slopes(logits, wanted, 300, 0.1, True)
+assert torch.isfinite(torch.stack(total)).all()
+assert (logits[0] == 0).all() and (logits[1] != 0).all()
 """
 
 

@@ -292,7 +292,9 @@ class SelfAttention(nn.Module):
     def _projected(
         self, x: Hidden, position: Position
     ) -> tuple[Tensor | None, tuple[Tensor, Tensor, Tensor]]:
-        """What q, k and v are views of, and they; not that where our kernel has their gradients."""
+        """The projection, and q, k and v as views of it; the projection is None where our kernel
+        has the gradients of the three, since it must not be used beside them.
+        """
         if self._has_kernel(x, position):
             return None, self._by_kernel(x)
         projected = self.project(x)
@@ -304,7 +306,7 @@ class SelfAttention(nn.Module):
         )
 
     def _has_kernel(self, x: Hidden, position: Position) -> bool:
-        """Whether this is a training on a GPU over texts that nn/short does not take whole."""
+        """Whether this is a training on a GPU over texts that are too long for nn/short."""
         head = self.heads.head_dim
         return (
             self.training
@@ -322,11 +324,11 @@ class SelfAttention(nn.Module):
             and self.project.bias is not None
             and unheard(self.project)
             and TRITON
-            and trusted("joined", x.device.index)
+            and trusted("beside", x.device.index)
         )
 
     def _by_kernel(self, x: Hidden) -> tuple[Tensor, Tensor, Tensor]:
-        from manyheads.nn.joined import part
+        from manyheads.nn.beside import part
 
         bias = self.project.bias
         projected = nn.functional.linear(x, self.project.weight, bias.detach())

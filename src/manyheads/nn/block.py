@@ -28,7 +28,7 @@ from manyheads.nn.feedforward import BY_KERNEL, FeedForward, Plain
 from manyheads.nn.masks import Sight
 from manyheads.nn.positions import Position, PositionSizes, Sinusoidal
 from manyheads.nn.relative import PositionConfig
-from manyheads.nn.residual import Norm, Residual, forked, narrowed
+from manyheads.nn.residual import Norm, Residual, narrowed, normed
 from manyheads.nn.scores import ScaledDot, ScoreConfig
 from manyheads.nn.shapes import Hidden
 from manyheads.nn.trusted import TRITON
@@ -218,7 +218,7 @@ class Stack(nn.Module):
             for block, position in zip(self.blocks, cycle(self.positions), strict=False):
                 through = partial(self._computed_again, block) if again else block
                 x = through(x, sight, position, memory, memory_sight, cache)
-        return forked(self.last_norm, x)[0]
+        return normed(self.last_norm, x)
 
     def _computed_again(self, block: nn.Module, *given: Any) -> Hidden:
         """What a block makes of its input, which alone is kept for the backward pass."""

@@ -202,7 +202,7 @@ class Fused(Exact):
         if added is None and not dropout and _is_glance(q, k, v, score):
             return _by_glance(q, k, v, sight, score)
         f, g, w = *score.factors(q, share_heads(k, q.shape[1])), share_heads(v, q.shape[1])
-        if added is None and _is_short(f, g, w, sight):
+        if added is None and _is_short(f, g, w, sight, dropout):
             return _by_short_kernel(f, g, w, sight, score, dropout)
         triangle = added is None and sight.is_triangle()
         if added is None:
@@ -227,7 +227,7 @@ def _ours(q: Tensor, sight: Sight, score: Score, position: Position) -> bool:
     )
 
 
-def _is_short(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> bool:
+def _is_short(q: Tensor, k: Tensor, v: Tensor, sight: Sight, dropout: float) -> bool:
     """Whether our kernel for short texts can compute this."""
     return (
         q.device.type == "cuda"
@@ -243,7 +243,7 @@ def _is_short(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> bool:
         and (isinstance(sight.rule, Full) or (isinstance(sight.rule, Causal) and sight.square))
         and (sight.real is None or sight.real.shape[0] in (1, q.shape[0]))
         and TRITON
-        and trusted("short", q.device.index)
+        and trusted("short", q.device.index, "trial_of_dropout" if dropout else "trial")
     )
 
 
@@ -320,7 +320,7 @@ def mix_projected(
         type(core) is not Fused
         or type(score) is not InnerScore
         or not position.embeds_alone
-        or not _is_short(*heads, sight)
+        or not _is_short(*heads, sight, dropout)
     ):
         return None
     from manyheads.nn.short import short_projected

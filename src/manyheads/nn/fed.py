@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""A kernel of our own for the feed-forward part's backward pass, and the part around it.
+"""Kernels of our own for the feed-forward part: its backward pass, and gelu by tanh.
 
     h = x W₁ᵀ + b₁,  a = act(h),  y = a W₂ᵀ + b₂
     dh = dy W₂ ∘ act′(h),   db₁ = Σ dh,   dW₂ = dyᵀ a,   dW₁ = dhᵀ x,   dx = dh W₁
@@ -72,7 +72,7 @@ def _activate(H, A, n, KIND: tl.constexpr, C: tl.constexpr):
 
 
 def _activated(h: Tensor, kind: str) -> Tensor:
-    """gelu(h). PyTorch's own is as fast for the exact form, and a quarter slower for tanh."""
+    """gelu(h). PyTorch's own is as fast for the exact form, and slower for tanh."""
     if kind == "gelu":
         return F.gelu(h)
     a, n = torch.empty_like(h), h.numel()

@@ -126,7 +126,7 @@ def norm_slopes(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of x, of f (empty where nothing is dropped: the same), of weight and bias."""
     dy, h, width = dy.contiguous(), h.contiguous(), h.shape[-1]
-    ds = dy if ds is None else ds.contiguous()
+    adds, ds = ds is not None, dy if ds is None else ds.contiguous()
     n, blocks = h.numel() // width, _blocks(width)
     wanted = triton.cdiv(n, blocks["M"])
     programs = min(wanted, max(1, WARPS // blocks["num_warps"]) * _processors(h))
@@ -135,7 +135,7 @@ def norm_slopes(
     with launched_at(h):
         _backward[(programs,)](
             dy, ds, h, weight, h if seed is None else seed, dx, df, sums, n, width, eps, p,
-            triton.cdiv(wanted, programs), ADDS=ds is not dy, DROPS=seed is not None, **blocks,
+            triton.cdiv(wanted, programs), ADDS=adds, DROPS=seed is not None, **blocks,
         )  # fmt: skip
     return dx, df, totals(sums.view(programs, -1)).view(2, width)
 
@@ -204,7 +204,7 @@ class _Fork(torch.autograd.Function):
 def fork(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """(norm(x) in that type, x)."""
+    """(norm(x) in that type, x). Of its gradients there are no further ones."""
     found: tuple[Tensor, Tensor] = _Fork.apply(x, weight, bias, eps, dtype)  # type: ignore[no-untyped-call]
     return found
 

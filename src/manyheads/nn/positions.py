@@ -30,7 +30,8 @@ class Position(nn.Module):
 
     max_length: int | None = None
     distance_alone: ClassVar[bool] = False  # whether what `score` adds hangs on nothing else
-    embeds_alone: ClassVar[bool] = True  # whether attention itself goes on as if there were none
+    # Whether attention itself goes on as if there were none. Of the class, as compiled code asks.
+    embeds_alone: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

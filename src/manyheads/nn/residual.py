@@ -41,15 +41,18 @@ class Norm:
 
 def narrowed(x: Hidden) -> Hidden:
     """In the type that products are computed in: half as much to move, and to keep."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    return x.to(_product_type(x))
 
 
-def forked(norm: nn.Module, x: Hidden) -> tuple[Hidden, Hidden]:
-    """(norm(x), x): what goes into a part, and what goes on beside it."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    if not (torch.is_grad_enabled() and _has_kernel(norm, x, dtype)):
+def normed(norm: nn.Module, x: Hidden) -> Hidden:
+    """norm(x), with our kernel for its gradients where that serves."""
+    dtype = torch.float32 if torch.is_autocast_enabled(x.device.type) else x.dtype
+    return _forked(norm, x, dtype)[0]
+
+
+def _forked(norm: nn.Module, x: Hidden, dtype: torch.dtype) -> tuple[Hidden, Hidden]:
+    """(norm(x), x): what goes into a part, in that type if by our kernel, and what goes on."""
+    if not (torch.is_grad_enabled() and _serves(norm, x, _product_type(x))):
         return norm(x), x
     from manyheads.nn.normed import fork
 
@@ -57,7 +60,13 @@ def forked(norm: nn.Module, x: Hidden) -> tuple[Hidden, Hidden]:
     return fork(x, norm.weight, norm.bias, norm.eps, dtype)
 
 
-def _has_kernel(norm: nn.Module, x: Hidden, dtype: torch.dtype) -> bool:
+def _product_type(x: Hidden) -> torch.dtype:
+    """The type that products are computed in."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _serves(norm: nn.Module, x: Hidden, dtype: torch.dtype) -> bool:
     """Whether this is a training on a GPU, in the type that our kernels are for."""
     return (
         norm.training
@@ -92,8 +101,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Hidden, part: Callable[[Tensor], Tensor]) -> Hidden:
         if self.placement == "pre":
-            normed, x = forked(self.norm, x)
-            x = x + self.dropout(part(normed))
+            given, x = _forked(self.norm, x, _product_type(x))
+            x = x + self.dropout(part(given))
         else:
             added = part(x)
             if self._has_kernel(x, added):
@@ -103,9 +112,7 @@ class Residual(nn.Module):
 
     def _has_kernel(self, x: Hidden, added: Hidden) -> bool:
         return (
-            x.shape == added.shape
-            and unheard(self.dropout)
-            and _has_kernel(self.norm, x, added.dtype)
+            x.shape == added.shape and unheard(self.dropout) and _serves(self.norm, x, added.dtype)
         )
 
     def _by_kernel(self, x: Hidden, added: Hidden) -> Hidden:
@@ -114,5 +121,5 @@ class Residual(nn.Module):
         p = self.dropout.p if self.dropout.training else 0.0
         seed = torch.randint(2**62, (1,), device=x.device) if p else None
         weight, bias, eps = self.norm.weight, self.norm.bias, self.norm.eps
-        normed: Hidden = add_norm(x, added, weight, bias, seed, p, eps)[0]
-        return normed
+        found: Hidden = add_norm(x, added, weight, bias, seed, p, eps)[0]
+        return found

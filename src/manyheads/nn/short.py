@@ -14,6 +14,7 @@ lie beside each other after a projection. Their gradients are written side by si
 a pass over them.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -303,32 +304,51 @@ def dropped_by(q: Tensor, k: Tensor, seed: Tensor, share: float) -> Tensor:
 
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """What the kernel gives for some numbers, and what is right: also where it needs most room."""
-    given, pairs = torch.Generator(device).manual_seed(1), []
-    seed, share = torch.ones(1, dtype=torch.int64, device=device), 0.25
-    for length, width in ((20, 16), *((n, c) for c, n in SHORT.items() if c >= 64)):
-        rows = [
-            torch.randn(2, 2, length, width, generator=given, device=device, dtype=torch.bfloat16)
-            for _ in range(4)
-        ]
-        direction, scale = rows.pop(), width**-0.5
-        real = torch.arange(length, device=device) < torch.tensor([[length], [13]], device=device)
-        seen = real[:, None, None] & torch.ones_like(real[0]).expand(length, -1).tril()
-        drops = dropped_by(rows[0], rows[1], seed, share)
-        if not ((drops > 0).double().mean() - 1 + share).abs() < 0.05:
-            raise ValueError(f"{(drops == 0).double().mean():.2f} is dropped instead of {share}")
-        for mask, drawn in ((torch.ones_like(drops), (None, 0.0)), (drops, (seed, share))):
-            rough = [x.clone().requires_grad_() for x in rows]
-            found = short_attention(*rough, real, True, scale, *drawn)
-            slopes = torch.autograd.grad(found, rough, direction)
-            exact = [x.double().requires_grad_() for x in rows]
-            scores = (exact[0] @ exact[1].mT * scale).masked_fill(~seen, -torch.inf)
-            wanted = (scores.softmax(-1) * mask) @ exact[2]
-            expected = torch.autograd.grad(wanted, exact, direction.double())
-            pairs += [(found, wanted), *zip(slopes, expected, strict=True)]
-            beside = [beside_of(x) for x in (*rows, direction)]
-            whole = torch.cat(beside[:3], -1).requires_grad_()
-            mixed = short_projected(whole, None, 2, real, True, scale, *drawn)
-            [slope] = torch.autograd.grad(mixed, whole, beside[3])
-            joined = torch.cat([beside_of(x) for x in expected], -1)
-            pairs += [(mixed, beside_of(wanted)), (slope, joined)]
+    return [pair for q, k, v, to in _drawn(device) for pair in _tried(q, k, v, to, None, 0.0)]
+
+
+def trial_of_dropout(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """The same where weights are dropped, which takes more room."""
+    seed, share, pairs = torch.ones(1, dtype=torch.int64, device=device), 0.25, []
+    for q, k, v, direction in _drawn(device):
+        kept_ones = (dropped_by(q, k, seed, share) > 0).double().mean()
+        if not (kept_ones - 1 + share).abs() < 0.05:
+            raise ValueError(f"{1 - kept_ones:.2f} is dropped instead of {share}")
+        pairs += _tried(q, k, v, direction, seed, share)
     return pairs
+
+
+def _drawn(device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+    """q, k, v and a direction, of each size."""
+    given = torch.Generator(device).manual_seed(1)
+    for length, width in ((20, 16), *((n, c) for c, n in SHORT.items() if c >= 64)):
+        shape = (4, 2, 2, length, width)
+        yield torch.randn(shape, generator=given, device=device, dtype=torch.bfloat16).unbind()
+
+
+def _tried(
+    q: Tensor, k: Tensor, v: Tensor, direction: Tensor, seed: Tensor | None, share: float
+) -> list[tuple[Tensor, Tensor]]:
+    """Both forms, of two texts, one of them padded."""
+    length, width = q.shape[2:]
+    scale, drawn = width**-0.5, (seed, share)
+    real = torch.arange(length, device=q.device) < torch.tensor([[length], [13]], device=q.device)
+    seen = real[:, None, None] & torch.ones_like(real[0]).expand(length, -1).tril()
+    mask = torch.ones((), device=q.device) if seed is None else dropped_by(q, k, seed, share)
+    rough = [x.clone().requires_grad_() for x in (q, k, v)]
+    found = short_attention(*rough, real, True, scale, *drawn)
+    slopes = torch.autograd.grad(found, rough, direction)
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    scores = (exact[0] @ exact[1].mT * scale).masked_fill(~seen, -torch.inf)
+    wanted = (scores.softmax(-1) * mask) @ exact[2]
+    expected = torch.autograd.grad(wanted, exact, direction.double())
+    whole = torch.cat([beside_of(x) for x in (q, k, v)], -1).requires_grad_()
+    mixed = short_projected(whole, None, 2, real, True, scale, *drawn)
+    [slope] = torch.autograd.grad(mixed, whole, beside_of(direction))
+    joined = torch.cat([beside_of(x) for x in expected], -1)
+    return [
+        (found, wanted),
+        *zip(slopes, expected, strict=True),
+        (mixed, beside_of(wanted)),
+        (slope, joined),
+    ]

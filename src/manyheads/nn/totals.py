@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """What the programs of a kernel have summed, each over its rows, put together.
 
-PyTorch's own sum of so few rows is two to three times as slow, and clears flags of its own before.
+PyTorch's own sum of so few rows takes longer, and clears flags of its own before.
 """
 
 import triton

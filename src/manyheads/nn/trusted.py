@@ -1,8 +1,7 @@
 """Which of our own kernels are used: those that a device has tried out and found right.
 
 Triton comes with PyTorch for a GPU alone, and a device may be too old or have no compiler beside
-it: then PyTorch's own kernels are there. (The kernels of nn/biased and train/softmax, which are
-older, are taken untried.)
+it: then PyTorch's own kernels are there. (Those of nn/biased and train/softmax are taken untried.)
 """
 
 import warnings
@@ -19,23 +18,23 @@ HALF = (torch.bfloat16, torch.float16)
 # Places whose pairs one program of nn/short holds, by the channels of a head: more would not fit
 # into the memory that its threads share.
 SHORT = {16: 128, 32: 128, 64: 128, 128: 64}
-FOUND: dict[tuple[str, int], bool] = {}  # by the room of a kernel and the number of a device
+FOUND: dict[tuple[str, str, int], bool] = {}  # by room, what of it, and the device's number
 NEAR = 0.02  # of the norm of what it should be, in bfloat16
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def trusted(room: str, index: int) -> bool:
+def trusted(room: str, index: int, what: str = "trial") -> bool:
     """Tried out once on each device. Not by `functools.cache`, which would be compiled."""
-    if (room, index) not in FOUND:
-        trial = import_module(f"manyheads.nn.{room}").trial
+    if (room, what, index) not in FOUND:
+        trial = getattr(import_module(f"manyheads.nn.{room}"), what)
         device = torch.device("cuda", index)
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast(device.type, enabled=False),
         ):
-            FOUND[room, index] = agrees(lambda: trial(device), room)
-    return FOUND[room, index]
+            FOUND[room, what, index] = agrees(lambda: trial(device), room)
+    return FOUND[room, what, index]
 
 
 def agrees(trial: Callable[[], Sequence[tuple[Tensor, Tensor]]], room: str) -> bool:

@@ -5,14 +5,14 @@
 
 PyTorch passes over the logits once for each of maximum, exponential, sum and difference, in
 float32. Here a row is read twice and written once in the type that it has, and summed in float32;
-it is asked to stay in the cache until it has been read again. Each thread keeps the maximum m and
-the sum of what it has seen itself, a few numbers at a time, and they meet once, at the end of the
-row:
+it is asked to stay in the cache until it has been read again. Neighbouring threads keep the maximum
+m and the sum of what they have seen themselves, sixteen numbers at a time, and all meet once, at
+the end of the row:
 
     m′ = max(m, z₁ … z₁₆),    Σ ← Σ e^(m−m′) + e^(z₁−m′) + … + e^(z₁₆−m′)
 
-Arithmetic takes as long as memory here, so that whole blocks of a row are spared the questions
-that its end has to ask, and what was wanted is corrected when the row is done.
+Whole blocks of a row are spared the questions that its end has to ask, and what was wanted is
+corrected when the row is done: arithmetic costs time here too.
 """
 
 import torch
@@ -43,6 +43,7 @@ def _row(
     logits, columns = LOGITS + row * stride, tl.arange(0, BLOCK)
     wanted = tl.load(WANTED + row)
     counts, place = wanted >= 0, tl.maximum(wanted, 0)
+    # Before the threads meet: behind that, another may have written over it.
     own = tl.load(logits + place).to(tl.float32)
     whole = width // BLOCK * BLOCK
     highest = tl.full([BLOCK // EACH], LOW, tl.float32)
@@ -67,25 +68,29 @@ def _row(
     even = tl.where(counts, log_total - tl.sum(total, 0) / width, 0.0) if SMOOTHS else nll
     tl.store(EVEN + row, even)
     if TRAINING:
-        # A row that counts for nothing has no slopes: 2^−∞ = 0.
-        power = tl.where(counts, log_total * LOG2_E, float("inf"))
-        share = tl.where(counts, smoothing / width, 0.0)
-        for first in range(0, whole, BLOCK):
-            z = tl.load(logits + first + columns, eviction_policy="evict_first").to(tl.float32)
-            slope = tl.exp2(z * LOG2_E - power)
-            if SMOOTHS:
-                slope -= share
-            slope = slope.to(LOGITS.dtype.element_ty)
-            tl.store(logits + first + columns, slope, cache_modifier=".cs")
-        for first in range(whole, padded, BLOCK):
-            at = first + columns
-            z = tl.load(logits + at, mask=at < padded, other=0.0, eviction_policy="evict_first")
-            slope = tl.exp2(z.to(tl.float32) * LOG2_E - power) - share
-            slope = tl.where(at < width, slope, 0.0).to(LOGITS.dtype.element_ty)
-            tl.store(logits + at, slope, mask=at < padded, cache_modifier=".cs")
-        tl.debug_barrier()  # what was wanted is written after all others, whoever wrote it
-        slope = tl.exp2(own * LOG2_E - power) - share - tl.where(counts, 1.0 - smoothing, 0.0)
-        tl.store(logits + place, slope.to(LOGITS.dtype.element_ty))
+        if counts:
+            power, share = log_total * LOG2_E, smoothing / width
+            for first in range(0, whole, BLOCK):
+                z = tl.load(logits + first + columns, eviction_policy="evict_first")
+                slope = tl.exp2(z.to(tl.float32) * LOG2_E - power)
+                if SMOOTHS:
+                    slope -= share
+                slope = slope.to(LOGITS.dtype.element_ty)
+                tl.store(logits + first + columns, slope, cache_modifier=".cs")
+            for first in range(whole, padded, BLOCK):
+                at = first + columns
+                z = tl.load(logits + at, mask=at < padded, other=0.0, eviction_policy="evict_first")
+                slope = tl.exp2(z.to(tl.float32) * LOG2_E - power) - share
+                slope = tl.where(at < width, slope, 0.0).to(LOGITS.dtype.element_ty)
+                tl.store(logits + at, slope, mask=at < padded, cache_modifier=".cs")
+            tl.debug_barrier()  # what was wanted is written after all others, whoever wrote it
+            slope = tl.exp2(own * LOG2_E - power) - share - (1.0 - smoothing)
+            tl.store(logits + place, slope.to(LOGITS.dtype.element_ty))
+        else:
+            nothing = tl.zeros([BLOCK], LOGITS.dtype.element_ty)
+            for first in range(0, padded, BLOCK):
+                at = first + columns
+                tl.store(logits + at, nothing, mask=at < padded, cache_modifier=".cs")
 
 
 def losses_and_slopes(

@@ -35,12 +35,12 @@ def _join(
         begin, part, row, beside, step = queries + keys, DV, v_row, v_head, v_step
     columns = first + tl.arange(0, C)
     inside = columns - begin
-    channels = (inside // head) * beside + inside % head
+    channels = (inside // head).to(tl.int64) * beside + inside % head
     total = tl.zeros([M, C], tl.float32)
     for start in range(0, EACH, M):
         at = tl.program_id(1) * EACH + start + tl.arange(0, M)
         there = (at < rows)[:, None]
-        place = (at // length).to(tl.int64) * row + (at % length) * step
+        place = (at // length).to(tl.int64) * row + (at % length).to(tl.int64) * step
         x = tl.load(part + place[:, None] + channels[None, :], mask=there, other=0.0)
         tl.store(D + at[:, None].to(tl.int64) * width + columns[None, :], x, mask=there)
         total += x.to(tl.float32)
