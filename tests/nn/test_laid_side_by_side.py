@@ -8,14 +8,15 @@ from manyheads.nn import beside
 from manyheads.nn.beside import join, part
 torch.manual_seed(1)
 shapes = ((2, 5, 3, 3, 16), (3, 300, 4, 2, 32), (1, 1, 1, 1, 48), (2, 290, 2, 2, 64))
-for (b, t, heads, keys, head), order in itertools.product(shapes, ("heads", "places", "channels")):
-    def drawn(n):
+orders = (3 * ["heads"], 3 * ["places"], 3 * ["channels"], ["places", "places", "heads"])
+for (b, t, heads, keys, head), order in itertools.product(shapes, orders):
+    def drawn(n, order):
         if order == "heads":
             return torch.randn(b, n, t, head)
         if order == "places":
             return torch.randn(b, t, n, head).transpose(1, 2)
         return torch.randn(b, n, head, t).mT
-    parts = [drawn(n) for n in (heads, keys, keys)]
+    parts = [drawn(*how) for how in zip((heads, keys, keys), order)]
     wanted = torch.cat([x.transpose(1, 2).flatten(2) for x in parts], -1)
     found, sums = join(*parts)
     assert torch.equal(found, wanted) and found.is_contiguous()

@@ -196,7 +196,7 @@ torch.manual_seed(1)
 sizes = ((7, 5), (300, 5), (9000, 5), (8192, 0), (8192, 3), (16390, 8195))
 for (classes, more), smoothing, scale in itertools.product(sizes, (0.0, 0.1), (3, 300)):
     logits, wanted = scale * torch.randn(9, classes + more), torch.randint(classes, (9,))
-    logits[:, classes:], wanted[3], wanted[4], wanted[5] = 0, -1, 0, classes - 1
+    logits[:, classes:], wanted[3], wanted[4], wanted[5] = 5, -1, 0, classes - 1
     given = logits.clone()
     nll, even, slopes = objective._losses_and_slopes(given, wanted, classes, smoothing, True)
     for training in (False, True):
