@@ -38,7 +38,7 @@ STAGES = [
     "nn.states nn.memory nn.convolution",
     "models presets account_streams account account_table",
     "train.softmax train.objective train.agreement train.optimizer train.progress",
-    "train.checkpoint train.metrics",
+    "train.checkpoint train.saving train.metrics",
     "train.parallel train.ahead train.graphs train.steps train.loop",
     "decode.cache decode.fixed_cache decode.sample decode.hypotheses decode.beam decode.recorded",
     "decode.beam_cache decode.steady decode.search decode.writer decode.generate",

@@ -126,16 +126,14 @@ def is_begun(folder: Path) -> bool:
     return (folder / LAST).exists() or (folder / SHARDS).exists()
 
 
-def save_state(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
-) -> None:
+def write_state(folder: Path, state: dict[str, Tensor], progress: Progress) -> None:
     """Everything that going on needs, in one file."""
-    write_tensors(folder / LAST, _state(model, optimizer), vars(progress))
+    write_tensors(folder / LAST, state, vars(progress))
     (folder / SHARDS).unlink(missing_ok=True)
     _drop_shards(folder, "")
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Weights and moments by name."""
     names = {id(p): name for name, p in model.named_parameters()}
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -209,7 +207,7 @@ def save_shards(
     if first:
         shutil.rmtree(path, ignore_errors=True)  # what a kill has left
     try:
-        save(_state(model, optimizer), checkpoint_id=path)
+        save(state_of(model, optimizer), checkpoint_id=path)
     except CheckpointException as error:
         raise BadData(
             f"{path} could not be saved ({_short(error)}): the one before it is untouched; make "

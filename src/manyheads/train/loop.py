@@ -30,6 +30,7 @@ from manyheads.train.objective import Loss
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from manyheads.train.parallel import ALONE, World
 from manyheads.train.progress import Bar
+from manyheads.train.saving import Saver
 from manyheads.train.steps import Step, Window
 
 B = TypeVar("B")
@@ -180,6 +181,7 @@ class Trainer:
         if alone and recordable(model):
             self.recorder = Recorder(self._whole_pass, model, alone=train.accumulate == 1)
         self.ahead = Ahead(task, train.steps - 1) if alone else None
+        self.saver = Saver(folder, behind=alone)
         self.optimizer = build_optimizer(model, train)
         self.progress = Progress(data=task.digest)
         if checkpoint.is_begun(folder):
@@ -203,7 +205,7 @@ class Trainer:
         bar.console.quiet = not self.world.first
         if self._compiles():
             self.compile_blocks()
-        with _signals(self.world) as stop, bar:
+        with _signals(self.world) as stop, bar, self.saver:
             if progress.step:
                 bar.say(f"going on from step {progress.step}")
             if self.metrics is not None and self.metrics.broken:
@@ -416,21 +418,19 @@ class Trainer:
         return parallel.whole(state, self.world) if self.sharded else state
 
     def _save(self) -> None:
-        step, average = self.progress.step, self.train.average
+        average, weights = self.train.average, None
         if average > 1:
             weights = self._weights()
-            if self.world.first:
-                checkpoint.snapshot(self.folder, weights, step)
-            self.progress.snapshots = [*self.progress.snapshots, step][-average:]
-        self._save_state()
-        if average > 1 and self.world.first:
-            checkpoint.drop_old_snapshots(self.folder, self.progress)
+            self.progress.snapshots = [*self.progress.snapshots, self.progress.step][-average:]
+        self._save_state(weights)
 
-    def _save_state(self) -> None:
+    def _save_state(self, weights: dict[str, torch.Tensor] | None = None) -> None:
+        first, progress = self.world.first, self.progress
         if self.sharded:
-            checkpoint.save_shards(self.folder, self.model, self.optimizer, self.progress)
-        elif self.world.first:
-            checkpoint.save_state(self.folder, self.model, self.optimizer, self.progress)
+            given = self.model, self.optimizer, weights if first else None
+            self.saver.save_shards(*given, progress)
+        elif first:
+            self.saver.save(checkpoint.state_of(self.model, self.optimizer), weights, progress)
         self.world.wait()
 
     def _finish(self) -> None:
