@@ -68,7 +68,7 @@ def as_it_was(recipe: Path, folder: Path, room: Path) -> dict[str, Any]:
         mean = checkpoint.average(copy, trainer.progress)
     finally:
         shutil.rmtree(copy)
-    state = checkpoint._state(trainer.model, trainer.optimizer)
+    state = checkpoint.state_of(trainer.model, trainer.optimizer)
     tensors = {"logits": logits, **state, **{f"mean {name}": one for name, one in mean.items()}}
     settings = dump(opened.run)
     return {
