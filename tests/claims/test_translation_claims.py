@@ -184,6 +184,8 @@ def test_a_wide_beam_may_be_a_little_better_by_chance() -> None:
 def test_an_additive_score_that_is_none_is_found(
     tiny: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(five_scores, "MEETING", (1, 64, 64))  # beside which starting is nothing
+    monkeypatch.setattr(five_scores, "ROUNDS", 5)
     assert five_scores.costs(1, ONCE)["additive"] > 2
     monkeypatch.setattr(AdditiveScore, "forward", lambda self, q, k: InnerScore(1.0)(q, k))
     assert five_scores.costs(1, ONCE)["additive"] < 2
