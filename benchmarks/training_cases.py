@@ -72,7 +72,7 @@ class Case:
     round: dict[str, int]
     batch: str
     length: int = 0
-    dynamic: bool | None = None  # whether theirs is compiled for all lengths at once
+    dynamic: bool = False  # whether theirs is compiled for all lengths at once
 
 
 def gpt(config: GptConfig, rows: int, length: int, peer: bool, *, aligned: bool = False) -> Case:

@@ -144,7 +144,9 @@ def test_our_kernel_equals_dense(width: int, length: int, past: bool) -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("past", [True, False])
-@pytest.mark.parametrize(("queries", "keys"), [(30, 30), (64, 64), (128, 128), (9, 50), (1, 17)])
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(12, 12), (30, 30), (64, 64), (128, 128), (9, 50), (1, 17), (40, 11)]
+)
 @pytest.mark.parametrize("width", [16, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_our_kernel_for_short_texts_equals_dense(
@@ -166,7 +168,7 @@ def test_our_kernel_for_short_texts_equals_dense(
     rule = causal if past else full
     sight = look(rule, keys, real=real, device="cuda")
     sight = sight if queries == keys else sight.across(queries)
-    assert cores._is_short(q, k, v, sight)
+    assert cores._is_short(q, k, v, sight, 0.0)
     score, nowhere = InnerScore(0.125), Position()
 
     def mixed(core: Any, *given: torch.Tensor) -> torch.Tensor:
@@ -183,6 +185,59 @@ def test_our_kernel_for_short_texts_equals_dense(
         gradients = torch.autograd.grad(found, rough, direction)
         for one, other in zip((found, *gradients), wanted, strict=True):
             assert (one.double() - other).norm() < 1e-2 * other.norm()
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize(("queries", "keys"), product((9, 20, 40, 100), repeat=2))
+def test_our_kernel_that_drops_equals_the_formula_in_blocks_of_every_size(
+    queries: int, keys: int, width: int
+) -> None:
+    """With what it drops: the mask of its forward pass is that of both."""
+    short: Any = importlib.import_module("manyheads.nn.short")  # with Triton alone
+    torch.manual_seed(0)
+    q, k, v, direction = (
+        torch.randn(6, 4, n, width, device="cuda", dtype=torch.bfloat16)
+        for n in (queries, keys, keys, queries)
+    )
+    drawn = torch.randint(2**62, (1,), device="cuda"), 0.1
+    real = torch.arange(keys, device="cuda") < torch.randint(1, keys + 1, (6, 1), device="cuda")
+    mask = short.dropped_by(q, k, *drawn)
+    rough = [x.clone().requires_grad_() for x in (q, k, v)]
+    found = short.short_attention(*rough, real, False, 0.2, *drawn)
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    scores = (exact[0] @ exact[1].mT * 0.2).masked_fill(~real[:, None, None], -torch.inf)
+    wanted = (scores.softmax(-1) * mask) @ exact[2]
+    pairs = zip(
+        [found, *torch.autograd.grad(found, rough, direction)],
+        [wanted, *torch.autograd.grad(wanted, exact, direction.double())],
+        strict=True,
+    )
+    for one, other in pairs:
+        assert (one.double() - other).norm() < 1e-2 * other.norm()
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_translator_learns_the_same_by_our_kernels(
+    norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short and long sentences, dropout everywhere: what is learned is the proof of gradients."""
+    losses = {}
+    for ours in (True, False):
+        if not ours:
+            for room in (cores, residual):
+                monkeypatch.setattr(room, "trusted", lambda *asked: False)
+            monkeypatch.setattr(FeedForward, "_has_kernel", lambda *asked: False)
+        settings = [
+            "model.dim=128", "model.layers=2", "model.heads=4", "model.dropout=0.1",
+            "model.attention_dropout=0.1", f"model.norm={norm}", "train.steps=300",
+            "train.learning_rate=2e-3", "train.compile=no", "train.validate_every=300",
+            "decode.validate_sentences=0",
+        ]  # fmt: skip
+        run = read_recipe("phrasebook", settings)
+        trainer = train(run, tmp_path / str(ours), torch.device("cuda"))
+        trainer.run()
+        losses[ours] = trainer.task.validate(trainer.model)["loss"]
+    assert losses[True] < 1.05 * losses[False] + 0.02
 
 
 @pytest.mark.parametrize("compiled", [False, True])

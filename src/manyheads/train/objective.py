@@ -167,7 +167,7 @@ def _losses_and_slopes(
         if smoothing:
             powers -= smoothing / classes
         powers.scatter_add_(-1, y, torch.full_like(total, smoothing - 1.0))
-        if not counts.all():
+        if logits.is_cuda or not counts.all():  # a GPU is not asked: it may be recording
             powers *= counts
     slopes = powers.to(dtype)
     return *sums, F.pad(slopes, (0, missing)) if missing else slopes
