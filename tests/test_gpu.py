@@ -33,6 +33,7 @@ from manyheads.nn.positions import (
 )
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.scores import InnerScore
+from manyheads.nn.trusted import trusted
 from manyheads.train import graphs
 from manyheads.train.loop import Trainer
 from manyheads.train.objective import cross_entropy
@@ -43,6 +44,37 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+
+
+ROOMS = ("short", "normed", "fed", "beside", "glance", "single", "placed", "foremost")
+
+
+@pytest.mark.parametrize(
+    ("room", "what"), [*product(ROOMS, ["trial"]), ("short", "trial_of_dropout")]
+)
+def test_a_gpu_trusts_our_kernels(room: str, what: str) -> None:
+    assert trusted(room, torch.cuda.current_device(), what)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_norm_after_a_sum_is_the_formula_where_nothing_is_learned(dtype: torch.dtype) -> None:
+    """In half precision and under autocast; dropout that is not training drops nothing."""
+    torch.manual_seed(0)
+    part = Residual(96, Norm(placement="post"), 0.25).cuda().eval()
+    for one in part.parameters():
+        torch.nn.init.normal_(one)
+    x, f = torch.randn(2, 5, 7, 96, device="cuda", dtype=dtype)
+    exact = copy.deepcopy(part).double()
+    with torch.no_grad():
+        wanted = exact(x.double(), lambda _: f.double())
+        with torch.autocast("cuda", dtype):
+            assert part._has_kernel(x, f)
+            found = [part(x, lambda _: f)]
+        half = copy.deepcopy(part).to(dtype)
+        assert half._has_kernel(x, f)
+        found.append(half(x, lambda _: f))
+    for one in found:
+        assert (one.double() - wanted).norm() < 1e-2 * wanted.norm()
 
 
 POSITIONS = {config.kind: config for config in (NoPosition(), Rotary(), Buckets(), Alibi())}

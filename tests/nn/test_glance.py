@@ -11,7 +11,8 @@ sizes = ((1, 1, 1, 1, 40), (2, 3, 3, 1, 64), (2, 4, 2, 1, 65), (3, 2, 2, 5, 130)
 sizes += ((1, 8, 1, 3, 90), (2, 8, 2, 2, 33))
 masks = (None, "each", "of a row", "all alike")
 sizes += ((1, 2, 2, 1, 700),)  # by many programs, of which some see nothing
-for (b, h, g, t, s), masked, room.ENOUGH in itertools.product(sizes, masks, (256, 8, 1)):
+ways = itertools.product(sizes, masks, (256, 8, 1), (128, 0))
+for (b, h, g, t, s), masked, room.ENOUGH, room.MANY in ways:
     q = torch.randn(b, t, h, 16).transpose(1, 2)  # heads beside each other, as projected
     k, v = torch.randn(2, b, g, s + 7, 16)[:, :, :, :s]  # part of a larger room
     shapes = {"each": (b, 1, t, s), "of a row": (b, 1, 1, s), "all alike": (1, 1, 1, s)}
@@ -20,6 +21,8 @@ for (b, h, g, t, s), masked, room.ENOUGH in itertools.product(sizes, masks, (256
         seen[0, 0, 0] = False  # a query that sees nothing
     if masked == "all alike" and s > 600:
         seen[..., 64:300] = False
+    if masked == "of a row":
+        seen[..., s // 3 :] = False  # a room that is not filled yet
     found = glance(q, k, v, seen, 0.3)
     keys, values = (x.repeat_interleave(h // g, 1) for x in (k, v))
     scores = q @ keys.mT * 0.3

@@ -4,27 +4,98 @@ from tests.nn.interpreted import interpret, needs_triton
 
 PROGRAM = """
 import itertools, torch
+from torch import nn
 from torch.nn import functional as F
-from manyheads.nn.single import Single
+from manyheads.nn import single
+from manyheads.nn.feedforward import ACTIVATIONS
+from manyheads.nn.single import KINDS, Single, Summed
+from manyheads.nn.trusted import agrees
 torch.manual_seed(1)
+near = dict(rtol=1e-4, atol=1e-4)
 for (outputs, inputs), biased in itertools.product(((1, 8), (13, 40), (9, 2500)), (True, False)):
     weight = torch.randn(outputs, inputs)
     bias = torch.randn(outputs) if biased else None
     part = Single(weight, bias)
     for shape in ((inputs,), (1, 1, inputs), (3, inputs)):
         x = torch.randn(shape)
-        torch.testing.assert_close(part(x), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(part(x), F.linear(x, weight, bias), **near)
+
+    # With a norm before it, an activation behind it, and a sum.
+    for norm, kind in itertools.product((nn.LayerNorm(inputs), nn.RMSNorm(inputs, eps=0.1)), KINDS):
+        for one in norm.parameters():
+            nn.init.normal_(one)
+        x, s = torch.randn(1, 1, inputs) + 0.5, torch.randn(1, 1, outputs)
+        part.norm, part.activation = norm, kind
+        inner = F.linear(norm(x), weight, bias)
+        with torch.no_grad():
+            torch.testing.assert_close(part(x), ACTIVATIONS[kind](inner), **near)
+            added = Summed(part)(s, lambda _: part(x))
+            torch.testing.assert_close(added, ACTIVATIONS[kind](inner) + s, **near)
+            many = x.expand(1, 2, -1)
+            torch.testing.assert_close(part(many)[:, 0], part(x)[:, 0], **near)
+            assert part.added is None
 
 exact = Single(weight.double(), None)
 x = torch.randn(inputs, dtype=torch.float64)
 torch.testing.assert_close(exact(x), weight.double() @ x, rtol=1e-13, atol=1e-13)
-
-from manyheads.nn import single
-from manyheads.nn.trusted import agrees
 assert agrees(lambda: single.trial(torch.device("cpu")), "single")
+"""
+
+WHOLE = """
+import torch
+from manyheads.decode.cache import KeyValueCache
+from manyheads.models.gpt import GptConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.feedforward import Gated, Plain
+from manyheads.nn import single
+from manyheads.nn.residual import Norm, Residual
+from manyheads.nn.single import Summed, for_one_row
+
+asked, one_product = [], single.single_product
+def spied(x, weight, bias, gain, shift, eps, kind, added):
+    asked.append((gain is not None, kind >= 0, added is not None))
+    return one_product(x, weight, bias, gain, shift, eps, kind, added)
+single.single_product = spied
+
+sizes = dict(vocab_size=30, dim=24, heads=2, layers=2, hidden=40, max_length=16)
+norms = (Norm(), Norm(form="rms", eps=0.01), Norm(placement="post"))
+forwards = (Plain(activation="gelu"), Plain(activation="tanh"), Gated())
+for config in (GptConfig, Seq2SeqConfig):
+    for norm in norms:
+        for forward in forwards:
+            torch.manual_seed(1)
+            model = config(**sizes, norm=norm, feedforward=forward).build().eval()
+            for parameter in model.parameters():
+                torch.nn.init.normal_(parameter, std=0.3)
+            other, found = for_one_row(model), []
+            text = torch.randint(3, 30, (1, 5))
+            pre, plain = norm.placement == "pre", forward is forwards[0]
+            for one in (model, other):
+                cache, asked[:] = KeyValueCache(), []
+                with torch.no_grad():
+                    if config is GptConfig:
+                        one.hidden(text[:, :3], cache=cache)
+                        steps = [one.hidden(text[:, at : at + 1], cache=cache) for at in (3, 4)]
+                    else:
+                        memory = one.encode(text, torch.ones(1, 5, dtype=torch.bool))
+                        steps = [one.decode(text[:, :1], memory, cache=cache)]
+                    found.append([one.logits(step) for step in steps])
+            for a, b in zip(*found):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+            assert any(normed for normed, _, _ in asked) == pre
+            assert any(added for _, _, added in asked) == pre
+            assert any(active for _, active, _ in asked) == plain
+            kinds = {type(block.attention_residual) for block in other.decoder.blocks}
+            assert kinds == {Summed if pre else Residual}
+            assert all(type(block.attention_residual) is Residual for block in model.decoder.blocks)
 """
 
 
 @needs_triton
 def test_the_kernel_computes_the_formula() -> None:
     interpret(PROGRAM)
+
+
+@needs_triton
+def test_a_model_for_one_row_writes_what_the_model_writes() -> None:
+    interpret(WHOLE)

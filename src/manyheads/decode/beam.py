@@ -21,6 +21,7 @@ from manyheads.decode.hypotheses import (
     Stopping,
     continuations,
     in_beam,
+    log_mass,
     take,
 )
 from manyheads.errors import Mistake, check_at_least
@@ -340,7 +341,7 @@ class BeamSearch:
     ) -> Int[Tensor, " rows"]:
         """Grow every hypothesis by its best tokens; gives the rows that live on."""
         k = self.beam
-        total = logits.logsumexp(-1, keepdim=True)
+        total = log_mass(logits)
         last_rows = None if last is None else last.repeat_interleave(k)
         self.allowed.apply(logits, total, length, last_rows)
         log, parents, tokens = continuations(search.alive_log, logits, total)

@@ -22,6 +22,7 @@ from manyheads.decode.cache import KeyValueCache
 from manyheads.nn.attention import KeysAndValues
 from manyheads.nn.masks import Causal, Rule, Sight
 from manyheads.nn.shapes import Real
+from manyheads.nn.trusted import TRITON, trusted
 
 Table = Int[Tensor, "n k room"]
 BeamPlaces = Int[Tensor, "1 k 1"]
@@ -88,9 +89,15 @@ class FixedCache:
 
     def extend(self, owner: nn.Module, keys: NewKeys, values: NewValues) -> KeysAndValues:
         """Write the newest position of every beam; gives the whole room."""
-        for held, new in zip(self._room_of(owner, keys, values), (keys, values), strict=True):
+        pair = self._room_of(owner, keys, values)
+        if _has_kernel(keys):
+            from manyheads.nn.placed import place
+
+            place(pair, self._slots, keys, values)
+            return pair
+        for held, new in zip(pair, (keys, values), strict=True):
             held.index_copy_(2, self._slots, new.to(held.dtype))
-        return self._grown[owner]
+        return pair
 
     def advance(self, positions: int) -> None:
         self.place += positions
@@ -142,3 +149,14 @@ class FixedCache:
             x.new_zeros(self.sentences, x.shape[1], slots, x.shape[3]) for x in (keys, values)
         )
         return one, other
+
+
+def _has_kernel(keys: Tensor) -> bool:
+    """Whether our kernel puts both at once; compiled, PyTorch joins it with what is before it."""
+    return (
+        keys.device.type == "cuda"
+        and not torch.compiler.is_compiling()
+        and not torch.is_grad_enabled()
+        and TRITON
+        and trusted("placed", keys.device.index)
+    )

@@ -8,6 +8,9 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyheads.nn.trusted import TRITON, trusted
+
+FEW = 32  # so many of a row that our kernel is faster
 NEVER = float("-inf")
 Stopping = Literal["beam-ended", "none-better-now", "none-better-ever"]
 # Of a sentence each, or one for all.
@@ -61,12 +64,45 @@ def continuations(
     """
     k = alive_log.shape[1]
     wide = min(2 * k, logits.shape[-1])
-    best, tokens = logits.topk(wide, dim=-1)
+    best, tokens = _foremost(logits, wide)
     log = rearrange(alive_log, "n k -> (n k) 1") + (best - total)
     log = rearrange(log, "(n k) w -> n (k w)", k=k)
     log, order = log.topk(min(2 * k, log.shape[-1]), dim=-1)
     tokens = rearrange(tokens, "(n k) w -> n (k w)", k=k).gather(-1, order)
     return log, order // wide, tokens
+
+
+def log_mass(logits: Float[Tensor, "rows v"]) -> Float[Tensor, "rows 1"]:
+    """The log of what the exponentials of each row sum to."""
+    if _has_kernel(logits):
+        from manyheads.nn.foremost import log_mass
+
+        total: Tensor = log_mass(logits)
+        return total
+    return logits.logsumexp(-1, keepdim=True)
+
+
+def _foremost(
+    logits: Float[Tensor, "rows v"], most: int
+) -> tuple[Float[Tensor, "rows w"], Int[Tensor, "rows w"]]:
+    """The greatest of each row, in order, and where they are."""
+    if most <= FEW and _has_kernel(logits):
+        from manyheads.nn.foremost import foremost
+
+        best, tokens = foremost(logits, most)
+        return best, tokens
+    best, tokens = logits.topk(most, dim=-1)
+    return best, tokens
+
+
+def _has_kernel(logits: Tensor) -> bool:
+    return (
+        logits.device.type == "cuda"
+        and logits.dtype == torch.float32
+        and len(logits) > 0
+        and TRITON
+        and trusted("foremost", logits.device.index)
+    )
 
 
 def take(values: Int[Tensor, "n k length"], order: Int[Tensor, "n w"]) -> Int[Tensor, "n w length"]:

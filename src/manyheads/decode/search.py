@@ -11,7 +11,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyheads.decode.beam import BeamSearch, Hypothesis, length_penalty
-from manyheads.decode.hypotheses import NEVER, Hypotheses, continuations, in_beam, take
+from manyheads.decode.hypotheses import (
+    NEVER,
+    Hypotheses,
+    continuations,
+    in_beam,
+    log_mass,
+    take,
+)
 from manyheads.decode.recorded import ASKED, Recorded, compiled
 from manyheads.decode.steady import AllowedAnywhere, Steps
 
@@ -78,7 +85,7 @@ class Searching:
         newest = held.alive.index_select(2, self.length)
         self.length += 1
         logits = self.read_newest(rearrange(newest, "n k 1 -> (n k)"))
-        total = logits.logsumexp(-1, keepdim=True)
+        total = log_mass(logits)
         last = held.limits == self.length
         last_rows = repeat(last, "n -> (n k)", k=k)
         self.allowed.apply(logits, total, self.length, last_rows)

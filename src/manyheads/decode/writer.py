@@ -101,17 +101,15 @@ class Writer:
         return Seq2SeqSteps(model, cache)
 
     def _for_one_row(self, model: nn.Module) -> nn.Module:
-        """With products that are as fast as their matrix is read, where there are such.
+        """With products that are as fast as their matrix is read, ours or else PyTorch's compiled.
 
         Under autocast it is PyTorch's own products that compute in another type.
         """
         device = next(model.parameters()).device
         if torch.is_autocast_enabled(device.type):
             return model
-        if self.recordings.compiled:
-            return with_products_of(model, Separate)
         if device.type == "cuda" and TRITON and trusted("single", device.index):
-            from manyheads.nn.single import Single
+            from manyheads.nn.single import for_one_row
 
-            return with_products_of(model, Single)
-        return model
+            return for_one_row(model)
+        return with_products_of(model, Separate) if self.recordings.compiled else model

@@ -27,7 +27,7 @@ KINDS = ("relu", "gelu", "gelu-tanh")
 
 
 @triton.jit
-def _slope(h, KIND: tl.constexpr):
+def value_and_slope(h, KIND: tl.constexpr):
     """(act(h), act′(h)); of relu, whose h is not kept, for a."""
     if KIND == 0:
         return h, tl.where(h > 0, 1.0, 0.0)
@@ -54,7 +54,7 @@ def _backward(
         at = rows[:, None].to(tl.int64) * width + columns[None, :]
         there = (rows < n)[:, None] & real[None, :]
         h = tl.load(KEPT + at, mask=there, other=0.0).to(tl.float32)
-        a, slope = _slope(h, KIND)
+        a, slope = value_and_slope(h, KIND)
         dh = tl.load(DA + at, mask=there, other=0.0).to(tl.float32) * slope
         tl.store(DH + at, dh.to(DH.dtype.element_ty), mask=there)
         if KIND != 0:
@@ -67,7 +67,7 @@ def _backward(
 @triton.jit
 def _activate(H, A, n, KIND: tl.constexpr, C: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
-    a, _ = _slope(tl.load(H + at, mask=at < n, other=0.0).to(tl.float32), KIND)
+    a, _ = value_and_slope(tl.load(H + at, mask=at < n, other=0.0).to(tl.float32), KIND)
     tl.store(A + at, a.to(A.dtype.element_ty), mask=at < n)
 
 

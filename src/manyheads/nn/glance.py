@@ -10,6 +10,9 @@ such groups, several programs read a part of the keys each, and a second kernel 
 they found, of which o is the sum and t that of its weights, both for a largest score m:
 
     o = Σ e^(mᵢ−m) oᵢ / Σ e^(mᵢ−m) tᵢ,    m = max mᵢ
+
+A room for all that will be written is mostly empty. Where a program has many keys it looks first
+how far they are seen at all, and reads no further.
 """
 
 import torch
@@ -17,12 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyheads.nn.early import is_early, launched, wait_for_others
 from manyheads.nn.short import LOG2_E, heads_beside
 from manyheads.nn.trusted import launched_at
 
 QUERIES = 16  # the fewest that a product of matrices is computed for
 KEYS, WARPS, STAGES = 64, 4, 3  # that are read at once
 ENOUGH = 256  # programs that keep a device busy
+MANY = 128  # keys of a program, beyond which it looks first how far they are seen
 
 
 @triton.jit(do_not_specialize=["keys", "parts", "each_keys", "seen_row", "seen_query"])
@@ -30,9 +35,10 @@ def _look(
     Q, K, V, SEEN, OUT, LEVELS, heads, sharing, queries, keys, parts, each_keys, scale,
     q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step,
     seen_row, seen_query,
-    MASKED: tl.constexpr, WHOLE: tl.constexpr,
+    MASKED: tl.constexpr, SEEKS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
+    wait_for_others(EARLY)
     groups = heads // sharing
     row, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
     each, channels = tl.arange(0, M), tl.arange(0, D)
@@ -45,6 +51,14 @@ def _look(
     k_first, v_first = K + row * k_row + group * k_head, V + row * v_row + group * v_head
     begin = tl.program_id(1) * each_keys
     end = tl.minimum(begin + each_keys, keys)
+    if SEEKS:
+        reach = tl.zeros([M, N], tl.int32)
+        for first in range(begin, end, N):
+            at = first + tl.arange(0, N)
+            s_at = row * seen_row + place[:, None] * seen_query + at[None, :]
+            seen = tl.load(SEEN + s_at, mask=there & (at < end)[None, :], other=0) != 0
+            reach = tl.where(seen, at[None, :] + 1, reach)
+        end = tl.max(tl.max(reach, 1), 0)
     for first in range(begin, end, N):
         at = first + tl.arange(0, N)
         known = at < end
@@ -79,7 +93,10 @@ def _look(
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _together(FOUND, LEVELS, OUT, parts, P: tl.constexpr, D: tl.constexpr):
+def _together(
+    FOUND, LEVELS, OUT, parts, EARLY: tl.constexpr, P: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    wait_for_others(EARLY)
     asked, each, channels = tl.program_id(0).to(tl.int64), tl.arange(0, P), tl.arange(0, D)
     at, there = asked * parts + each, each < parts
     highest = tl.load(LEVELS + 2 * at, mask=there, other=-1e30)
@@ -111,7 +128,7 @@ def glance(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -
     block = max(QUERIES, triton.next_power_of_2(sharing * queries))
     out = found = levels = heads_beside(q)
     parts, each = _parts(keys, rows * groups)
-    asked = rows * queries * heads
+    asked, early = rows * queries * heads, is_early(q)
     if parts > 1:
         found, levels = (
             torch.empty(asked * parts, n, device=q.device, dtype=torch.float32) for n in (width, 2)
@@ -121,13 +138,17 @@ def glance(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -
             q, k, v, known, found, levels, heads, sharing, queries, keys, parts, each,
             scale * LOG2_E,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *apart,
-            MASKED=seen is not None, WHOLE=parts == 1, D=width, M=block, N=KEYS,
-            num_warps=WARPS, num_stages=STAGES,
+            MASKED=seen is not None, SEEKS=seen is not None and each > MANY, WHOLE=parts == 1,
+            EARLY=early, D=width, M=block, N=KEYS, num_warps=WARPS, num_stages=STAGES,
+            **launched(early),
         )  # fmt: skip
         if parts > 1:
             padded = triton.next_power_of_2(parts)
             warps = max(1, padded * width // 2048)
-            _together[(asked,)](found, levels, out, parts, P=padded, D=width, num_warps=warps)
+            _together[(asked,)](
+                found, levels, out, parts, EARLY=early, P=padded, D=width, num_warps=warps,
+                **launched(early),
+            )  # fmt: skip
     return out
 
 

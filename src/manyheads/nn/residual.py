@@ -67,9 +67,13 @@ def _product_type(x: Hidden) -> torch.dtype:
 
 
 def _serves(norm: nn.Module, x: Hidden, dtype: torch.dtype) -> bool:
-    """Whether this is a training on a GPU, in the type that our kernels are for."""
+    """Whether this is a training or writing on a GPU, in the type that our kernels are for.
+
+    Where a step of writing is compiled, PyTorch joins more than sum and norm.
+    """
+    writes = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     return (
-        norm.training
+        (norm.training or writes)
         and x.device.type == "cuda"
         and dtype in HALF
         and (torch.is_autocast_enabled("cuda") or x.dtype == dtype)
@@ -89,7 +93,7 @@ class Residual(nn.Module):
 
     Where it is compiled, sum and norm are one kernel that computes in float32 and writes the type
     of the products. As it stands, PyTorch would have to convert back and forth between the two.
-    In training on a GPU that of the norm after the sum is ours, and so is the backward pass of the
+    On a GPU that of the norm after the sum is ours, and in training so is the backward pass of the
     norm before a part, with the sum of what comes back (nn/normed.py).
     """
 

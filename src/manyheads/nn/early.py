@@ -1,0 +1,33 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Kernels that begin while the one ahead of them still ends, as NVIDIA's from Hopper on can.
+
+A step of writing is a chain of kernels of a few microseconds each, and what lies between two of
+them is as long. One that is launched early reads what does not change, its weights, and waits with
+the rest until all before it is written.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HOPPER = (9, 0)
+
+
+def is_early(x: Tensor) -> bool:
+    """Whether kernels at the device of x can be launched so."""
+    waits = getattr(getattr(tl.extra, "cuda", None), "gdc_wait", None) is not None
+    return x.is_cuda and waits and torch.cuda.get_device_capability(x.device) >= HOPPER
+
+
+def launched(early: bool) -> dict[str, bool]:
+    """What a launch is told."""
+    return {"launch_pdl": True} if early else {}
+
+
+@triton.jit
+def wait_for_others(EARLY: tl.constexpr):
+    """From here on all that came before can be read, and the next kernel may begin."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
