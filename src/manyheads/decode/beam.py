@@ -20,6 +20,7 @@ from manyheads.decode.hypotheses import (
     Hypotheses,
     Stopping,
     continuations,
+    foremost,
     in_beam,
     log_mass,
     take,
@@ -348,7 +349,7 @@ class BeamSearch:
         grown = torch.cat([take(search.alive, parents), tokens[..., None]], dim=-1)
         ending = self.allowed.ends(tokens, last)
         self._end(search, grown, log.masked_fill(~in_beam(ending, k), NEVER), length)
-        living, order = log.masked_fill(ending, NEVER).topk(k, dim=-1)
+        living, order = foremost(log.masked_fill(ending, NEVER), k)
         search.alive_log = living
         search.alive = take(grown, order)
         first = torch.arange(len(parents), device=parents.device)[:, None] * k
@@ -367,7 +368,7 @@ class BeamSearch:
         score = log / self.lp(length)
         room = search.ended.shape[2]
         new = torch.nn.functional.pad(grown[..., 1:], (0, room - length))
-        scores, order = torch.cat([search.ended_score, score], 1).topk(self.beam, dim=1)
+        scores, order = foremost(torch.cat([search.ended_score, score], 1), self.beam)
         search.ended_score = scores
         search.ended = take(torch.cat([search.ended, new], 1), order)
         search.ended_log = torch.cat([search.ended_log, log], 1).gather(1, order)

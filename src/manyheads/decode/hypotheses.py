@@ -8,7 +8,7 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.nn.trusted import TRITON, trusted
+from manyheads.nn.trusted import HALF, TRITON, trusted
 
 FEW = 32  # so many of a row that our kernel is faster
 NEVER = float("-inf")
@@ -64,17 +64,17 @@ def continuations(
     """
     k = alive_log.shape[1]
     wide = min(2 * k, logits.shape[-1])
-    best, tokens = _foremost(logits, wide)
+    best, tokens = foremost(logits, wide)
     log = rearrange(alive_log, "n k -> (n k) 1") + (best - total)
     log = rearrange(log, "(n k) w -> n (k w)", k=k)
-    log, order = log.topk(min(2 * k, log.shape[-1]), dim=-1)
+    log, order = foremost(log, min(2 * k, log.shape[-1]))
     tokens = rearrange(tokens, "(n k) w -> n (k w)", k=k).gather(-1, order)
     return log, order // wide, tokens
 
 
 def log_mass(logits: Float[Tensor, "rows v"]) -> Float[Tensor, "rows 1"]:
-    """The log of what the exponentials of each row sum to."""
-    if _has_kernel(logits):
+    """The log of what the exponentials of each row sum to, in float32 at least."""
+    if has_kernel(logits):
         from manyheads.nn.foremost import log_mass
 
         total: Tensor = log_mass(logits)
@@ -82,26 +82,27 @@ def log_mass(logits: Float[Tensor, "rows v"]) -> Float[Tensor, "rows 1"]:
     return logits.logsumexp(-1, keepdim=True)
 
 
-def _foremost(
-    logits: Float[Tensor, "rows v"], most: int
+def foremost(
+    values: Float[Tensor, "rows v"], most: int
 ) -> tuple[Float[Tensor, "rows w"], Int[Tensor, "rows w"]]:
     """The greatest of each row, in order, and where they are."""
-    if most <= FEW and _has_kernel(logits):
+    if most <= FEW and has_kernel(values):
         from manyheads.nn.foremost import foremost
 
-        best, tokens = foremost(logits, most)
-        return best, tokens
-    best, tokens = logits.topk(most, dim=-1)
-    return best, tokens
+        best, places = foremost(values, most)
+        return best, places
+    best, places = values.topk(most, dim=-1)
+    return best, places
 
 
-def _has_kernel(logits: Tensor) -> bool:
+def has_kernel(values: Tensor) -> bool:
+    """Whether our kernels are for these rows; they give float32."""
     return (
-        logits.device.type == "cuda"
-        and logits.dtype == torch.float32
-        and len(logits) > 0
+        values.device.type == "cuda"
+        and values.dtype in (torch.float32, *HALF)
+        and len(values) > 0
         and TRITON
-        and trusted("foremost", logits.device.index)
+        and trusted("foremost", values.device.index)
     )
 
 

@@ -15,6 +15,8 @@ from manyheads.decode.hypotheses import (
     NEVER,
     Hypotheses,
     continuations,
+    foremost,
+    has_kernel,
     in_beam,
     log_mass,
     take,
@@ -85,6 +87,8 @@ class Searching:
         newest = held.alive.index_select(2, self.length)
         self.length += 1
         logits = self.read_newest(rearrange(newest, "n k 1 -> (n k)"))
+        if self.allowed.wants_total or not has_kernel(logits):
+            logits = logits.float()  # what is written among them may be finer than they are
         total = log_mass(logits)
         last = held.limits == self.length
         last_rows = repeat(last, "n -> (n k)", k=k)
@@ -94,7 +98,7 @@ class Searching:
         ending = search.allowed.ends(tokens, last)
         now = self.lp.index_select(0, self.length)
         self._end(grown, tokens, log.masked_fill(~in_beam(ending, k), NEVER), now)
-        living, order = log.masked_fill(ending, NEVER).topk(k, dim=-1)
+        living, order = foremost(log.masked_fill(ending, NEVER), k)
         held.alive.copy_(take(grown, order))
         held.alive_log.copy_(living)
         self.steps.cache.reorder(parents.gather(-1, order))
@@ -108,7 +112,8 @@ class Searching:
     def _end(self, grown: Tensor, tokens: Tensor, log: Tensor, now: Tensor) -> None:
         """Let new endings compete with the old ones for the k places."""
         held = self.held
-        scores, order = torch.cat([held.ended_score, log / now], 1).topk(self.search.beam, dim=1)
+        both = torch.cat([held.ended_score, log / now], 1)
+        scores, order = foremost(both, self.search.beam)
         lengths = self.length - (tokens == self.search.end).long()
         held.ended_score.copy_(scores)
         held.ended.copy_(take(torch.cat([held.ended, grown[..., 1:]], 1), order))

@@ -42,7 +42,7 @@ class Steps(Protocol):
         ...
 
     def step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
-        """Logits of the token after the newest one of each row."""
+        """Logits of the token after the newest one of each row, in the model's own type."""
         ...
 
 
@@ -63,7 +63,8 @@ class GptSteps:
 
     def step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
         hidden = self.model.hidden(tokens[:, None], cache=self.cache)
-        return self.model.logits(hidden[:, -1]).float()
+        logits: Tensor = self.model.logits(hidden[:, -1])
+        return logits
 
 
 class Seq2SeqSteps:
@@ -95,7 +96,8 @@ class Seq2SeqSteps:
         # the sources are not asked for: the cache has their keys and values.
         memory = Memory(self.real, replace(self.sight))
         hidden = self.model.decode(tokens[:, None], memory, cache=self.cache)
-        return self.model.logits(hidden[:, -1]).float()
+        logits: Tensor = self.model.logits(hidden[:, -1])
+        return logits
 
 
 class AllowedAnywhere:
@@ -177,7 +179,7 @@ class Drawing:
         end = self.allowed.rules.end
         place = self.length.clone()
         self.length += 1
-        logits = self.steps.step(self.newest)
+        logits = self.steps.step(self.newest).float()
         total = logits.logsumexp(-1, keepdim=True) if self.allowed.wants_total else None
         self.allowed.apply(logits, total, self.length, self.limits == self.length)
         chance = self.chances.index_select(1, place)[:, 0]

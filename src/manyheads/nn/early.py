@@ -3,7 +3,9 @@
 
 A step of writing is a chain of kernels of a few microseconds each, and what lies between two of
 them is as long. One that is launched early reads what does not change, its weights, and waits with
-the rest until all before it is written.
+the rest until all before it is written. It lets the next one begin first of all: so weights are
+read ahead through several kernels, as far as there is room for their programs. (Whatever changes
+weights is no such kernel, and those behind it begin when it has ended.)
 """
 
 import torch
@@ -26,8 +28,14 @@ def launched(early: bool) -> dict[str, bool]:
 
 
 @triton.jit
+def let_others_begin(EARLY: tl.constexpr):
+    """The next kernel may begin when all programs of this one have come here."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def wait_for_others(EARLY: tl.constexpr):
-    """From here on all that came before can be read, and the next kernel may begin."""
+    """From here on all that came before can be read, and what it read be written over."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()

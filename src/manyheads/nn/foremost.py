@@ -17,21 +17,31 @@ from torch import Tensor
 from manyheads.nn.trusted import launched_at
 
 LANES, WARPS = 1024, 4
+COLUMNS, EACH = 8192, 16  # of a row at once, and of a thread
 LOW = tl.constexpr(-1e30)  # below every logit, and finite: what is compared with it is a number
+LOG2_E = tl.constexpr(1.4426950408889634)  # e^x = 2^(x log₂ e): one multiplication and addition
 
 
 @triton.jit
-def _mass(Z, TOTAL, width, stride, G: tl.constexpr):
-    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, G)
-    highest, powers = tl.full([G], LOW, tl.float32), tl.zeros([G], tl.float32)
-    for start in range(0, width, G):
-        at = start + lanes
+def joined(z, highest, powers, BLOCK: tl.constexpr, EACH: tl.constexpr):
+    """Maxima and sums of the threads, with some more numbers each."""
+    z = z.reshape(BLOCK // EACH, EACH)
+    top = tl.maximum(highest, tl.max(z, 1))
+    fresh = tl.sum(tl.exp2(z * LOG2_E - (top * LOG2_E)[:, None]), 1)
+    return top, powers * tl.exp2((highest - top) * LOG2_E) + fresh
+
+
+@triton.jit
+def _mass(Z, TOTAL, width, stride, BLOCK: tl.constexpr, EACH: tl.constexpr):
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    highest = tl.full([BLOCK // EACH], LOW, tl.float32)
+    powers = tl.zeros([BLOCK // EACH], tl.float32)
+    for start in range(0, width, BLOCK):
+        at = start + columns
         z = tl.load(Z + row * stride + at, mask=at < width, other=float("-inf")).to(tl.float32)
-        top = tl.maximum(highest, z)
-        powers = powers * tl.exp(highest - top) + tl.exp(z - top)
-        highest = top
+        highest, powers = joined(z, highest, powers, BLOCK, EACH)
     top = tl.max(highest, 0)
-    tl.store(TOTAL + row, top + tl.log(tl.sum(powers * tl.exp(highest - top), 0)))
+    tl.store(TOTAL + row, top + tl.log(tl.sum(powers * tl.exp2((highest - top) * LOG2_E), 0)))
 
 
 @triton.jit
@@ -70,8 +80,12 @@ def log_mass(z: Tensor) -> Tensor:
     """log Σ e^z of rows z [n v], as [n 1] in float32; one number at least is finite."""
     z = z if z.stride(-1) == 1 else z.contiguous()
     total = torch.empty(len(z), 1, device=z.device, dtype=torch.float32)
+    block = min(COLUMNS, max(EACH, triton.next_power_of_2(z.shape[1])))
     with launched_at(z):
-        _mass[(len(z),)](z, total, z.shape[1], z.stride(0), G=LANES, num_warps=WARPS)
+        _mass[(len(z),)](
+            z, total, z.shape[1], z.stride(0), BLOCK=block, EACH=EACH,
+            num_warps=max(1, block // (32 * EACH)),
+        )  # fmt: skip
     return total
 
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.nn.early import is_early, launched, wait_for_others
+from manyheads.nn.early import is_early, launched, let_others_begin, wait_for_others
 from manyheads.nn.short import LOG2_E, heads_beside
 from manyheads.nn.trusted import launched_at
 
@@ -30,7 +30,7 @@ ENOUGH = 256  # programs that keep a device busy
 MANY = 128  # keys of a program, beyond which it looks first how far they are seen
 
 
-@triton.jit(do_not_specialize=["keys", "parts", "each_keys", "seen_row", "seen_query"])
+@triton.jit(do_not_specialize=["parts", "each_keys"])
 def _look(
     Q, K, V, SEEN, OUT, LEVELS, heads, sharing, queries, keys, parts, each_keys, scale,
     q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step,
@@ -38,6 +38,7 @@ def _look(
     MASKED: tl.constexpr, SEEKS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
+    let_others_begin(EARLY)
     wait_for_others(EARLY)
     groups = heads // sharing
     row, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
@@ -52,9 +53,9 @@ def _look(
     begin = tl.program_id(1) * each_keys
     end = tl.minimum(begin + each_keys, keys)
     if SEEKS:
-        reach = tl.zeros([M, N], tl.int32)
-        for first in range(begin, end, N):
-            at = first + tl.arange(0, N)
+        reach = tl.zeros([M, 4 * N], tl.int32)
+        for first in range(begin, end, 4 * N):
+            at = first + tl.arange(0, 4 * N)
             s_at = row * seen_row + place[:, None] * seen_query + at[None, :]
             seen = tl.load(SEEN + s_at, mask=there & (at < end)[None, :], other=0) != 0
             reach = tl.where(seen, at[None, :] + 1, reach)
@@ -96,6 +97,7 @@ def _look(
 def _together(
     FOUND, LEVELS, OUT, parts, EARLY: tl.constexpr, P: tl.constexpr, D: tl.constexpr
 ):  # fmt: skip
+    let_others_begin(EARLY)
     wait_for_others(EARLY)
     asked, each, channels = tl.program_id(0).to(tl.int64), tl.arange(0, P), tl.arange(0, D)
     at, there = asked * parts + each, each < parts

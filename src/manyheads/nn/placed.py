@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.nn.early import is_early, launched, wait_for_others
+from manyheads.nn.early import is_early, launched, let_others_begin, wait_for_others
 from manyheads.nn.trusted import launched_at
 
 
@@ -16,6 +16,7 @@ def _place(
     k_row, k_group, k_step, v_row, v_group, v_step,
     EARLY: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
+    let_others_begin(EARLY)
     wait_for_others(EARLY)
     row, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
     each, channels = tl.arange(0, M), tl.arange(0, D)

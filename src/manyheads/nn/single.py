@@ -1,13 +1,13 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""A kernel of our own: a matrix times one row, as every step of writing one text asks.
+"""Kernels of our own for one row, as every step of writing one text asks.
 
-    y = act(norm(x) Wᵀ + b) + s        each of norm, b, act and s where there is one
+    y = act(x Wᵀ + b) + s        each of b, act and s where there is one;    norm(x)
 
-Its time is that of reading W once. Libraries are made for many rows, and leave most of a GPU idle
-over one: here each program reads a few rows of W, as many bytes at once as it has room for, before
-what it is multiplied with is there. Between two products lie a norm, an activation or a sum over
-one row, and a kernel for each would take as long to begin as a product to end. So the products do
-these themselves, every program the norm of the whole row.
+The time of a product is that of reading W once. Libraries are made for many rows, and leave most of
+a GPU idle over one: here each program reads a few rows of W, as many bytes at once as it has room
+for, and before what they are multiplied with is there (nn/early.py). The activation or the sum
+behind a product is over one row too. A kernel for it would take as long to begin as the product to
+end, so the product does it.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.nn.block import Block
-from manyheads.nn.early import is_early, launched, wait_for_others
+from manyheads.nn.early import is_early, launched, let_others_begin, wait_for_others
 from manyheads.nn.fed import KINDS, value_and_slope
 from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from manyheads.nn.replaced import M, OwnHead, with_products_of
@@ -31,31 +31,23 @@ WIDEST_NORM = 8192  # row that every program holds beside them
 
 @triton.jit
 def _product(
-    X, W, B, GAIN, SHIFT, ADDED, Y, outputs, inputs, eps,
-    HAS_BIAS: tl.constexpr, NORM: tl.constexpr, KIND: tl.constexpr, ADDS: tl.constexpr,
-    EARLY: tl.constexpr, R: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
+    X, W, B, ADDED, Y, outputs, inputs,
+    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, ADDS: tl.constexpr, EARLY: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    let_others_begin(EARLY)
     rows, at = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, C)
     first, there = rows[:, None].to(tl.int64) * inputs, rows < outputs
     known = at < inputs
     w = tl.load(W + first + at[None, :], mask=there[:, None] & known[None, :], other=0.0)
     wait_for_others(EARLY)
-    mean, inverse = 0.0, 1.0
-    if NORM != 0:
-        real = tl.arange(0, D) < inputs
-        whole = tl.load(X + tl.arange(0, D), mask=real, other=0.0).to(tl.float32)
-        if NORM == 1:
-            mean = tl.sum(whole, 0) / inputs
-            whole = tl.where(real, whole - mean, 0.0)
-        inverse = tl.rsqrt(tl.sum(whole * whole, 0) / inputs + eps)
-    x = _read(X, GAIN, SHIFT, at, known, mean, inverse, NORM, W.dtype.element_ty)
+    x = tl.load(X + at, mask=known, other=0.0).to(tl.float32)
     total = w.to(tl.float32) * x[None, :]
     for start in range(C, inputs, C):
-        known = start + at < inputs
-        w = tl.load(
-            W + first + start + at[None, :], mask=there[:, None] & known[None, :], other=0.0
-        )
-        x = _read(X, GAIN, SHIFT, start + at, known, mean, inverse, NORM, W.dtype.element_ty)
+        here = start + at
+        known = here < inputs
+        w = tl.load(W + first + here[None, :], mask=there[:, None] & known[None, :], other=0.0)
+        x = tl.load(X + here, mask=known, other=0.0).to(tl.float32)
         total += w.to(tl.float32) * x[None, :]
     y = tl.sum(total, 1)
     if HAS_BIAS:
@@ -70,52 +62,71 @@ def _product(
 
 
 @triton.jit
-def _read(
-    X, GAIN, SHIFT, at, known, mean, inverse, NORM: tl.constexpr, TYPE: tl.constexpr
+def _norm(
+    X, GAIN, SHIFT, Y, width, eps, CENTRES: tl.constexpr, EARLY: tl.constexpr, D: tl.constexpr
 ):  # fmt: skip
-    """Some of x, normed and rounded as if it had been written."""
-    x = tl.load(X + at, mask=known, other=0.0).to(tl.float32)
-    if NORM != 0:
-        x = (x - mean) * inverse * tl.load(GAIN + at, mask=known, other=0.0).to(tl.float32)
-    if NORM == 1:
-        x += tl.load(SHIFT + at, mask=known, other=0.0).to(tl.float32)
-    return x.to(TYPE).to(tl.float32)
+    let_others_begin(EARLY)
+    at = tl.arange(0, D)
+    real = at < width
+    gain = tl.load(GAIN + at, mask=real, other=0.0).to(tl.float32)
+    shift = tl.load(SHIFT + at, mask=real, other=0.0).to(tl.float32) if CENTRES else 0.0
+    wait_for_others(EARLY)
+    x = tl.load(X + at, mask=real, other=0.0).to(tl.float32)
+    if CENTRES:
+        x = tl.where(real, x - tl.sum(x, 0) / width, 0.0)
+    y = x * tl.rsqrt(tl.sum(x * x, 0) / width + eps) * gain + shift
+    tl.store(Y + at, y.to(Y.dtype.element_ty), mask=real)
 
 
 @torch.library.custom_op("manyheads::single_product", mutates_args=())
 def single_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor | None, shift: Tensor | None,
-    eps: float, kind: int, added: Tensor | None,
-) -> Tensor:  # fmt: skip
+    x: Tensor, weight: Tensor, bias: Tensor | None, kind: int, added: Tensor | None
+) -> Tensor:
     """x [… d] of one row, weight [v d], bias [v], added [… v]; no gradients.
 
-    With a gain [d] the row is normed: with a shift [d] by mean and deviation, else by its length.
     `kind` is that of an activation, −1 for none.
     """
     outputs, inputs = weight.shape
-    x, y = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
-    norm, early = 0 if gain is None else 2 if shift is None else 1, is_early(x)
+    x, y, early = x.contiguous(), x.new_empty(*x.shape[:-1], outputs), is_early(x)
     columns = min(WIDEST, triton.next_power_of_2(inputs))
     several = max(1, AT_ONCE // columns)
-    given = (x if one is None else one for one in (bias, gain, shift))
+    given = (x if bias is None else bias, x if added is None else added.contiguous())
     with launched_at(x):
         _product[(triton.cdiv(outputs, several),)](
-            x, weight, *given, x if added is None else added.contiguous(), y,
-            outputs, inputs, eps,
-            HAS_BIAS=bias is not None, NORM=norm, KIND=kind, ADDS=added is not None, EARLY=early,
-            R=several, C=columns, D=triton.next_power_of_2(inputs), num_warps=WARPS,
-            **launched(early),
+            x, weight, *given, y, outputs, inputs,
+            HAS_BIAS=bias is not None, KIND=kind, ADDS=added is not None, EARLY=early,
+            R=several, C=columns, num_warps=WARPS, **launched(early),
+        )  # fmt: skip
+    return y
+
+
+@torch.library.custom_op("manyheads::single_norm", mutates_args=())
+def single_norm(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+    """A row x [… d] by mean and deviation with a shift [d], else by its length; no gradients."""
+    width, early = x.shape[-1], is_early(x)
+    x = x.contiguous()
+    y, padded = torch.empty_like(x), triton.next_power_of_2(width)
+    with launched_at(x):
+        _norm[(1,)](
+            x, gain, gain if shift is None else shift, y, width, eps,
+            CENTRES=shift is not None, EARLY=early, D=padded,
+            num_warps=max(1, min(16, padded // 256)), **launched(early),
         )  # fmt: skip
     return y
 
 
 @single_product.register_fake
-def _(x, weight, bias, gain, shift, eps, kind, added):
+def _(x, weight, bias, kind, added):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
+@single_norm.register_fake
+def _(x, gain, shift, eps):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 class Single(nn.Module):
-    """act(norm(x) Wᵀ + b) + s, by our kernel where x is one row.
+    """act(norm(x) Wᵀ + b) + s, by our kernels where x is one row.
 
     It begins as x Wᵀ + b. `norm` and `activation` are given to it by whoever takes them away from
     elsewhere, and `added` is what `Summed` lends it.
@@ -132,12 +143,11 @@ class Single(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         fits = x.dtype == self.weight.dtype != torch.float64  # it sums in float32
         if fits and x.numel() == x.shape[-1]:
-            norm: Any = self.norm
-            gain, shift = (None, None) if norm is None else (norm.weight, _shift(norm))
-            found: Tensor = single_product(
-                x, self.weight, self.bias, gain, shift, 0.0 if norm is None else norm.eps,
-                -1 if self.activation is None else KINDS.index(self.activation), self.added,
-            )  # fmt: skip
+            if self.norm is not None:
+                norm: Any = self.norm
+                x = single_norm(x, norm.weight, _shift(norm), norm.eps)
+            kind = -1 if self.activation is None else KINDS.index(self.activation)
+            found: Tensor = single_product(x, self.weight, self.bias, kind, self.added)
             return found
         x = F.linear(x if self.norm is None else self.norm(x), self.weight, self.bias)
         x = x if self.activation is None else ACTIVATIONS[self.activation](x)
@@ -207,7 +217,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """What the kernel gives for a few numbers, and what is right."""
+    """What the kernels give for a few numbers, and what is right."""
     given = torch.Generator(device).manual_seed(1)
     pairs = []
     for outputs, inputs in ((7, 40), (130, 1100), (60, 2500)):
@@ -215,19 +225,20 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
             torch.randn(size, generator=given, device=device, dtype=torch.bfloat16)
             for size in ((1, 1, inputs), (outputs, inputs), outputs, inputs, inputs, outputs)
         )
-        plain = single_product(x, weight, None, None, None, 0.0, -1, None)
-        pairs.append((plain, F.linear(x.double(), weight.double())))
-        # After one another, each from what the one before it wrote.
-        square = weight[: min(weight.shape), : min(weight.shape)].contiguous()
-        row, exact = added[None, : len(square)], added[None, : len(square)].double()
-        for _ in range(5):
-            row = single_product(row, square, None, gain[: len(square)], None, 1e-5, -1, None)
-            exact = F.rms_norm(exact, exact.shape[-1:], gain[: len(square)].double(), 1e-5)
-            exact = F.linear(exact, square.double())
-        pairs.append((row, exact))
-        normed = F.layer_norm(x.double(), (inputs,), gain.double(), shift.double(), 1e-5)
-        inner = F.linear(normed, weight.double(), bias.double())
+        exact = x.double()
+        pairs.append((single_product(x, weight, None, -1, None), exact @ weight.double().mT))
+        normed = F.layer_norm(exact, (inputs,), gain.double(), shift.double(), 1e-5)
+        pairs.append((single_norm(x, gain, shift, 1e-5), normed))
         for kind, name in enumerate(KINDS):
-            found = single_product(x, weight, bias, gain, shift, 1e-5, kind, added[None, None])
+            inner = F.linear(exact / inputs**0.5, weight.double(), bias.double())
+            found = single_product(x / inputs**0.5, weight, bias, kind, added[None, None])
             pairs.append((found, ACTIVATIONS[name](inner) + added.double()))
+        # After one another, each from what the one before it wrote.
+        size = min(outputs, inputs)
+        row, square, gain = added[None, :size], weight[:size, :size].contiguous(), gain[:size]
+        exact = row.double()
+        for _ in range(5):
+            row = single_product(single_norm(row, gain, None, 1e-5), square, None, -1, None)
+            exact = F.rms_norm(exact, exact.shape[-1:], gain.double(), 1e-5) @ square.double().mT
+        pairs.append((row, exact))
     return pairs

@@ -20,18 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyheads.nn.foremost import LOG2_E, LOW, joined
+
 COLUMNS, EACH = 8192, 16  # of a row at once, and of a thread: two loads of 16 bytes
-LOW = tl.constexpr(-1e30)  # below every logit, and finite: what is compared with it is a number
-LOG2_E = tl.constexpr(1.4426950408889634)  # e^x = 2^(x log₂ e): one multiplication and addition
-
-
-@triton.jit
-def _joined(z, highest, powers, BLOCK: tl.constexpr, EACH: tl.constexpr):
-    """Maxima and sums of the threads, with some more numbers each."""
-    z = z.reshape(BLOCK // EACH, EACH)
-    top = tl.maximum(highest, tl.max(z, 1))
-    fresh = tl.sum(tl.exp2(z * LOG2_E - (top * LOG2_E)[:, None]), 1)
-    return top, powers * tl.exp2((highest - top) * LOG2_E) + fresh
 
 
 @triton.jit
@@ -50,7 +41,7 @@ def _row(
     powers, total = tl.zeros([BLOCK // EACH], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(0, whole, BLOCK):
         z = tl.load(logits + first + columns, eviction_policy="evict_last").to(tl.float32)
-        highest, powers = _joined(z, highest, powers, BLOCK, EACH)
+        highest, powers = joined(z, highest, powers, BLOCK, EACH)
         if SMOOTHS:
             total += z
     if whole < width:
@@ -60,7 +51,7 @@ def _row(
         z = z.to(tl.float32)
         total += tl.where(at < width, z, 0.0)
         z = tl.where(at < width, z, float("-inf"))
-        highest, powers = _joined(z, highest, powers, BLOCK, EACH)
+        highest, powers = joined(z, highest, powers, BLOCK, EACH)
     top = tl.max(highest, 0)
     log_total = top + tl.log(tl.sum(powers * tl.exp2((highest - top) * LOG2_E), 0))
     nll = tl.where(counts, log_total - own, 0.0)
