@@ -20,11 +20,10 @@ from manyheads.decode.hypotheses import (
     Hypotheses,
     Stopping,
     continuations,
-    foremost,
     in_beam,
-    log_mass,
     take,
 )
+from manyheads.decode.logits import foremost, log_mass
 from manyheads.errors import Mistake, check_at_least
 from manyheads.tokens import Tokenizer
 

@@ -8,9 +8,8 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.nn.trusted import HALF, TRITON, trusted
+from manyheads.decode.logits import foremost
 
-FEW = 32  # so many of a row that our kernel is faster
 NEVER = float("-inf")
 Stopping = Literal["beam-ended", "none-better-now", "none-better-ever"]
 # Of a sentence each, or one for all.
@@ -70,40 +69,6 @@ def continuations(
     log, order = foremost(log, min(2 * k, log.shape[-1]))
     tokens = rearrange(tokens, "(n k) w -> n (k w)", k=k).gather(-1, order)
     return log, order // wide, tokens
-
-
-def log_mass(logits: Float[Tensor, "rows v"]) -> Float[Tensor, "rows 1"]:
-    """The log of what the exponentials of each row sum to, in float32 at least."""
-    if has_kernel(logits):
-        from manyheads.nn.foremost import log_mass
-
-        total: Tensor = log_mass(logits)
-        return total
-    return logits.logsumexp(-1, keepdim=True)
-
-
-def foremost(
-    values: Float[Tensor, "rows v"], most: int
-) -> tuple[Float[Tensor, "rows w"], Int[Tensor, "rows w"]]:
-    """The greatest of each row, in order, and where they are."""
-    if most <= FEW and has_kernel(values):
-        from manyheads.nn.foremost import foremost
-
-        best, places = foremost(values, most)
-        return best, places
-    best, places = values.topk(most, dim=-1)
-    return best, places
-
-
-def has_kernel(values: Tensor) -> bool:
-    """Whether our kernels are for these rows; they give float32."""
-    return (
-        values.device.type == "cuda"
-        and values.dtype in (torch.float32, *HALF)
-        and len(values) > 0
-        and TRITON
-        and trusted("foremost", values.device.index)
-    )
 
 
 def take(values: Int[Tensor, "n k length"], order: Int[Tensor, "n w"]) -> Int[Tensor, "n w length"]:

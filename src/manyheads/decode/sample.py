@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyheads.decode.logits import likeliest
 from manyheads.errors import Mistake
 
 
@@ -70,7 +71,7 @@ def choose(
 ) -> Int[Tensor, " rows"]:
     """One token a row, by chance as the settings say, or the likeliest."""
     if sample.temperature == 0:
-        return logits.argmax(-1)
+        return likeliest(logits)
     return pick(filtered(logits.float(), sample).softmax(-1), chance)
 
 

@@ -15,12 +15,10 @@ from manyheads.decode.hypotheses import (
     NEVER,
     Hypotheses,
     continuations,
-    foremost,
-    has_kernel,
     in_beam,
-    log_mass,
     take,
 )
+from manyheads.decode.logits import foremost, log_mass
 from manyheads.decode.recorded import ASKED, Recorded, compiled
 from manyheads.decode.steady import AllowedAnywhere, Steps
 
@@ -86,9 +84,7 @@ class Searching:
         held, search, k = self.held, self.search, self.search.beam
         newest = held.alive.index_select(2, self.length)
         self.length += 1
-        logits = self.read_newest(rearrange(newest, "n k 1 -> (n k)"))
-        if self.allowed.wants_total or not has_kernel(logits):
-            logits = logits.float()  # what is written among them may be finer than they are
+        logits = self.allowed.fine(self.read_newest(rearrange(newest, "n k 1 -> (n k)")))
         total = log_mass(logits)
         last = held.limits == self.length
         last_rows = repeat(last, "n -> (n k)", k=k)

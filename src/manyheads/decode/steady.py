@@ -18,6 +18,7 @@ from manyheads.decode.beam import Allowed
 from manyheads.decode.cache import KeyValueCache
 from manyheads.decode.fixed_cache import FixedCache
 from manyheads.decode.hypotheses import NEVER
+from manyheads.decode.logits import has_kernel, log_mass
 from manyheads.decode.recorded import ASKED, Recorded, compiled
 from manyheads.decode.sample import Sample, choose
 from manyheads.models.gpt import Gpt
@@ -110,6 +111,10 @@ class AllowedAnywhere:
         # Whether the log of the whole mass is asked for: a pass over all logits.
         self.wants_total = allowed.first is not None or allowed.at_limit == "free-end"
 
+    def fine(self, logits: Float[Tensor, "rows v"]) -> Float[Tensor, "rows v"]:
+        """In a type for what will be written among them, and for whoever chooses from them."""
+        return logits.float() if self.wants_total or not has_kernel(logits) else logits
+
     def apply(
         self,
         logits: Float[Tensor, "rows v"],
@@ -179,8 +184,8 @@ class Drawing:
         end = self.allowed.rules.end
         place = self.length.clone()
         self.length += 1
-        logits = self.steps.step(self.newest).float()
-        total = logits.logsumexp(-1, keepdim=True) if self.allowed.wants_total else None
+        logits = self.allowed.fine(self.steps.step(self.newest))
+        total = log_mass(logits) if self.allowed.wants_total else None
         self.allowed.apply(logits, total, self.length, self.limits == self.length)
         chance = self.chances.index_select(1, place)[:, 0]
         self.newest.copy_(choose(logits, chance, self.sample).masked_fill(self.done, end))

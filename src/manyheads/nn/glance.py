@@ -66,6 +66,9 @@ def _look(
         k = tl.load(
             k_first + at[:, None] * k_step + channels[None, :], mask=known[:, None], other=0.0
         )
+        v = tl.load(  # on its way while the weights are computed
+            v_first + at[:, None] * v_step + channels[None, :], mask=known[:, None], other=0.0
+        )
         s = tl.dot(q, tl.trans(k)) * scale
         seen = there & known[None, :]
         if MASKED:
@@ -76,9 +79,6 @@ def _look(
         p = tl.where(seen, tl.exp2(s - above[:, None]), 0.0)
         shrunk = tl.exp2(highest - above)
         total = total * shrunk + tl.sum(p, 1)
-        v = tl.load(
-            v_first + at[:, None] * v_step + channels[None, :], mask=known[:, None], other=0.0
-        )
         mixed = mixed * shrunk[:, None] + tl.dot(p.to(v.dtype), v)
         highest = above
     asked = (row * queries + place) * heads + head  # the row of [b t h] that this is

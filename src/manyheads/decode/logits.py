@@ -1,0 +1,48 @@
+"""What a step of writing asks of rows of logits: on a GPU by our own kernels (nn/foremost.py)."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyheads.nn.trusted import HALF, TRITON, trusted
+
+FEW = 32  # so many of a row that our kernel is faster
+
+
+def log_mass(logits: Float[Tensor, "rows v"]) -> Float[Tensor, "rows 1"]:
+    """The log of what the exponentials of each row sum to, in float32 at least."""
+    if has_kernel(logits):
+        from manyheads.nn.foremost import log_mass
+
+        total: Tensor = log_mass(logits)
+        return total
+    return logits.logsumexp(-1, keepdim=True)
+
+
+def foremost(
+    values: Float[Tensor, "rows v"], most: int
+) -> tuple[Float[Tensor, "rows w"], Int[Tensor, "rows w"]]:
+    """The greatest of each row, in order, and where they are."""
+    if most <= FEW and has_kernel(values):
+        from manyheads.nn.foremost import foremost
+
+        best, places = foremost(values, most)
+        return best, places
+    best, places = values.topk(most, dim=-1)
+    return best, places
+
+
+def likeliest(logits: Float[Tensor, "rows v"]) -> Int[Tensor, " rows"]:
+    """The place of the greatest of each row; of equal ones the first."""
+    return foremost(logits, 1)[1][:, 0] if has_kernel(logits) else logits.argmax(-1)
+
+
+def has_kernel(values: Tensor) -> bool:
+    """Whether our kernels are for these rows; they give float32."""
+    return (
+        values.device.type == "cuda"
+        and values.dtype in (torch.float32, *HALF)
+        and len(values) > 0
+        and TRITON
+        and trusted("foremost", values.device.index)
+    )
