@@ -1,15 +1,17 @@
 """A cache whose hypotheses never move gives what one gives that copies them at every step."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
+from manyheads.decode import beam_cache
 from manyheads.decode.beam_cache import BeamCache, cache_for
 from manyheads.decode.cache import KeyValueCache
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.models.rnn import RnnConfig
-from manyheads.nn.cores import Dense
+from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.feedforward import Plain
 from manyheads.nn.positions import Alibi, Buckets, Learned, NoPosition, Rotary, Shaw, Sinusoidal
 from manyheads.nn.relative import Relative
@@ -26,12 +28,12 @@ def gpt(**changes: Any) -> Gpt:
     return GptConfig(**{**sizes, **changes}).build().double().eval()
 
 
-def choices(sentences: int) -> list[torch.Tensor]:
+def choices(sentences: int, steps: int) -> list[torch.Tensor]:
     """Rows to go on from: all beams of each sentence from its own, some sentences gone."""
     draw = torch.Generator().manual_seed(2)
     rows, left = [torch.arange(sentences).repeat_interleave(BEAMS)], sentences
-    for step in range(6):
-        kept = torch.arange(left) if step % 3 else torch.arange(left)[1:]
+    for step in range(steps):
+        kept = torch.arange(left) if step % 3 or left < 3 else torch.arange(left)[1:]
         parents = torch.randint(BEAMS, (len(kept), BEAMS), generator=draw)
         rows.append((kept[:, None] * BEAMS + parents).flatten())
         left = len(kept)
@@ -39,10 +41,10 @@ def choices(sentences: int) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def logits(model: Gpt, cache: KeyValueCache, prompt: int) -> list[torch.Tensor]:
+def logits(model: Gpt, cache: KeyValueCache, prompt: int, steps: int = 6) -> list[torch.Tensor]:
     draw = torch.Generator().manual_seed(3)
     found = [model(torch.randint(30, (SENTENCES, prompt), generator=draw), cache=cache)[:, -1]]
-    for rows in choices(SENTENCES):
+    for rows in choices(SENTENCES, steps):
         cache.reorder(rows)
         tokens = torch.randint(30, (len(rows), 1), generator=draw)
         found.append(model(tokens, cache=cache)[:, -1])
@@ -59,6 +61,25 @@ def test_hypotheses_that_stay_are_hypotheses_that_move(position: Any, prompt: in
     assert (stay[1][0] - stay[1][1]).abs().max() > 1e-3  # two beams of a sentence differ
 
 
+@pytest.mark.parametrize("core", [Dense(), Fused()], ids=lambda one: one.kind)
+@pytest.mark.parametrize("position", SCHEMES, ids=lambda one: one.kind)
+def test_slots_that_are_nobodys_are_given_up(
+    position: Any, core: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without a sentence that leaves, and what is seen is the same."""
+    if (position.kind, core.kind) == ("shaw", "fused"):
+        return
+    monkeypatch.setattr(beam_cache, "FREED", 3)
+    model, cache, held = gpt(position=position, core=core), BeamCache(), []
+    advance = cache.advance
+    monkeypatch.setattr(cache, "advance", lambda n: (advance(n), held.append(cache._slots)))
+    stay, move = logits(model, cache, 4, 24), logits(model, KeyValueCache(), 4, 24)
+    for one, other in zip(stay, move, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert any(after < before for before, after in pairwise(held))
+    assert held[-1] < 4 + 25 * BEAMS
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"kv_heads": 2}, {"feedforward": Plain(activation="gelu")}]
 )
@@ -69,7 +90,7 @@ def test_with_the_fused_core_and_shared_heads(changes: dict[str, Any]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_keys_are_copied_only_when_a_sentence_leaves() -> None:
+def test_a_step_copies_no_keys_unless_a_sentence_leaves() -> None:
     model, cache = gpt(), BeamCache()
     with torch.no_grad():
         model(torch.zeros(SENTENCES, 2, dtype=torch.long), cache=cache)

@@ -1,5 +1,6 @@
 """Steps recorded on a GPU write what steps as they are write; run by hand with `make test-gpu`."""
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -8,14 +9,15 @@ import torch
 from test_beam import DEFINITIONS
 from test_generate import LIMIT, PROMPTS, schemes, toy_gpt
 from test_recorded import LINES, SAMPLES
-from toys import same, toy_model, toy_tokenizer
+from toys import END, same, toy_model, toy_tokenizer
 
-from manyheads.decode.beam import Decode
+from manyheads.decode.beam import Decode, Marks
 from manyheads.decode.generate import Generator
 from manyheads.decode.recorded import Recordings
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
 from manyheads.models.gpt import GptConfig
+from manyheads.nn.residual import Norm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -98,6 +100,31 @@ def test_a_compiled_step_is_recorded_too() -> None:
     for _ in range(2):
         same(fast.search(PROMPTS[:2], LIMIT), plain.search(PROMPTS[:2], LIMIT))
     is_recorded(fast)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("norm", [Norm(), Norm(form="rms"), Norm(placement="post")], ids=str)
+def test_in_half_precision_every_token_is_nearly_the_best(norm: Norm, compiled: bool) -> None:
+    """By all kernels for writing: what one text is given, and what a search finds for several."""
+    exact = toy_gpt("sinusoidal", dim=64, heads=2, hidden=96, norm=norm)  # heads that they take
+    half = copy.deepcopy(exact).bfloat16().cuda()
+    decode = Decode(beam=3, at_limit="cut", shortest=20)
+    fixed = Generator(half, toy_tokenizer(), decode, recordings=Recordings(compiled=compiled))
+    texts = fixed.sample(PROMPTS[:1], 16, SAMPLES[0])
+    is_recorded(fixed)
+    [prompt], [text] = PROMPTS[:1], texts
+    read = torch.tensor([[*prompt, *text[:-1]]])
+    with torch.no_grad():
+        logits, others = exact(read)[0], half(read.cuda())[0].cpu()
+    wrong = float((logits - others).abs().max())  # what half precision costs by itself
+    logits[:, [*Marks(toy_tokenizer(), decode).banned, END]] = -torch.inf
+    written = logits[len(prompt) - 1 :].gather(-1, torch.tensor(text)[:, None])[:, 0]
+    assert len(text) == 16
+    assert float((logits[len(prompt) - 1 :].amax(-1) - written).max()) < 3 * wrong
+    assert wrong < 0.5 * float(logits[logits > -torch.inf].std())
+    plain = dataclasses.replace(fixed, model=exact, recordings=Recordings(False))
+    for ours, theirs in zip(fixed.search(PROMPTS, 12), plain.search(PROMPTS, 12), strict=True):
+        assert ours[0].score == pytest.approx(theirs[0].score, abs=12 * wrong)
 
 
 def test_a_recording_keeps_no_memory_that_others_may_free() -> None:

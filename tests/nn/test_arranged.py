@@ -10,8 +10,15 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn import arranged as module
-from manyheads.nn.arranged import Arranged, Arrangement, arranged, can_be_arranged
+from manyheads.nn.arranged import (
+    ON_THE_WAY,
+    Arranged,
+    Arrangement,
+    arranged,
+    can_be_arranged,
+)
 from manyheads.nn.embedding import Output
+from manyheads.nn.feedforward import ACTIVATIONS, Plain
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN"
@@ -22,7 +29,7 @@ SEQ2SEQ = Seq2SeqConfig(vocab_size=50, dim=32, layers=2, heads=4, dropout=0.0)
 
 @pytest.fixture(autouse=True)
 def also_small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST", 0)
+    monkeypatch.setattr(module, "LARGE", 0)
 
 
 OTHERS = [replace(GPT, tie="none"), replace(GPT, output=Output(bias="trained")), GPT]
@@ -76,13 +83,28 @@ def test_products_are_computed_with_few_numbers_of_rows(monkeypatch: pytest.Monk
     assert len(met) < 25  # PyTorch keeps a program for each of them
 
 
-def test_small_matrices_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = GPT.build()
-    monkeypatch.setattr(module, "LEAST", model.tokens.weight.numel() + 1)
-    found = arranged(model, model.tokens)
-    inner = found.decoder.blocks[0].feedforward.inner
-    assert isinstance(inner, Arranged)  # 32 × 128
-    assert not isinstance(found.head.product, Arranged)  # 50 × 32
+def test_a_few_rows_of_a_small_matrix_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes less time than oneDNN takes to begin."""
+    monkeypatch.setattr(module, "LARGE", 8 * 4 + 1)
+    product, asked = Arranged(torch.randn(8, 4), None), []
+    monkeypatch.setattr(product, "plain", asked.append)
+    for rows in (module.LEAST_ROWS - 1, module.LEAST_ROWS, module.MOST_ROWS, module.MOST_ROWS + 1):
+        product(torch.randn(rows, 4))
+    assert [len(x) for x in asked] == [module.LEAST_ROWS - 1, module.MOST_ROWS + 1]
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu-tanh", "silu"])
+@torch.no_grad()
+def test_activations_are_the_same_within_a_product_and_after_it(activation: str, rows: int) -> None:
+    torch.manual_seed(1)
+    config = replace(GPT, feedforward=Plain(activation=activation))  # type: ignore[arg-type]
+    model = config.build().eval()
+    other, x = arranged(model, model.tokens), torch.randn(1, rows, 32)
+    one, same = model.decoder.blocks[0].feedforward, other.decoder.blocks[0].feedforward
+    torch.testing.assert_close(same(x), one(x), rtol=1e-4, atol=1e-5)
+    assert same.inner.activation == (activation if activation in ON_THE_WAY else None)
+    assert one.activation is ACTIVATIONS[activation]  # the model itself is as it was
 
 
 def test_new_weights_are_arranged_anew() -> None:

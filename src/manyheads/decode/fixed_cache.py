@@ -24,6 +24,7 @@ from manyheads.nn.masks import Causal, Rule, Sight
 from manyheads.nn.shapes import Real
 from manyheads.nn.trusted import TRITON, trusted
 
+PLACED = 32  # most hypotheses whose keys and values one program of our kernel holds
 Table = Int[Tensor, "n k room"]
 BeamPlaces = Int[Tensor, "1 k 1"]
 Slots = Int[Tensor, "1 1 slots"]
@@ -155,6 +156,7 @@ def _has_kernel(keys: Tensor) -> bool:
     """Whether our kernel puts both at once; compiled, PyTorch joins it with what is before it."""
     return (
         keys.device.type == "cuda"
+        and keys.shape[2] <= PLACED
         and not torch.compiler.is_compiling()
         and not torch.is_grad_enabled()
         and TRITON

@@ -11,6 +11,8 @@ from torch import Tensor
 from manyheads.decode.logits import foremost
 
 NEVER = float("-inf")
+BLOCK = 64  # tokens of which a CPU looks at the best alone, unless it is among the best of all
+LARGE = 1024  # vocabulary for which that pays
 Stopping = Literal["beam-ended", "none-better-now", "none-better-ever"]
 # Of a sentence each, or one for all.
 Penalties = Float[Tensor, " #n"] | float
@@ -62,6 +64,8 @@ def continuations(
     Twice: even if every hypothesis ends, enough others live on.
     """
     k = alive_log.shape[1]
+    if logits.device.type == "cpu" and logits.shape[-1] >= LARGE:
+        return _among_blocks(alive_log, logits, total)
     wide = min(2 * k, logits.shape[-1])
     best, tokens = foremost(logits, wide)
     log = rearrange(alive_log, "n k -> (n k) 1") + (best - total)
@@ -69,6 +73,33 @@ def continuations(
     log, order = foremost(log, min(2 * k, log.shape[-1]))
     tokens = rearrange(tokens, "(n k) w -> n (k w)", k=k).gather(-1, order)
     return log, order // wide, tokens
+
+
+def _among_blocks(
+    alive_log: Float[Tensor, "n k"],
+    logits: Float[Tensor, "rows v"],
+    total: Float[Tensor, "rows 1"],
+) -> tuple[Float[Tensor, "n w"], Int[Tensor, "n w"], Int[Tensor, "n w"]]:
+    """The same, where the greatest of a block is found many times as fast as the order of a row.
+
+    The w best tokens are in the w blocks whose best are best, or in what no block has room for.
+    """
+    (n, k), blocks, wide = alive_log.shape, logits.shape[-1] // BLOCK, 2 * alive_log.shape[1]
+    before, cut = alive_log.view(n * k, 1), blocks * BLOCK
+    whole = logits[:, :cut].unflatten(1, (blocks, BLOCK))
+    tallest = (before + (whole.amax(-1) - total)).view(n, k * blocks)
+    chosen = tallest.topk(wide, sorted=False).indices
+    parents, block = chosen // blocks, chosen % blocks
+    rows = torch.arange(n)[:, None] * k + parents
+    inside = before[rows] + (whole[rows, block] - total[rows])
+    beyond = before + (logits[:, cut:] - total)
+    log, order = torch.cat([inside.view(n, -1), beyond.view(n, -1)], 1).topk(wide)
+    left = logits.shape[-1] - cut
+    tokens = (block[..., None] * BLOCK + torch.arange(BLOCK)).view(n, -1)
+    tokens = torch.cat([tokens, torch.arange(cut, cut + left).repeat(n, k)], 1)
+    others = torch.arange(k).repeat_interleave(left).expand(n, -1)
+    parents = torch.cat([parents.repeat_interleave(BLOCK, 1), others], 1)
+    return log, parents.gather(1, order), tokens.gather(1, order)
 
 
 def take(values: Int[Tensor, "n k length"], order: Int[Tensor, "n w"]) -> Int[Tensor, "n w length"]:

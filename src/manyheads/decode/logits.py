@@ -6,23 +6,26 @@ from torch import Tensor
 
 from manyheads.nn.trusted import HALF, TRITON, trusted
 
-FEW = 32  # so many of a row that our kernel is faster
+FEW = 32  # up to so many of a row our kernel is faster
 
 
 def log_mass(logits: Float[Tensor, "rows v"]) -> Float[Tensor, "rows 1"]:
-    """The log of what the exponentials of each row sum to, in float32 at least."""
+    """The log of what the exponentials of each row sum to, in float32 at least; one is above −∞."""
     if has_kernel(logits):
         from manyheads.nn.foremost import log_mass
 
         total: Tensor = log_mass(logits)
         return total
+    if logits.device.type == "cpu":  # a softmax has the faster exponentials there
+        top, share = logits.amax(-1, keepdim=True), logits.log_softmax(-1).amax(-1, keepdim=True)
+        return top - share
     return logits.logsumexp(-1, keepdim=True)
 
 
 def foremost(
     values: Float[Tensor, "rows v"], most: int
 ) -> tuple[Float[Tensor, "rows w"], Int[Tensor, "rows w"]]:
-    """The greatest of each row, in order, and where they are."""
+    """The greatest of each row, in order, and where they are; which of equal ones is left open."""
     if most <= FEW and has_kernel(values):
         from manyheads.nn.foremost import foremost
 

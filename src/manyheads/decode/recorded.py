@@ -61,8 +61,8 @@ def source_room_for(positions: int) -> int:
     return -(-positions // 8) * 8
 
 
-# Products with one row alone are written out and joined with what is beside them, and the sizes of
-# all kernels tried out.
+# The sizes of all kernels are tried out, and where products with one row alone are PyTorch's they
+# are written out and joined with what is beside them.
 TUNED: dict[str, Any] = {"coordinate_descent_tuning": True}
 
 

@@ -1,10 +1,11 @@
 """Linear layers whose weights lie as the CPU's kernels read them, for models that only write.
 
-oneDNN multiplies fastest when a matrix lies in blocks of its own order. To bring it there costs as
-much as a product, so that it pays where weights stay as they are: in decoding, where a product has
-few rows, a large matrix is up to three times as fast; a small one takes less time than oneDNN
-takes to begin. PyTorch keeps a program for each number of rows that it has met, a thousand of them
-or up to a gigabyte: rows are filled up to one of few numbers, and many rows go another way.
+oneDNN multiplies fastest when a matrix lies in blocks of its own order, and does some activations
+on the way. To bring it there costs as much as a product, so that it pays where weights stay as they
+are: in decoding, where a product has few rows, a large matrix is up to three times as fast. With a
+small one a few rows take less time than oneDNN takes to begin. PyTorch keeps a program for each
+number of rows that it has met, a thousand of them or up to a gigabyte: rows are filled up to one of
+few numbers, and many rows go another way.
 """
 
 from typing import Any, TypeVar
@@ -15,55 +16,42 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.nn.embedding import Head
-from manyheads.nn.replaced import with_products
+from manyheads.nn.replaced import Product, with_activations_inside, with_products
 
 ROWS = 64  # what a matrix is arranged for
-MOST_ROWS = 256
-LEAST = 2**18  # weights of a matrix for which it pays
+LEAST_ROWS, MOST_ROWS = 32, 256
+LARGE = 2**18  # weights of a matrix for which any number of rows pays
 MOST_BYTES = 2**30  # of weights that are held twice
+# What oneDNN does to a product on the way, and does faster than PyTorch after it.
+ON_THE_WAY = {"relu": ("relu", ""), "gelu-tanh": ("gelu", "tanh")}
 M = TypeVar("M", bound=nn.Module)
 
 
-class Arranged(nn.Module):
-    """x Wᵀ + b."""
+class Arranged(Product):
+    """act(x Wᵀ + b)."""
 
     def __init__(self, weight: Float[Tensor, "v d"], bias: Float[Tensor, " v"] | None) -> None:
-        super().__init__()
-        self.weight = weight.detach()
+        super().__init__(weight, bias)
         self.blocks = torch.ops.mkldnn._reorder_linear_weight(self.weight, ROWS)
-        self.bias = None if bias is None else bias.detach()
+        self.least = 1 if weight.numel() >= LARGE else LEAST_ROWS
 
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         rows = x.numel() // x.shape[-1]
-        if rows > MOST_ROWS:
-            return F.linear(x, self.weight, self.bias)
+        if not self.least <= rows <= MOST_ROWS:
+            return self.plain(x)
         flat = x.reshape(rows, -1)
         more = _filled(rows) - rows
         if more:
             flat = F.pad(flat, (0, 0, 0, more))
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self.blocks, self.bias, "none", [], "")
-        return y[:rows].unflatten(0, x.shape[:-1])
+        act, how = ON_THE_WAY.get(self.activation or "", ("none", ""))
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self.blocks, self.bias, act, [], how)
+        return y[:rows].view(*x.shape[:-1], -1)
 
 
 def _filled(rows: int) -> int:
     """The next of the few numbers of rows that products are computed with."""
     unit = 1 if rows <= 4 else 8 if rows <= 64 else 16
     return -(-rows // unit) * unit
-
-
-class Plain(nn.Module):
-    """x Wᵀ + b, with the weights as they are."""
-
-    def __init__(self, weight: Float[Tensor, "v d"], bias: Float[Tensor, " v"] | None) -> None:
-        super().__init__()
-        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
-
-    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
-        return F.linear(x, self.weight, self.bias)
-
-
-def _product(weight: Float[Tensor, "v d"], bias: Float[Tensor, " v"] | None) -> nn.Module:
-    return (Arranged if weight.numel() >= LEAST else Plain)(weight, bias)
 
 
 def can_be_arranged(model: nn.Module) -> bool:
@@ -81,7 +69,7 @@ def arranged(model: M, table: nn.Embedding) -> M:
     """A copy for writing."""
     head = model.head
     assert isinstance(head, Head)
-    return with_products(model, head, table, _product)
+    return with_activations_inside(with_products(model, head, table, Arranged), ON_THE_WAY)
 
 
 class Arrangement:

@@ -4,8 +4,9 @@
 A step of writing is a chain of kernels of a few microseconds each, and what lies between two of
 them is as long. One that is launched early reads what does not change, its weights, and waits with
 the rest until all before it is written. It lets the next one begin first of all: so weights are
-read ahead through several kernels, as far as there is room for their programs. (Whatever changes
-weights is no such kernel, and those behind it begin when it has ended.)
+read ahead through several kernels, as far as there is room for their programs. Whatever changes
+weights is no such kernel, and between it and the first that reads ahead lies another that is none:
+a step begins with an embedding.
 """
 
 import torch
@@ -19,7 +20,8 @@ HOPPER = (9, 0)
 def is_early(x: Tensor) -> bool:
     """Whether kernels at the device of x can be launched so."""
     waits = getattr(getattr(tl.extra, "cuda", None), "gdc_wait", None) is not None
-    return x.is_cuda and waits and torch.cuda.get_device_capability(x.device) >= HOPPER
+    nvidia = x.is_cuda and torch.version.hip is None
+    return nvidia and waits and torch.cuda.get_device_capability(x.device) >= HOPPER
 
 
 def launched(early: bool) -> dict[str, bool]:

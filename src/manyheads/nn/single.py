@@ -22,11 +22,17 @@ from manyheads.nn.block import Block
 from manyheads.nn.early import is_early, launched, let_others_begin, wait_for_others
 from manyheads.nn.fed import KINDS, value_and_slope
 from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
-from manyheads.nn.replaced import M, OwnHead, with_products_of
+from manyheads.nn.replaced import (
+    M,
+    OwnHead,
+    Product,
+    with_activations_inside,
+    with_products_of,
+)
 from manyheads.nn.trusted import launched_at
 
 AT_ONCE, WIDEST, WARPS = 4096, 2048, 4  # numbers of W, and of a row of it, that a program holds
-WIDEST_NORM = 8192  # row that every program holds beside them
+WIDEST_NORM = 8192  # row that one program holds
 
 
 @triton.jit
@@ -53,7 +59,7 @@ def _product(
     if HAS_BIAS:
         y += tl.load(B + rows, mask=there, other=0.0).to(tl.float32)
     if KIND == 0:
-        y = tl.maximum(y, 0.0)
+        y = tl.where(y < 0.0, 0.0, y)  # what is no number stays none
     if KIND > 0:
         y, _ = value_and_slope(y, KIND)
     if ADDS:
@@ -125,19 +131,16 @@ def _(x, gain, shift, eps):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-class Single(nn.Module):
+class Single(Product):
     """act(norm(x) Wᵀ + b) + s, by our kernels where x is one row.
 
-    It begins as x Wᵀ + b. `norm` and `activation` are given to it by whoever takes them away from
-    elsewhere, and `added` is what `Summed` lends it.
+    `norm` is given to it by whoever takes it away from elsewhere, and `added` is what `Summed`
+    lends it.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight = weight.detach().contiguous()
-        self.bias = None if bias is None else bias.detach()
+        super().__init__(weight.contiguous(), bias)
         self.norm: nn.Module | None = None
-        self.activation: str | None = None
         self.added: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,9 +152,8 @@ class Single(nn.Module):
             kind = -1 if self.activation is None else KINDS.index(self.activation)
             found: Tensor = single_product(x, self.weight, self.bias, kind, self.added)
             return found
-        x = F.linear(x if self.norm is None else self.norm(x), self.weight, self.bias)
-        x = x if self.activation is None else ACTIVATIONS[self.activation](x)
-        return x if self.added is None else self.added + x
+        y = self.plain(x if self.norm is None else self.norm(x))
+        return y if self.added is None else self.added + y
 
 
 class Summed(nn.Module):
@@ -172,17 +174,15 @@ class Summed(nn.Module):
 
 def for_one_row(model: M) -> M:
     """A copy for writing whose products are ours, with the norms, activations and sums beside."""
-    other: Any = with_products_of(model, Single)
+    other: Any = with_activations_inside(with_products_of(model, Single), KINDS)
     for block in other.modules():
         if not isinstance(block, Block):
             continue
         part: Any = block.feedforward
-        if type(part) is FeedForward and part.named in KINDS:
-            inner: Any = part.inner
-            inner.activation, part.activation = part.named, _same
         entries = {"attention": ["project"], "cross": ["query"]}
         if isinstance(part, FeedForward | GatedFeedForward):
-            entries["feedforward"] = ["inner"] if type(part) is FeedForward else ["inner", "gate"]
+            gated = isinstance(part, GatedFeedForward)
+            entries["feedforward"] = ["inner", "gate"] if gated else ["inner"]
         for name, first in entries.items():
             if name in block._modules:
                 _join(block, name, first)
@@ -205,15 +205,12 @@ def _join(block: Any, name: str, first: list[str]) -> None:
 
 def _has_kernel(norm: Any) -> bool:
     kinds = type(norm) is nn.RMSNorm or (type(norm) is nn.LayerNorm and norm.bias is not None)
-    return kinds and norm.weight.numel() <= WIDEST_NORM
+    sized = kinds and norm.weight is not None and norm.weight.numel() <= WIDEST_NORM
+    return sized and norm.eps is not None
 
 
 def _shift(norm: nn.Module) -> Tensor | None:
     return norm.bias if isinstance(norm, nn.LayerNorm) else None
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:

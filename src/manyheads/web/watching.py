@@ -15,6 +15,7 @@ from torch import Tensor
 
 from manyheads.decode.beam import BeamSearch, Hypothesis, Stepper
 from manyheads.decode.hypotheses import NEVER, continuations, in_beam
+from manyheads.decode.logits import foremost, log_mass
 
 State = Literal["kept", "ended", "pruned"]
 ROOT = -1  # the parent of first tokens
@@ -68,12 +69,12 @@ class Watch:
         k, length, search = self.beam_search.beam, self.length, self.beam_search
         # Copies: the search changes the logits in their place.
         seen = logits.repeat_interleave(k, 0) if length == 1 else logits.clone()
-        total = seen.logsumexp(-1, keepdim=True)
+        total = log_mass(seen)
         last = torch.tensor([True]) if length == self.limit else None
         search.allowed.apply(seen, total, length, None if last is None else last.expand(k))
         log, parents, tokens = continuations(self._alive, seen, total)
         ending = search.allowed.ends(tokens, last)
-        self._alive, order = log.masked_fill(ending, NEVER).topk(k, dim=-1)
+        self._alive, order = foremost(log.masked_fill(ending, NEVER), k)
         kept = set(order[0][self._alive[0] > NEVER].tolist())
         ended = set(in_beam(ending, k)[0].nonzero()[:, 0].tolist())
         scores, places = (log / search.lp(length))[0].tolist(), {}
