@@ -32,6 +32,7 @@ from toys import (
     toy_translator,
 )
 
+from manyheads.decode import beam as rooms
 from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, Marks, Stepper, length_penalty
 from manyheads.decode.translate import Seq2SeqStepper
 from manyheads.errors import Mistake
@@ -336,9 +337,12 @@ def test_a_batch_is_its_sentences(position: str, core: str, beam: int) -> None:
 
 @pytest.mark.parametrize("early", [{0}, {4}, {7, 0, 2}, {1, 2, 3, 4, 5, 6, 7}])
 @pytest.mark.parametrize("beam", [1, 3])
-def test_neighbours_may_finish_early_or_late(beam: int, early: set[int]) -> None:
+def test_neighbours_may_finish_early_or_late(
+    beam: int, early: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sentence that is done stays as it is until enough of its neighbours are done as well,
     also where what it might still find would be ranked higher."""
+    monkeypatch.setattr(rooms, "SMALLER", 4)
     decode = Decode(beam=beam, length_penalty=6.0)
     short, long = chance(8, end=3.0), chance(8, end=-9.0)
 

@@ -78,9 +78,9 @@ def test_products_are_computed_with_few_numbers_of_rows(monkeypatch: pytest.Monk
 
     product = Arranged(torch.randn(8, 4), None)
     monkeypatch.setattr(torch.ops, "mkldnn", Counted())
-    for rows in range(1, 400):
+    for rows in range(1, 1400):
         assert product(torch.randn(rows, 4)).shape == (rows, 8)
-    assert len(met) < 25  # PyTorch keeps a program for each of them
+    assert len(met) < 37  # PyTorch keeps a program for each of them
 
 
 def test_a_few_rows_of_a_small_matrix_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from manyheads.tokens import Tokenizer
 TOKENS = ("first", "start", "end", "source_start")
 UNWRITTEN = ("pad", "start", "unknown", "mask", "separator", "classify")
 
+SMALLER = 8  # a batch becomes smaller when one of so many sentences is done
 AT_ONCE, WRITTEN_ON_A_GPU = 4096, 32768  # tokens of a batch, unless told
 
 WIDEST = 1000  # beam: what a search holds grows with its square
@@ -298,7 +299,7 @@ class BeamSearch:
             # A done sentence is frozen at once, whenever its neighbours let it leave the batch.
             search.alive_log.masked_fill_(done[:, None], NEVER)
             # Shrinking the batch costs a copy of the cache: wait until it pays.
-            if bool(done.any()) and (4 * int(done.sum()) >= len(done) or bool(done.all())):
+            if bool(done.any()) and (SMALLER * int(done.sum()) >= len(done) or bool(done.all())):
                 self._collect(search, done, results)
                 kept = (~done).nonzero()[:, 0]
                 stepper.reorder(rows[_rows_of(kept, self.beam)])

@@ -77,7 +77,8 @@ class KeyValueCache:
     def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues:
         """Keys and values of the memory: the same at every step."""
         if owner not in self._fixed:
-            self._fixed[owner] = compute()
+            keys, values = compute()
+            self._fixed[owner] = keys.contiguous(), values.contiguous()
         return self._fixed[owner]
 
     def recall(self, owner: nn.Module) -> States | None:

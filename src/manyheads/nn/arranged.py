@@ -19,7 +19,7 @@ from manyheads.nn.embedding import Head
 from manyheads.nn.replaced import Product, with_activations_inside, with_products
 
 ROWS = 64  # what a matrix is arranged for
-LEAST_ROWS, MOST_ROWS = 32, 256
+LEAST_ROWS, MOST_ROWS = 32, 1024
 LARGE = 2**18  # weights of a matrix for which any number of rows pays
 MOST_BYTES = 2**30  # of weights that are held twice
 # What oneDNN does to a product on the way, and does faster than PyTorch after it.
@@ -50,7 +50,7 @@ class Arranged(Product):
 
 def _filled(rows: int) -> int:
     """The next of the few numbers of rows that products are computed with."""
-    unit = 1 if rows <= 4 else 8 if rows <= 64 else 16
+    unit = 1 if rows <= 4 else 8 if rows <= 64 else 16 if rows <= 256 else 64
     return -(-rows // unit) * unit
 
 
