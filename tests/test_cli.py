@@ -359,6 +359,23 @@ def test_other_splits_have_no_compositional_score(run: Path) -> None:
     assert scores["loss"] == pytest.approx(best, rel=1e-5)
 
 
+def test_what_eight_bits_and_half_precision_cost_is_scored_and_not_kept(run: Path) -> None:
+    as_is = json.loads(result("evaluate", run, "--json", "--device", "cpu"))
+    eight, said = (found := call("evaluate", run, "--json", "--int8"))[1:]
+    assert found[0] == 0
+    assert "without loss: eight bits are for writing" in said
+    scores = json.loads(eight)
+    assert scores["computed_in"] == "int8"
+    assert scores.keys() >= {"bleu", "chrf", "alignment_error"}
+    assert "loss" not in scores
+    half = json.loads(result("evaluate", run, "--json", "--half", "--device", "cpu"))
+    assert half["computed_in"] == "bfloat16"
+    assert half["loss"] == pytest.approx(as_is["loss"], rel=0.02)
+    assert half["loss"] != as_is["loss"]
+    assert json.loads((run / "scores.json").read_text()) == as_is
+    assert "choose one" in mistake("evaluate", run, "--int8", "--half")
+
+
 # --- translate ---
 
 TEXT = "The dog sleeps.\n\n   \nA small cat sees the tree.\r\nÄ ü 漢字 🙂\nthe last line"

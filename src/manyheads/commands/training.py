@@ -15,6 +15,8 @@ import typer
 from manyheads.commands.shared import (
     PICTURES,
     Device,
+    EightBits,
+    Half,
     Json,
     Out,
     Overrides,
@@ -23,6 +25,7 @@ from manyheads.commands.shared import (
     Threads,
     choose,
     command_name,
+    open_model,
     print_json,
     say,
 )
@@ -180,31 +183,29 @@ def evaluate(
         Path | None,
         typer.Option(help="Of image models: a file to draw which class is taken for which into"),
     ] = None,
+    int8: EightBits = False,
+    half: Half = False,
     as_json: Json = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Score a run on a split of its data, each number with its signature."""
+    """Score a run on a split of its data, each number with its signature.
+
+    What is scored in eight bits or in bfloat16 is told, and not written into the run's folder.
+    """
     from manyheads.config import override_all
     from manyheads.data.language import TextData
-    from manyheads.opened import open_any
     from manyheads.run import SETTINGS, save_scores
     from manyheads.scoring import data_for, score
     from manyheads.view.figures import confusion
 
     _refuse_torchrun("evaluate")
-    choose(device, threads)
-    opened = open_any(run, device, say)
+    opened = open_model(run, device, threads, say, int8=int8, half=half)
     for setting in overrides or []:
         if not setting.startswith(("data", "decode.")):
             raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
     known = opened.run
-    if beam is not None and known.task not in ("translation", "summaries"):
-        raise Mistake("--beam is for translators: leave it out")
-    if picture is not None and known.task != "images":
-        raise Mistake("--picture is for models of images: leave it out")
-    if picture is not None and picture.suffix not in PICTURES:
-        raise Mistake(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
+    _refuse_unfitting(known, beam, picture, int8)
     if known.data is None and overrides:
         known = dataclasses.replace(known, data=data_for(known))
     given = {setting.partition("=")[0] for setting in overrides or []}
@@ -221,15 +222,31 @@ def evaluate(
             "data.target=de"
         )
     scores = score(dataclasses.replace(opened, run=changed), changed.data, split, stride)
-    _show_scores(scores, as_json)
+    form = "int8" if int8 else "bfloat16" if half else None
+    _show_scores(scores | ({"computed_in": form} if form else {}), as_json)
     if "loss" not in scores and changed.task == "translation":
-        say("without loss: another program runs the model")
-    if (run / SETTINGS).is_file():  # a folder of another program is left as it is
+        how = "eight bits are for writing" if int8 else "another program runs the model"
+        say(f"without loss: {how}")
+    if form is None and (run / SETTINGS).is_file():  # that of another program is left as it is
         save_scores(run, scores)
     if picture is not None:
         found = scores["confusion"]
         confusion(found["counts"], found["classes"], f"{run}, {split}", picture)
         say(f"picture: {picture}")
+
+
+def _refuse_unfitting(run: "Run", beam: int | None, picture: Path | None, int8: bool) -> None:
+    writes = run.task in ("translation", "summaries")
+    if beam is not None and not writes:
+        raise Mistake("--beam is for translators: leave it out")
+    if int8 and not writes:
+        raise Mistake(
+            "--int8 is for writing, and this run is scored by what it reads: leave it out"
+        )
+    if picture is not None and run.task != "images":
+        raise Mistake("--picture is for models of images: leave it out")
+    if picture is not None and picture.suffix not in PICTURES:
+        raise Mistake(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
 
 
 def _show_scores(scores: dict[str, Any], as_json: bool) -> None:

@@ -16,7 +16,7 @@ from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.evaluate.rouge import rouge_is_here, rouge_scorer, rouge_scores
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.joined import EncoderDecoder
-from manyheads.tasks.translation import TranslationTask, corpus_nll
+from manyheads.tasks.translation import TranslationTask, corpus_nll, gives_loss
 from manyheads.train.progress import Bar
 
 
@@ -80,14 +80,14 @@ def evaluate_summaries(
 ) -> Scores:
     """ROUGE-1, -2, -L and -Lsum of a split, and how likely the model finds its summaries.
 
-    The loss is left out where another program runs the model.
+    The loss is left out where another program runs the model, or eight bits do.
     """
     rouge_scorer()  # what is missing is said now, not after the summaries are written
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
         written = summarize(translator, corpus.sources, lambda done: bar.update(done, "documents"))
     scores = rouge_scores(written, references(corpus))
-    if isinstance(translator, Translator):
+    if isinstance(translator, Translator) and gives_loss(translator):
         tokenizer, frame = translator.tokenizer, translator.marks.frame
         encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "cut", frame)
         nll, tokens = corpus_nll(translator.model, encoded, translator.decode.read_at_once)

@@ -15,6 +15,7 @@ from manyheads.errors import BadData
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
 from manyheads.models.joined import EncoderDecoder
+from manyheads.nn.embedding import Head
 from manyheads.nn.shapes import Hidden
 from manyheads.segments import Segmenter
 from manyheads.tokens import Tokenizer
@@ -170,6 +171,11 @@ class Evaluation:
     alignment: AlignmentError | None
 
 
+def gives_loss(translator: AnyTranslator) -> bool:
+    """Whether it computes with an output layer as losses need it: no other program, no int8."""
+    return isinstance(translator, Translator) and isinstance(translator.model.head, Head)
+
+
 def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
     """How likely the model finds the targets that it can read whole; nothing where it can none."""
     tokenizer, frame = translator.tokenizer, translator.marks.frame
@@ -188,8 +194,8 @@ def evaluate_translation(
 
     With gold alignments also the alignment error of every head; the phrasebook's test also has
     its BLEU on word combinations that training never held. What needs the model's probabilities
-    is left out where another program runs it, what needs its heads also where it frames texts in
-    its own way, or has no cross-attention.
+    is left out where another program runs it or eight bits do; what needs its heads where another
+    program does, where it frames texts in its own way, and where it has no cross-attention.
     """
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
@@ -200,7 +206,8 @@ def evaluate_translation(
     own = False
     if isinstance(translator, Translator):
         own = translator.marks.own and looks_across(translator.model)
-        scores |= _likelihood(translator, corpus)
+        if gives_loss(translator):
+            scores |= _likelihood(translator, corpus)
     scores |= {"split": split_name, "examples": len(corpus.sources)}
     if split_name == "test" and COMPOSITIONAL in data.splits():
         other = data.read(COMPOSITIONAL)
