@@ -4,6 +4,7 @@
     python benchmarks/translations.py literature literature --seeds 1,2,3 --device cuda > rows.jsonl
     python benchmarks/translations.py raw multi30k --pairs en-de,en-fr --device cuda >> rows.jsonl
     python benchmarks/translations.py tatoeba tatoeba_de-en --device cuda >> rows.jsonl
+    python benchmarks/translations.py together kept/RUN kept/RUN --device cuda >> rows.jsonl
     python benchmarks/translations.py --table rows.jsonl --picture tatoeba.png
 
 prepare: lower case, Moses' normalised punctuation, Moses' tokens (needs sacremoses), all files of
@@ -12,6 +13,7 @@ literature, raw: each preset and seed a training, scored on the validation sente
 preset is to be chosen) and on the test sets that are there. `published` is the text-only
 Transformer-Tiny of Wu et al. (2021); the others change something of it, several with + between
 (ours+agreement) all that theirs do.
+together: runs that --keep left, which write together, scored as each of them was.
 tatoeba: each system and seed, with the validation loss and the BLEU of the first validation
 sentences against the seconds.
 
@@ -43,9 +45,10 @@ import torch
 from sacrebleu.metrics.bleu import BLEU
 
 from manyheads.data.corpus import read_lines
+from manyheads.decode.translate import AnyTranslator
 from manyheads.errors import Mistake
 from manyheads.files import replace_file
-from manyheads.opened import open_run
+from manyheads.opened import open_run, several
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.train.loop import Trainer
 from manyheads.training import read_recipe, train
@@ -202,6 +205,53 @@ def tokenised(
     return metric.corpus_score(written, [wanted]).score, str(metric.get_signature())
 
 
+def scored(translator: AnyTranslator, data: Any, job: Job) -> tuple[dict[str, Row], dict[str, str]]:
+    """The scores of each split, and their signatures."""
+    scores: dict[str, Row] = {}
+    signature: dict[str, str] = {}
+    for split in job.splits:
+        done = evaluate_translation(translator, data, split)
+        kinds = ("bleu", "chrf", "loss")
+        scores[split] = {key: done.scores[key] for key in kinds if key in done.scores}
+        signature |= done.scores["signature"]
+        if job.table == "literature" or job.words is not None:
+            made = tokenised(done.translations, done.corpus.targets, job.words)
+            scores[split]["tokenised"], signature["tokenised"] = made
+    return scores, signature
+
+
+def measure_together(folders: list[Path], device: str) -> Row:
+    """Runs that were kept, as one; the first says which data they are scored on."""
+    opened = [open_run(folder, device) for folder in folders]
+    data: Any = opened[0].run.data
+    there = stems(Path(data.folder), data.source, data.target)
+    splits = ["valid", *(split for split in (*MULTI30K, "test") if split in there)]
+    path = Path(data.folder) / f"{splits[1]}.{data.target}"
+    prepared = all(line == line.lower() for line in read_lines(path))
+    words = None if prepared else _words(data.target)
+    # As `measure` names them: table, system, the two languages, seed.
+    kinds = dict.fromkeys("-".join(folder.name.split("-")[1:-3]) for folder in folders)
+    seed = opened[0].run.seed
+    job = Job("literature" if prepared else "raw", " ".join(kinds), seed, [], splits, words)
+    begun = time.monotonic()
+    scores, signature = scored(several(list(opened)).translator(), data, job)
+    return {
+        "table": job.table,
+        "system": f"{job.system}, {len(folders)} together",
+        "pair": f"{data.source}-{data.target}",
+        "seed": seed,
+        "parameters": sum(sizes(one.run.model)["parameters"] for one in opened),
+        "scoring_seconds": time.monotonic() - begun,
+        "scores": scores,
+        "signature": signature,
+        "curve": [],
+        "command": shlex.join(
+            ["manyheads", "evaluate", str(folders[0]), "--split", splits[1]]
+            + [word for folder in folders[1:] for word in ("--with", str(folder))]
+        ),
+    }
+
+
 def measure(job: Job, device: str, keep: Path | None) -> Row:
     """Train, then translate and score the test sets."""
     run = read_recipe("translation", job.settings)
@@ -220,15 +270,7 @@ def measure(job: Job, device: str, keep: Path | None) -> Row:
         trained = time.monotonic()
         opened = open_run(folder, device)
         translator = opened.translator()
-        scores: dict[str, Row] = {}
-        signature: dict[str, str] = {}
-        for split in job.splits:
-            done = evaluate_translation(translator, data, split)
-            scores[split] = {key: done.scores[key] for key in ("bleu", "chrf", "loss")}
-            signature |= done.scores["signature"]
-            if job.table == "literature" or job.words is not None:
-                made = tokenised(done.translations, done.corpus.targets, job.words)
-                scores[split]["tokenised"], signature["tokenised"] = made
+        scores, signature = scored(translator, data, job)
         train_loss = last_loss(folder)
     return {
         "table": job.table,
@@ -325,7 +367,8 @@ def _costs(systems: dict[str, list[Row]]) -> None:
     print("|---" * 6 + "|")
     for system, rows in systems.items():
         cells = [f"{rows[0]['parameters'] / 1e6:.2f}M"]
-        cells += [_cell([row[key] for row in rows], shape) for key, shape in COSTS.items()]
+        for key, shape in COSTS.items():  # those that write together were trained before
+            cells.append(_cell([row[key] for row in rows if key in row], shape))
         print(f"| {system} | {' | '.join(cells)} |")
 
 
@@ -363,7 +406,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="?", choices=["prepare", "literature", "raw", "tatoeba"])
+    parser.add_argument(
+        "what", nargs="?", choices=["prepare", "literature", "raw", "together", "tatoeba"]
+    )
     parser.add_argument("folder", nargs="?")
     parser.add_argument("settings", nargs="*", help="a.b=c, for all runs; for prepare, where to")
     parser.add_argument("--source", default="en")
@@ -389,6 +434,9 @@ def main(arguments: list[str] | None = None) -> int:
                 parser.error("prepare needs two folders: the raw files', and one to write to")
             prepare(Path(given.folder), Path(given.settings[0]), given.source, given.target)
             return 0
+        if given.what == "together":
+            folders = [Path(name) for name in (given.folder, *given.settings)]
+            return 0 if each([partial(measure_together, folders, given.device)], given.until) else 1
         jobs = jobs_of(given)
     except Mistake as error:
         print(error, file=sys.stderr)

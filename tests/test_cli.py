@@ -376,6 +376,25 @@ def test_what_eight_bits_and_half_precision_cost_is_scored_and_not_kept(run: Pat
     assert "choose one" in mistake("evaluate", run, "--int8", "--half")
 
 
+def test_runs_that_write_together_are_scored_together(run: Path) -> None:
+    """A run with itself is the plainest pair: what it writes is what it writes alone."""
+    as_is = json.loads(result("evaluate", run, "--json", "--device", "cpu"))
+    code, printed, said = call("evaluate", run, "--with", run, "--with", run, "--json")
+    assert code == 0
+    assert "without loss: several write together" in said
+    scores = json.loads(printed)
+    assert scores["written_with"] == f"{run} {run}"
+    assert (scores["bleu"], scores["chrf"]) == (as_is["bleu"], as_is["chrf"])
+    assert json.loads((run / "scores.json").read_text()) == as_is
+    lines = b"the cat\na dog\n"
+    together = call("translate", run, "--with", run, "--n-best", "2", stdin=lines)[1]
+    alone = call("translate", run, "--n-best", "2", stdin=lines)[1]
+    texts = [[line.split(" ||| ")[1] for line in told.splitlines()] for told in (together, alone)]
+    assert texts[0] == texts[1]
+    assert "no run folder no/such/run" in mistake("translate", run, "--with", "no/such/run")
+    assert "--compile or --with" in mistake("translate", run, "--with", run, "--compile")
+
+
 # --- translate ---
 
 TEXT = "The dog sleeps.\n\n   \nA small cat sees the tree.\r\nÄ ü 漢字 🙂\nthe last line"

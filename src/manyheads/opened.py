@@ -18,6 +18,7 @@ from torch import nn
 from manyheads.decode.beam import Decode, Marks
 from manyheads.decode.generate import AnyGenerator, Generator, say_nothing
 from manyheads.decode.recorded import Recordings, steady
+from manyheads.decode.together import together
 from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.encode import TextEncoder
 from manyheads.errors import BadData, Mistake
@@ -240,6 +241,32 @@ class Ctranslate2Run(OpenRun):
 
         model = Ctranslate2Model(self.folder, "Generator", self.place)
         return Ctranslate2Generator(model, self.tokenizer, decode, warn)
+
+
+@dataclass(frozen=True)
+class Several(OpenRun):
+    """Models that write together, with the settings of the first."""
+
+    members: tuple[OpenRun, ...] = ()
+
+    def _translator(self, decode: Decode) -> AnyTranslator:
+        return together([one._translator(_framed(decode, one)) for one in self.members])
+
+
+def _framed(decode: Decode, opened: OpenRun) -> Decode:
+    """The settings, but for the tokens that a model's own texts begin and end with."""
+    own = opened.run.decode
+    return dataclasses.replace(decode, start=own.start, end=own.end, source_start=own.source_start)
+
+
+def several(opened: list[OpenRun]) -> OpenRun:
+    """One model, or several that write as one."""
+    first = opened[0]
+    if len(opened) == 1:
+        return first
+    for one in opened:
+        one.translator()  # says what cannot
+    return Several(first.folder, first.run, first.own_tokenizer, first.device, tuple(opened))
 
 
 def open_any(

@@ -44,7 +44,7 @@ STAGES = [
     "decode.recorded",
     "decode.beam_cache decode.steady decode.search decode.writer decode.generate",
     "decode.speculative",
-    "decode.compose decode.translate",
+    "decode.compose decode.translate decode.together",
     "decode.lines",
     "encode view.capture evaluate.scores evaluate.rouge evaluate.alignment view.figures",
     "exchange.foreign exchange.settings exchange.families exchange.channels exchange.huggingface",

@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +36,12 @@ EightBits = Annotated[
 ]
 Half = Annotated[
     bool, typer.Option("--half", help="Weights in bfloat16: faster on a GPU, nearly the same")
+]
+With = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--with", help="Another run to write with: the mean of probabilities; may be given again"
+    ),
 ]
 Compile = Annotated[
     bool,
@@ -107,15 +113,21 @@ def open_model(
     int8: bool = False,
     half: bool = False,
     compile: bool = False,
+    others: Sequence[Path] = (),
 ) -> "OpenRun":
-    """The model of a folder, in the form that was asked for."""
-    from manyheads.opened import open_any
+    """The model of a folder, in the form that was asked for, and others that write with it."""
+    from manyheads.opened import open_any, several
 
     if int8 and (half or compile):
         raise Mistake("--int8 is for a CPU, --half and --compile are for a GPU: choose one")
+    if others and compile:
+        raise Mistake("steps are compiled for one model alone: leave out --compile or --with")
     choose(device, threads)  # refuses a device that is not here; `auto` is for the folder to say
-    opened = open_any(run, "cpu" if int8 and device == "auto" else device, warn)
+    opened = [
+        open_any(one, "cpu" if int8 and device == "auto" else device, warn)
+        for one in (run, *others)
+    ]
     if int8:
-        return opened.in_int8()
-    opened = opened.in_half() if half else opened
-    return opened.compiled() if compile else opened
+        return several([one.in_int8() for one in opened])
+    opened = [one.in_half() for one in opened] if half else opened
+    return opened[0].compiled() if compile else several(opened)

@@ -23,6 +23,7 @@ from manyheads.commands.shared import (
     RunFolder,
     Seed,
     Threads,
+    With,
     choose,
     command_name,
     open_model,
@@ -183,6 +184,7 @@ def evaluate(
         Path | None,
         typer.Option(help="Of image models: a file to draw which class is taken for which into"),
     ] = None,
+    others: With = None,
     int8: EightBits = False,
     half: Half = False,
     as_json: Json = False,
@@ -191,7 +193,7 @@ def evaluate(
 ) -> None:
     """Score a run on a split of its data, each number with its signature.
 
-    What is scored in eight bits or in bfloat16 is told, and not written into the run's folder.
+    Scores in eight bits, in bfloat16 or with other runs are told, and not kept in the run's folder.
     """
     from manyheads.config import override_all
     from manyheads.data.language import TextData
@@ -200,7 +202,7 @@ def evaluate(
     from manyheads.view.figures import confusion
 
     _refuse_torchrun("evaluate")
-    opened = open_model(run, device, threads, say, int8=int8, half=half)
+    opened = open_model(run, device, threads, say, int8=int8, half=half, others=others or ())
     for setting in overrides or []:
         if not setting.startswith(("data", "decode.")):
             raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
@@ -222,12 +224,13 @@ def evaluate(
             "data.target=de"
         )
     scores = score(dataclasses.replace(opened, run=changed), changed.data, split, stride)
-    form = "int8" if int8 else "bfloat16" if half else None
-    _show_scores(scores | ({"computed_in": form} if form else {}), as_json)
+    form = {"computed_in": "int8" if int8 else "bfloat16"} if int8 or half else {}
+    form |= {"written_with": " ".join(map(str, others))} if others else {}
+    _show_scores(scores | form, as_json)
     if "loss" not in scores and changed.task == "translation":
-        how = "eight bits are for writing" if int8 else "another program runs the model"
-        say(f"without loss: {how}")
-    if form is None and (run / SETTINGS).is_file():  # that of another program is left as it is
+        how = "several write together" if others else "another program runs the model"
+        say(f"without loss: {'eight bits are for writing' if int8 else how}")
+    if not form and (run / SETTINGS).is_file():  # that of another program is left as it is
         save_scores(run, scores)
     if picture is not None:
         found = scores["confusion"]

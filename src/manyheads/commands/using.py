@@ -18,6 +18,7 @@ from manyheads.commands.shared import (
     Half,
     RunFolder,
     Threads,
+    With,
     given,
     open_model,
     say,
@@ -47,6 +48,7 @@ def translate(
     top_k: Annotated[int, typer.Option(help="Of --sample; 0 is off")] = 0,
     top_p: Annotated[float, typer.Option(help="Of --sample; 1 is off")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of --sample")] = 0,
+    others: With = None,
     int8: EightBits = False,
     half: Half = False,
     compile: Compile = False,
@@ -73,7 +75,8 @@ def translate(
         raise Mistake("--n-best lists what a search found: leave out --sample")
     if sample and beam is not None:
         raise Mistake("--beam is for searching: leave out --sample")
-    opened = open_model(run, device, threads, say, int8=int8, half=half, compile=compile)
+    form = {"int8": int8, "half": half, "compile": compile}
+    opened = open_model(run, device, threads, say, **form, others=others or ())
     width = opened.run.decode.beam if beam is None else beam
     translator = opened.translator(beam=width if n_best == 1 else max(width, n_best))
     lines: Iterable[bytes] = sys.stdin.buffer
