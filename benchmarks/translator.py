@@ -2,9 +2,10 @@
 
 All are the same model with the same weights (x-transformers, where it is installed: one of the
 same sizes), run on the same sentences in one process, in turns; a figure is the median over the
-rounds, a ratio that of paired rounds. Decoding is also that of CTranslate2 in float32, and ours in
-eight bits, with what these cost in BLEU. Once in identical batches, which shows the model alone,
-and once each in its own, which is what a user has. One JSON object a line.
+rounds, a ratio that of paired rounds. Training is also ours in bfloat16; decoding that of
+CTranslate2 in float32, and ours in eight bits, with what these cost in BLEU. Once in identical
+batches, which shows the model alone, and once each in its own, which is what a user has. One JSON
+object a line.
 
     make bench        (or: python benchmarks/translator.py --rounds 7)
 """
@@ -43,6 +44,7 @@ from manyheads.vocabularies import Bpe
 from speed import Row, Rows, compared, in_turns, options, told
 
 OURS, EIGHT, THEIRS = "ours", "ours in eight bits", "transformers"
+HALF = "ours in bfloat16"
 SAME, OWN = "same batches", "own batches"
 BEAM = 5
 BATCH = 32
@@ -175,12 +177,18 @@ def training(work: Work, batches: str) -> Row:
 
     In batches of their own ours come from length buckets, those of the others in any order.
     """
-    ours = copy.deepcopy(work.model).train()
+    ours, half = (copy.deepcopy(work.model).train() for _ in range(2))
     theirs = to_huggingface(work.model).train()
     errors: dict[str, str] = {}
 
     def our_loss(batch: Batch) -> torch.Tensor:
         loss = translation_loss(ours, batch, 0.0)
+        return loss.objective / loss.count
+
+    def half_loss(batch: Batch) -> torch.Tensor:
+        """As with train.precision=bfloat16."""
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = translation_loss(half, batch, 0.0)
         return loss.objective / loss.count
 
     def their_loss(batch: Batch) -> torch.Tensor:
@@ -192,13 +200,14 @@ def training(work: Work, batches: str) -> Row:
         ).loss
 
     updates = {OURS: update_of(ours, our_loss), THEIRS: update_of(theirs, their_loss)}
+    updates[HALF] = update_of(half, half_loss)
     if find_spec("x_transformers"):
         try:
             updates["x-transformers"] = x_update(ours.config)
         except Exception as error:  # the others are still compared
             errors["x-transformers"] = told(error)
     mine, others, tokens = drawn(work, batches)
-    drawn_for = {name: mine if name == OURS else others for name in updates}
+    drawn_for = {name: mine if name in (OURS, HALF) else others for name in updates}
 
     def rate(name: str, number: int) -> float:
         began = time.perf_counter()
@@ -208,7 +217,7 @@ def training(work: Work, batches: str) -> Row:
 
     sides = {name: lambda number, name=name: rate(name, number) for name in updates}
     in_turns(sides, 1, errors)  # warms all up
-    row = compared(in_turns(sides, work.rounds, errors), [OURS])
+    row = compared(in_turns(sides, work.rounds, errors), [OURS, HALF])
     parameters = sum(p.numel() for p in ours.parameters())
     return row | {"parameters": parameters, "errors": errors}
 

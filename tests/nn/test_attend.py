@@ -12,7 +12,7 @@ from torch.autograd import gradcheck
 from manyheads.errors import Mistake
 from manyheads.nn.attention import attend, attention_weights
 from manyheads.nn.cores import Core, Dense, Fused
-from manyheads.nn.masks import causal, full, prefix, window
+from manyheads.nn.masks import Rule, causal, full, prefix, window
 from manyheads.nn.positions import PositionSizes, Shaw
 from manyheads.nn.scores import Additive, Bilinear
 from manyheads.nn.tiled import Tiled
@@ -245,3 +245,22 @@ def test_a_core_that_differs_by_layer_is_built_first() -> None:
     q = torch.randn(1, 2, 8, 4)
     with pytest.raises(ValueError, match=r"another core in each layer.*layers='M'"):
         attend(q, q, q, core="memory-compressed")
+
+
+@pytest.mark.parametrize("rule", [full, causal], ids=lambda one: one.kind)
+def test_half_precision_on_a_cpu_is_as_near_as_its_numbers(rule: Rule) -> None:
+    """Where gradients are wanted the fused core computes in float32, autocast or not."""
+    torch.manual_seed(1)
+    whole = [torch.randn(2, 4, 7, 16, dtype=torch.bfloat16) for _ in range(3)]
+    real = torch.arange(7)[None] < torch.tensor([[7], [4]])
+    found = []
+    for core, dtype in (("fused", torch.bfloat16), ("dense", torch.float64)):
+        given = [x.clone().to(dtype).requires_grad_() for x in whole]
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            mixed = attend(*given, rule=rule, real=real, core=core)
+        assert mixed.dtype == dtype
+        (mixed.double() * torch.arange(1, 17)).sum().backward()
+        found.append([mixed.detach(), *(x.grad for x in given)])
+    for one, exact in zip(*found, strict=True):
+        scale = float(exact.abs().max())
+        assert float((one.double() - exact).abs().max()) < 2**-7 * scale
