@@ -29,7 +29,7 @@ for (outputs, inputs), biased in itertools.product(((1, 8), (13, 40), (9, 2500))
         inner = F.linear(norm(x), weight, bias)
         with torch.no_grad():
             torch.testing.assert_close(part(x), ACTIVATIONS[kind](inner), **near)
-            added = Summed(part)(s, lambda _: part(x))
+            added = Summed(part, None)(s, lambda _: part(x))
             torch.testing.assert_close(added, ACTIVATIONS[kind](inner) + s, **near)
             many = x.expand(1, 2, -1)
             torch.testing.assert_close(part(many)[:, 0], part(x)[:, 0], **near)
@@ -83,7 +83,8 @@ for config in (GptConfig, Seq2SeqConfig):
                     found.append([one.logits(step) for step in steps])
             for a, b in zip(*found):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-            assert any(norms_asked) == pre
+            parts, steps = (2, 2) if config is GptConfig else (3, 1)
+            assert len(norms_asked) == (pre and steps * (2 * parts + 1))  # each once
             assert any(added for _, added in asked) == pre
             assert any(active for active, _ in asked) == plain
             kinds = {type(block.attention_residual) for block in other.decoder.blocks}

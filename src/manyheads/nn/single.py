@@ -144,11 +144,8 @@ class Single(Product):
         self.added: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        fits = x.dtype == self.weight.dtype != torch.float64  # it sums in float32
-        if fits and x.numel() == x.shape[-1]:
-            if self.norm is not None:
-                norm: Any = self.norm
-                x = single_norm(x, norm.weight, _shift(norm), norm.eps)
+        if _is_ours(x, self.weight):
+            x = x if self.norm is None else _normed(self.norm, x)
             kind = -1 if self.activation is None else KINDS.index(self.activation)
             found: Tensor = single_product(x, self.weight, self.bias, kind, self.added)
             return found
@@ -157,16 +154,19 @@ class Single(Product):
 
 
 class Summed(nn.Module):
-    """A residual connection whose norm and sum are done by the products of its part."""
+    """A residual connection whose sum is done by the last product of its part.
 
-    def __init__(self, last: Single) -> None:
+    So is its norm by the first one, unless there are several first ones.
+    """
+
+    def __init__(self, last: Single, norm: nn.Module | None) -> None:
         super().__init__()
-        self.last = last
+        self.last, self.norm = last, norm
 
     def forward(self, x: Tensor, part: Any) -> Tensor:
         self.last.added = x
         try:
-            found: Tensor = part(x)
+            found: Tensor = part(x if self.norm is None else _normed(self.norm, x))
             return found
         finally:
             self.last.added = None
@@ -198,15 +198,28 @@ def _join(block: Any, name: str, first: list[str]) -> None:
     last = part.outer if name == "feedforward" else part.output
     if residual.placement != "pre" or not _has_kernel(residual.norm):
         return
-    for entry in first:
-        getattr(part, entry).norm = residual.norm
-    setattr(block, f"{name}_residual", Summed(last))
+    once = len(first) == 1
+    if once:
+        getattr(part, first[0]).norm = residual.norm
+    setattr(block, f"{name}_residual", Summed(last, None if once else residual.norm))
 
 
 def _has_kernel(norm: Any) -> bool:
     kinds = type(norm) is nn.RMSNorm or (type(norm) is nn.LayerNorm and norm.bias is not None)
     sized = kinds and norm.weight is not None and norm.weight.numel() <= WIDEST_NORM
     return sized and norm.eps is not None
+
+
+def _is_ours(x: Tensor, weight: Tensor) -> bool:
+    """Whether x is one row, in the type of the weights and one that is summed in float32."""
+    return x.numel() == x.shape[-1] and x.dtype == weight.dtype != torch.float64
+
+
+def _normed(norm: Any, x: Tensor) -> Tensor:
+    if not _is_ours(x, norm.weight):
+        return norm(x)
+    found: Tensor = single_norm(x, norm.weight, _shift(norm), norm.eps)
+    return found
 
 
 def _shift(norm: nn.Module) -> Tensor | None:
