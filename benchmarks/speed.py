@@ -9,9 +9,11 @@ its tokens a second round by round, `ratios` of ours to the others (medians over
 """
 
 import argparse
+import atexit
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -96,11 +98,20 @@ class Rows:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
         old = read(given.skip)
         self.done = {row["row"] for row in old if row["bench"] == bench and whole(row)}
+        self.met = False
+        atexit.register(self._say_if_none)
+
+    def _say_if_none(self) -> None:
+        if not self.met:
+            print("no row has that in its name: --names lists all", file=sys.stderr)
 
     def add(self, name: str, measure: Callable[[], Row]) -> None:
         """Measure a row if it is wanted. An error is a row too, and the next one goes on."""
         name = TINY + name if self.given.tiny else name
-        if name in self.done or not any(part in name for part in self.given.only):
+        if not any(part in name for part in self.given.only):
+            return
+        self.met = True
+        if name in self.done:
             return
         if self.given.names:
             print(name)
@@ -352,6 +363,9 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="show rows of tiny models, no others")
     parser.add_argument("--picture", type=Path, help="draw throughput against size into this file")
     given = parser.parse_args()
+    missing = [str(path) for path in given.files if not path.is_file()]
+    if missing:
+        parser.error(f"there is no {missing[0]}: make bench and make bench-gpu write such files")
     latest: dict[tuple[str, str], Row] = {}
     for row in read(given.files):
         key = (row["bench"], row["row"])
@@ -359,10 +373,12 @@ def main() -> None:
             latest[key] = row
     rows = list(latest.values())
     if not rows:
-        parser.error("there are no rows in these files: make bench and make bench-gpu write them")
-    print("## Goals\n")
-    head = ["", "goal", "measured", "least and most", "held"]
-    print(table(head, []), *(goal.shown(rows) for goal in goals()), sep="\n")
+        other = "leave out --tiny" if given.tiny else "rows of tiny models are shown with --tiny"
+        parser.error(f"there are no such rows in these files: {other}")
+    if not given.tiny:  # of weights that are nobody's goal
+        print("## Goals\n")
+        head = ["", "goal", "measured", "least and most", "held"]
+        print(table(head, []), *(goal.shown(rows) for goal in goals()), sep="\n")
     for bench, title in (
         ("training", "Training on a GPU"),
         ("decoding", "Decoding on a GPU"),

@@ -12,6 +12,7 @@ object a line.
 
 import argparse
 import copy
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from manyheads.data.batching import Batches
@@ -132,9 +134,14 @@ def warm_up(
 ) -> None:
     """Train until sentences end where they should, so that decoding does honest work.
 
-    That takes most of an hour on two cores, so the weights are kept for the next time.
+    That takes most of an hour of one core, so the weights are kept for the next time.
     """
+    about = {"steps": str(steps), "vocabulary": str(model.config.vocab_size)}
     if kept is not None and kept.exists():
+        with safe_open(kept, "pt") as file:
+            found = file.metadata() or {}
+        if found != about:
+            sys.exit(f"{kept} holds other weights ({found}, not {about}): give another --kept")
         model.load_state_dict({k: v.float() for k, v in load_file(kept).items()})
         return
     train = Train(steps=steps, warmup_steps=400, schedule="linear", learning_rate=1e-3)
@@ -151,7 +158,7 @@ def warm_up(
     if kept is None:
         return
     kept.parent.mkdir(parents=True, exist_ok=True)
-    save_file(dict(model.state_dict()), kept)
+    save_file(dict(model.state_dict()), kept, about)
 
 
 def labels_of(batch: Batch) -> torch.Tensor:
@@ -201,7 +208,9 @@ def training(work: Work, batches: str) -> Row:
 
     updates = {OURS: update_of(ours, our_loss), THEIRS: update_of(theirs, their_loss)}
     updates[HALF] = update_of(half, half_loss)
-    if find_spec("x_transformers"):
+    if not find_spec("x_transformers"):
+        print("without x-transformers: pip install x-transformers", file=sys.stderr)
+    else:
         try:
             updates["x-transformers"] = x_update(ours.config)
         except Exception as error:  # the others are still compared

@@ -353,7 +353,7 @@ def test_a_run_goes_on_when_what_it_began_with_is_gone() -> None:
 def test_other_settings_are_another_run(words: tuple[str, ...], changed: str) -> None:
     folder = Path("runs/rotary" if "data.lines" in changed else "runs/bert")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert f"holds another run ({changed}): choose" in mistake("train", *words, "--out", folder)
+    assert f"holds another run ({changed}): keep that" in mistake("train", *words, "--out", folder)
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -397,7 +397,7 @@ def test_the_next_command_works_as_printed(said: dict[str, str]) -> None:
         (("evaluate", "labels", "--split", "valid", "--stride", "4"), "--stride is for language"),
         (("evaluate", "rotary", "--split", "valid", "--beam", "4"), "--beam is for translators"),
         (("evaluate", "rotary", "--split", "valid", "--int8"), "--int8 is for writing"),
-        (("evaluate", "rotary", "--with", "rotary"), "what translates is an encoder–decoder"),
+        (("evaluate", "rotary", "--with", "runs/rotary"), "what translates is an encoder–decoder"),
         (("evaluate", "rotary", "objective.packing=documents"), "cannot change once a run is"),
         (("evaluate", "rotary", "data.folder=nowhere"), "data.folder=nowhere is not a folder"),
         (("export", "bert", "--to", "ctranslate2", "--out", "x"), "holds a bert model"),

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from typing import Any
 
 import typer
 
@@ -46,6 +47,27 @@ app.command()(claims)
 app.command()(scale)
 
 
+def _run() -> int:
+    """The exit code of a command; words that it does not understand are a mistake like others."""
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # as the parser's have, and no others
+            raise
+        if not sys.argv[1:]:  # nothing was asked for, and all that there is has been told
+            return Mistake.exit_code
+        raise Mistake(_told(error)) from None
+    return code if isinstance(code, int) else 0
+
+
+def _told(unread: Any) -> str:
+    command = getattr(unread.ctx, "command_path", "manyheads")
+    what = " ".join(unread.format_message().split()).rstrip(".")
+    if command.endswith(" translate") and "extra argument" in what:
+        return f"{what}: it reads lines from a pipe, {command} RUN < FILE"
+    return f"{what}: see {command} --help"
+
+
 def main() -> None:
     """Run a command; a user's mistake is one line and an exit code, never a traceback."""
     # Threads that sleep while they wait: spinning ones slow a shared machine many times over.
@@ -54,7 +76,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")  # as what is read, whatever the locale
     try:
-        app()
+        sys.exit(_run())
     except Mistake as error:
         say(f"manyheads: {error}")
         sys.exit(error.exit_code)

@@ -65,6 +65,7 @@ FREE = {
     "train.log_every",
     "train.parallel",
     "train.compile",
+    "train.recompute",
 }
 
 

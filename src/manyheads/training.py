@@ -235,7 +235,9 @@ def _written(run: Run, folder: Path) -> Run:
     if (folder / SETTINGS).exists():
         found = differences(dump(run), dump(read_run(folder)))
         if found:
-            raise Mistake(f"{folder} holds another run ({found[0]}): choose another --out")
+            raise Mistake(
+                f"{folder} holds another run ({found[0]}): keep that, or choose another --out"
+            )
     text = settings_text(run, folder)
     if not (folder / SETTINGS).exists() or (folder / SETTINGS).read_text("utf-8") != text:
         write_text(folder / SETTINGS, text)

@@ -141,6 +141,14 @@ def test_literature_trains_on_prepared_text_alone(
         assert row["ms_a_step"] == pytest.approx(1000 * row["seconds"] / 4)
     assert found[0]["curve"] != found[1]["curve"]
     assert (keep / "literature-published-en-de-2" / "model.safetensors").is_file()
+    runs = [str(keep / f"literature-published-en-de-{seed}") for seed in (1, 2)]
+    assert translations.main(["together", *runs, "--device", "cpu"]) == 0
+    [both] = rows(capsys.readouterr().out)
+    assert (both["table"], both["system"]) == ("literature", "published, 2 together")
+    assert both["parameters"] == 2 * found[0]["parameters"]
+    for split, one in both["scores"].items():
+        assert one.keys() == {"bleu", "chrf", "tokenised"}
+        assert one["chrf"] != found[0]["scores"][split]["chrf"]
     assert translations.main(["literature", str(out), *asked]) == 1  # a kept run is not measured
     assert "another --keep" in capsys.readouterr().err
 

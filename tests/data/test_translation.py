@@ -271,7 +271,10 @@ def test_several_test_sets_are_found_by_name_and_the_first_one_is_test(tmp_path:
             (tmp_path / f"{stem}.{side}").write_text(f"{stem} {side}\n")
     data = FilesData(folder=str(tmp_path), source="en", target="de")
     assert data.read("test").sources == ["test_2016 en"]
+    assert "test_2016" in data.read("test").name  # which is told with its scores
     assert data.read("test_2017").targets == ["test_2017 de"]
+    with pytest.raises(Mistake, match=r"known: test, test_2016, test_2017, train, valid"):
+        data.read("other")
     (tmp_path / "test.en").write_text("plain\n")
     (tmp_path / "test.de").write_text("plain\n")
     assert data.read("test").sources == ["plain"]

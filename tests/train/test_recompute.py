@@ -40,6 +40,14 @@ def test_the_same_bits_are_learned(tmp_path: Path, more: tuple[str, ...]) -> Non
     assert_same_bits(tmp_path / "again", tmp_path / "kept")
 
 
+def test_a_run_may_begin_without_it_and_go_on_with_it(tmp_path: Path) -> None:
+    """As one does where memory has ended."""
+    trainer(tmp_path / "kept").run()
+    trainer(tmp_path / "changed", "train.steps=3").run()
+    trainer(tmp_path / "changed", "train.recompute=true").run()
+    assert_same_bits(tmp_path / "changed", tmp_path / "kept")
+
+
 def kept_bytes(model: Any, tokens: Tensor) -> tuple[int, list[Tensor]]:
     """What a forward pass holds on to but for the weights, and the gradients it leads to."""
     own = {weight.data_ptr() for weight in model.parameters()}

@@ -81,6 +81,8 @@ def _train(run: "Run", out: Path, device: "torch.device", world: "World | None" 
             where = f"{world.size} × {device.type}, {run.train.parallel}"
             where = where if world.several else str(device)
             speak(f"{count:,} parameters on {where}, {trainer.dtype}".replace("torch.", ""))
+            if run.train.compile == "yes" and not world.several:
+                speak("the first steps are compiled, which takes up to a minute each")
             trainer.run()
             steps = trainer.progress.snapshots
             if trainer.train.average > 1:
@@ -228,8 +230,8 @@ def evaluate(
     form |= {"written_with": " ".join(map(str, others))} if others else {}
     _show_scores(scores | form, as_json)
     if "loss" not in scores and changed.task == "translation":
-        how = "several write together" if others else "another program runs the model"
-        say(f"without loss: {'eight bits are for writing' if int8 else how}")
+        how = "several runs that write together" if others else "what another program runs"
+        say(f"loss and perplexity are not computed of {'eight bits' if int8 else how}")
     if not form and (run / SETTINGS).is_file():  # that of another program is left as it is
         save_scores(run, scores)
     if picture is not None:

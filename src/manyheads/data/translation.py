@@ -108,7 +108,8 @@ class FilesData:
         if files is not None and split != "train":
             return self._read(*files)
         if split not in STEMS:
-            raise Mistake(f"there is no split '{split}': {nearest(split, STEMS)}")
+            known = [*STEMS, *self._longer_stems("test")]
+            raise Mistake(f"there is no split '{split}': {nearest(split, known)}")
         if split == "test":
             raise Mistake(
                 f"there are no files for the split '{split}': give data.{split}_source and "

@@ -209,6 +209,8 @@ def evaluate_translation(
         if gives_loss(translator):
             scores |= _likelihood(translator, corpus)
     scores |= {"split": split_name, "examples": len(corpus.sources)}
+    if corpus.name:
+        scores["files"] = corpus.name
     if split_name == "test" and COMPOSITIONAL in data.splits():
         other = data.read(COMPOSITIONAL)
         unseen = translation_scores(translate_whole(translator, other.sources), other.targets)
