@@ -90,6 +90,19 @@ def test_with_the_fused_core_and_shared_heads(changes: dict[str, Any]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+@torch.no_grad()
+def test_what_is_cut_is_read_again() -> None:
+    model, cache = gpt(), BeamCache()
+    text = torch.randint(30, (2, 6))
+    model(text.flip(1), cache=cache)
+    cache.cut(0)
+    model(text[:, :4], cache=cache)
+    model(text[:, :2], cache=cache)
+    cache.cut(4)
+    found = model(text[:, 4:], cache=cache)
+    torch.testing.assert_close(found, model(text)[:, 4:], rtol=0, atol=1e-12)
+
+
 def test_a_step_copies_no_keys_unless_a_sentence_leaves() -> None:
     model, cache = gpt(), BeamCache()
     with torch.no_grad():

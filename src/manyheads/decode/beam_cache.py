@@ -73,6 +73,11 @@ class BeamCache(KeyValueCache):
         super().advance(positions)
         self._slots += self.beams * positions
 
+    def cut(self, length: int) -> None:
+        assert self.beams == 1  # later positions have several slots
+        super().cut(length)
+        self._slots = length
+
     def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
         return self._append(owner, keys, values, self._slots)
 

@@ -6,7 +6,6 @@ They need not be of one kind or size, but must share a tokenizer. Runs that diff
 alone are the plainest case: what each of them has learned by chance the others vote down.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,9 +26,9 @@ class Steppers:
         self.members = members
 
     def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows v"]:
-        """The log of the mean of their probabilities."""
+        """The log of the sum of their probabilities: as logits, those of the mean."""
         logs = [member.step(tokens).log_softmax(-1) for member in self.members]
-        return torch.stack(logs).logsumexp(0) - math.log(len(logs))
+        return torch.stack(logs).logsumexp(0)
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         for member in self.members:
