@@ -29,7 +29,10 @@ from manyheads.decode.beam import BeamSearch, Decode
 from manyheads.decode.generate import Generator
 from manyheads.decode.recorded import (
     MOST,
+    READ,
+    SMALLEST_ROOM,
     Recordings,
+    reads_filled_up,
     room_for,
     rows_for,
     source_room_for,
@@ -47,10 +50,12 @@ from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
 from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
+from manyheads.nn.positions import Learned
 from manyheads.nn.relative import Relative
 from manyheads.nn.scores import Additive, Bilinear
 from manyheads.tokens import SPECIALS
 
+LONG = 128  # positions: as much as is read at once
 LINES = ["a b c", "h", "c d e f g h a b"]
 SOME = [PROMPTS[0], PROMPTS[2], PROMPTS[3]]  # two of them in one batch
 SAMPLES = [
@@ -254,6 +259,40 @@ def test_every_step_is_the_same_operations_and_asks_nobody(position: str, core: 
         assert not [line for line in steps[0] for name in HOST if f".{name}." in line]
         by_truth = [line for line in steps[0] if ".index" in line and "torch.bool" in line]
         assert not by_truth
+
+
+@schemes
+def test_reading_is_the_same_operations_and_asks_nobody(position: str, core: str) -> None:
+    """Whatever is read, and how much of the room it fills."""
+    fixed = generators(toy_gpt(position, core, layers=1, max_length=LONG))[1]
+    model = toy_model(position, core, layers=1, max_length=LONG)
+    lines = Translator(model, toy_tokenizer(), fixed.decode, recordings=fixed.recordings)
+    seen: list[list[str]] = []
+    for prompt, line in ((PROMPTS[0], "a b c"), (PROMPTS[2], "h g")):
+        fixed.sample([prompt], LIMIT, SAMPLES[0])
+        lines.search([line])
+        texts, sources = (one.steps for one in fixed.recordings.kept.values())
+        assert list(texts.readings) == [SMALLEST_ROOM]
+        with Watch() as watch, torch.no_grad():
+            texts.readings[SMALLEST_ROOM].work()
+            sources.reading.work()
+        seen.append(watch.done)
+    assert seen[0] == seen[1]
+    assert not [line for line in seen[0] for name in HOST if f".{name}." in line]
+
+
+def test_what_is_read_filled_up() -> None:
+    """Little, within the positions that there are, by parts that make nothing of empty places."""
+    sizes: Any = {"vocab_size": 9, "dim": 8, "layers": 1, "max_length": 100}
+    stack = GptConfig(**sizes).build().decoder
+    assert reads_filled_up(stack, 4, READ // 4)
+    assert not reads_filled_up(stack, 4, READ // 4 + 1)
+    learned = GptConfig(**sizes, position=Learned()).build().decoder
+    assert reads_filled_up(learned, 1, 100)
+    assert not reads_filled_up(learned, 1, 101)
+    for part in ({"core": Longformer()}, {"core": Performer()}, {"feedforward": Experts()}):
+        changes: Any = part
+        assert not reads_filled_up(GptConfig(**sizes, **changes).build().decoder, 1, 10)
 
 
 @pytest.mark.parametrize("core", [Packed(), Longformer(), Performer(), CORES["tiled"]])

@@ -80,10 +80,11 @@ class FixedCache:
         assert isinstance(rule, Causal)
         assert length == 1
         assert real is None
-        self._slots = self.place * self.beams + self._own  # for all layers alike
         queries = self.place.expand(1, self.beams)
         if self.beams == 1:
+            self._slots = self.place
             return Sight(rule, queries, self._positions)
+        self._slots = self.place * self.beams + self._own  # for all layers alike
         own = repeat(self._own, "k -> n k 1", n=self.sentences)
         self.ancestors.index_copy_(2, self.place, own)
         return Sight(Ancestors(self.ancestors), queries, self._positions)
@@ -94,7 +95,7 @@ class FixedCache:
         if _has_kernel(keys):
             from manyheads.nn.placed import place
 
-            place(pair, self._slots, keys, values)
+            place(*pair, self._slots, keys, values)
             return pair
         for held, new in zip(pair, (keys, values), strict=True):
             held.index_copy_(2, self._slots, new.to(held.dtype))
@@ -153,11 +154,10 @@ class FixedCache:
 
 
 def _has_kernel(keys: Tensor) -> bool:
-    """Whether our kernel puts both at once; compiled, PyTorch joins it with what is before it."""
+    """Whether our kernel puts both at once."""
     return (
         keys.device.type == "cuda"
         and keys.shape[2] <= PLACED
-        and not torch.compiler.is_compiling()
         and not torch.is_grad_enabled()
         and TRITON
         and trusted("placed", keys.device.index)

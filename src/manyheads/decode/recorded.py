@@ -2,8 +2,8 @@
 
 A step of a decoder is hundreds of kernels of a few microseconds each, and the host takes longer to
 launch them than the device to compute them. A recorded step is launched as a whole, and it reads
-and writes tensors at fixed places, the number of the step among them. Elsewhere than on a GPU the
-same work is simply done.
+and writes tensors at fixed places, the number of the step among them. What is read before the first
+step is recorded too, if it is little. Elsewhere than on a GPU the same work is simply done.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -18,6 +18,7 @@ from torch import nn
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.block import Stack
 from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.flex import Flex
@@ -28,6 +29,7 @@ ASKED = 16  # steps between two questions to the device whether all is done
 # Recordings that are kept, and the most that they hold; the one unused for longest goes first.
 MOST, MOST_BYTES = 8, 8 * 2**30
 SMALLEST_ROOM = 64
+READ = 4096  # positions of all rows, beyond which it is not the host that is waited for
 
 
 def steady(model: nn.Module) -> bool:
@@ -44,6 +46,22 @@ def steady(model: nn.Module) -> bool:
         return False
     heard = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     return not heard and not any(isinstance(part, ExpertFeedForward) for part in parts)
+
+
+def reads_filled_up(stack: Stack, rows: int, positions: int) -> bool:
+    """Whether a stack reads so many positions, some of them empty, by the same kernels each time.
+
+    So many that the device is busy with them are read as they are.
+    """
+    most = stack.position.max_length
+    parts = list(stack.modules())
+    cores = [part.core for part in parts if isinstance(part, SelfAttention | CrossAttention)]
+    return (
+        rows * positions <= READ
+        and (most is None or positions <= most)
+        and all(type(core) in (Dense, Fused) for core in cores)
+        and not any(isinstance(part, ExpertFeedForward) for part in parts)
+    )
 
 
 def room_for(positions: int) -> int:

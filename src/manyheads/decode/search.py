@@ -81,7 +81,7 @@ class Searching:
         logits = self.allowed.fine(self.read_newest(rearrange(newest, "n k 1 -> (n k)")))
         total = log_mass(logits)
         last = held.limits == self.length
-        last_rows = repeat(last, "n -> (n k)", k=k)
+        last_rows = repeat(last, "n -> (n k)", k=k) if self.allowed.forces else None
         self.allowed.apply(logits, total, self.length, last_rows)
         log, parents, tokens = continuations(held.alive_log, logits, total)
         grown = take(held.alive, parents).index_copy_(2, self.length, tokens[..., None])

@@ -8,6 +8,7 @@ write, and are done from the beginning.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +20,7 @@ from manyheads.decode.cache import KeyValueCache
 from manyheads.decode.fixed_cache import FixedCache
 from manyheads.decode.hypotheses import NEVER
 from manyheads.decode.logits import has_kernel, log_mass
-from manyheads.decode.recorded import ASKED, Recorded, compiled
+from manyheads.decode.recorded import ASKED, Recorded, compiled, reads_filled_up, room_for
 from manyheads.decode.sample import Sample, choose
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Memory, Seq2Seq
@@ -39,7 +40,7 @@ class Steps(Protocol):
     vocabulary: int
 
     def read(self, texts: Texts) -> None:
-        """What comes before the first step, eagerly: it has another shape each time."""
+        """What comes before the first step, if short by a recording for the room that it fills."""
         ...
 
     def step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
@@ -50,16 +51,35 @@ class Steps(Protocol):
 class GptSteps:
     """A decoder-only model."""
 
-    def __init__(self, model: Gpt, cache: FixedCache) -> None:
-        self.model, self.cache = model, cache
+    def __init__(self, model: Gpt, cache: FixedCache, pool: Any = None) -> None:
+        self.model, self.cache, self.pool = model, cache, pool
         self.vocabulary = model.tokens.num_embeddings
+        self.prompts = cache.place.new_zeros(cache.sentences, cache.room)
+        self.readings: dict[int, Recorded] = {}
 
     def read(self, texts: Texts) -> None:
-        """All of the prompts but their last tokens, as one pass."""
+        """All of the prompts but their last tokens, as one pass.
+
+        What is behind them in their room is read too. Nothing before it sees it, and each of its
+        slots is written again before it is seen.
+        """
         [prompts] = texts
+        rows, length = len(prompts), prompts.shape[1] - 1
+        room = room_for(length)
+        if length < 1 or not reads_filled_up(self.model.decoder, self.cache.sentences, room):
+            self._read(prompts[:, :-1])
+            return
+        if room not in self.readings:
+            work = partial(self._read, self.prompts[:, :room])
+            self.readings[room] = Recorded(work, prompts.device, self.pool)
+        self.prompts[:rows, :length] = prompts[:, :-1]
+        self.readings[room]()
+        self.cache.place.fill_(length)
+
+    def _read(self, tokens: Int[Tensor, "rows length"]) -> None:
         read = KeyValueCache()
-        if prompts.shape[1] > 1:
-            self.model.hidden(prompts[:, :-1], cache=read)
+        if tokens.shape[1]:
+            self.model.hidden(tokens, cache=read)
         self.cache.fill(read)
 
     def step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
@@ -71,26 +91,36 @@ class GptSteps:
 class Seq2SeqSteps:
     """An encoder–decoder; its encoder is no part of a step."""
 
-    def __init__(self, model: Seq2Seq, cache: FixedCache) -> None:
+    def __init__(self, model: Seq2Seq, cache: FixedCache, pool: Any = None) -> None:
         self.model, self.cache = model, cache
         self.vocabulary = model.target_table.num_embeddings
-        self.real = torch.ones(
-            cache.sentences, cache.source_room, dtype=torch.bool, device=cache.place.device
-        )
-        self.sight = look(full, cache.source_room, real=self.real, device=self.real.device)
+        rows, room, device = cache.sentences, cache.source_room, cache.place.device
+        self.source = cache.place.new_zeros(rows, room)
+        self.real = torch.ones(rows, room, dtype=torch.bool, device=device)
+        self.sight = look(full, room, real=self.real, device=device)
+        filled_up = reads_filled_up(model.encoder, rows, room)
+        work = partial(self._read, self.source, self.real)
+        self.reading = Recorded(work, device, pool) if filled_up else None
 
     def read(self, texts: Texts) -> None:
         """The sources, as one pass; what is beyond them is not real, but for rows without one."""
         source, real = texts
-        states = self.model.encode(source, real).states
-        for part in self.model.decoder.modules():
-            if isinstance(part, CrossAttention):
-                self.cache.put(part, *part.keys_and_values(states))
         rows, width = real.shape
         self.real[:rows, :width] = real
         self.real[:rows, width:] = False
         self.real[rows:] = True
+        if self.reading is None:
+            self._read(source, real)
+        else:
+            self.source[:rows, :width] = source
+            self.reading()
         self.cache.clear()
+
+    def _read(self, source: Int[Tensor, "rows length"], real: Bool[Tensor, "rows length"]) -> None:
+        states = self.model.encode(source, real).states
+        for part in self.model.decoder.modules():
+            if isinstance(part, CrossAttention):
+                self.cache.put(part, *part.keys_and_values(states))
 
     def step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
         # A new sight each time: what one holds would not change with what is real. The states of
@@ -110,6 +140,7 @@ class AllowedAnywhere:
         self.banned[allowed.banned] = True
         # Whether the log of the whole mass is asked for: a pass over all logits.
         self.wants_total = allowed.first is not None or allowed.at_limit == "free-end"
+        self.forces = allowed.at_limit != "cut"  # an end, where there is no room for more
 
     def fine(self, logits: Float[Tensor, "rows v"]) -> Float[Tensor, "rows v"]:
         """In a type for what will be written among them, and for whoever chooses from them."""
@@ -120,29 +151,29 @@ class AllowedAnywhere:
         logits: Float[Tensor, "rows v"],
         total: Float[Tensor, "rows 1"] | None,
         length: Length,
-        last: Bool[Tensor, " rows"],
+        last: Bool[Tensor, " rows"] | None,
     ) -> None:
         """Leave −∞ to the tokens that may not come at place `length`, as `Allowed` does."""
         rules, end = self.rules, self.rules.end
-        forced = rules.at_limit != "cut"
-        never, begins = self.banned[None], length == 1
+        never = self.banned[None]
         if rules.first is not None:
+            begins = length == 1
             never = never | begins[:, None]
-        if forced:
+        if last is not None:
             never = never | last[:, None]
             price = logits[:, end].clone()
         if rules.at_limit == "free-end":
             assert total is not None
             price = total[:, 0]
-        if rules.banned or rules.first is not None or forced:
+        if rules.banned or rules.first is not None or self.forces:
             logits.masked_fill_(never, NEVER)
         if rules.shortest:
             logits[:, end].masked_fill_(length <= rules.shortest, NEVER)
         if rules.first is not None:
             assert total is not None
-            opens = begins & ~last if forced else begins
+            opens = begins if last is None else begins & ~last
             logits[:, rules.first] = torch.where(opens, total[:, 0], logits[:, rules.first])
-        if forced:
+        if last is not None:
             logits[:, end] = torch.where(last, price, logits[:, end])
 
 
@@ -164,6 +195,7 @@ class Drawing:
         self.allowed = AllowedAnywhere(allowed, steps.vocabulary, device)
         self.length = torch.zeros(1, dtype=torch.long, device=device)
         self.newest, self.limits = (self.length.new_zeros(rows) for _ in range(2))
+        self.ends = torch.full_like(self.newest, allowed.end)
         self.written = self.length.new_zeros(rows, room)
         self.chances = torch.zeros(rows, room, device=device)
         self.done = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -186,12 +218,14 @@ class Drawing:
         self.length += 1
         logits = self.allowed.fine(self.steps.step(self.newest))
         total = log_mass(logits) if self.allowed.wants_total else None
-        self.allowed.apply(logits, total, self.length, self.limits == self.length)
-        chance = self.chances.index_select(1, place)[:, 0]
-        self.newest.copy_(choose(logits, chance, self.sample).masked_fill(self.done, end))
+        last = self.limits == self.length if self.allowed.forces else None
+        self.allowed.apply(logits, total, self.length, last)
+        drawn = self.sample.temperature > 0
+        chance = self.chances.index_select(1, place)[:, 0] if drawn else self.chances[:, 0]
+        torch.where(self.done, self.ends, choose(logits, chance, self.sample), out=self.newest)
         self.written.index_copy_(1, place, self.newest[:, None])
         self.done |= (self.newest == end) | (self.limits <= self.length)
-        self.all_done.copy_(self.done.all())
+        torch.all(self.done, 0, out=self.all_done)
 
     def bytes(self) -> int:
         """What the cache holds, next to which the rest is little."""

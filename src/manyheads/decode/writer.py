@@ -65,7 +65,8 @@ class Writer:
         shape = self._shape(texts, search.beam, int(limits.max()))
 
         def make(pool: Any) -> Searching:
-            return Searching(self._steps(*shape), search, pool, compile=self.recordings.compiled)
+            steps, compile = self._steps(*shape, pool), self.recordings.compiled
+            return Searching(steps, search, pool, compile=compile)
 
         key = ("search", *shape, *search.settings)
         with self.recordings.lent(self.model.eval(), key, make) as searching:
@@ -78,7 +79,7 @@ class Writer:
         shape, sample = self._shape(texts, 1, most), replace(sampler.sample, seed=0)
 
         def make(pool: Any) -> Drawing:
-            steps, compile = self._steps(*shape), self.recordings.compiled
+            steps, compile = self._steps(*shape, pool), self.recordings.compiled
             return Drawing(steps, allowed, sample, pool, compile=compile)
 
         key = ("draw", *shape, *allowed.settings, sample)
@@ -90,15 +91,15 @@ class Writer:
         before, source = (0, source_room_for(width)) if len(texts) > 1 else (width, 0)
         return rows_for(len(texts[0])), beams, room_for(before + most), source
 
-    def _steps(self, sentences: int, beams: int, room: int, source_room: int) -> Steps:
+    def _steps(self, sentences: int, beams: int, room: int, source_room: int, pool: Any) -> Steps:
         device = next(self.model.parameters()).device
         cache, model = FixedCache(sentences, beams, room, device, source_room), self.model
         if sentences * beams == 1 and isinstance(model.head, Head):
             model = self._for_one_row(model)
         if isinstance(model, Gpt):
-            return GptSteps(model, cache)
+            return GptSteps(model, cache, pool)
         assert isinstance(model, Seq2Seq)
-        return Seq2SeqSteps(model, cache)
+        return Seq2SeqSteps(model, cache, pool)
 
     def _for_one_row(self, model: nn.Module) -> nn.Module:
         """With products that are as fast as their matrix is read, ours or else PyTorch's compiled.

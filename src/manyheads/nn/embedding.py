@@ -65,7 +65,8 @@ class Embedding(nn.Module):
         positions: Positions,
         segments: Tokens | None = None,
     ) -> Hidden:
-        x = position.embed(table(tokens) * self.scale, positions)
+        x = table(tokens) if self.scale == 1.0 else table(tokens) * self.scale
+        x = position.embed(x, positions)
         if self.segment is not None:
             x = x + self.segment(torch.zeros_like(tokens) if segments is None else segments)
         return self.project(self.dropout(self.norm(x)))

@@ -33,17 +33,23 @@ def _place(
     tl.store(to, v.to(HELD_V.dtype.element_ty), mask=there & (channels < v_width)[None, :])
 
 
-def place(held: tuple[Tensor, Tensor], slots: Tensor, k: Tensor, v: Tensor) -> None:
+@torch.library.custom_op("manyheads::place", mutates_args=("held_k", "held_v"))
+def place(held_k: Tensor, held_v: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """k [n g t e] and v [n g t c] into these slots [t] of the held ones [n g slots e] and … c]."""
     k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
     groups, new, early = k.shape[1], k.shape[2], is_early(k)
     width = triton.next_power_of_2(max(k.shape[3], v.shape[3]))
     with launched_at(k):
         _place[(k.shape[0] * groups,)](
-            k, v, slots, *held, groups, new, held[0].shape[2], k.shape[3], v.shape[3],
+            k, v, slots, held_k, held_v, groups, new, held_k.shape[2], k.shape[3], v.shape[3],
             *k.stride()[:3], *v.stride()[:3],
             EARLY=early, M=triton.next_power_of_2(new), D=width, num_warps=1, **launched(early),
         )  # fmt: skip
+
+
+@place.register_fake
+def _(held_k, held_v, slots, k, v):
+    return None
 
 
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
@@ -56,7 +62,7 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         tuple(torch.ones(3, 2, 60, x.shape[3], device=device) for x in (k, v)) for _ in range(2)
     )
     slots = torch.arange(5, device=device) * 7 + 20
-    place((held[0], held[1]), slots, k, v)
+    place(held[0], held[1], slots, k, v)
     for one, other, x in zip(held, wanted, (k, v), strict=True):
         pairs.append((one, other.index_copy_(2, slots, x).double()))
     return pairs

@@ -31,7 +31,7 @@ from manyheads.nn.replaced import (
 )
 from manyheads.nn.trusted import launched_at
 
-AT_ONCE, WIDEST, WARPS = 4096, 2048, 4  # numbers of W, and of a row of it, that a program holds
+AT_ONCE, WIDEST, WARPS = 4096, 4096, 4  # numbers of W, and of a row of it, that a program holds
 WIDEST_NORM = 8192  # row that one program holds
 
 
