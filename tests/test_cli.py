@@ -127,6 +127,24 @@ sys.exit(f"imported {slow}" if slow else 0)
     assert done.returncode == 0, done.stderr
 
 
+def test_commands_import_no_compiler() -> None:
+    """It takes a second, and none but `torch.compile` needs it."""
+    script = """
+import sys
+import manyheads.opened, manyheads.training
+from manyheads.account import account
+from manyheads.presets import preset
+for name in ("transformer-base", "bert-base", "gpt3-small"):
+    account(preset(name))
+slow = {"torch._dynamo", "sympy", "torch.onnx", "transformers", "matplotlib"} & set(sys.modules)
+sys.exit(f"imported {slow}" if slow else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # --- mistakes ---
 
 

@@ -10,14 +10,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from manyheads.account_streams import streams
 from manyheads.errors import Mistake
 from manyheads.models.vit import Patches, VitConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
-from manyheads.nn.block import Block
+from manyheads.nn.block import Block, sizes_alone
 from manyheads.nn.convolution import Convolution
 from manyheads.nn.memory import MemoryAttention
 from manyheads.nn.positions import Position
@@ -136,7 +135,7 @@ def account(config: ModelConfig, length: int | None = None, batch: int = 1) -> A
     length = config.max_length if length is None else length
     if length < 1 or batch < 1:
         raise Mistake(f"length={length}, batch={batch}: both must be at least 1")
-    with torch.device("meta"):
+    with sizes_alone():
         model = config.build()
     for position in model.modules():
         if isinstance(position, Position):

@@ -24,8 +24,8 @@ from manyheads.encode import TextEncoder
 from manyheads.errors import BadData, Mistake
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
 from manyheads.exchange.folder import in_frame
+from manyheads.exchange.foreign import DECODER, ENCODER
 from manyheads.exchange.huggingface import CONFIG, Arrival, is_huggingface, receive
-from manyheads.exchange.onnx import DECODER, ENCODER
 from manyheads.exchange.writing import decode_of, not_done, special_of
 from manyheads.models.bert import BertConfig
 from manyheads.models.elmo import ElmoConfig

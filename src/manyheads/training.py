@@ -36,7 +36,7 @@ from manyheads.models.elmo import ElmoConfig
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.block import Architecture
+from manyheads.nn.block import Architecture, sizes_alone
 from manyheads.nn.local import Near
 from manyheads.nn.positions import Sinusoidal
 from manyheads.opened import TorchRun, open_any
@@ -121,7 +121,7 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         raise Mistake("a run that is to be trained needs data and tokens: leave out data=none")
     # A model whose parts do not go together is refused before anything is read or written.
     try:
-        with torch.device("meta"):
+        with sizes_alone():
             dataclasses.replace(run.model, vocab_size=run.model.vocab_size or 1).build()
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         reason = str(error).partition("\n")[0]

@@ -17,6 +17,7 @@ from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import SelfAttention
 from manyheads.presets import TransformerConfig
 
+ENCODER, HEAD, DECODER = "encoder.onnx", "head.onnx", "decoder.onnx"  # graphs, by what they hold
 Flat = dict[str, Any]  # our settings as dotted paths and plain values
 
 ACTIVATIONS = {

@@ -36,6 +36,7 @@ from manyheads.models.elmo import Elmo
 from manyheads.models.joined import Baseline, Joined
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
+from manyheads.nn.block import sizes_alone
 from manyheads.presets import TransformerConfig
 from manyheads.tokens import SPECIALS, Tokenizer
 
@@ -132,7 +133,7 @@ def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
 def _assemble(family: Family, foreign: Foreign) -> nn.Module:
     config = read_settings(family, foreign)
     try:
-        with torch.device("meta"):  # sizes are compared before any memory is asked for
+        with sizes_alone():  # sizes are compared before any memory is asked for
             model = config.build()
     except (Mistake, RuntimeError, OverflowError) as error:
         raise BadData(

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from manyheads.errors import BadData, Mistake
-from manyheads.exchange.foreign import refuse_approximations
+from manyheads.exchange.foreign import DECODER, ENCODER, HEAD, refuse_approximations
 from manyheads.files import PARTIAL
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
@@ -45,7 +45,6 @@ from manyheads.nn.masks import Rule, Sight, full, look
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
 
-ENCODER, HEAD, DECODER = "encoder.onnx", "head.onnx", "decoder.onnx"
 OPSET = 18  # what the exporter writes without conversion; every runtime of today reads it
 LARGEST = 2**30  # bytes of weights inside a graph; a protocol buffer ends at twice that
 UNSEEN = torch.finfo(torch.float32).min

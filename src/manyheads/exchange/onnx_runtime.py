@@ -14,7 +14,8 @@ from manyheads.decode.beam import Decode, Stepper
 from manyheads.decode.generate import AnyGenerator, say_nothing
 from manyheads.decode.translate import AnyTranslator
 from manyheads.errors import BadData, Mistake
-from manyheads.exchange.onnx import DECODER, ENCODER, HEAD, needed
+from manyheads.exchange.foreign import DECODER, ENCODER, HEAD
+from manyheads.exchange.onnx import needed
 from manyheads.models.vit import Images, VitConfig
 from manyheads.nn.positions import Position
 from manyheads.nn.shapes import Hidden, Logits, Tokens

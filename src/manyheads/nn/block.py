@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 import torch._functorch.config as partition
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.errors import Mistake
@@ -254,6 +255,23 @@ def recompute_blocks(model: nn.Module) -> None:
         )
     for stack in stacks:
         stack.recomputes = True
+
+
+class _Undrawn(TorchFunctionMode):
+    """Tensors without numbers are not filled with any: PyTorch would import its compiler for it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.init.normal_:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def sizes_alone() -> Iterator[None]:
+    """What is built in here has sizes and no numbers."""
+    with torch.device("meta"), _Undrawn():
+        yield
 
 
 def initialise(model: nn.Module, scheme: str, layers: int) -> None:

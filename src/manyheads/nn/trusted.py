@@ -22,7 +22,6 @@ FOUND: dict[tuple[str, str, int], bool] = {}  # by room, what of it, and the dev
 NEAR = 0.02  # of the norm of what it should be, in bfloat16
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def trusted(room: str, index: int, what: str = "trial") -> bool:
     """Tried out once on each device. Not by `functools.cache`, which would be compiled."""
     if (room, what, index) not in FOUND:
@@ -35,6 +34,10 @@ def trusted(room: str, index: int, what: str = "trial") -> bool:
         ):
             FOUND[room, what, index] = agrees(lambda: trial(device), room)
     return FOUND[room, what, index]
+
+
+# What `torch.compiler.assume_constant_result` does; asking it would import the compiler, a second.
+trusted._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def agrees(trial: Callable[[], Sequence[tuple[Tensor, Tensor]]], room: str) -> bool:
