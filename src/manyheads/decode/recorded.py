@@ -8,7 +8,6 @@ step is recorded too, if it is little. Elsewhere than on a GPU the same work is 
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from types import FunctionType, MethodType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -40,12 +39,27 @@ def steady(model: nn.Module) -> bool:
     """
     if not isinstance(model, Gpt | Seq2Seq):
         return False
-    parts = list(model.decoder.modules())
-    attentions = [part for part in parts if isinstance(part, SelfAttention | CrossAttention)]
-    if any(type(part.core) not in (Dense, Fused, Flex) for part in attentions):
+    if any(part._forward_hooks or part._forward_pre_hooks for part in _parts(model)):
         return False
-    heard = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-    return not heard and not any(isinstance(part, ExpertFeedForward) for part in parts)
+    return _has_cores(model.decoder, Dense, Fused, Flex)
+
+
+def _has_cores(stack: Stack, *kinds: type) -> bool:
+    """Whether all attention is by these cores, and no part chooses experts."""
+    parts = _parts(stack)
+    attentions = [part for part in parts if isinstance(part, SelfAttention | CrossAttention)]
+    chosen = any(isinstance(part, ExpertFeedForward) for part in parts)
+    return not chosen and all(type(part.core) in kinds for part in attentions)
+
+
+def _parts(model: nn.Module) -> list[nn.Module]:
+    """All modules; `modules()` names them on its way, and is asked before every text."""
+    found, left = [], [model]
+    while left:
+        part = left.pop()
+        found.append(part)
+        left.extend(inner for inner in part._modules.values() if inner is not None)
+    return found
 
 
 def reads_filled_up(stack: Stack, rows: int, positions: int) -> bool:
@@ -54,14 +68,8 @@ def reads_filled_up(stack: Stack, rows: int, positions: int) -> bool:
     So many that the device is busy with them are read as they are.
     """
     most = stack.position.max_length
-    parts = list(stack.modules())
-    cores = [part.core for part in parts if isinstance(part, SelfAttention | CrossAttention)]
-    return (
-        rows * positions <= READ
-        and (most is None or positions <= most)
-        and all(type(core) in (Dense, Fused) for core in cores)
-        and not any(isinstance(part, ExpertFeedForward) for part in parts)
-    )
+    there = most is None or positions <= most
+    return rows * positions <= READ and there and _has_cores(stack, Dense, Fused)
 
 
 def room_for(positions: int) -> int:
@@ -169,9 +177,13 @@ class Recordings:
     def lent(self, model: nn.Module, shape: Hashable, make: Callable[[Any], K]) -> Iterator[K]:
         """What was made for this shape of these weights, or is made now from a memory pool.
 
+        The model drops nothing from then on.
         It is one user's as long as it is lent: another one at the same time gets one of its own.
         """
-        key = (shape, _precision(model), _weights(model))
+        parts = _parts(model)
+        if any(part.training for part in parts):
+            model.eval()
+        key = (shape, _precision(model), _weights(parts))
         found: Any = self.kept.pop(key, None)
         if found is None:
             found = make(self._shared_pool(model))
@@ -198,6 +210,7 @@ def _precision(model: nn.Module) -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
 
-def _weights(model: nn.Module) -> tuple[int, ...]:
+def _weights(parts: list[nn.Module]) -> tuple[int, ...]:
     """Where they are: a recording of a model that has been moved since reads elsewhere."""
-    return tuple(x.data_ptr() for x in chain(model.parameters(), model.buffers()))
+    tables = [table for part in parts for table in (part._parameters, part._buffers)]
+    return tuple(x.data_ptr() for table in tables for x in table.values() if x is not None)

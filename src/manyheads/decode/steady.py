@@ -65,16 +65,22 @@ class GptSteps:
         """
         [prompts] = texts
         rows, length = len(prompts), prompts.shape[1] - 1
-        room = room_for(length)
-        if length < 1 or not reads_filled_up(self.model.decoder, self.cache.sentences, room):
+        reading = self._reading(room_for(length)) if length else None
+        if reading is None:
             self._read(prompts[:, :-1])
             return
-        if room not in self.readings:
-            work = partial(self._read, self.prompts[:, :room])
-            self.readings[room] = Recorded(work, prompts.device, self.pool)
         self.prompts[:rows, :length] = prompts[:, :-1]
-        self.readings[room]()
+        reading()
         self.cache.place.fill_(length)
+
+    def _reading(self, room: int) -> Recorded | None:
+        """What reads so many positions; None where that cannot be recorded."""
+        if room not in self.readings:
+            if not reads_filled_up(self.model.decoder, self.cache.sentences, room):
+                return None
+            work = partial(self._read, self.prompts[:, :room])
+            self.readings[room] = Recorded(work, self.prompts.device, self.pool)
+        return self.readings[room]
 
     def _read(self, tokens: Int[Tensor, "rows length"]) -> None:
         read = KeyValueCache()

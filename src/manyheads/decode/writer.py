@@ -69,7 +69,7 @@ class Writer:
             return Searching(steps, search, pool, compile=compile)
 
         key = ("search", *shape, *search.settings)
-        with self.recordings.lent(self.model.eval(), key, make) as searching:
+        with self.recordings.lent(self.model, key, make) as searching:
             searching.steps.read(texts)
             return searching(search.start, limits)
 
@@ -83,7 +83,7 @@ class Writer:
             return Drawing(steps, allowed, sample, pool, compile=compile)
 
         key = ("draw", *shape, *allowed.settings, sample)
-        return self.recordings.lent(self.model.eval(), key, make)
+        return self.recordings.lent(self.model, key, make)
 
     def _shape(self, texts: Texts, beams: int, most: int) -> tuple[int, int, int, int]:
         """Sentences, beams, room for what is written and before it, and for sources."""
