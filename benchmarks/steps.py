@@ -1,0 +1,194 @@
+"""Where the time of writing goes: what is read before it, each step, and the rest.
+
+    python benchmarks/steps.py                                  the works of benchmarks/decoding.py
+    python benchmarks/steps.py --only "1.3B batch 1" --profile  its kernels too, by their time
+    python benchmarks/steps.py --variants "single.AT_ONCE=8192" "glance.ALONE=32 glance.KEYS=32"
+    python benchmarks/steps.py --tiny                           small models, anywhere
+
+Recorded steps of random weights, bfloat16, not compiled. The variants of a work take turns: as it
+is, and with numbers of the rooms in manyheads.nn set otherwise (on a GPU, whose kernels they are
+of). One JSON object a line, of each variant:
+
+    tokens_per_second   of a whole text, medians as all figures
+    milliseconds        of a whole text
+    read_milliseconds   of what comes before the first step, waited for
+    step_microseconds   of a step, by the device's own clock
+    equal               share of texts that are the same as those of the first variant
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from decoding import Texts, Work, kind, likeness, timed, works, writing
+from manyheads.decode.recorded import Recordings
+from manyheads.errors import Mistake
+from speed import Row, device_of, told
+
+SHOWN = 25  # kernels of a profile
+
+
+@contextmanager
+def changed(variant: str) -> Iterator[None]:
+    """The numbers of rooms set as `room.NAME=number …` says, until it ends."""
+    before = []
+    for setting in variant.split():
+        place, _, value = setting.partition("=")
+        room, _, name = place.partition(".")
+        try:
+            module = import_module(f"manyheads.nn.{room}")
+            before.append((module, name, getattr(module, name)))
+            setattr(module, name, type(before[-1][2])(int(value)))
+        except (ImportError, AttributeError, ValueError) as error:
+            raise Mistake(f"{setting} sets no number of a room in manyheads.nn: {error}") from None
+    try:
+        yield
+    finally:
+        for module, name, value in reversed(before):
+            setattr(module, name, value)
+
+
+class Clock:
+    """Seconds of every call of some work, by the device's clock where it has one."""
+
+    def __init__(self, work: Callable[..., Any], device: torch.device) -> None:
+        self.work, self.on_gpu = work, device.type == "cuda"
+        self.marks: list[tuple[Any, Any]] = []
+
+    def _now(self) -> Any:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def __call__(self, *given: Any) -> Any:
+        begin = self._now()
+        found = self.work(*given)
+        self.marks.append((begin, self._now()))
+        return found
+
+    def seconds(self) -> list[float]:
+        if not self.on_gpu:
+            return [end - begin for begin, end in self.marks]
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) / 1000 for begin, end in self.marks]
+
+
+def parts(run: Callable[[], Texts], recordings: Recordings, device: torch.device) -> Row:
+    """Of one text the milliseconds of reading and the median microseconds of a step."""
+    [recording] = recordings.kept.values()
+    held: Any = recording
+    read, step = held.steps.read, held.step
+    seconds: list[float] = []
+
+    def waited(texts: Any) -> None:
+        seconds.append(timed(lambda: read(texts), device)[0])
+
+    clock = Clock(step, device)
+    held.steps.read, held.step = waited, clock
+    try:
+        for _ in range(3):
+            run()
+    finally:
+        held.steps.read, held.step = read, step
+    return {
+        "read_milliseconds": round(1e3 * statistics.median(seconds), 3),
+        "step_microseconds": round(1e6 * statistics.median(clock.seconds()), 1),
+    }
+
+
+@torch.no_grad()
+def measured(work: Work, variants: list[str], device: torch.device, rounds: int) -> Iterator[Row]:
+    torch.manual_seed(1)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with device:
+        model = work.config.build().to(dtype).eval()
+    texts = torch.randint(3, work.config.vocabulary, (work.batch, work.read), device=device)
+    runs: dict[str, tuple[Callable[[], Texts], Recordings]] = {}
+    written: dict[str, Texts] = {}
+    for variant in variants:
+        recordings = Recordings(True)
+        run = writing(work, model, texts, recordings)
+        with changed(variant):
+            for _ in range(4):  # the third records what is read, all before it the steps
+                written[variant] = run()
+        runs[variant] = (run, recordings)
+    seconds = defaultdict(list)
+    for _ in range(rounds):
+        for variant, (run, _) in runs.items():
+            seconds[variant].append(timed(run, device)[0])
+    for variant, (run, recordings) in runs.items():
+        middle = statistics.median(seconds[variant])
+        yield {
+            "row": work.name,
+            "variant": variant,
+            "device": kind(device),
+            "tokens_per_second": round(work.batch * work.write / middle, 1),
+            "milliseconds": round(1e3 * middle, 2),
+            **parts(run, recordings, device),
+            "equal": likeness(written[variants[0]], written[variant])["equal"],
+            "run": run,
+        }
+
+
+def profiled(run: Callable[[], Texts]) -> None:
+    """The kernels of a whole text by the time that they take together."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        run()
+    count: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for event in found.events():
+        count[event.name] += 1
+        total[event.name] += event.time_range.elapsed_us()
+    for name, microseconds in total.most_common(SHOWN):
+        each = microseconds / count[name]
+        print(f"  {microseconds / 1e3:9.2f} ms  {count[name]:6} × {each:7.2f} µs  {name[:90]}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true", help="small models: the program itself")
+    parser.add_argument("--only", nargs="+", default=[""], help="works with one of these in it")
+    parser.add_argument("--variants", nargs="*", default=[], help="room.NAME=number, several in ''")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="also list the kernels (on a GPU)")
+    given = parser.parse_args(arguments)
+    given.names = False
+    device = device_of(parser, given)
+    try:
+        for variant in given.variants:
+            with changed(variant):
+                pass
+    except Mistake as error:
+        parser.error(str(error))
+    for work in works(given.tiny):
+        if not any(part in work.name for part in given.only):
+            continue
+        try:
+            for row in measured(work, ["", *given.variants], device, given.rounds):
+                run = row.pop("run")
+                print(json.dumps(row), flush=True)
+                if given.profile and device.type == "cuda":
+                    profiled(run)
+        except Exception as error:  # the other works are worth measuring
+            print(json.dumps({"row": work.name, "error": told(error)}), flush=True)
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()
