@@ -127,8 +127,8 @@ sys.exit(f"imported {slow}" if slow else 0)
     assert done.returncode == 0, done.stderr
 
 
-def test_commands_import_no_compiler() -> None:
-    """It takes a second, and none but `torch.compile` needs it."""
+def test_opening_and_counting_import_no_compiler() -> None:
+    """It takes a second. (An optimizer imports it, and so does a kernel of our own.)"""
     script = """
 import sys
 import manyheads.opened, manyheads.training

@@ -30,10 +30,10 @@ from manyheads.decode.generate import Generator
 from manyheads.decode.recorded import (
     MOST,
     READ,
-    SMALLEST_ROOM,
     Recordings,
     reads_filled_up,
     room_for,
+    room_to_read,
     rows_for,
     source_room_for,
     steady,
@@ -272,13 +272,38 @@ def test_reading_is_the_same_operations_and_asks_nobody(position: str, core: str
         fixed.sample([prompt], LIMIT, SAMPLES[0])
         lines.search([line])
         texts, sources = (one.steps for one in fixed.recordings.kept.values())
-        assert list(texts.readings) == [SMALLEST_ROOM]
+        [reading] = texts.readings.values()
         with Watch() as watch, torch.no_grad():
-            texts.readings[SMALLEST_ROOM].work()
+            reading.work()
             sources.reading.work()
         seen.append(watch.done)
     assert seen[0] == seen[1]
     assert not [line for line in seen[0] for name in HOST if f".{name}." in line]
+    assert not [line for line in seen[0] if ".index" in line and "torch.bool" in line]
+
+
+@schemes
+def test_whatever_room_is_read_the_text_is_the_same(
+    position: str, core: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rooms of several sizes in one cache, filled to their end and not, shorter after longer."""
+    monkeypatch.setattr(recorded, "READ_BY", 4)
+    plain, fixed = generators(toy_gpt(position, core, layers=1, max_length=LONG), beam=2)
+    long = [7 + number % 8 for number in range(20)]
+    for length in (6, 5, 4, 20, 9, 3, 6):
+        prompt = [long[-length:]]
+        assert fixed.sample(prompt, LIMIT, SAMPLES[1]) == plain.sample(prompt, LIMIT, SAMPLES[1])
+        same(fixed.search(prompt, LIMIT), plain.search(prompt, LIMIT))
+    drawn, searched = (one.steps for one in fixed.recordings.kept.values())
+    assert sorted(drawn.readings) == sorted(searched.readings) == [4, 8, 20]
+
+
+def test_a_model_in_training_drops_nothing_while_it_writes() -> None:
+    plain, fixed = generators(toy_gpt(layers=1, dropout=0.5))
+    wanted = plain.sample(SOME, LIMIT, SAMPLES[0])
+    for _ in range(3):
+        fixed.model.train()
+        assert fixed.sample(SOME, LIMIT, SAMPLES[0]) == wanted
 
 
 def test_what_is_read_filled_up() -> None:
@@ -399,7 +424,8 @@ def test_nothing_is_recorded_unless_wanted() -> None:
 
 def test_sizes_are_few() -> None:
     """Each is room enough, and there are not many of them."""
-    for size_for, most, few in ((room_for, 4096, 7), (rows_for, 256, 13), (source_room_for, 64, 8)):
+    given = ((room_for, 4096, 7), (rows_for, 256, 13), (source_room_for, 64, 8))
+    for size_for, most, few in (*given, (room_to_read, READ, 32)):
         sizes = {size_for(size) for size in range(1, most + 1)}
         assert all(size <= size_for(size) < 2 * size + 64 for size in range(1, most + 1))
         assert len(sizes) <= few

@@ -38,6 +38,16 @@ def is_recorded(writer: Any) -> None:
     assert kept
     assert all(one.step.graph is not None for one in kept if one.step.calls > 2)
     assert any(one.step.graph is not None for one in kept)
+    readings = [
+        reading
+        for one in kept
+        for reading in (
+            *getattr(one.steps, "readings", {}).values(),
+            getattr(one.steps, "reading", None),
+        )
+        if reading is not None
+    ]
+    assert all(reading.graph is not None for reading in readings if reading.calls > 2)
 
 
 @pytest.mark.parametrize("dtype", KINDS)

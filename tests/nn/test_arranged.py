@@ -65,6 +65,14 @@ def test_a_translator_is_the_same() -> None:
     torch.testing.assert_close(other(source, target), model(source, target), rtol=1e-4, atol=1e-5)
 
 
+@torch.no_grad()
+def test_under_autocast_the_model_writes_itself() -> None:
+    model, arrangement = GPT.build().eval(), Arrangement()
+    assert arrangement.of(model, model.tokens) is not model
+    with torch.autocast("cpu", torch.bfloat16):
+        assert arrangement.of(model, model.tokens) is model
+
+
 def test_products_are_computed_with_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     met = set()
     multiply = torch.ops.mkldnn._linear_pointwise

@@ -28,7 +28,8 @@ ASKED = 16  # steps between two questions to the device whether all is done
 # Recordings that are kept, and the most that they hold; the one unused for longest goes first.
 MOST, MOST_BYTES = 8, 8 * 2**30
 SMALLEST_ROOM = 64
-READ = 4096  # positions of all rows, beyond which it is not the host that is waited for
+READ = 2048  # positions of all rows, beyond which it is not the host that is waited for
+READ_BY = 64  # positions, to a multiple of which what is read is filled up
 
 
 def steady(model: nn.Module) -> bool:
@@ -75,6 +76,11 @@ def reads_filled_up(stack: Stack, rows: int, positions: int) -> bool:
 def room_for(positions: int) -> int:
     """The next power of two."""
     return max(SMALLEST_ROOM, 1 << (positions - 1).bit_length())
+
+
+def room_to_read(positions: int) -> int:
+    """The next multiple of 64, which is no more than the room that there is for it."""
+    return -(-positions // READ_BY) * READ_BY
 
 
 def rows_for(rows: int) -> int:
@@ -177,8 +183,8 @@ class Recordings:
     def lent(self, model: nn.Module, shape: Hashable, make: Callable[[Any], K]) -> Iterator[K]:
         """What was made for this shape of these weights, or is made now from a memory pool.
 
-        The model drops nothing from then on.
         It is one user's as long as it is lent: another one at the same time gets one of its own.
+        The model drops nothing from then on.
         """
         parts = _parts(model)
         if any(part.training for part in parts):

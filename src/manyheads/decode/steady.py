@@ -20,7 +20,7 @@ from manyheads.decode.cache import KeyValueCache
 from manyheads.decode.fixed_cache import FixedCache
 from manyheads.decode.hypotheses import NEVER
 from manyheads.decode.logits import has_kernel, log_mass
-from manyheads.decode.recorded import ASKED, Recorded, compiled, reads_filled_up, room_for
+from manyheads.decode.recorded import ASKED, Recorded, compiled, reads_filled_up, room_to_read
 from manyheads.decode.sample import Sample, choose
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Memory, Seq2Seq
@@ -65,7 +65,7 @@ class GptSteps:
         """
         [prompts] = texts
         rows, length = len(prompts), prompts.shape[1] - 1
-        reading = self._reading(room_for(length)) if length else None
+        reading = self._reading(room_to_read(length)) if length else None
         if reading is None:
             self._read(prompts[:, :-1])
             return

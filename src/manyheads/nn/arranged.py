@@ -80,7 +80,10 @@ class Arrangement:
         self.kept: Any = None
 
     def of(self, model: M, table: nn.Embedding) -> M:
-        """The copy, or the model itself where there is nothing to gain."""
+        """The copy, or the model itself where there is nothing to gain, and under autocast, where
+        it is PyTorch's own products that compute in another type."""
+        if torch.is_autocast_enabled("cpu"):
+            return model
         key = (id(model), *((x.data_ptr(), x._version) for x in model.parameters()))
         if key != self.key:
             self.key = key

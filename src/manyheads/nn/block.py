@@ -262,7 +262,7 @@ class _Undrawn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is nn.init.normal_:
+        if func is nn.init.normal_ and kwargs["tensor"].is_meta:
             return kwargs["tensor"]
         return func(*args, **kwargs)
 

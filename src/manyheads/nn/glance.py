@@ -110,17 +110,23 @@ def _peek(
     let_others_begin(EARLY)
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     at, channels = tl.program_id(1) * N + tl.arange(0, N), tl.arange(0, D)
-    seen = at < keys
-    if MASKED:
-        seen = tl.load(SEEN + row * seen_row + at, mask=seen, other=0) != 0
+    there = at < keys
+    seen_at = SEEN + row * seen_row + at
     k_at = K + row * k_row + head * k_head + at[:, None] * k_step
     v_at = V + row * v_row + head * v_head + at[:, None] * v_step
-    if ASKS:  # written in earlier steps, but for the newest
+    if ASKS:
+        # The mask may be an older one still: then too little is asked for, or too much.
+        wanted = there
+        if MASKED:
+            wanted = tl.load(seen_at, mask=there, other=0) != 0
         lines = tl.arange(0, D * 2 // LINE)[None, :] * (LINE // 2)
-        wanted = seen[:, None] & (lines >= 0)
+        wanted = wanted[:, None] & (lines >= 0)
         ask_for(k_at + lines, wanted, LINE)
         ask_for(v_at + lines, wanted, LINE)
     wait_for_others(EARLY)
+    seen = there
+    if MASKED:
+        seen = tl.load(seen_at, mask=there, other=0) != 0
     q = tl.load(Q + row * q_row + head * q_head + channels)
     k = tl.load(k_at + channels[None, :], mask=seen[:, None], other=0.0)
     v = tl.load(v_at + channels[None, :], mask=seen[:, None], other=0.0)
@@ -235,7 +241,10 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     few = [x[:, :, :40] for x in (k, v)]  # of which nothing is put together
     scores = wide[0] @ wide[1][:, :, :40].mT * 0.25
     pairs.append((glance(q, *few, None, 0.25), scores.softmax(-1) @ wide[2][:, :, :40]))
-    one, kept = q[:, :2, :1], seen[:, :, :1]  # a query a head
-    scores = (wide[0][:, :2, :1] @ k.double().mT * 0.25).masked_fill(~kept, -torch.inf)
-    pairs.append((glance(one, k, v, kept, 0.25), scores.softmax(-1) @ v.double()))
+    one, k, v = (  # a query a head, of as many channels as are asked for ahead
+        torch.randn(2, 3, n, 64, generator=given, device=device, dtype=torch.bfloat16)
+        for n in (1, 150, 150)
+    )
+    scores = (one.double() @ k.double().mT * 0.25).masked_fill(~seen[:, :, :1], -torch.inf)
+    pairs.append((glance(one, k, v, seen[:, :, :1], 0.25), scores.softmax(-1) @ v.double()))
     return pairs
