@@ -70,7 +70,9 @@ def test_what_cannot_be_told_again_is_refused(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(trained(corpus, tmp_path / "run", "en", "de"))
-    book = read_recipe("phrasebook", ["data.train_pairs=60", *SETTINGS.split()])
+    book = read_recipe(
+        "phrasebook", ["data.train_pairs=60", "data.valid_pairs=20", *SETTINGS.split()]
+    )
     other, uneven = str(tmp_path / "other"), tmp_path / "uneven"
     train(book, Path(other), torch.device("cpu")).run()
     uneven.mkdir()
