@@ -18,8 +18,8 @@ from manyheads.train.saving import Saver
 from manyheads.training import read_recipe, train
 
 SETTINGS = """data.train_pairs=60 data.valid_pairs=20 tokens.vocab_size=300 model.dim=16
-    model.hidden=16 model.layers=1 model.heads=2 train.steps=6 train.save_every=1 train.validate_every=3
-    train.average=3 train.batch_tokens=300 decode.validate_sentences=2"""
+    model.hidden=16 model.layers=1 model.heads=2 train.steps=6 train.save_every=1
+    train.validate_every=3 train.average=3 train.batch_tokens=300 decode.validate_sentences=2"""
 
 
 @pytest.fixture
