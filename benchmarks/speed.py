@@ -45,6 +45,7 @@ TOLD = {
     },
     "translator": {"equal": ("texts equal to ours", 3), "bleu": ("BLEU", 2)},
 }
+SHOWN = 40  # kernels of a profile
 NAMED = ("torch", "transformers", "triton", "ctranslate2", "x-transformers")
 
 
@@ -173,6 +174,27 @@ def in_turns(
                 errors[name] = told(error)
                 del rates[name]
     return rates
+
+
+def kernels_of(work: Callable[[], object], device: Any, times: int = 1) -> list[Any]:
+    """What work is made of: kernels by the milliseconds that each takes, and how often it is there.
+
+    Of work that does the same several times, what one time takes.
+    """
+    from torch import profiler
+
+    on_gpu = device.type == "cuda"
+    kind = profiler.ProfilerActivity.CUDA if on_gpu else profiler.ProfilerActivity.CPU
+    with profiler.profile(activities=[kind]) as records:
+        work()
+    spent = {
+        event.key: (event.device_time_total if on_gpu else event.self_cpu_time_total, event.count)
+        for event in records.key_averages()
+    }
+    most = sorted(spent.items(), key=lambda one: -one[1][0])[:SHOWN]
+    return [
+        [name[:100], round(time / 1000 / times, 3), count / times] for name, (time, count) in most
+    ]
 
 
 def compared(rates: Rates, ours: Iterable[str]) -> Row:

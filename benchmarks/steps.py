@@ -2,7 +2,7 @@
 
     python benchmarks/steps.py                                  the works of benchmarks/decoding.py
     python benchmarks/steps.py --only "1.3B batch 1" --profile  its kernels too, by their time
-    python benchmarks/steps.py --variants "single.AT_ONCE=8192" "glance.ALONE=32 glance.KEYS=32"
+    python benchmarks/steps.py --variants "single.AT_ONCE=8192" "glance.ENOUGH=64 glance.KEYS=32"
     python benchmarks/steps.py --tiny                           small models, anywhere
 
 Recorded steps of random weights, bfloat16, not compiled. The variants of a work take turns: as it
@@ -14,6 +14,7 @@ of). One JSON object a line, of each variant:
     read_milliseconds   of what comes before the first step, waited for
     step_microseconds   of a step, by the device's own clock
     equal               share of texts that are the same as those of the first variant
+    kernels             with --profile, of a whole text: name, milliseconds, how often
 """
 
 import argparse
@@ -21,7 +22,6 @@ import gc
 import json
 import statistics
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -32,9 +32,7 @@ import torch
 from decoding import Texts, Work, kind, likeness, timed, works, writing
 from manyheads.decode.recorded import Recordings
 from manyheads.errors import Mistake
-from speed import Row, device_of, told
-
-SHOWN = 25  # kernels of a profile
+from speed import Row, device_of, in_turns, kernels_of, told
 
 
 @contextmanager
@@ -108,7 +106,9 @@ def parts(run: Callable[[], Texts], recordings: Recordings, device: torch.device
 
 
 @torch.no_grad()
-def measured(work: Work, variants: list[str], device: torch.device, rounds: int) -> Iterator[Row]:
+def measured(
+    work: Work, variants: list[str], device: torch.device, rounds: int, profile: bool
+) -> Iterator[Row]:
     torch.manual_seed(1)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with device:
@@ -123,38 +123,26 @@ def measured(work: Work, variants: list[str], device: torch.device, rounds: int)
             for _ in range(4):  # the third records what is read, all before it the steps
                 written[variant] = run()
         runs[variant] = (run, recordings)
-    seconds = defaultdict(list)
-    for _ in range(rounds):
-        for variant, (run, _) in runs.items():
-            seconds[variant].append(timed(run, device)[0])
-    for variant, (run, recordings) in runs.items():
-        middle = statistics.median(seconds[variant])
-        yield {
+    tokens, errors = work.batch * work.write, dict[str, str]()
+    sides = {
+        variant: lambda _, run=run: tokens / timed(run, device)[0]
+        for variant, (run, _) in runs.items()
+    }
+    for variant, rates in in_turns(sides, rounds, errors).items():
+        run, recordings = runs[variant]
+        rate = statistics.median(rates)
+        row = {
             "row": work.name,
             "variant": variant,
             "device": kind(device),
-            "tokens_per_second": round(work.batch * work.write / middle, 1),
-            "milliseconds": round(1e3 * middle, 2),
+            "tokens_per_second": round(rate, 1),
+            "milliseconds": round(1e3 * tokens / rate, 2),
             **parts(run, recordings, device),
             "equal": likeness(written[variants[0]], written[variant])["equal"],
-            "run": run,
         }
-
-
-def profiled(run: Callable[[], Texts]) -> None:
-    """The kernels of a whole text by the time that they take together."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        run()
-    count: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    for event in found.events():
-        count[event.name] += 1
-        total[event.name] += event.time_range.elapsed_us()
-    for name, microseconds in total.most_common(SHOWN):
-        each = microseconds / count[name]
-        print(f"  {microseconds / 1e3:9.2f} ms  {count[name]:6} × {each:7.2f} µs  {name[:90]}")
+        yield row | ({"kernels": kernels_of(run, device)} if profile else {})
+    if errors:
+        yield {"row": work.name, "errors": errors}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -166,9 +154,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="works with one of these in it")
     parser.add_argument("--variants", nargs="*", default=[], help="room.NAME=number, several in ''")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="also list the kernels (on a GPU)")
+    parser.add_argument("--profile", action="store_true", help="also list the kernels")
+    parser.set_defaults(names=False)
     given = parser.parse_args(arguments)
-    given.names = False
+    variants = ["", *given.variants]
     device = device_of(parser, given)
     try:
         for variant in given.variants:
@@ -180,11 +169,8 @@ def main(arguments: list[str] | None = None) -> None:
         if not any(part in work.name for part in given.only):
             continue
         try:
-            for row in measured(work, ["", *given.variants], device, given.rounds):
-                run = row.pop("run")
+            for row in measured(work, variants, device, given.rounds, given.profile):
                 print(json.dumps(row), flush=True)
-                if given.profile and device.type == "cuda":
-                    profiled(run)
         except Exception as error:  # the other works are worth measuring
             print(json.dumps({"row": work.name, "error": told(error)}), flush=True)
         gc.collect()

@@ -30,21 +30,31 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn, profiler
+from torch import Tensor, nn
 
 from manyheads.train.loop import Trainer
 from manyheads.train.objective import Loss
 from manyheads.train.optimizer import Train
-from speed import Row, Rows, compared, compilations, device_of, in_turns, options, told
+from speed import (
+    Row,
+    Rows,
+    compared,
+    compilations,
+    device_of,
+    in_turns,
+    kernels_of,
+    options,
+    told,
+)
 from training_cases import OURS, SEED, Case, Feed, Losses, bert, gpt, sized, translation
 
 WARM = 2  # epochs before anything is timed
-PROFILED, SHOWN = 3, 40  # steps of a profile, and kernels of it
+PROFILED = 3  # steps of a profile
 
 
 @dataclass
@@ -174,23 +184,6 @@ def ready(
     return side, found
 
 
-def kernels_of(step: Callable[[int], object], first: int, device: torch.device) -> list[Any]:
-    """What a step is made of, by the time that each kernel takes."""
-    on_gpu = device.type == "cuda"
-    kind = profiler.ProfilerActivity.CUDA if on_gpu else profiler.ProfilerActivity.CPU
-    with profiler.profile(activities=[kind]) as records:
-        timed(step, first, PROFILED, device)
-    spent = {
-        event.key: (event.device_time_total if on_gpu else event.self_cpu_time_total, event.count)
-        for event in records.key_averages()
-    }
-    most = sorted(spent.items(), key=lambda one: -one[1][0])[:SHOWN]
-    return [
-        [name[:100], round(time / 1000 / PROFILED, 3), count / PROFILED]
-        for name, (time, count) in most
-    ]
-
-
 def measured(
     case: Case, device: torch.device, rounds: int, ceiling: float, profile: bool = False
 ) -> Row:
@@ -231,7 +224,8 @@ def measured(
         row["parameters"] = sides[OURS].parameters
     if OURS in rates and profile:
         first = WARM * case.epoch[OURS] + rounds * case.round[OURS]
-        row["kernels"] = kernels_of(sides[OURS].step, first, device)
+        several = partial(timed, sides[OURS].step, first, PROFILED, device)
+        row["kernels"] = kernels_of(several, device, PROFILED)
     if OURS in rates and case.length:
         config = case.config
         a_token = 6 * row["parameters"] + 12 * config.layers * config.dim * case.length

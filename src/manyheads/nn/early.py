@@ -37,20 +37,6 @@ def let_others_begin(EARLY: tl.constexpr):
 
 
 @triton.jit
-def ask_for(places, wanted, SIZE: tl.constexpr):
-    """Have so many bytes at each of the wanted places brought nearer; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0;"
-        " @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.b32 $0, $2; }",
-        "=r,l,r,r",
-        [places.to(tl.int64), wanted.to(tl.int32), SIZE],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def wait_for_others(EARLY: tl.constexpr):
     """From here on all that came before can be read, and what it read be written over."""
     if EARLY:

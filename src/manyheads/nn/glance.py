@@ -11,10 +11,6 @@ they found, of which o is the sum and t that of its weights, both for a largest 
 
     o = Σ e^(mᵢ−m) oᵢ / Σ e^(mᵢ−m) tᵢ,    m = max mᵢ
 
-Where a head has one query alone there is no product of matrices in it. Then a program is a single
-warp with a few keys, which waits for nobody but the query, and has asked for its keys and values
-before that is there.
-
 A room for all that will be written is mostly empty. Where a program has many keys it looks first
 how far they are seen at all, and reads no further.
 """
@@ -24,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.nn.early import ask_for, is_early, launched, let_others_begin, wait_for_others
+from manyheads.nn.early import is_early, launched, let_others_begin, wait_for_others
 from manyheads.nn.short import LOG2_E, heads_beside
 from manyheads.nn.trusted import launched_at
 
@@ -32,9 +28,6 @@ QUERIES = 16  # the fewest that a product of matrices is computed for
 KEYS, WARPS, STAGES = 64, 4, 3  # that are read at once
 ENOUGH = 256  # programs that keep a device busy
 MANY = 128  # keys of a program, beyond which it looks first how far they are seen
-ALONE = 16  # keys of a program with one query
-MOST_ALONE = 1024  # keys that such programs share
-LINE = 128  # bytes that are asked for at once
 
 
 @triton.jit(do_not_specialize=["parts", "each_keys"])
@@ -101,46 +94,6 @@ def _look(
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _peek(
-    Q, K, V, SEEN, FOUND, LEVELS, heads, keys, parts, scale,
-    q_row, q_head, k_row, k_head, k_step, v_row, v_head, v_step, seen_row,
-    MASKED: tl.constexpr, EARLY: tl.constexpr, ASKS: tl.constexpr,
-    D: tl.constexpr, N: tl.constexpr, LINE: tl.constexpr,
-):  # fmt: skip
-    let_others_begin(EARLY)
-    row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
-    at, channels = tl.program_id(1) * N + tl.arange(0, N), tl.arange(0, D)
-    there = at < keys
-    seen_at = SEEN + row * seen_row + at
-    k_at = K + row * k_row + head * k_head + at[:, None] * k_step
-    v_at = V + row * v_row + head * v_head + at[:, None] * v_step
-    if ASKS:
-        # The mask may be an older one still: then too little is asked for, or too much.
-        wanted = there
-        if MASKED:
-            wanted = tl.load(seen_at, mask=there, other=0) != 0
-        lines = tl.arange(0, D * 2 // LINE)[None, :] * (LINE // 2)
-        wanted = wanted[:, None] & (lines >= 0)
-        ask_for(k_at + lines, wanted, LINE)
-        ask_for(v_at + lines, wanted, LINE)
-    wait_for_others(EARLY)
-    seen = there
-    if MASKED:
-        seen = tl.load(seen_at, mask=there, other=0) != 0
-    q = tl.load(Q + row * q_row + head * q_head + channels)
-    k = tl.load(k_at + channels[None, :], mask=seen[:, None], other=0.0)
-    v = tl.load(v_at + channels[None, :], mask=seen[:, None], other=0.0)
-    s = tl.sum(k.to(tl.float32) * q.to(tl.float32)[None, :], 1) * scale
-    s = tl.where(seen, s, -1e30)
-    highest = tl.max(s, 0)
-    p = tl.where(seen, tl.exp2(s - highest), 0.0)
-    to = tl.program_id(0).to(tl.int64) * parts + tl.program_id(1)
-    tl.store(FOUND + to * D + channels, tl.sum(p[:, None] * v.to(tl.float32), 0))
-    tl.store(LEVELS + 2 * to, highest)
-    tl.store(LEVELS + 2 * to + 1, tl.sum(p, 0))
-
-
-@triton.jit(do_not_specialize=["parts"])
 def _together(
     FOUND, LEVELS, OUT, parts, EARLY: tl.constexpr, P: tl.constexpr, D: tl.constexpr
 ):  # fmt: skip
@@ -177,30 +130,20 @@ def glance(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -
     block = max(QUERIES, triton.next_power_of_2(sharing * queries))
     out = found = levels = heads_beside(q)
     parts, each = _parts(keys, rows * groups)
-    alone = parts > 1 and sharing * queries == 1 and keys <= MOST_ALONE
-    parts = triton.cdiv(keys, ALONE) if alone else parts
     asked, early = rows * queries * heads, is_early(q)
     if parts > 1:
         found, levels = (
             torch.empty(asked * parts, n, device=q.device, dtype=torch.float32) for n in (width, 2)
         )
     with launched_at(q):
-        if alone:
-            _peek[(rows * heads, parts)](
-                q, k, v, known, found, levels, heads, keys, parts, scale * LOG2_E,
-                *q.stride()[:2], *k.stride()[:3], *v.stride()[:3], apart[0],
-                MASKED=seen is not None, EARLY=early, ASKS=early and _in_lines(k, v),
-                D=width, N=ALONE, LINE=LINE, num_warps=1, **launched(early),
-            )  # fmt: skip
-        else:
-            _look[(rows * groups, parts)](
-                q, k, v, known, found, levels, heads, sharing, queries, keys, parts, each,
-                scale * LOG2_E,
-                *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *apart,
-                MASKED=seen is not None, SEEKS=seen is not None and each > MANY, WHOLE=parts == 1,
-                EARLY=early, D=width, M=block, N=KEYS, num_warps=WARPS, num_stages=STAGES,
-                **launched(early),
-            )  # fmt: skip
+        _look[(rows * groups, parts)](
+            q, k, v, known, found, levels, heads, sharing, queries, keys, parts, each,
+            scale * LOG2_E,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *apart,
+            MASKED=seen is not None, SEEKS=seen is not None and each > MANY, WHOLE=parts == 1,
+            EARLY=early, D=width, M=block, N=KEYS, num_warps=WARPS, num_stages=STAGES,
+            **launched(early),
+        )  # fmt: skip
         if parts > 1:
             padded = triton.next_power_of_2(parts)
             warps = max(1, padded * width // 2048)
@@ -209,13 +152,6 @@ def glance(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -
                 **launched(early),
             )  # fmt: skip
     return out
-
-
-def _in_lines(*kept: Tensor) -> bool:
-    """Whether each place of these has whole lines, in a type of two bytes."""
-    apart = [x.data_ptr() for x in kept] + [2 * step for x in kept for step in x.stride()[:3]]
-    whole = all(x.element_size() == 2 and 2 * x.shape[3] % LINE == 0 for x in kept)
-    return whole and all(n % 16 == 0 for n in apart)
 
 
 @glance.register_fake
@@ -240,11 +176,4 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         pairs.append((glance(q, k, v, mask, 0.25), scores.softmax(-1) @ wide[2]))
     few = [x[:, :, :40] for x in (k, v)]  # of which nothing is put together
     scores = wide[0] @ wide[1][:, :, :40].mT * 0.25
-    pairs.append((glance(q, *few, None, 0.25), scores.softmax(-1) @ wide[2][:, :, :40]))
-    one, k, v = (  # a query a head, of as many channels as are asked for ahead
-        torch.randn(2, 3, n, 64, generator=given, device=device, dtype=torch.bfloat16)
-        for n in (1, 150, 150)
-    )
-    scores = (one.double() @ k.double().mT * 0.25).masked_fill(~seen[:, :, :1], -torch.inf)
-    pairs.append((glance(one, k, v, seen[:, :, :1], 0.25), scores.softmax(-1) @ v.double()))
-    return pairs
+    return [*pairs, (glance(q, *few, None, 0.25), scores.softmax(-1) @ wide[2][:, :, :40])]
