@@ -46,7 +46,7 @@ pytestmark = [
 ]
 
 
-ROOMS = ("short", "normed", "fed", "beside", "glance", "single", "placed", "foremost")
+ROOMS = ("short", "normed", "fed", "beside", "glance", "single", "placed", "newest", "foremost")
 
 
 @pytest.mark.parametrize(

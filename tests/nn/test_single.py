@@ -12,6 +12,7 @@ from manyheads.nn.single import KINDS, Single, Summed
 from manyheads.nn.trusted import agrees
 torch.manual_seed(1)
 near = dict(rtol=1e-4, atol=1e-4)
+single.AT_ONCE = 128  # a few rows of small matrices at once
 sizes = ((1, 8), (13, 40), (9, single.WIDEST + 500))  # the last by more than one piece a row
 for (outputs, inputs), biased in itertools.product(sizes, (True, False)):
     weight = torch.randn(outputs, inputs)
@@ -21,8 +22,10 @@ for (outputs, inputs), biased in itertools.product(sizes, (True, False)):
         x = torch.randn(shape)
         torch.testing.assert_close(part(x), F.linear(x, weight, bias), **near)
 
-    # With a norm before it, an activation behind it, and a sum.
-    for norm, kind in itertools.product((nn.LayerNorm(inputs), nn.RMSNorm(inputs, eps=0.1)), KINDS):
+    # With a norm before it (inside, but where W has too many rows), an activation, and a sum.
+    for single.INSIDE, norm, kind in itertools.product(
+        (0, 2**22), (nn.LayerNorm(inputs), nn.RMSNorm(inputs, eps=0.1)), KINDS
+    ):
         for one in norm.parameters():
             nn.init.normal_(one)
         x, s = torch.randn(1, 1, inputs) + 0.5, torch.randn(1, 1, outputs)
@@ -52,10 +55,12 @@ from manyheads.nn import single
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.single import Summed, for_one_row
 
+single.AT_ONCE = 128
 asked, norms_asked, one_product, one_norm = [], [], single.single_product, single.single_norm
-def spied(x, weight, bias, kind, added):
+def spied(x, weight, bias, kind, added, *norm):
     asked.append((kind >= 0, added is not None))
-    return one_product(x, weight, bias, kind, added)
+    norms_asked.extend([1] * bool(norm))
+    return one_product(x, weight, bias, kind, added, *norm)
 single.single_product = spied
 single.single_norm = lambda *given: (norms_asked.append(1), one_norm(*given))[1]
 

@@ -69,6 +69,12 @@ class KeyValueCache:
         all_values[:, :, begin:end] = values
         return all_keys[:, :, :end], all_values[:, :, :end]
 
+    def newest(
+        self, owner: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor | None:
+        """What the newest position sees is computed from what `extend` gives."""
+        return None
+
     def held(self) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
         """The keys and values of each module that grow, as far as they have grown."""
         for owner, (keys, values) in self._grown.items():

@@ -20,15 +20,17 @@ from torch import Tensor, nn
 
 from manyheads.decode.cache import KeyValueCache
 from manyheads.nn.attention import KeysAndValues
+from manyheads.nn.cores import CHANNELS
 from manyheads.nn.masks import Causal, Rule, Sight
 from manyheads.nn.shapes import Real
-from manyheads.nn.trusted import TRITON, trusted
+from manyheads.nn.trusted import HALF, TRITON, trusted
 
 PLACED = 32  # most hypotheses whose keys and values one program of our kernel holds
 Table = Int[Tensor, "n k room"]
 BeamPlaces = Int[Tensor, "1 k 1"]
 Slots = Int[Tensor, "1 1 slots"]
 OwnSlots = Bool[Tensor, "n k slots"]
+NewQueries = Float[Tensor, "n h k c"]
 NewKeys = Float[Tensor, "n g k e"]
 NewValues = Float[Tensor, "n g k c"]
 HeldKeys = Float[Tensor, "n g slots e"]
@@ -72,6 +74,7 @@ class FixedCache:
         self._own = torch.arange(beams, device=device)
         self._positions = torch.arange(room, device=device).repeat_interleave(beams)[None]
         self._slots = self._own
+        self._come = torch.zeros(0, dtype=torch.int32, device=device)  # see nn/newest.py
         self._grown: dict[nn.Module, KeysAndValues] = {}
         self._memory: dict[nn.Module, KeysAndValues] = {}
 
@@ -100,6 +103,38 @@ class FixedCache:
         for held, new in zip(pair, (keys, values), strict=True):
             held.index_copy_(2, self._slots, new.to(held.dtype))
         return pair
+
+    def newest(
+        self, owner: nn.Module, q: NewQueries, k: NewKeys, v: NewValues, scale: float
+    ) -> Float[Tensor, "n h 1 c"] | None:
+        """Both at once by our kernel, where a text has one hypothesis and there are few of them."""
+        if not self._has_both(q, k, v):
+            return None
+        from manyheads.nn.newest import newest
+
+        rows = q.shape[0] * q.shape[1]
+        if len(self._come) < rows:
+            self._come = torch.zeros(rows, dtype=torch.int32, device=q.device)
+        found: Tensor = newest(q, k, v, *self._room_of(owner, k, v), self.place, self._come, scale)
+        return found
+
+    def _has_both(self, q: NewQueries, k: NewKeys, v: NewValues) -> bool:
+        """Whether that kernel is for this."""
+        alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[-1] == k.shape[-1]
+        if (
+            self.beams > 1
+            or q.device.type != "cuda"
+            or q.dtype not in HALF
+            or q.shape[-1] not in CHANNELS
+            or not alike
+            or torch.is_grad_enabled()
+            or not TRITON
+            or not trusted("newest", q.device.index)
+        ):
+            return False
+        from manyheads.nn.newest import HEADS, SLOTS
+
+        return q.shape[0] * q.shape[1] <= HEADS and self.room <= SLOTS
 
     def advance(self, positions: int) -> None:
         self.place += positions

@@ -197,6 +197,12 @@ class Cache(Protocol):
 
     def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues: ...
 
+    def newest(
+        self, owner: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor | None:
+        """`extend`, and what the newest positions then see mixed, if one kernel does both."""
+        ...
+
     def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues: ...
 
 
@@ -282,12 +288,22 @@ class SelfAttention(nn.Module):
         if beams > 1:
             q, k, v = (rearrange(x, "(b n) h t c -> b h (n t) c", n=beams) for x in (q, k, v))
         q, k = position.rotate(q, sight.queries), position.rotate(k, sight.queries)
-        if cache is not None:
-            k, v = cache.extend(self, k, v)
-        mixed = self.core(q, k, v, sight, self.score, position, dropout)
+        mixed, scale = None, self._plain_scale(position)
+        if cache is not None and scale is not None and not dropout:
+            mixed = cache.newest(self, q, k, v, scale)
+        if mixed is None:
+            if cache is not None:
+                k, v = cache.extend(self, k, v)
+            mixed = self.core(q, k, v, sight, self.score, position, dropout)
         if beams > 1:
             mixed = rearrange(mixed, "b h (n t) c -> (b n) h t c", n=beams)
         return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
+
+    def _plain_scale(self, position: Position) -> float | None:
+        """If nothing is asked but softmax(q kᵀ · scale) v, once q and k are turned, that scale."""
+        turned = position.embeds_alone or isinstance(position, RotaryPosition)
+        plain = type(self.core) is Fused and turned
+        return float(self.score.scale) if plain and type(self.score) is InnerScore else None
 
     def _projected(
         self, x: Hidden, position: Position

@@ -24,9 +24,9 @@ def is_early(x: Tensor) -> bool:
     return nvidia and waits and torch.cuda.get_device_capability(x.device) >= HOPPER
 
 
-def launched(early: bool) -> dict[str, bool]:
-    """What a launch is told."""
-    return {"launch_pdl": True} if early else {}
+def launched(early: bool, **more: int) -> dict[str, int]:
+    """What a launch is told; more of it to such devices alone."""
+    return {"launch_pdl": True, **more} if early else {}
 
 
 @triton.jit

@@ -1,13 +1,19 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Kernels of our own for one row, as every step of writing one text asks.
 
-    y = act(x Wᵀ + b) + s        each of b, act and s where there is one;    norm(x)
+    y = act(norm(x) Wᵀ + b) + s        each of norm, b, act and s where there is one
 
 The time of a product is that of reading W once. Libraries are made for many rows, and leave most of
 a GPU idle over one: here each program reads a few rows of W, as many bytes at once as it has room
 for, and before what they are multiplied with is there (nn/early.py). The activation or the sum
 behind a product is over one row too. A kernel for it would take as long to begin as the product to
-end, so the product does it.
+end, so the product does it. So it does with the norm before it, whose mean μ and deviation σ every
+program needs: to norm x first would be to wait for them first. A program multiplies with x as it
+is, and all that it needs is summed at once:
+
+    norm(x) Wᵀ = (Σ w g x − μ Σ w g) / σ + Σ w h,    μ = Σ x / d,    σ² = Σ x² / d − μ² + ε
+
+with gain g and shift h. For a large matrix that is more work than a norm by itself.
 """
 
 from typing import Any
@@ -32,30 +38,60 @@ from manyheads.nn.replaced import (
 from manyheads.nn.trusted import launched_at
 
 AT_ONCE, WIDEST, WARPS = 4096, 4096, 4  # numbers of W, and of a row of it, that a program holds
+REGISTERS = 64  # of a thread, with which eight programs fit on a processor of an H200
 WIDEST_NORM = 8192  # row that one program holds
+INSIDE = 2**22  # numbers of a matrix up to which its product norms, too
+
+
+@triton.jit
+def _both(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _all_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
 
 
 @triton.jit
 def _product(
-    X, W, B, ADDED, Y, outputs, inputs,
-    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, ADDS: tl.constexpr, EARLY: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr,
+    X, W, B, ADDED, GAIN, SHIFT, Y, outputs, inputs, eps,
+    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, ADDS: tl.constexpr, NORMS: tl.constexpr,
+    CENTRES: tl.constexpr, EARLY: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     let_others_begin(EARLY)
     rows, at = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, C)
     first, there = rows[:, None].to(tl.int64) * inputs, rows < outputs
     known = at < inputs
     w = tl.load(W + first + at[None, :], mask=there[:, None] & known[None, :], other=0.0)
+    if NORMS:
+        gain = tl.load(GAIN + at, mask=known, other=0.0).to(tl.float32)
+    if CENTRES:
+        shift = tl.load(SHIFT + at, mask=known, other=0.0).to(tl.float32)
+        parts = (w.to(tl.float32) * gain[None, :], w.to(tl.float32) * shift[None, :])
+        mass, bias = tl.reduce(parts, 1, _both)
     wait_for_others(EARLY)
     x = tl.load(X + at, mask=known, other=0.0).to(tl.float32)
-    total = w.to(tl.float32) * x[None, :]
-    for start in range(C, inputs, C):
-        here = start + at
-        known = here < inputs
-        w = tl.load(W + first + here[None, :], mask=there[:, None] & known[None, :], other=0.0)
-        x = tl.load(X + here, mask=known, other=0.0).to(tl.float32)
-        total += w.to(tl.float32) * x[None, :]
-    y = tl.sum(total, 1)
+    if CENTRES:
+        every = tl.zeros([R, C], tl.float32) + x[None, :]
+        product = w.to(tl.float32) * (x * gain)[None, :]
+        y, mean, square = tl.reduce((product, every, every * every), 1, _all_three)
+        mean /= inputs
+        deviation = tl.rsqrt(tl.maximum(square / inputs - mean * mean, 0.0) + eps)
+        y = (y - mean * mass) * deviation + bias
+    elif NORMS:
+        every = tl.zeros([R, C], tl.float32) + (x * x)[None, :]
+        y, square = tl.reduce((w.to(tl.float32) * (x * gain)[None, :], every), 1, _both)
+        y *= tl.rsqrt(square / inputs + eps)
+    else:
+        total = w.to(tl.float32) * x[None, :]
+        for start in range(C, inputs, C):
+            here = start + at
+            known = here < inputs
+            w = tl.load(W + first + here[None, :], mask=there[:, None] & known[None, :], other=0.0)
+            x = tl.load(X + here, mask=known, other=0.0).to(tl.float32)
+            total += w.to(tl.float32) * x[None, :]
+        y = tl.sum(total, 1)
     if HAS_BIAS:
         y += tl.load(B + rows, mask=there, other=0.0).to(tl.float32)
     if KIND == 0:
@@ -79,29 +115,45 @@ def _norm(
     wait_for_others(EARLY)
     x = tl.load(X + at, mask=real, other=0.0).to(tl.float32)
     if CENTRES:
-        x = tl.where(real, x - tl.sum(x, 0) / width, 0.0)
-    y = x * tl.rsqrt(tl.sum(x * x, 0) / width + eps) * gain + shift
+        mean, square = tl.reduce((x, x * x), 0, _both)
+        mean /= width
+        square = tl.maximum(square - mean * mean * width, 0.0)
+        x -= mean
+    else:
+        square = tl.sum(x * x, 0)
+    y = x * tl.rsqrt(square / width + eps) * gain + shift
     tl.store(Y + at, y.to(Y.dtype.element_ty), mask=real)
 
 
 @torch.library.custom_op("manyheads::single_product", mutates_args=())
 def single_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, kind: int, added: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kind: int,
+    added: Tensor | None,
+    gain: Tensor | None = None,
+    shift: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Tensor:
     """x [… d] of one row, weight [v d], bias [v], added [… v]; no gradients.
 
-    `kind` is that of an activation, −1 for none.
+    `kind` is that of an activation, −1 for none. With a gain [d] the row is normed before: by mean
+    and deviation where there is a shift [d], else by its length.
     """
     outputs, inputs = weight.shape
     x, y, early = x.contiguous(), x.new_empty(*x.shape[:-1], outputs), is_early(x)
     columns = min(WIDEST, triton.next_power_of_2(inputs))
     several = max(1, AT_ONCE // columns)
-    given = (x if bias is None else bias, x if added is None else added.contiguous())
+    assert gain is None or inputs <= columns
+    given = [x if one is None else one for one in (bias, added, gain, shift)]
+    given[1] = given[1].contiguous()
     with launched_at(x):
         _product[(triton.cdiv(outputs, several),)](
-            x, weight, *given, y, outputs, inputs,
-            HAS_BIAS=bias is not None, KIND=kind, ADDS=added is not None, EARLY=early,
-            R=several, C=columns, num_warps=WARPS, **launched(early),
+            x, weight, *given, y, outputs, inputs, eps,
+            HAS_BIAS=bias is not None, KIND=kind, ADDS=added is not None, NORMS=gain is not None,
+            CENTRES=shift is not None, EARLY=early,
+            R=several, C=columns, num_warps=WARPS, **launched(early, maxnreg=REGISTERS),
         )  # fmt: skip
     return y
 
@@ -122,7 +174,7 @@ def single_norm(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> Te
 
 
 @single_product.register_fake
-def _(x, weight, bias, kind, added):
+def _(x, weight, bias, kind, added, gain=None, shift=None, eps=0.0):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
@@ -145,9 +197,11 @@ class Single(Product):
 
     def forward(self, x: Tensor) -> Tensor:
         if _is_ours(x, self.weight):
-            x = x if self.norm is None else _normed(self.norm, x)
+            inside = _norms_inside(self.norm, self.weight)
+            x = x if self.norm is None or inside else _normed(self.norm, x)
             kind = -1 if self.activation is None else KINDS.index(self.activation)
-            found: Tensor = single_product(x, self.weight, self.bias, kind, self.added)
+            given = (x, self.weight, self.bias, kind, self.added)
+            found: Tensor = single_product(*given, *inside)
             return found
         y = self.plain(x if self.norm is None else self.norm(x))
         return y if self.added is None else self.added + y
@@ -222,8 +276,29 @@ def _normed(norm: Any, x: Tensor) -> Tensor:
     return found
 
 
+def _norms_inside(norm: Any, weight: Tensor) -> tuple[Any, ...]:
+    """Gain, shift and ε of a norm that the product behind it does; nothing where it does none."""
+    small = weight.numel() <= INSIDE and weight.shape[1] <= WIDEST
+    if norm is None or not small or norm.weight.dtype != weight.dtype:
+        return ()
+    return norm.weight, _shift(norm), norm.eps
+
+
 def _shift(norm: nn.Module) -> Tensor | None:
     return norm.bias if isinstance(norm, nn.LayerNorm) else None
+
+
+def _trial_inside(
+    x: Tensor, weight: Tensor, gain: Tensor, shift: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Of products that norm by themselves."""
+    exact, by, width = x.double(), gain.double(), gain.shape
+    normed = F.layer_norm(exact, width, by, shift.double(), 0.1)
+    others = F.rms_norm(exact, width, by, 0.1)
+    return [
+        (single_product(x, weight, None, -1, None, gain, shift, 0.1), normed @ weight.double().mT),
+        (single_product(x, weight, None, -1, None, gain, None, 0.1), others @ weight.double().mT),
+    ]
 
 
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
@@ -239,6 +314,8 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         pairs.append((single_product(x, weight, None, -1, None), exact @ weight.double().mT))
         normed = F.layer_norm(exact, (inputs,), gain.double(), shift.double(), 1e-5)
         pairs.append((single_norm(x, gain, shift, 1e-5), normed))
+        if inputs <= WIDEST:
+            pairs += _trial_inside(x + 3.0, weight[:7].contiguous(), gain, shift)
         for kind, name in enumerate(KINDS):
             inner = F.linear(exact / inputs**0.5, weight.double(), bias.double())
             found = single_product(x / inputs**0.5, weight, bias, kind, added[None, None])
