@@ -86,9 +86,11 @@ PRESETS = {
 TATOEBA = """train.compile=no tokens.vocab_size=10000 train.too_long=skip train.steps=4000
     train.batch_tokens=8192 train.schedule=cosine train.warmup_steps=500 train.validate_every=200
     train.save_every=4000 decode.validate_sentences=300"""
+BASE = """model.dim=512 model.layers=6 model.heads=8 model.hidden=2048 model.dropout=0.3
+    train.warmup_steps=1000"""
 SYSTEMS = {
-    "base": """model.dim=512 model.layers=6 model.heads=8 model.hidden=2048 model.norm=post
-        model.dropout=0.3 train.learning_rate=7e-4 train.warmup_steps=1000""",
+    "base": f"{BASE} model.norm=post train.learning_rate=7e-4",
+    "base-pre-norm": f"{BASE} model.norm=pre train.learning_rate=1e-3",
     "small": """model.dim=256 model.layers=4 model.heads=4 model.hidden=1024 model.dropout=0.2
         train.learning_rate=2e-3""",
     "tiny": "model.dropout=0.1 train.learning_rate=5e-3",
