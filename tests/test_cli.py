@@ -443,6 +443,21 @@ def test_eight_bits_write_as_many_lines_and_none_hangs_on_another(run: Path) -> 
     assert "".join(words[:6]) == printed
 
 
+def test_translate_takes_settings_of_writing(run: Path) -> None:
+    exact = ("decode.stopping=none-better-ever", "decode.beam=3")
+    by_length = result("translate", run, *exact, stdin=TEXT.encode())
+    first = result("translate", run, *exact, "decode.order=best-first", stdin=TEXT.encode())
+    assert first == by_length
+    assert first.count("\n") == 6
+    for settings, advice in (
+        (["decode.order=best-first"], "decode.stopping=none-better-ever"),
+        (["decode.order=best"], "best-first"),
+        (["data.pair=en-fr"], "is no setting of decode"),
+        ([*exact, "decode.order=best-first", "--with", run], "set decode.order=length"),
+    ):
+        assert advice in mistake("translate", run, *settings, stdin=TEXT.encode())
+
+
 def test_to_list_several_searches_no_narrower(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
     write = lines.translate_lines

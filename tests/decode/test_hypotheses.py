@@ -32,6 +32,21 @@ def test_blocks_have_the_same_continuations(
     assert all(len(set(row.tolist())) == 2 * beam for row in pairs)
 
 
+@pytest.mark.parametrize("most", [1, 6, 40])
+def test_as_many_as_are_told(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one hypothesis each, also more than there are blocks."""
+    torch.manual_seed(most)
+    alive, logits = torch.randn(5, 1), 3 * torch.randn(5, LARGE + 7)
+    total = log_mass(logits)
+    best, places = (alive + logits.log_softmax(-1)).topk(most)
+    for large in (LARGE, 2 * LARGE):
+        monkeypatch.setattr(hypotheses, "LARGE", large)
+        log, parents, tokens = continuations(alive, logits, total, most)
+        torch.testing.assert_close(log, best)
+        assert torch.equal(tokens, places)
+        assert not parents.any()
+
+
 def test_the_mass_is_what_the_exponentials_sum_to() -> None:
     torch.manual_seed(1)
     logits = 9 * torch.randn(6, 700)

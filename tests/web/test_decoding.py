@@ -96,6 +96,16 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
             assert tree.nodes[node.parent].step == node.step - 1
 
 
+def test_the_tree_is_by_length_whatever_the_order(folder: Path) -> None:
+    opened = open_run(folder / "translator")
+    how = {"beam": 3, "stopping": "none-better-ever"}
+    trees = []
+    for order in ("length", "best-first"):
+        writing = writing_in(opened, opened.decode(order=order, **how))
+        trees.append(watched(writing.search(), writing.begin(), writing.limits()))
+    assert trees[0].nodes == trees[1].nodes
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_the_numbers_of_the_tree_are_the_models(client: TestClient, name: str) -> None:
     """A whole pass over the tokens up to a node gives its log P."""

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -90,9 +90,12 @@ def export(
             changed = write_huggingface(model, opened.own_tokenizer, written.decode, beside)
             note = f", where transformers has {', '.join(changed)}" if changed else ""
         elif to == "onnx":
+            decode, note = _there(written.decode, "onnxruntime", order="length")
+            written = dataclasses.replace(written, decode=decode)
             write_onnx(model, beside)
         elif isinstance(model, Seq2Seq | Gpt):
-            decode, note = _as_ctranslate2(written.decode)
+            how = {"stopping": "beam-ended", "order": "length", "at_limit": "cut"}
+            decode, note = _there(written.decode, "CTranslate2", **how)
             written = dataclasses.replace(written, decode=decode)
             precision = quantization or "float32"
             write_ctranslate2(model, opened.tokenizer, beside, precision, decode)
@@ -106,15 +109,15 @@ def export(
     say(f"exported: {out}{note}")
 
 
-def _as_ctranslate2(decode: "Decode") -> tuple["Decode", str]:
-    """The settings of writing that CTranslate2 has in their place, and what of them changes."""
-    there = dataclasses.replace(decode, stopping="beam-ended", at_limit="cut")
+def _there(decode: "Decode", program: str, **has: Any) -> tuple["Decode", str]:
+    """The settings of writing with those that a program has in their place, and what changes."""
     changed = [
-        f"decode.{name}={getattr(there, name)} in place of {getattr(decode, name)}"
-        for name in ("stopping", "at_limit")
-        if getattr(there, name) != getattr(decode, name)
+        f"decode.{name}={value} in place of {getattr(decode, name)}"
+        for name, value in has.items()
+        if getattr(decode, name) != value
     ]
-    return there, f", where CTranslate2 has {', '.join(changed)}" if changed else ""
+    note = f", where {program} has {', '.join(changed)}" if changed else ""
+    return dataclasses.replace(decode, **has), note
 
 
 def _refuse_full(out: Path) -> None:

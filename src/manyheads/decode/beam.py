@@ -37,19 +37,26 @@ AT_ONCE, WRITTEN_ON_A_GPU = 4096, 32768  # tokens of a batch, unless told
 WIDEST = 1000  # beam: what a search holds grows with its square
 
 Penalty = Literal["gnmt", "length"]
+Order = Literal["length", "best-first"]
 # So far as the penalty of a long text is a number in float32.
 PENALTIES: dict[Penalty, tuple[int, int]] = {"gnmt": (0, 10), "length": (-5, 5)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """How a trained model writes. Beam 1 is greedy, whatever the penalty and the stopping rule.
+    """How a trained model writes. Beam 1 is greedy, whatever penalty, stopping rule and order are.
 
     `penalty`: lp is ((5 + |y|) / 6)^α or |y|^α, with α = `length_penalty`.
 
     `stopping`: a sentence is done when `beam` hypotheses have ended ("beam-ended"); or when, with
     as many ended, no living one would be better than the worst of them if it ended at the present
     length ("none-better-now"); or when none can become better at any length ("none-better-ever").
+
+    `order`: the model is asked for whole beams, one length after another ("length"), or always for
+    the likeliest hypothesis that is open ("best-first"), for which it is asked less often. With
+    none-better-ever both orders find the same. Best first, none-better-now drops a hypothesis when
+    it would be no better than the worst of the n best that have ended if it ended at its next
+    token, and that cost nothing; the rules speak of the n that are wanted, not of the whole beam.
 
     `at_limit`: where the longest text ends, only the end may be written ("end"), or it is written
     and costs no probability ("free-end"), or the text is cut as it stands ("cut").
@@ -66,6 +73,7 @@ class Decode:
     length_penalty: float = 0.6
     penalty: Penalty = "gnmt"
     stopping: Stopping = "beam-ended"
+    order: Order = "length"
     at_limit: Literal["end", "free-end", "cut"] = "end"
     shortest: int = 0
     longest_ratio: float = 2.0
@@ -90,6 +98,24 @@ class Decode:
             raise Mistake(
                 f"decode.length_penalty={self.length_penalty} must be from {least} to {most} "
                 f"with decode.penalty={self.penalty}"
+            )
+        if self.best_first and self.stopping == "beam-ended":
+            raise Mistake(
+                "decode.order=best-first fills no beams that could end: set "
+                "decode.stopping=none-better-ever or decode.stopping=none-better-now"
+            )
+
+    @property
+    def best_first(self) -> bool:
+        """Whether a search goes by log P; one hypothesis alone has no order."""
+        return self.order == "best-first" and self.beam > 1
+
+    def refuse_best_first(self) -> None:
+        """For all that searches by length alone."""
+        if self.best_first:
+            raise Mistake(
+                "decode.order=best-first is for one Transformer that translates, run by PyTorch: "
+                "set decode.order=length"
             )
 
     @property
@@ -213,10 +239,11 @@ class Allowed:
         self,
         logits: Float[Tensor, "rows v"],
         total: Float[Tensor, "rows 1"],
-        length: int,
+        length: int | Int[Tensor, " rows"],
         last: Bool[Tensor, " rows"] | None,
     ) -> None:
-        """Leave −∞ to the tokens that may not come at place `length` (from 1 on).
+        """Leave −∞ to the tokens that may not come at place `length` (from 1 on), of all rows or
+        of each.
 
         `total` is the log of the whole mass: with it as its logit, a token costs nothing. `last`
         are the rows that this place is the last one of, if any.
@@ -224,11 +251,11 @@ class Allowed:
         price = logits[:, self.end].clone() if self.at_limit == "end" else total[:, 0]
         if self.banned:
             logits[:, self.banned] = NEVER
-        if length <= self.shortest:
-            logits[:, self.end] = NEVER
-        if length == 1 and self.first is not None:
-            logits.fill_(NEVER)
-            logits[:, self.first] = total[:, 0]
+        if self.shortest and (early := _where(length <= self.shortest)) is not None:
+            logits[early, self.end] = NEVER
+        if self.first is not None and (begin := _where(length == 1)) is not None:
+            logits[begin] = NEVER
+            logits[begin, self.first] = total[begin, 0]
         if last is not None and self.at_limit != "cut":
             logits[last] = NEVER
             logits[last, self.end] = price[last]
@@ -239,6 +266,13 @@ class Allowed:
         """Where nothing follows: at the end, and in last places."""
         ended = tokens == self.end
         return ended if last is None else ended | last[:, None]
+
+
+def _where(rows: Bool[Tensor, " rows"] | bool) -> Tensor | slice | None:
+    """An index of the rows for which something holds; None where it holds for none."""
+    if isinstance(rows, Tensor):
+        return rows
+    return slice(None) if rows else None
 
 
 @dataclass
@@ -265,6 +299,7 @@ class BeamSearch:
         n_best: int | None = None,
     ) -> None:
         """`start` is what every text begins with, or for each the last token of its beginning."""
+        decode.refuse_best_first()
         self.beam, self.alpha, self.penalty = decode.beam, decode.length_penalty, decode.penalty
         # The rules of stopping speak of several hypotheses: a single one ends and is done.
         self.stopping: Stopping = decode.stopping if decode.beam > 1 else "beam-ended"

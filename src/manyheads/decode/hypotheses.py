@@ -58,19 +58,21 @@ def continuations(
     alive_log: Float[Tensor, "n k"],
     logits: Float[Tensor, "rows v"],
     total: Float[Tensor, "rows 1"],
+    most: int | None = None,
 ) -> tuple[Float[Tensor, "n w"], Int[Tensor, "n w"], Int[Tensor, "n w"]]:
-    """The best of each sentence, twice the beam: their log P, their parents, their tokens.
+    """The best of each sentence, in order: their log P, their parents, their tokens.
 
-    Twice: even if every hypothesis ends, enough others live on.
+    Twice as many as the beam, unless told: even if every hypothesis ends, enough others live on.
     """
     k = alive_log.shape[1]
+    most = most or 2 * k
     if logits.device.type == "cpu" and logits.shape[-1] >= LARGE:
-        return _among_blocks(alive_log, logits, total)
-    wide = min(2 * k, logits.shape[-1])
+        return _among_blocks(alive_log, logits, total, most)
+    wide = min(most, logits.shape[-1])
     best, tokens = foremost(logits, wide)
     log = rearrange(alive_log, "n k -> (n k) 1") + (best - total)
     log = rearrange(log, "(n k) w -> n (k w)", k=k)
-    log, order = foremost(log, min(2 * k, log.shape[-1]))
+    log, order = foremost(log, min(most, log.shape[-1]))
     tokens = rearrange(tokens, "(n k) w -> n (k w)", k=k).gather(-1, order)
     return log, order // wide, tokens
 
@@ -79,16 +81,17 @@ def _among_blocks(
     alive_log: Float[Tensor, "n k"],
     logits: Float[Tensor, "rows v"],
     total: Float[Tensor, "rows 1"],
+    wide: int,
 ) -> tuple[Float[Tensor, "n w"], Int[Tensor, "n w"], Int[Tensor, "n w"]]:
     """The same, where the greatest of a block is found many times as fast as the order of a row.
 
     The w best tokens are in the w blocks whose best are best, or in what no block has room for.
     """
-    (n, k), blocks, wide = alive_log.shape, logits.shape[-1] // BLOCK, 2 * alive_log.shape[1]
+    (n, k), blocks = alive_log.shape, logits.shape[-1] // BLOCK
     before, cut = alive_log.view(n * k, 1), blocks * BLOCK
     whole = logits[:, :cut].unflatten(1, (blocks, BLOCK))
     tallest = (before + (whole.amax(-1) - total)).view(n, k * blocks)
-    chosen = tallest.topk(wide, sorted=False).indices
+    chosen = tallest.topk(min(wide, k * blocks), sorted=False).indices
     parents, block = chosen // blocks, chosen % blocks
     rows = torch.arange(n)[:, None] * k + parents
     inside = before[rows] + (whole[rows, block] - total[rows])

@@ -6,21 +6,25 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.data.batching import Ragged, in_order_of_length
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
 from manyheads.decode.beam_cache import cache_for
+from manyheads.decode.best_first import AT_ONCE, BestFirst
 from manyheads.decode.generate import collect
 from manyheads.decode.recorded import Recordings, steady
 from manyheads.decode.sample import Sample, Sampler
+from manyheads.decode.tree_cache import TreeCache
 from manyheads.decode.writer import Writer
 from manyheads.models.joined import EncoderDecoder
-from manyheads.models.seq2seq import Memory
+from manyheads.models.seq2seq import Memory, Seq2Seq
 from manyheads.nn.arranged import Arrangement
-from manyheads.nn.masks import Sight
+from manyheads.nn.attention import CrossAttention, KeysAndValues
+from manyheads.nn.masks import Sight, full, look
 from manyheads.tokens import Tokenizer
 
+READ = 512  # tokens of sources in a pass, with little padding between long and short ones
 Sources = Int[Tensor, "n s"]
 RealSources = Bool[Tensor, "n s"]
 Rows = Int[Tensor, " n"]
@@ -48,6 +52,49 @@ class Seq2SeqStepper:
         self.memory = Memory(
             self.memory.states[sentences], Sight(sight.rule, sight.queries, sight.keys, real)
         )
+
+
+class Seq2SeqForest:
+    """An encoder–decoder before trees of hypotheses, one for each source."""
+
+    def __init__(self, model: Seq2Seq, sources: Ragged, padding: int) -> None:
+        self.model, self.sources, self.padding = model, sources, padding
+        self.device = next(model.parameters()).device
+        self.cache = TreeCache(self.device)
+        self.lengths: list[int] = []
+        self.memory: Memory | None = None
+
+    def read(self, sentences: range) -> None:
+        parts = [part for part in self.model.decoder.modules() if isinstance(part, CrossAttention)]
+        lengths, begin = self.sources.lengths, sentences.start
+        memories: list[dict[nn.Module, KeysAndValues]] = []
+        while begin < sentences.stop:
+            some = range(begin, min(sentences.stop, begin + max(1, READ // int(lengths[begin]))))
+            source, real = self.sources.padded(np.array(some), self.padding)
+            states = self.model.encode(source.to(self.device), real.to(self.device)).states
+            memories.append({part: part.keys_and_values(states) for part in parts})
+            begin = some.stop
+        self.cache.add(memories)
+        self.lengths += lengths[sentences.start : sentences.stop].tolist()
+        self._look()
+
+    def step(self, tokens: Sequence[int], paths: Sequence[Sequence[int]]) -> Float[Tensor, "n v"]:
+        assert self.memory is not None
+        self.cache.ask(paths)
+        newest = torch.tensor(tokens, device=self.device)[:, None]
+        hidden = self.model.decode(newest, self.memory, cache=self.cache)
+        return self.model.logits(hidden[:, -1]).float()
+
+    def keep(self, trees: Sequence[int]) -> None:
+        self.lengths = [self.lengths[tree] for tree in trees]
+        self.cache.keep(trees, max(self.lengths, default=0))
+        self._look()
+
+    def _look(self) -> None:
+        """What hypotheses see of the sources; their states are not asked for again."""
+        lengths = torch.tensor(self.lengths, device=self.device)[:, None]
+        real = torch.arange(max(self.lengths, default=0), device=self.device) < lengths
+        self.memory = Memory(real, look(full, real.shape[1], real=real, device=self.device))
 
 
 class AnyTranslator:
@@ -187,6 +234,32 @@ class Translator(AnyTranslator):
         if steady(model):
             model = self.arrangement.of(model, model.target_table)
         return Seq2SeqStepper(model, source, real)
+
+    def search(
+        self,
+        sentences: Sequence[str],
+        advance: Callable[[int], None] = lambda done: None,
+        n_best: int | None = None,
+    ) -> list[list[Hypothesis]]:
+        """As in any translator; a steady model can also be searched best first."""
+        marks, decode = self.marks, self.decode
+        if not decode.best_first or not steady(self.model):
+            return super().search(sentences, advance, n_best)
+        marks.check(self.vocabulary)
+        encoded = [marks.source(ids) for ids in self.tokenizer.encode_batch(sentences)]
+        order = sorted(range(len(encoded)), key=lambda row: -len(encoded[row]))
+        sources = Ragged.of([encoded[row] for row in order])
+        lengths = sources.lengths.tolist()
+        limits = [decode.limit(length, self.max_length) for length in lengths]
+        budget = decode.written_at_once(self.device)
+        rooms = [min(AT_ONCE, max(1, budget // length)) for length in lengths]
+        search = BestFirst(
+            decode, start=marks.start, end=marks.end, banned=marks.banned, n_best=n_best
+        )
+        model = self.arrangement.of(self.model.eval(), self.model.target_table)
+        assert isinstance(model, Seq2Seq)
+        found = search(Seq2SeqForest(model, sources, marks.padding), limits, rooms, advance)
+        return [hypotheses for _, hypotheses in sorted(zip(order, found, strict=True))]
 
     @property
     def _writer(self) -> Writer:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Marks, Stepper
@@ -43,9 +43,10 @@ class Begun(Allowed):
         self,
         logits: Float[Tensor, "rows v"],
         total: Float[Tensor, "rows 1"],
-        length: int,
+        length: int | Int[Tensor, " rows"],
         last: Bool[Tensor, " rows"] | None,
     ) -> None:
+        assert isinstance(length, int)
         if length > len(self.given):
             super().apply(logits, total, length, last)
             return
@@ -106,8 +107,8 @@ class Writing:
         return Begun(self.decode, self.marks.end, self.marks.banned, given)
 
     def search(self, given: Sequence[int] = (), beam: int | None = None) -> BeamSearch:
-        """Beam search as `Translator` and `Generator` do it, with the first tokens given."""
-        decode = replace(self.decode, beam=beam or self.decode.beam)
+        """Beam search by length as `Translator` and `Generator` do it, the first tokens given."""
+        decode = replace(self.decode, beam=beam or self.decode.beam, order="length")
         marks = self.marks
         search = BeamSearch(decode, start=self.start, end=marks.end, banned=marks.banned)
         search.allowed = self.allowed(given)
