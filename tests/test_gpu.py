@@ -14,6 +14,7 @@ from tests.train.small_runs import assert_same_bits, hurt
 from manyheads.data.batching import NOTHING
 from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
+from manyheads.decode.fixed_cache import FixedCache
 from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn import cores, residual
@@ -431,6 +432,22 @@ def test_a_few_queries_over_a_cache_equal_dense(
         wanted = cores.Dense()(q.double(), k.double(), v.double(), sight, score, Position())
     assert (found.double() - wanted).norm() < 1e-2 * wanted.norm()
     assert not cores._is_glance(q, k, v, score)  # where gradients are wanted
+
+
+def test_one_kernel_is_for_the_newest_position_of_few_texts() -> None:
+    def has(rows: int = 1, beams: int = 1, room: int = 256, width: int = 64, **how: Any) -> bool:
+        cache = FixedCache(rows, beams, room, torch.device("cuda"))
+        q, k, v = torch.randn(3, rows, 12, 1, width, device="cuda").to(
+            how.get("dtype", torch.bfloat16)
+        )
+        with torch.set_grad_enabled(how.get("gradients", False)):
+            return cache._has_both(q, k, v)
+
+    assert has()
+    assert has(rows=4)
+    assert has(width=128, dtype=torch.float16)
+    others = ({"rows": 64}, {"beams": 2}, {"room": 4096}, {"width": 48}, {"gradients": True})
+    assert not any(has(**other) for other in (*others, {"dtype": torch.float32}))
 
 
 def test_training_in_bfloat16_learns_and_resumes(tmp_path: Path) -> None:

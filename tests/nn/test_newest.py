@@ -9,12 +9,12 @@ from manyheads.nn.newest import newest
 from manyheads.nn.trusted import agrees
 torch.manual_seed(1)
 for (b, h, g), slots, room.KEYS in itertools.product(
-    ((1, 1, 1), (2, 3, 3), (2, 4, 2), (1, 8, 1)), (9, 64, 70), (16, 32)
+    ((1, 1, 1), (2, 3, 3), (2, 4, 2), (1, 8, 1)), (9, 64, 70, 300), (16, 32)
 ):
     held = [torch.full((b, g, slots, 16), torch.nan) for _ in range(2)]  # nobody may look there
     come = torch.zeros(b * h, dtype=torch.int32)
     seen = [torch.empty(b, g, 0, 16) for _ in range(2)]
-    some = {*range(3), *range(14, 19), 31, 32, slots - 1}
+    some = {0, 1, 15, 16, 31, 32, slots - 1}  # in 300, by more programs than are read at once
     for at in sorted(some & {*range(slots)}):
         if at > seen[0].shape[2]:  # what a prompt would have filled
             more = [torch.randn(b, g, at - seen[0].shape[2], 16) for _ in range(2)]
@@ -33,6 +33,7 @@ for (b, h, g), slots, room.KEYS in itertools.product(
             assert torch.equal(one[:, :, : at + 1], x)
             assert one[:, :, at + 1 :].isnan().all()
         assert not come.any()
+assert room.served(1, 16, 256) and room.served(4, 12, 256) and not room.served(64, 12, 256)
 assert agrees(lambda: room.trial(torch.device("cpu")), "newest")
 """
 

@@ -22,7 +22,7 @@ for (outputs, inputs), biased in itertools.product(sizes, (True, False)):
         x = torch.randn(shape)
         torch.testing.assert_close(part(x), F.linear(x, weight, bias), **near)
 
-    # With a norm before it (inside, but where W has too many rows), an activation, and a sum.
+    # With a norm before it (inside or not), an activation, and a sum.
     for single.INSIDE, norm, kind in itertools.product(
         (0, 2**22), (nn.LayerNorm(inputs), nn.RMSNorm(inputs, eps=0.1)), KINDS
     ):
@@ -39,6 +39,16 @@ for (outputs, inputs), biased in itertools.product(sizes, (True, False)):
             torch.testing.assert_close(part(many)[:, 0], part(x)[:, 0], **near)
             assert part.added is None
 
+# A mean far from zero leaves the deviation what it is, inside and outside.
+x, norm, weight = 1000.0 + torch.randn(40), nn.LayerNorm(40, eps=1e-5), torch.randn(9, 40)
+wanted = norm.double()(x.double()) @ weight.double().mT
+part = Single(weight, None)
+part.norm = norm.float()
+with torch.no_grad():
+    for single.INSIDE in (0, 2**22):
+        torch.testing.assert_close(part(x).double(), wanted, rtol=0, atol=1e-4)
+
+weight, inputs = torch.randn(9, 60), 60
 exact = Single(weight.double(), None)
 x = torch.randn(inputs, dtype=torch.float64)
 torch.testing.assert_close(exact(x), weight.double() @ x, rtol=1e-13, atol=1e-13)
@@ -57,9 +67,10 @@ from manyheads.nn.single import Summed, for_one_row
 
 single.AT_ONCE = 128
 asked, norms_asked, one_product, one_norm = [], [], single.single_product, single.single_norm
+inside = []
 def spied(x, weight, bias, kind, added, *norm):
     asked.append((kind >= 0, added is not None))
-    norms_asked.extend([1] * bool(norm))
+    inside.extend([1] * bool(norm))
     return one_product(x, weight, bias, kind, added, *norm)
 single.single_product = spied
 single.single_norm = lambda *given: (norms_asked.append(1), one_norm(*given))[1]
@@ -75,10 +86,11 @@ for config in (GptConfig, Seq2SeqConfig):
             for parameter in model.parameters():
                 torch.nn.init.normal_(parameter, std=0.3)
             other, found = for_one_row(model), []
+            single.INSIDE = 2**22 if norm is norms[0] else 0
             text = torch.randint(3, 30, (1, 5))
             pre, plain = norm.placement == "pre", forward is forwards[0]
             for one in (model, other):
-                cache, asked[:], norms_asked[:] = KeyValueCache(), [], []
+                cache, asked[:], norms_asked[:], inside[:] = KeyValueCache(), [], [], []
                 with torch.no_grad():
                     if config is GptConfig:
                         one.hidden(text[:, :3], cache=cache)
@@ -90,7 +102,11 @@ for config in (GptConfig, Seq2SeqConfig):
             for a, b in zip(*found):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
             parts, steps = (2, 2) if config is GptConfig else (3, 1)
-            assert len(norms_asked) == (pre and steps * (2 * parts + 1))  # each once
+            every = pre and steps * (2 * parts + 1)  # each once
+            assert len(norms_asked) + len(inside) == every
+            assert bool(inside) == (norm is norms[0])
+            gated = forward is forwards[2]  # two products of one norm, which is outside of them
+            assert bool(norms_asked) == (pre and (gated or norm is not norms[0]))
             assert any(added for _, added in asked) == pre
             assert any(active for active, _ in asked) == plain
             kinds = {type(block.attention_residual) for block in other.decoder.blocks}

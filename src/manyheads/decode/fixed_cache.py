@@ -119,22 +119,23 @@ class FixedCache:
         return found
 
     def _has_both(self, q: NewQueries, k: NewKeys, v: NewValues) -> bool:
-        """Whether that kernel is for this."""
+        """Whether that kernel is for this: one position, which sees all before it, as in `look`."""
         alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[-1] == k.shape[-1]
         if (
             self.beams > 1
+            or q.shape[2] != 1
             or q.device.type != "cuda"
             or q.dtype not in HALF
             or q.shape[-1] not in CHANNELS
             or not alike
             or torch.is_grad_enabled()
             or not TRITON
-            or not trusted("newest", q.device.index)
         ):
             return False
-        from manyheads.nn.newest import HEADS, SLOTS
+        from manyheads.nn.newest import served
 
-        return q.shape[0] * q.shape[1] <= HEADS and self.room <= SLOTS
+        fits = served(q.shape[0], q.shape[1], self.room)
+        return fits and trusted("newest", q.device.index)
 
     def advance(self, positions: int) -> None:
         self.place += positions
@@ -151,6 +152,7 @@ class FixedCache:
     def clear(self) -> None:
         """Begin anew; what is still in the room is overwritten before it is seen."""
         self.place.zero_()
+        self._come.zero_()
         self.ancestors.zero_()
 
     def fill(self, read: KeyValueCache) -> None:

@@ -288,12 +288,14 @@ class SelfAttention(nn.Module):
         if beams > 1:
             q, k, v = (rearrange(x, "(b n) h t c -> b h (n t) c", n=beams) for x in (q, k, v))
         q, k = position.rotate(q, sight.queries), position.rotate(k, sight.queries)
-        mixed, scale = None, self._plain_scale(position)
-        if cache is not None and scale is not None and not dropout:
-            mixed = cache.newest(self, q, k, v, scale)
-        if mixed is None:
-            if cache is not None:
+        mixed = None
+        if cache is not None:
+            scale = self._plain_scale(position)
+            if scale is not None and not dropout:
+                mixed = cache.newest(self, q, k, v, scale)
+            if mixed is None:
                 k, v = cache.extend(self, k, v)
+        if mixed is None:
             mixed = self.core(q, k, v, sight, self.score, position, dropout)
         if beams > 1:
             mixed = rearrange(mixed, "b h (n t) c -> (b n) h t c", n=beams)
@@ -301,7 +303,7 @@ class SelfAttention(nn.Module):
 
     def _plain_scale(self, position: Position) -> float | None:
         """If nothing is asked but softmax(q kᵀ · scale) v, once q and k are turned, that scale."""
-        turned = position.embeds_alone or isinstance(position, RotaryPosition)
+        turned = position.embeds_alone or type(position) is RotaryPosition
         plain = type(self.core) is Fused and turned
         return float(self.score.scale) if plain and type(self.score) is InnerScore else None
 

@@ -6,7 +6,9 @@ them is as long. One that is launched early reads what does not change, its weig
 the rest until all before it is written. It lets the next one begin first of all: so weights are
 read ahead through several kernels, as far as there is room for their programs. Whatever changes
 weights is no such kernel, and between it and the first that reads ahead lies another that is none:
-a step begins with an embedding.
+a step begins with an embedding. By the same reason nn/newest.py may read ahead what the last step
+has left, keys, values and how many there are: no two of its calls for one cache and one module come
+without such a kernel between them.
 """
 
 import torch
@@ -24,9 +26,9 @@ def is_early(x: Tensor) -> bool:
     return nvidia and waits and torch.cuda.get_device_capability(x.device) >= HOPPER
 
 
-def launched(early: bool, **more: int) -> dict[str, int]:
-    """What a launch is told; more of it to such devices alone."""
-    return {"launch_pdl": True, **more} if early else {}
+def launched(early: bool) -> dict[str, bool]:
+    """What a launch is told."""
+    return {"launch_pdl": True} if early else {}
 
 
 @triton.jit

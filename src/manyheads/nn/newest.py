@@ -7,8 +7,8 @@ One query a head, as every step of writing one text asks. There is no product of
 its time is that of waiting: for the kernel before it, for keys and values, for the next one. So it
 is one kernel, and keys and values of earlier steps are read before the newest ones are there
 (nn/early.py). Each program has a few slots of a head. The one that comes last puts together what
-all of them have found, as in nn/glance.py; a number says how many have come, and the last one makes
-it zero again.
+all of them have found, by the formula of nn/glance.py; a number says how many have come, and the
+last one makes it zero again.
 """
 
 import torch
@@ -21,15 +21,14 @@ from manyheads.nn.short import LOG2_E, heads_beside
 from manyheads.nn.trusted import launched_at
 
 KEYS, WARPS = 16, 1  # slots of a program, whose threads then have nobody to wait for
-# Heads of all rows, and slots, up to which it pays.
-HEADS, SLOTS = 256, 2048
+PROGRAMS = 1024  # most of it: as many as an H200 has room for at once; up to 256 were measured
 
 
 @triton.jit
 def _newest(
     Q, NEW_K, NEW_V, PLACE, K, V, FOUND, LEVELS, COME, OUT, heads, sharing, room, parts, scale,
     q_row, q_head, k_row, k_group, v_row, v_group,
-    EARLY: tl.constexpr, D: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
+    EARLY: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     let_others_begin(EARLY)
     asked, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -66,12 +65,7 @@ def _newest(
             tl.store(LEVELS + 2 * to + 1, total)
             tl.debug_barrier()  # all of it, before it is said that it is there
             if tl.atomic_add(COME + asked, 1, sem="acq_rel") == filled - 1:
-                each = tl.arange(0, P)
-                levels = tl.load(
-                    LEVELS + 2 * (asked * parts + each), mask=each < filled, other=-1e30,
-                    cache_modifier=".cg",
-                )  # fmt: skip
-                top, total, mixed = tl.max(levels, 0), 0.0, tl.zeros([D], tl.float32)
+                top, total, mixed = highest, 0.0, tl.zeros([D], tl.float32)
                 for start in range(0, filled, N):
                     of = start + tl.arange(0, N)
                     there, of = of < filled, asked * parts + of
@@ -81,9 +75,12 @@ def _newest(
                         FOUND + of[:, None] * D + channels[None, :], mask=there[:, None], other=0.0,
                         cache_modifier=".cg",
                     )  # fmt: skip
-                    weight = tl.where(there, tl.exp2(level - top), 0.0)
-                    total += tl.sum(weight * some, 0)
-                    mixed += tl.sum(weight[:, None] * every, 0)
+                    above = tl.maximum(top, tl.max(level, 0))
+                    weight = tl.where(there, tl.exp2(level - above), 0.0)
+                    shrunk = tl.exp2(top - above)
+                    total = total * shrunk + tl.sum(weight * some, 0)
+                    mixed = mixed * shrunk + tl.sum(weight[:, None] * every, 0)
+                    top = above
                 mixed /= total
                 tl.store(out, mixed.to(OUT.dtype.element_ty))
                 tl.store(COME + asked, 0)
@@ -102,7 +99,8 @@ def newest(
 ) -> Tensor:
     """q [b h 1 c], k and v [b g 1 c] at this place [1] of the held ones [b g slots c].
 
-    `come` is a zero for each row and head, and is left so. No gradients.
+    `come` is a zero for each row and head, and is left so. No gradients. What is held, and the
+    place, must be there before the kernel ahead of this one begins (nn/early.py).
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     rows, heads, _, width = q.shape
@@ -118,8 +116,7 @@ def newest(
             q, k, v, place, held_k, held_v, found, levels, come, out,
             heads, sharing, room, parts, scale * LOG2_E,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-            EARLY=early, D=width, N=KEYS, P=triton.next_power_of_2(parts), num_warps=WARPS,
-            **launched(early),
+            EARLY=early, D=width, N=KEYS, num_warps=WARPS, **launched(early),
         )  # fmt: skip
     return out
 
@@ -129,23 +126,42 @@ def _(q, k, v, held_k, held_v, place, come, scale):
     return heads_beside(q)
 
 
+def served(rows: int, heads: int, room: int) -> bool:
+    """Whether so many programs fit at once."""
+    return rows * heads * triton.cdiv(room, KEYS) <= PROGRAMS
+
+
 def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """What the kernel gives step after step, and what is right; what it has put there, too."""
+    """What the kernel gives at some places, and what is right; what it has put there, too.
+
+    It comes between products that begin early, as in a step.
+    """
+    from manyheads.nn.single import single_product
+
     given = torch.Generator(device).manual_seed(1)
     pairs = []
-    for rows, heads, groups, width, slots in ((1, 12, 12, 64, 256), (2, 4, 2, 128, 100)):
-        new = torch.randn(
-            3, 40, rows, heads, 1, width, generator=given, device=device, dtype=torch.bfloat16
-        )
-        held = [torch.zeros(rows, groups, slots, width, device=device).to(new) for _ in range(2)]
+    for rows, heads, groups, width, slots in ((1, 12, 12, 64, 320), (2, 4, 2, 128, 100)):
+        channels = heads * width
+
+        def drawn(*size: int) -> Tensor:
+            return torch.randn(size, generator=given, device=device, dtype=torch.bfloat16)
+
+        held = drawn(rows, groups, slots, width), drawn(rows, groups, slots, width)
         come = torch.zeros(rows * heads, device=device, dtype=torch.int32)
-        for at, (q, k, v) in enumerate(zip(*new, strict=True)):
-            k, v, place = k[:, :groups], v[:, :groups], torch.tensor([at], device=device)
-            found = newest(q, k, v, *held, place, come, 0.2)
-            past = [x[:, :, :groups, 0].permute(1, 2, 0, 3) for x in new[1:, : at + 1]]
-            wide = [x.double().repeat_interleave(heads // groups, 1) for x in past]
-            weights = (q.double() @ wide[0].mT * 0.2).softmax(-1)
-            pairs.append((found, weights @ wide[1]))
-        pairs += [(one[:, :, : at + 1], x.double()) for one, x in zip(held, past, strict=True)]
+        into, out = drawn(channels, 64), drawn(64, channels)
+        places = torch.arange(slots, device=device)
+        for at in {0, 1, 15, 16, 40, slots - 60, slots - 1}:
+            x, k, v = drawn(1, 64), drawn(rows, groups, 1, width), drawn(rows, groups, 1, width)
+            wanted = [one.clone() for one in held]
+            q = single_product(x / 8, into, None, -1, None).view(1, heads, 1, width)
+            found = newest(q.expand(rows, -1, -1, -1), k, v, *held, places[at : at + 1], come, 0.1)
+            after = single_product(found[:1].flatten(1) / 8, out, None, -1, None)
+            for one, new in zip(wanted, (k, v), strict=True):
+                one[:, :, at : at + 1] = new
+            past = [x[:, :, : at + 1].double() for x in wanted]
+            keys, values = (x.repeat_interleave(heads // groups, 1) for x in past)
+            mixed = (q.double() @ keys.mT * 0.1).softmax(-1) @ values
+            pairs += [(found, mixed), (after, mixed[:1].flatten(1) / 8 @ out.double().mT)]
+            pairs += [(one.clone(), x.double()) for one, x in zip(held, wanted, strict=True)]
         pairs.append((come + 1, torch.ones_like(come).double()))
     return pairs

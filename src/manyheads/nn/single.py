@@ -7,13 +7,15 @@ The time of a product is that of reading W once. Libraries are made for many row
 a GPU idle over one: here each program reads a few rows of W, as many bytes at once as it has room
 for, and before what they are multiplied with is there (nn/early.py). The activation or the sum
 behind a product is over one row too. A kernel for it would take as long to begin as the product to
-end, so the product does it. So it does with the norm before it, whose mean μ and deviation σ every
-program needs: to norm x first would be to wait for them first. A program multiplies with x as it
-is, and all that it needs is summed at once:
+end, so the product does it. The norm before it has a kernel of its own, or is inside the product as
+well where the matrix is small (`INSIDE`): beside a large one every program would do too much.
+Inside, every program needs the mean μ and the deviation σ. To norm x first would be to wait for
+them first, so a program multiplies with x as it is, and all that it needs is summed at once:
 
     norm(x) Wᵀ = (Σ w g x − μ Σ w g) / σ + Σ w h,    μ = Σ x / d,    σ² = Σ x² / d − μ² + ε
 
-with gain g and shift h. For a large matrix that is more work than a norm by itself.
+with gain g and shift h. Nothing of this changes when a number is taken from all x; the first of
+them is, so that a mean far from zero leaves something of σ².
 """
 
 from typing import Any
@@ -38,7 +40,9 @@ from manyheads.nn.replaced import (
 from manyheads.nn.trusted import launched_at
 
 AT_ONCE, WIDEST, WARPS = 4096, 4096, 4  # numbers of W, and of a row of it, that a program holds
-REGISTERS = 64  # of a thread, with which eight programs fit on a processor of an H200
+# Of a thread, with which eight programs fit on a processor of an H200; a norm inside leaves it so
+# many numbers of a row.
+REGISTERS, NORMED = 64, 1024
 WIDEST_NORM = 8192  # row that one program holds
 INSIDE = 2**22  # numbers of a matrix up to which its product norms, too
 
@@ -69,16 +73,17 @@ def _product(
     if CENTRES:
         shift = tl.load(SHIFT + at, mask=known, other=0.0).to(tl.float32)
         parts = (w.to(tl.float32) * gain[None, :], w.to(tl.float32) * shift[None, :])
-        mass, bias = tl.reduce(parts, 1, _both)
+        mass, moved = tl.reduce(parts, 1, _both)
     wait_for_others(EARLY)
     x = tl.load(X + at, mask=known, other=0.0).to(tl.float32)
     if CENTRES:
+        x = tl.where(known, x - tl.load(X).to(tl.float32), 0.0)
         every = tl.zeros([R, C], tl.float32) + x[None, :]
         product = w.to(tl.float32) * (x * gain)[None, :]
         y, mean, square = tl.reduce((product, every, every * every), 1, _all_three)
         mean /= inputs
-        deviation = tl.rsqrt(tl.maximum(square / inputs - mean * mean, 0.0) + eps)
-        y = (y - mean * mass) * deviation + bias
+        inverse = tl.rsqrt(tl.maximum(square / inputs - mean * mean, 0.0) + eps)
+        y = (y - mean * mass) * inverse + moved
     elif NORMS:
         every = tl.zeros([R, C], tl.float32) + (x * x)[None, :]
         y, square = tl.reduce((w.to(tl.float32) * (x * gain)[None, :], every), 1, _both)
@@ -115,6 +120,7 @@ def _norm(
     wait_for_others(EARLY)
     x = tl.load(X + at, mask=real, other=0.0).to(tl.float32)
     if CENTRES:
+        x = tl.where(real, x - tl.load(X).to(tl.float32), 0.0)
         mean, square = tl.reduce((x, x * x), 0, _both)
         mean /= width
         square = tl.maximum(square - mean * mean * width, 0.0)
@@ -148,12 +154,14 @@ def single_product(
     assert gain is None or inputs <= columns
     given = [x if one is None else one for one in (bias, added, gain, shift)]
     given[1] = given[1].contiguous()
+    few = early and (gain is None or columns <= NORMED)  # else they would not do
     with launched_at(x):
         _product[(triton.cdiv(outputs, several),)](
             x, weight, *given, y, outputs, inputs, eps,
             HAS_BIAS=bias is not None, KIND=kind, ADDS=added is not None, NORMS=gain is not None,
             CENTRES=shift is not None, EARLY=early,
-            R=several, C=columns, num_warps=WARPS, **launched(early, maxnreg=REGISTERS),
+            R=several, C=columns, num_warps=WARPS, **launched(early),
+            **({"maxnreg": REGISTERS} if few else {}),
         )  # fmt: skip
     return y
 
@@ -315,7 +323,7 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         normed = F.layer_norm(exact, (inputs,), gain.double(), shift.double(), 1e-5)
         pairs.append((single_norm(x, gain, shift, 1e-5), normed))
         if inputs <= WIDEST:
-            pairs += _trial_inside(x + 3.0, weight[:7].contiguous(), gain, shift)
+            pairs += _trial_inside(x + 100.0, weight[:7].contiguous(), gain, shift)
         for kind, name in enumerate(KINDS):
             inner = F.linear(exact / inputs**0.5, weight.double(), bias.double())
             found = single_product(x / inputs**0.5, weight, bias, kind, added[None, None])
