@@ -73,6 +73,9 @@ def changed(opened: TorchRun, settings: list[str]) -> TorchRun:
     """The run with other data and another way of writing; refuses what has one order alone."""
     if not isinstance(opened.translator(), Translator) or not steady(opened.model):
         raise Mistake(f"{opened.folder} is searched by length alone: give a Transformer's run")
+    for setting in settings:
+        if not setting.startswith(("data.", "decode.")):
+            raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
     return replace(opened, run=override_all(opened.run, settings))
 
 

@@ -43,7 +43,11 @@ TOLD = {
         "equal": ("texts equal to ours", 3),
         "same_until": ("of a text until it differs", 3),
     },
-    "translator": {"equal": ("texts equal to ours", 3), "bleu": ("BLEU", 2)},
+    "translator": {
+        "asked": ("hypotheses asked for", 0),
+        "equal": ("texts equal to ours", 3),
+        "bleu": ("BLEU", 2),
+    },
     "orders": {
         "asked": ("hypotheses asked for", 0),
         "equal": ("texts equal to ours", 3),

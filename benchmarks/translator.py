@@ -43,6 +43,7 @@ from manyheads.tokens import Tokenizer
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from manyheads.vocabularies import Bpe
+from orders import counted
 from speed import Row, Rows, compared, in_turns, options, told
 
 OURS, EIGHT, THEIRS = "ours", "ours in eight bits", "transformers"
@@ -319,7 +320,11 @@ def decoding(work: Work, batches: str) -> Row:
     written[THEIRS] = lambda: translate(
         groups, lambda rows: generate(theirs, tokenizer, [encoded[row] for row in rows])
     )
-    texts = {side: write() for side, write in written.items()}  # warms all up, too
+    texts, asked = {}, {}
+    for side, write in written.items():  # warms all up, too
+        with counted() as rows:
+            texts[side] = write()
+        asked[side] = sum(rows)
     tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts[THEIRS])
     sides = {
         side: lambda _, write=write: tokens / seconds(write) for side, write in written.items()
@@ -330,6 +335,7 @@ def decoding(work: Work, batches: str) -> Row:
         pairs = zip(texts[OURS], texts[side], strict=True)
         figures["equal"] = sum(a == b for a, b in pairs) / len(sentences)
         figures["bleu"] = translation_scores(texts[side], wanted)["bleu"]
+        figures |= {"asked": asked[side]} if asked[side] else {}
     return row | {"sentences": len(sentences), "errors": errors}
 
 

@@ -68,9 +68,9 @@ def translate(
     A run of summaries writes one for each line: a document is one line,
     with ⏎ where a line ends. What is too long is cut.
 
-    manyheads translate RUN decode.order=best-first decode.stopping=none-better-ever < in.txt
+    manyheads translate RUN decode.order=best-first decode.stopping=none-better-now < in.txt
 
-    The order that asks the model for less: faster on a CPU where it is sure.
+    The order that asks the model for less, on a CPU.
     """
     from manyheads.config import override_all
     from manyheads.decode.lines import translate_lines
@@ -94,8 +94,11 @@ def translate(
         raise Mistake("--beam is for searching: leave out --sample")
     form = {"int8": int8, "half": half, "compile": compile}
     opened = open_model(run, device, threads, say, **form, others=others or ())
-    opened = replace(opened, run=override_all(opened.run, settings or []))
-    width = opened.run.decode.beam if beam is None else beam
+    own = [] if beam is None else [f"decode.beam={beam}"]
+    opened = replace(opened, run=override_all(opened.run, [*(settings or []), *own]))
+    width = opened.run.decode.beam
+    if compile and opened.run.decode.best_first:
+        raise Mistake("--compile is for a search by length: leave it out, or decode.order")
     translator = opened.translator(beam=width if n_best == 1 else max(width, n_best))
     lines: Iterable[bytes] = sys.stdin.buffer
     if opened.run.task == "summaries":

@@ -53,10 +53,11 @@ class Decode:
     length ("none-better-now"); or when none can become better at any length ("none-better-ever").
 
     `order`: the model is asked for whole beams, one length after another ("length"), or always for
-    the likeliest hypothesis that is open ("best-first"), for which it is asked less often. With
-    none-better-ever both orders find the same. Best first, none-better-now drops a hypothesis when
-    it would be no better than the worst of the n best that have ended if it ended at its next
-    token, and that cost nothing; the rules speak of the n that are wanted, not of the whole beam.
+    the likeliest hypothesis that is open ("best-first"), on a CPU: a model that is sure of itself
+    is asked less often. With none-better-ever both orders find the same, but
+    for ties. Best first, none-better-now drops a hypothesis when it would be no better than the
+    worst of the n best that have ended if it ended at its next token, and that cost nothing; the
+    rules speak of the n that are wanted, not of the whole beam.
 
     `at_limit`: where the longest text ends, only the end may be written ("end"), or it is written
     and costs no probability ("free-end"), or the text is cut as it stands ("cut").
@@ -114,8 +115,8 @@ class Decode:
         """For all that searches by length alone."""
         if self.best_first:
             raise Mistake(
-                "decode.order=best-first is for one Transformer that translates, run by PyTorch: "
-                "set decode.order=length"
+                "decode.order=best-first is for one Transformer that translates, run by PyTorch, "
+                "with dense, fused or flex attention and without experts: set decode.order=length"
             )
 
     @property

@@ -32,6 +32,7 @@ from manyheads.decode.hypotheses import NEVER, continuations
 from manyheads.decode.logits import log_mass
 
 AT_ONCE = 256  # sentences, unless told fewer
+HELD = 2**17  # hypotheses of all of them, if each asked for all that its beam can hold
 FEWER = 4  # others follow when one of so many is done
 FEW = 16  # hypotheses that a step asks for at little more cost than for one
 Child = tuple[float, int, int]

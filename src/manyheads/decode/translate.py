@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyheads.data.batching import Ragged, in_order_of_length
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
 from manyheads.decode.beam_cache import cache_for
-from manyheads.decode.best_first import AT_ONCE, BestFirst
+from manyheads.decode.best_first import AT_ONCE, HELD, BestFirst
 from manyheads.decode.generate import collect
 from manyheads.decode.recorded import Recordings, steady
 from manyheads.decode.sample import Sample, Sampler
@@ -252,7 +252,10 @@ class Translator(AnyTranslator):
         lengths = sources.lengths.tolist()
         limits = [decode.limit(length, self.max_length) for length in lengths]
         budget = decode.written_at_once(self.device)
-        rooms = [min(AT_ONCE, max(1, budget // length)) for length in lengths]
+        rooms = [
+            max(1, min(AT_ONCE, budget // length, HELD // (decode.beam * limit)))
+            for length, limit in zip(lengths, limits, strict=True)
+        ]
         search = BestFirst(
             decode, start=marks.start, end=marks.end, banned=marks.banned, n_best=n_best
         )

@@ -109,19 +109,20 @@ class TreeCache:
         return self._free.pop()
 
     def _make_room(self) -> None:
-        """For all rows and positions that there are now.
+        """For all rows and positions that there are now; more rows may have fewer positions.
 
         What is not written yet is zero: a weight of zero times anything else might spoil a sum.
         """
-        if self.length >= self._room:
-            self._room = 2 * (self.length + 1)
+        rows = len(next(iter(self._laid.values()))[0]) if self._laid else 0
+        if self.length < self._room and len(self._paths) <= rows:
+            return
+        kept = min(self._room, self.length + 1)  # no hypothesis that is asked for now goes further
+        self._room = max(ROOM, 2 * (self.length + 1))
+        more = (max(rows, len(self._paths)), self._room)
         for owner, pair in self._laid.items():
-            rows, room = pair[0].shape[:2]
-            if rows < len(self._paths) or room < self._room:
-                more = (max(rows, len(self._paths)), self._room)
-                keys, values = (x.new_zeros(*more, *x.shape[2:]) for x in pair)
-                keys[:rows, :room], values[:rows, :room] = pair
-                self._laid[owner] = keys, values
+            keys, values = (x.new_zeros(*more, *x.shape[2:]) for x in pair)
+            keys[:rows, :kept], values[:rows, :kept] = (x[:, :kept] for x in pair)
+            self._laid[owner] = keys, values
 
     def _bring(self, slots: Brought, into: Brought) -> None:
         found, begin = self._slots.index_select(0, slots), 0
