@@ -452,10 +452,21 @@ def test_translate_takes_settings_of_writing(run: Path) -> None:
     for settings, advice in (
         (["decode.order=best-first"], "decode.stopping=none-better-ever"),
         (["decode.order=best"], "best-first"),
-        (["data.pair=en-fr"], "is no setting of decode"),
+        (["data.pair=en-fr"], "only decode"),
+        (["in.txt"], "translate RUN < FILE"),
         ([*exact, "decode.order=best-first", "--with", run], "set decode.order=length"),
     ):
         assert advice in mistake("translate", run, *settings, stdin=TEXT.encode())
+
+
+def test_scores_of_another_search_are_told_and_not_kept(run: Path) -> None:
+    kept = run / "scores.json"
+    before = kept.read_bytes() if kept.exists() else None
+    how = ("decode.order=best-first", "decode.stopping=none-better-ever", "--beam", "3")
+    scores = json.loads(result("evaluate", run, *how, "data.test_pairs=8", "--json"))
+    told = {f"decode.{one}" for one in ("order=best-first", "stopping=none-better-ever")}
+    assert told <= set(scores["decoded_with"].split())
+    assert (kept.read_bytes() if kept.exists() else None) == before
 
 
 def test_to_list_several_searches_no_narrower(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

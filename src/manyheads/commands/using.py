@@ -70,7 +70,7 @@ def translate(
 
     manyheads translate RUN decode.order=best-first decode.stopping=none-better-now < in.txt
 
-    The order that asks the model for less, on a CPU.
+    The order that asks the model for less: for many lines on a CPU.
     """
     from manyheads.config import override_all
     from manyheads.decode.lines import translate_lines
@@ -79,10 +79,9 @@ def translate(
 
     for setting in settings or []:
         if not setting.startswith("decode."):
-            raise Mistake(
-                f"'{setting}' is no setting of decode: it reads lines from a pipe, "
-                "manyheads translate RUN < FILE"
-            )
+            known = "cannot change once a run is trained: only decode"
+            piped = "is no setting: lines come from a pipe, manyheads translate RUN < FILE"
+            raise Mistake(f"'{setting}' {known if '=' in setting else piped}")
     draw = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if draw != Sample() and not sample:
         raise Mistake("--temperature, --top-k, --top-p and --seed are for drawing: add --sample")

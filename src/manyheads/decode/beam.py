@@ -57,7 +57,8 @@ class Decode:
     is asked less often. With none-better-ever both orders find the same, but
     for ties. Best first, none-better-now drops a hypothesis when it would be no better than the
     worst of the n best that have ended if it ended at its next token, and that cost nothing; the
-    rules speak of the n that are wanted, not of the whole beam.
+    rules speak of the n that are wanted, not of the whole beam, so that with this one the best
+    may be another where more are wanted.
 
     `at_limit`: where the longest text ends, only the end may be written ("end"), or it is written
     and costs no probability ("free-end"), or the text is cut as it stands ("cut").
