@@ -195,8 +195,7 @@ def evaluate(
 ) -> None:
     """Score a run on a split of its data, each number with its signature.
 
-    Scores in eight bits, in bfloat16, with other runs or by another search are told, and not kept
-    in the run's folder.
+    Scores in eight bits, in bfloat16, with other runs or by another search are told, not kept.
     """
     from manyheads.config import override_all
     from manyheads.data.language import TextData
@@ -229,8 +228,7 @@ def evaluate(
     scores = score(dataclasses.replace(opened, run=changed), changed.data, split, stride)
     form = {"computed_in": "int8" if int8 else "bfloat16"} if int8 or half else {}
     form |= {"written_with": " ".join(map(str, others))} if others else {}
-    otherwise = [f"decode.{name}={value}" for name, value in _changed(known.decode, changed.decode)]
-    form |= {"decoded_with": " ".join(otherwise)} if otherwise else {}
+    form |= _searched_with(known.decode, changed.decode)
     _show_scores(scores | form, as_json)
     if "loss" not in scores and changed.task == "translation":
         how = "several runs that write together" if others else "what another program runs"
@@ -243,9 +241,11 @@ def evaluate(
         say(f"picture: {picture}")
 
 
-def _changed(old: object, new: object) -> list[tuple[str, object]]:
-    """The settings that are others now."""
-    return [(name, value) for name, value in vars(new).items() if getattr(old, name) != value]
+def _searched_with(old: object, new: object) -> dict[str, str]:
+    """The settings of a search that are not the run's own, if there are any."""
+    names = [name for name, value in vars(new).items() if getattr(old, name) != value]
+    told = " ".join(f"decode.{name}={getattr(new, name)}" for name in names)
+    return {"decoded_with": told} if told else {}
 
 
 def _refuse_unfitting(run: "Run", beam: int | None, picture: Path | None, int8: bool) -> None:
