@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from manyheads.account import account
-from manyheads.opened import open_run
-from manyheads.scoring import score
+from manyheads.loading import open_run
+from manyheads.tasks.scoring import score
 from manyheads.training import read_recipe, train
 
 SCHEMES = {

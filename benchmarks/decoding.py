@@ -35,8 +35,8 @@ from tokenizers import models
 from torch import Tensor, nn
 
 from manyheads.decode.beam import BeamSearch, Decode
+from manyheads.decode.cuda_graphs import Recordings
 from manyheads.decode.generate import GREEDY, Generator
-from manyheads.decode.recorded import Recordings
 from manyheads.decode.translate import Seq2SeqStepper
 from manyheads.decode.writer import Writer
 from manyheads.exchange.huggingface import to_huggingface
@@ -46,7 +46,7 @@ from manyheads.nn.embedding import Embed
 from manyheads.nn.positions import Sinusoidal
 from manyheads.nn.residual import Norm
 from manyheads.presets import preset
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 from speed import Row, Rows, compared, compilations, device_of, in_turns, options, told
 
 OURS, COMPILED, AS_IT_IS = "ours", "ours compiled", "ours as it is"

@@ -21,9 +21,9 @@ import torch
 
 from manyheads.data.corpus import read_pairs
 from manyheads.decode.lines import translate_whole
-from manyheads.errors import Mistake
-from manyheads.files import replace_file
-from manyheads.opened import open_run
+from manyheads.errors import UserError
+from manyheads.fileio import replace_file
+from manyheads.loading import open_run
 from manyheads.train.progress import Bar
 from translations import stems
 
@@ -43,7 +43,7 @@ def direction(data: Any, folder: Path, source: str, target: str) -> bool:
     """Whether a run writes the target language; refuse one of other languages."""
     ends = (getattr(data, "source", "another text"), getattr(data, "target", "something else"))
     if ends not in ((source, target), (target, source)):
-        raise Mistake(
+        raise UserError(
             f"{folder} translates {ends[0]} to {ends[1]}, which the corpus is not of: "
             f"give runs between {source} and {target}"
         )
@@ -56,9 +56,9 @@ def diversify(
     """Write the corpus of `folder` to `out`, its training pairs with what the runs make of them."""
     there = stems(folder, source, target)
     if "train" not in there:
-        raise Mistake(f"{folder} has no train.{source} and train.{target}: nothing to tell again")
+        raise UserError(f"{folder} has no train.{source} and train.{target}: nothing to tell again")
     if out.exists():
-        raise Mistake(f"{out} is there already: choose another folder")
+        raise UserError(f"{out} is there already: choose another folder")
     ways = [direction(open_run(path, "cpu").run.data, path, source, target) for path in runs]
     files = [folder / f"train.{end}" for end in (source, target)]
     first = read_pairs(*files, empty_lines="skip").pairs
@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         diversify(given.folder, given.out, given.source, given.target, given.runs, given.device)
-    except Mistake as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0

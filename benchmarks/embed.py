@@ -23,9 +23,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from manyheads.data.batching import in_order_of_length
-from manyheads.encode import BATCH_TOKENS, TextEncoder
 from manyheads.evaluate.scores import spearman
-from manyheads.opened import open_any
+from manyheads.loading import open_any
+from manyheads.tasks.encode import BATCH_TOKENS, TextEncoder
 
 BATCH = 32  # what sentence encoders are called with
 

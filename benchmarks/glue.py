@@ -22,8 +22,8 @@ import torch
 
 from manyheads.data.labelled import GLUE, LabelledData, places
 from manyheads.evaluate.scores import label_scores
-from manyheads.opened import open_run
-from manyheads.scoring import score
+from manyheads.loading import open_run
+from manyheads.tasks.scoring import score
 from manyheads.training import read_recipe, train
 
 EPOCHS = {"sst-2": 1}  # three, where nothing else is said

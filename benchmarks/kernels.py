@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from manyheads.nn.attention import attend
-from manyheads.nn.cores import Fused
+from manyheads.nn.exact_attention import Fused
 from manyheads.nn.flex import Flex
 from manyheads.nn.masks import causal, full, look
 from manyheads.nn.positions import Buckets, Position, PositionSizes, by_distance
@@ -115,7 +115,7 @@ def fused(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str,
 
 
 def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str, object]]:
-    from manyheads.nn.biased import biased_attention
+    from manyheads.kernels.biased_attention import biased_attention
 
     torch._dynamo.reset()  # each shape its own kernel, none for all shapes
     heads = WIDTH // head_dim
@@ -221,7 +221,7 @@ def compared(
 
 
 def short(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str, object]]:
-    from manyheads.nn.short import short_attention
+    from manyheads.kernels.short_attention import short_attention
 
     torch.manual_seed(1)
     shape = (TOKENS // length, length, WIDTH // head_dim, head_dim)

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.data.hidden import MaskedBatch
 from manyheads.data.masking import hide
+from manyheads.data.mlm import MaskedBatch
 from manyheads.models.bert import Bert
 from manyheads.tasks.masked import masked_pass
 from manyheads.train.loop import precision_of

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from manyheads.config import override_all
+from manyheads.decode.cuda_graphs import steady
 from manyheads.decode.lines import translate_whole
-from manyheads.decode.recorded import steady
 from manyheads.decode.translate import Seq2SeqForest, Seq2SeqStepper, Translator
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.evaluate.scores import translation_scores
-from manyheads.opened import TorchRun, open_run
+from manyheads.loading import TorchRun, open_run
 from speed import Row, Rows, compared, in_turns, options
 
 OURS, FIRST, NOW = "ours", "ours, best first", "ours, best first, none-better-now"
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         opened = opened.in_int8() if given.int8 else opened
         data: Any = opened.run.data
         corpus = data.read(given.split)
-    except Mistake as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     name = ", ".join([str(given.run), given.split, *given.settings, *["int8"] * given.int8])
@@ -72,10 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
 def changed(opened: TorchRun, settings: list[str]) -> TorchRun:
     """The run with other data and another way of writing; refuses what has one order alone."""
     if not isinstance(opened.translator(), Translator) or not steady(opened.model):
-        raise Mistake(f"{opened.folder} is searched by length alone: give a Transformer's run")
+        raise UserError(f"{opened.folder} is searched by length alone: give a Transformer's run")
     for setting in settings:
         if not setting.startswith(("data.", "decode.")):
-            raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
+            raise UserError(
+                f"'{setting}' cannot change once a run is trained: only data and decode"
+            )
     return replace(opened, run=override_all(opened.run, settings))
 
 

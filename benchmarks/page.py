@@ -24,7 +24,7 @@ from playwright.sync_api import CDPSession, Page, sync_playwright
 
 from manyheads.models.gpt import GptConfig
 from manyheads.run import Run, save_run
-from manyheads.vocabularies import Words
+from manyheads.tokenizer.train import Words
 
 LAYERS, HEADS, DIM, LONGEST = 6, 8, 256, 1024
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

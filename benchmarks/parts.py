@@ -3,12 +3,12 @@
     python benchmarks/parts.py            all on a GPU
     python benchmarks/parts.py norm feed  some of them
 
-`norm`: dropout 0.1, sum and layer norm of a training step, forward and backward (nn/normed.py).
-`feed`: the feed-forward part of one (nn/fed.py).
-`glance`: one query a head over the keys of a cache (nn/glance.py).
-`single`: a matrix times one row (nn/single.py).
-`loss`: logits become the gradient of their loss (train/softmax.py).
-`join`: gradients of queries, keys and values side by side, and their sum (nn/beside.py).
+`norm`: dropout 0.1, sum and layer norm of a training step, forward and backward (kernels/layer_norm.py).
+`feed`: the feed-forward part of one (kernels/mlp.py).
+`glance`: one query a head over the keys of a cache (kernels/decode_attention.py).
+`single`: a matrix times one row (kernels/gemv.py).
+`loss`: logits become the gradient of their loss (kernels/cross_entropy.py).
+`join`: gradients of queries, keys and values side by side, and their sum (kernels/qkv.py).
 
 Bfloat16, as CUDA graphs, in turns, medians. One JSON object a line, with `ideal`: milliseconds for
 what has to be read and written, at the speed of a large copy.
@@ -60,7 +60,7 @@ def copy_speed() -> float:
 
 
 def norms(rounds: int) -> Iterator[Row]:
-    from manyheads.nn.normed import add_norm
+    from manyheads.kernels.layer_norm import add_norm
 
     for rows, width in NORMS:
         inputs = [drawn(rows, width), drawn(rows, width)]
@@ -83,7 +83,7 @@ def norms(rounds: int) -> Iterator[Row]:
 
 
 def feeds(rounds: int) -> Iterator[Row]:
-    from manyheads.nn.fed import feed
+    from manyheads.kernels.mlp import feed
 
     for rows, width, kind in FEEDS:
         hidden = 4 * width
@@ -108,7 +108,7 @@ def feeds(rounds: int) -> Iterator[Row]:
 
 
 def glances(rounds: int) -> Iterator[Row]:
-    from manyheads.nn.glance import glance
+    from manyheads.kernels.decode_attention import glance
 
     for rows, heads, queries, keys, width in GLANCES:
         inputs = [drawn(rows, heads, n, width) for n in (queries, keys, keys)]
@@ -125,7 +125,7 @@ def glances(rounds: int) -> Iterator[Row]:
 
 
 def singles(rounds: int) -> Iterator[Row]:
-    from manyheads.nn.single import single_product
+    from manyheads.kernels.gemv import single_product
 
     for outputs, inputs in SINGLES:
         given = [drawn(1, 1, inputs), drawn(outputs, inputs), drawn(outputs)]
@@ -135,7 +135,7 @@ def singles(rounds: int) -> Iterator[Row]:
 
 
 def losses(rounds: int) -> Iterator[Row]:
-    from manyheads.train.softmax import losses_and_slopes
+    from manyheads.kernels.cross_entropy import losses_and_slopes
 
     for rows, classes, columns in LOSSES:
         logits = drawn(rows, columns)
@@ -162,7 +162,7 @@ def _first(call: Callable[..., Any], *given: Tensor) -> Tensor:
 
 
 def joins(rounds: int) -> Iterator[Row]:
-    from manyheads.nn.beside import join
+    from manyheads.kernels.qkv import join
 
     for batch, heads, length, head in JOINS:
         given = [drawn(batch, heads, length, head) for _ in range(3)]

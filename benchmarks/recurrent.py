@@ -28,7 +28,7 @@ from manyheads import training
 from manyheads.account import account
 from manyheads.config import override_all
 from manyheads.evaluate.scores import translation_scores
-from manyheads.opened import open_run
+from manyheads.loading import open_run
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.view.figures import curves
 

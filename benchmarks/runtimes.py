@@ -25,7 +25,7 @@ from manyheads.exchange.ctranslate2 import write_ctranslate2
 from manyheads.exchange.ctranslate2_runtime import Ctranslate2Model, Ctranslate2Translator
 from manyheads.exchange.onnx import write_onnx
 from manyheads.exchange.onnx_runtime import OnnxSeq2Seq, OnnxTranslator
-from manyheads.opened import open_run
+from manyheads.loading import open_run
 
 Texts = list[list[int]]
 Runner = Callable[[list[str]], Texts]

@@ -125,8 +125,8 @@ def memory_of(process: int) -> int:
 
 def requests_for(run: Path, texts: int = 64, written: int = 32) -> tuple[str, list[bytes]]:
     """The path to ask, and bodies: sentences of the phrasebook, or their beginnings to continue."""
-    from manyheads.data.phrasebook import sentences
-    from manyheads.web.serving.translating import languages_of
+    from manyheads.phrasebook import sentences
+    from manyheads.serve.translating import languages_of
 
     pairs = sentences("en-de", "test", texts)
     settings = read_run(run)

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from decoding import Texts, Work, kind, likeness, timed, works, writing
-from manyheads.decode.recorded import Recordings
-from manyheads.errors import Mistake
+from manyheads.decode.cuda_graphs import Recordings
+from manyheads.errors import UserError
 from speed import Row, device_of, in_turns, kernels_of, told
 
 
@@ -47,7 +47,9 @@ def changed(variant: str) -> Iterator[None]:
             before.append((module, name, getattr(module, name)))
             setattr(module, name, type(before[-1][2])(int(value)))
         except (ImportError, AttributeError, ValueError) as error:
-            raise Mistake(f"{setting} sets no number of a room in manyheads.nn: {error}") from None
+            raise UserError(
+                f"{setting} sets no number of a room in manyheads.nn: {error}"
+            ) from None
     try:
         yield
     finally:
@@ -163,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
         for variant in given.variants:
             with changed(variant):
                 pass
-    except Mistake as error:
+    except UserError as error:
         parser.error(str(error))
     for work in works(given.tiny):
         if not any(part in work.name for part in given.only):

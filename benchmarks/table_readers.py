@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from manyheads.account import BACKWARD, account
 from manyheads.data.labelled import LabelledData
 from manyheads.data.masking import Masked
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.loading import open_run
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.masks import causal, look
-from manyheads.opened import open_run
 from manyheads.run import Run, save_run
-from manyheads.scoring import score
+from manyheads.tasks.scoring import score
 from manyheads.training import read_recipe, train
 from table_runs import Asked, Row, fitted, lengths_seen, sizes, training_flops
 
@@ -85,7 +85,7 @@ def kept(asked: Asked, name: str) -> Row | None:
         return None
     told: Row = json.loads(beside.read_text("utf-8"))
     if told["command"] != _command(_pretraining(asked, name)):
-        raise Mistake(f"{beside} tells of another pretraining: choose another --keep")
+        raise UserError(f"{beside} tells of another pretraining: choose another --keep")
     return told
 
 
@@ -147,7 +147,7 @@ def begin(asked: Asked, name: str, seed: int, out: Path) -> Path:
     """
     kind = name.removesuffix(SCRATCH)
     if kept(asked, kind) is None:
-        raise Mistake(f"{asked.keep} has no {kind}: it could not be pretrained")
+        raise UserError(f"{asked.keep} has no {kind}: it could not be pretrained")
     opened = open_run(asked.keep / kind)
     if name == kind != "gpt":
         return opened.folder

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from manyheads.account import BACKWARD, account
-from manyheads.models.elmo import ElmoConfig
+from manyheads.baselines.elmo import ElmoConfig
+from manyheads.loading import open_run
 from manyheads.nn.experts import ExpertFeedForward
-from manyheads.opened import open_run
 from manyheads.presets import ModelConfig
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.train.loop import Trainer

@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from table_readers import READERS, SCRATCH, TASKS, classify, pretrain, sentences
 from table_runs import SYSTEMS, Asked, Row, translate
 
@@ -57,7 +57,7 @@ def each(jobs: list[Callable[[], Row]], until: float) -> bool:
             print(json.dumps(job()), flush=True)
         except Exception as error:  # what one cannot do, the others may
             sound = False
-            if isinstance(error, Mistake):
+            if isinstance(error, UserError):
                 print(error, file=sys.stderr)
             else:
                 traceback.print_exc()
@@ -73,9 +73,9 @@ def rows_of(paths: list[Path]) -> list[Row]:
         try:
             found += map(json.loads, path.read_text("utf-8").splitlines())
         except OSError:
-            raise Mistake(f"{path} cannot be read (seen from here): give files of rows") from None
+            raise UserError(f"{path} cannot be read (seen from here): give files of rows") from None
         except ValueError:
-            raise Mistake(f"{path} holds other lines than rows of this program") from None
+            raise UserError(f"{path} holds other lines than rows of this program") from None
     return found
 
 
@@ -158,7 +158,7 @@ def main() -> None:
     if given.table:
         try:
             table(given.table)
-        except Mistake as error:
+        except UserError as error:
             parser.error(str(error))
         return
     if given.what is None or given.folder is None:

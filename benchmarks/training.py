@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.train.loop import Trainer
-from manyheads.train.objective import Loss
+from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
 from speed import (
     Row,

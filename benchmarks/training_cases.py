@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.data.batching import Batches, Ragged
-from manyheads.data.hidden import MaskedBatch
+from manyheads.data.mlm import MaskedBatch
 from manyheads.data.translation import Batch
 from manyheads.models.gpt import GptConfig
 from manyheads.presets import preset
 from manyheads.tasks.language import LanguageBatch, language_loss
 from manyheads.tasks.masked import masked_pass
 from manyheads.tasks.translation import MULTIPLE, translation_loss
-from manyheads.train.objective import Loss
+from manyheads.train.loss import Loss
 
 SEED = 1
 STEPS = 10  # a round, where all batches have one shape

@@ -46,9 +46,9 @@ from sacrebleu.metrics.bleu import BLEU
 
 from manyheads.data.corpus import read_lines
 from manyheads.decode.translate import AnyTranslator
-from manyheads.errors import Mistake
-from manyheads.files import replace_file
-from manyheads.opened import open_run, several
+from manyheads.errors import UserError
+from manyheads.fileio import replace_file
+from manyheads.loading import open_run, several
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.train.loop import Trainer
 from manyheads.training import read_recipe, train
@@ -126,7 +126,7 @@ def moses(language: str) -> Callable[[str], str]:
     try:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
     except ImportError:
-        raise Mistake("Moses' tokens need sacremoses: pip install sacremoses") from None
+        raise UserError("Moses' tokens need sacremoses: pip install sacremoses") from None
     normalizer, tokenizer = MosesPunctNormalizer(language), MosesTokenizer(language)
     return lambda line: tokenizer.tokenize(
         normalizer.normalize(line.lower()), return_str=True, escape=False
@@ -136,13 +136,13 @@ def moses(language: str) -> Callable[[str], str]:
 def stems(folder: Path, source: str, target: str) -> list[str]:
     """What the files of both languages are called, without their endings."""
     if not folder.is_dir():
-        raise Mistake(f"{folder} is not a folder (seen from here): give that of the corpus")
+        raise UserError(f"{folder} is not a folder (seen from here): give that of the corpus")
     names = {path.name.removesuffix(".gz") for path in folder.iterdir()}
     ends = (f".{source}", f".{target}")
     firsts = {name.removesuffix(ends[0]) for name in names if name.endswith(ends[0])}
     found = sorted(stem for stem in firsts if f"{stem}{ends[1]}" in names)
     if not found:
-        raise Mistake(
+        raise UserError(
             f"{folder} has no files NAME.{source} and NAME.{target}: give --source and --target "
             "as the files end"
         )
@@ -153,7 +153,7 @@ def prepare(folder: Path, out: Path, source: str, target: str) -> None:
     """All files of two languages as the literature has them, under the same names, gzipped."""
     found = stems(folder, source, target)
     if out.resolve() == folder.resolve():
-        raise Mistake(f"{out} is where the raw files are: choose another folder for the prepared")
+        raise UserError(f"{out} is where the raw files are: choose another folder for the prepared")
     out.mkdir(parents=True, exist_ok=True)
     for language in (source, target):
         words = moses(language)
@@ -168,7 +168,7 @@ def prepare(folder: Path, out: Path, source: str, target: str) -> None:
 def check_prepared(path: Path) -> None:
     """Refuse raw text, whose words are not those that the literature counts."""
     if any(line != line.lower() for line in read_lines(path)):
-        raise Mistake(f"{path} has capitals: give a folder that `prepare` has written")
+        raise UserError(f"{path} has capitals: give a folder that `prepare` has written")
 
 
 def _write(content: bytes, path: Path) -> None:
@@ -261,7 +261,7 @@ def measure(job: Job, device: str, keep: Path | None) -> Row:
     pair = f"{data.source}-{data.target}"
     kept = None if keep is None else keep / f"{job.table}-{job.system}-{pair}-{job.seed}"
     if kept is not None and kept.exists():  # its seconds would be those of the rest
-        raise Mistake(f"{kept} is there already: choose another --keep")
+        raise UserError(f"{kept} is there already: choose another --keep")
     with tempfile.TemporaryDirectory() if kept is None else nullcontext(kept) as at:
         folder = Path(at)
         begun = time.monotonic()
@@ -299,7 +299,7 @@ def jobs_of(given: argparse.Namespace) -> list[Job]:
     systems = (given.systems or first[given.what]).split(",")
     for name in (part for system in systems for part in system.split("+")):
         if name not in known:
-            raise Mistake(f"there is no {name}: choose among {', '.join(known)}")
+            raise UserError(f"there is no {name}: choose among {', '.join(known)}")
     pairs = f"{given.source}-{given.target}" if given.pairs is None else given.pairs
     jobs = []
     for seed in given.seeds:
@@ -308,7 +308,7 @@ def jobs_of(given: argparse.Namespace) -> list[Job]:
             there = stems(Path(given.folder), source, target)
             splits = [split for split in (*MULTI30K, "test") if split in there]
             if not splits:
-                raise Mistake(f"{given.folder} has no test set: name one test.{source}")
+                raise UserError(f"{given.folder} has no test set: name one test.{source}")
             if given.what == "literature":
                 check_prepared(Path(given.folder) / f"{splits[0]}.{target}")
             words = _words(target) if given.what == "raw" else None
@@ -331,7 +331,7 @@ def jobs_of(given: argparse.Namespace) -> list[Job]:
 def _words(language: str) -> Callable[[str], str] | None:
     try:
         return moses(language)
-    except Mistake as error:
+    except UserError as error:
         print(f"without tokenised BLEU: {error}", file=sys.stderr)
         return None
 
@@ -358,7 +358,7 @@ def table(paths: list[Path], picture: Path | None) -> None:
         if all("bleu" in point for point in rows[0]["curve"])  # decode.validate_sentences
     }
     if picture is not None and not drawn:
-        raise Mistake("there is nothing to draw: give rows of tatoeba")
+        raise UserError("there is nothing to draw: give rows of tatoeba")
     if picture is not None:
         title = "BLEU of validation sentences, greedy, against time"
         curves(drawn, title, "BLEU", picture, "minutes of training")
@@ -440,7 +440,7 @@ def main(arguments: list[str] | None = None) -> int:
             folders = [Path(name) for name in (given.folder, *given.settings)]
             return 0 if each([partial(measure_together, folders, given.device)], given.until) else 1
         jobs = jobs_of(given)
-    except Mistake as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     if given.picture is not None:

@@ -39,10 +39,10 @@ from manyheads.nn.int8 import in_int8
 from manyheads.nn.positions import Sinusoidal
 from manyheads.nn.residual import Norm
 from manyheads.tasks.translation import translation_loss
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Bpe
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
-from manyheads.vocabularies import Bpe
 from orders import counted
 from speed import Row, Rows, compared, in_turns, options, told
 

@@ -12,16 +12,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads.account import Account, account
 from manyheads.account_table import human, human_bytes, table
-from manyheads.decode.cache import KeyValueCache
-from manyheads.errors import Mistake
+from manyheads.baselines.rnn import RnnConfig
+from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Detect, Tag
-from manyheads.models.rnn import RnnConfig
 from manyheads.models.seq2seq import Seq2SeqConfig, Side
 from manyheads.models.vit import VitConfig
-from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.embedding import Embed, Output
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.experts import Experts
 from manyheads.nn.feedforward import Gated, Plain
 from manyheads.nn.linformer import Linformer
@@ -424,5 +424,5 @@ def test_human_bytes() -> None:
     [({"length": 0}, "at least 1"), ({"batch": 0}, "at least 1"), ({"length": 13}, "end at 12")],
 )
 def test_a_mistake_says_what_to_do(settings: dict[str, int], advice: str) -> None:
-    with pytest.raises(Mistake, match=advice):
+    with pytest.raises(UserError, match=advice):
         account(CONFIGS["gpt"], **settings)

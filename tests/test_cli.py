@@ -17,13 +17,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from manyheads import cli, opened
+from manyheads import cli, loading
 from manyheads.commands import training
 from manyheads.config import parse
 from manyheads.decode import lines
-from manyheads.opened import open_run
+from manyheads.loading import open_run
 from manyheads.run import Run, read_run
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.training import read_recipe
 
 TINY = (
@@ -131,7 +131,7 @@ def test_opening_and_counting_import_no_compiler() -> None:
     """It takes a second. (An optimizer imports it, and so does a kernel of our own.)"""
     script = """
 import sys
-import manyheads.opened, manyheads.training
+import manyheads.loading, manyheads.training
 from manyheads.account import account
 from manyheads.presets import preset
 for name in ("transformer-base", "bert-base", "gpt3-small"):
@@ -482,7 +482,7 @@ def test_to_list_several_searches_no_narrower(run: Path, monkeypatch: pytest.Mon
         decode = dataclasses.replace(found.run.decode, beam=5)
         return dataclasses.replace(found, run=dataclasses.replace(found.run, decode=decode))
 
-    open_any = opened.open_any
+    open_any = loading.open_any
     monkeypatch.setattr(opened, "open_any", with_beam_of_five)
     monkeypatch.setattr(lines, "translate_lines", watched)
     for given in ([], ["--n-best", "2"], ["--n-best", "9"], ["--beam", "1", "--n-best", "3"]):

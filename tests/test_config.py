@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.config import dump, override, override_all, parse, to_toml, unset
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import NoPosition, Position, Rotary, RotaryPosition
 
@@ -48,7 +48,7 @@ class Cart:
 
     def __post_init__(self) -> None:
         if self.crew > self.seats:
-            raise Mistake("more crew than seats")
+            raise UserError("more crew than seats")
 
 
 def test_what_is_dumped_as_toml_parses_to_the_same_settings() -> None:
@@ -98,7 +98,7 @@ def test_fields_that_check_each_other_may_come_in_any_order() -> None:
     assert override_all(Cart(), ["crew=5", "seats=6"]) == override_all(
         Cart(), ["seats=6", "crew=5"]
     )
-    with pytest.raises(Mistake, match="more crew than seats"):
+    with pytest.raises(UserError, match="more crew than seats"):
         override_all(Cart(), ["crew=5"])
 
 
@@ -119,9 +119,9 @@ def test_a_part_called_none_is_not_no_part() -> None:
     boat = override_all(Boat(), ["mast=none", "flag=none", "oars=none", "depth=none"])
     assert boat == Boat(mast=Bare(), flag=Bare(), oars=None, depth=None)
     assert override_all(boat, ["mast=null", "flag=off"]) == Boat(oars=None, depth=None, flag=None)
-    with pytest.raises(Mistake, match="known: none, null, sail"):
+    with pytest.raises(UserError, match="known: none, null, sail"):
         override(Boat(), "flag", "zzz")
-    with pytest.raises(Mistake, match="known: none, null, sail"):
+    with pytest.raises(UserError, match="known: none, null, sail"):
         parse(Boat, {"flag": [1]})
 
 
@@ -162,13 +162,13 @@ def test_one_side_of_a_model_can_have_no_position() -> None:
     ],
 )
 def test_a_wrong_setting_is_one_line_that_names_the_right_one(setting: str, message: str) -> None:
-    with pytest.raises(Mistake, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         override_all(Cart(), [setting])
     assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_key_in_a_file_names_its_path() -> None:
-    with pytest.raises(Mistake, match=r"drive\.aria.*area"):
+    with pytest.raises(UserError, match=r"drive\.aria.*area"):
         parse(Cart, {"drive": {"kind": "sail", "aria": 1.0}})
 
 
@@ -177,5 +177,5 @@ def test_a_missing_field_is_named() -> None:
     class Needy:
         must: int
 
-    with pytest.raises(Mistake, match="'must' is needed"):
+    with pytest.raises(UserError, match="'must' is needed"):
         parse(Needy, {})

@@ -14,14 +14,16 @@ from tests.train.small_runs import assert_same_bits, hurt
 from manyheads.data.batching import NOTHING
 from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
-from manyheads.decode.fixed_cache import FixedCache
+from manyheads.decode.static_cache import FixedCache
 from manyheads.decode.translate import Translator
+from manyheads.kernels.dispatch import trusted
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn import cores, residual
+from manyheads.nn import exact_attention as cores
+from manyheads.nn import residual
 from manyheads.nn.attention import CrossAttention, SelfAttention, attend
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.feedforward import FeedForward, Plain
-from manyheads.nn.masks import Causal, SameDocument, Sight, both, causal, full, look, window
+from manyheads.nn.masks import AttentionMask, Causal, SameDocument, both, causal, full, look, window
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
@@ -34,12 +36,11 @@ from manyheads.nn.positions import (
 )
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.scores import InnerScore
-from manyheads.nn.trusted import trusted
-from manyheads.train import graphs
+from manyheads.tokenizer.train import Bpe
+from manyheads.train import cuda_graphs as graphs
 from manyheads.train.loop import Trainer
-from manyheads.train.objective import cross_entropy
+from manyheads.train.loss import cross_entropy
 from manyheads.training import read_recipe, train
-from manyheads.vocabularies import Bpe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -145,7 +146,7 @@ def test_flex_and_packed_equal_dense_on_cuda(core: str, name: str, rule: Any) ->
 @pytest.mark.parametrize("length", [64, 200])
 @pytest.mark.parametrize("width", [64, 128])
 def test_our_kernel_equals_dense(width: int, length: int, past: bool) -> None:
-    from manyheads.nn.biased import biased_attention
+    from manyheads.kernels.biased_attention import biased_attention
 
     torch.manual_seed(0)
     q, k, v = (
@@ -226,7 +227,7 @@ def test_our_kernel_that_drops_equals_the_formula_in_blocks_of_every_size(
     queries: int, keys: int, width: int
 ) -> None:
     """With what it drops: the mask of its forward pass is that of both."""
-    short: Any = importlib.import_module("manyheads.nn.short")  # with Triton alone
+    short: Any = importlib.import_module("manyheads.kernels.short_attention")  # with Triton alone
     torch.manual_seed(0)
     q, k, v, direction = (
         torch.randn(6, 4, n, width, device="cuda", dtype=torch.bfloat16)
@@ -285,7 +286,7 @@ def test_a_block_by_our_kernels_is_as_near_to_the_formula_as_one_without(
     Half precision takes some numbers over the edge of a relu, so that its gradients are some
     hundredths off with anyone's kernels.
     """
-    normed: Any = importlib.import_module("manyheads.nn.normed")  # with Triton alone
+    normed: Any = importlib.import_module("manyheads.kernels.layer_norm")  # with Triton alone
     torch.manual_seed(0)
     torch._dynamo.reset()
     config = Seq2SeqConfig(
@@ -424,7 +425,7 @@ def test_a_few_queries_over_a_cache_equal_dense(
         for n, length in ((heads, queries), (groups, keys), (groups, keys))
     )
     places = torch.arange(keys, device="cuda")
-    sight = Sight(causal, places[None, keys // 2 : keys // 2 + queries], places[None])
+    sight = AttentionMask(causal, places[None, keys // 2 : keys // 2 + queries], places[None])
     score = InnerScore(0.125)
     with torch.no_grad():
         assert cores._is_glance(q, k, v, score)

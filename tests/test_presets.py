@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
@@ -121,7 +121,7 @@ def test_shape_matches_the_paper(name: str) -> None:
 def test_gpt3_xl_as_printed_is_possible() -> None:
     model = weightless("gpt3-xl", heads=24, head_dim=128)
     assert size(model) == pytest.approx(1.52e9, rel=0.01)
-    with pytest.raises(Mistake, match="head_dim"):
+    with pytest.raises(UserError, match="head_dim"):
         weightless("gpt3-xl", heads=24)
 
 
@@ -214,6 +214,6 @@ def test_preset_gives_a_fresh_value_that_rebuilds() -> None:
     ],
 )
 def test_a_mistake_says_what_to_do(name: str, overrides: dict[str, Any], advice: str) -> None:
-    with pytest.raises(Mistake, match=advice) as raised:
+    with pytest.raises(UserError, match=advice) as raised:
         build(name, **overrides)
     assert "\n" not in str(raised.value)

@@ -14,19 +14,19 @@ import torch
 
 import manyheads
 from manyheads.config import dump, override_all, parse, to_toml, unset
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.loading import open_run
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig, Side
 from manyheads.nn.attention import CoreConfig
-from manyheads.nn.cores import Dense
 from manyheads.nn.embedding import Embed
+from manyheads.nn.exact_attention import Dense
 from manyheads.nn.local import Longformer
 from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.tiled import Tiled
-from manyheads.opened import open_run
 from manyheads.run import Run, check_folder, choose_device, model_digest, read_run
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.checkpoint import read_tensors
 from manyheads.training import read_recipe, recipes, train
 
@@ -135,14 +135,14 @@ def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cup", "cuda:99", "meta", "xla", ""])
 def test_a_device_that_is_not_here(name: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         choose_device(name)
     assert f"device '{name}' is not here" in str(caught.value)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_a_seed_that_no_generator_takes(seed: int) -> None:
-    with pytest.raises(Mistake, match=f"seed={seed}"):
+    with pytest.raises(UserError, match=f"seed={seed}"):
         read_recipe("phrasebook", [f"seed={seed}"])
 
 
@@ -195,13 +195,13 @@ def test_a_folder_for_another_program_is_not_trained_into(name: str, tmp_path: P
     """It has a run.toml, so that commands work on it; training there would spoil both."""
     for file in (name, "run.toml", "tokenizer.json"):
         (tmp_path / file).write_text("{}")
-    with pytest.raises(Mistake, match=f"{name}.*choose another folder"):
+    with pytest.raises(UserError, match=f"{name}.*choose another folder"):
         check_folder(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [GptConfig, Seq2SeqConfig])
 def test_a_narrow_table_is_for_encoders(kind: Any) -> None:
-    with pytest.raises(Mistake, match=r"embed\.dim"):
+    with pytest.raises(UserError, match=r"embed\.dim"):
         kind(dim=16, heads=2, embed=Embed(dim=8))
     kind(dim=16, heads=2, embed=Embed(dim=16))
 
@@ -257,7 +257,7 @@ def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str)
         run = read_recipe(recipe, settings)
         return dataclasses.replace(run.model, vocab_size=40).build()
 
-    with pytest.raises(Mistake) as caught, torch.device("meta"):
+    with pytest.raises(UserError) as caught, torch.device("meta"):
         built(wrong.split())
     advised = [words.split() for words in re.findall(r"\((model\.\S*=[^)]*)\)", str(caught.value))]
     assert advised
@@ -274,7 +274,7 @@ def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str)
 )
 def test_packed_documents_are_refused_by_what_sees_by_places_in_a_row(core: str) -> None:
     settings = f"objective.packing=documents model.position=sinusoidal model.core={core}".split()
-    with pytest.raises(Mistake, match=r"packed documents .* objective\.packing=stream"):
+    with pytest.raises(UserError, match=r"packed documents .* objective\.packing=stream"):
         read_recipe("gpt-mini", settings)
     read_recipe("gpt-mini", settings[1:])
 
@@ -287,7 +287,7 @@ def test_packed_documents_are_kept_apart_by_exact_cores_and_a_plain_window() -> 
 
 def test_a_period_is_not_for_packed_documents() -> None:
     settings = ["model.position=relative", "model.position.period=4"]
-    with pytest.raises(Mistake, match=r"position\.period .* objective\.packing=stream"):
+    with pytest.raises(UserError, match=r"position\.period .* objective\.packing=stream"):
         read_recipe("gpt-mini", [*settings, "objective.packing=documents"])
     read_recipe("gpt-mini", settings)
 

@@ -9,18 +9,18 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 import torch
 
+from manyheads.baselines.bytenet import ByteNetConfig
+from manyheads.baselines.convs2s import ConvS2SConfig
+from manyheads.baselines.elmo import ElmoConfig
+from manyheads.baselines.gnmt import GnmtConfig
+from manyheads.baselines.rnn import RnnConfig
 from manyheads.config import dump, override_all
 from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
-from manyheads.models.bytenet import ByteNetConfig
-from manyheads.models.convs2s import ConvS2SConfig
-from manyheads.models.elmo import ElmoConfig
-from manyheads.models.gnmt import GnmtConfig
+from manyheads.models.decoder_only_seq2seq import JoinedConfig
 from manyheads.models.gpt import GptConfig
-from manyheads.models.joined import JoinedConfig
-from manyheads.models.rnn import RnnConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.masks import Globals, Prefix, Window
@@ -84,7 +84,7 @@ def trains(run: Run, objective: str) -> bool:
     """Whether the run's model may have this objective."""
     try:
         override_all(run, [f"objective={objective}"])
-    except Mistake:
+    except UserError:
         return False
     return True
 
@@ -107,7 +107,7 @@ def test_a_number_without_sense_is_refused(name: str) -> None:
     for choices, paths in found.items():
         try:
             built(config, choices)  # what is refused below is the number, not the choice
-        except Mistake:  # rotary positions and another score: seen with the others
+        except UserError:  # rotary positions and another score: seen with the others
             # Cores that see less than everything are built for whom they fit, seen below.
             assert name not in ANY_PARTS or not EXACT.issuperset(_core(choices))
             continue
@@ -115,7 +115,7 @@ def test_a_number_without_sense_is_refused(name: str) -> None:
             setting = f"{path}={value}"
             try:
                 built(config, (*choices, setting))
-            except Mistake as mistake:
+            except UserError as mistake:
                 said = str(mistake)
                 if path.split(".")[-1] not in said or "\n" in said:
                     wrong.append(f"{setting} is told as: {said}")
@@ -156,18 +156,18 @@ def _paths(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
     ],
 )
 def test_other_numbers_without_sense(setting: str) -> None:
-    with pytest.raises(Mistake, match=setting.split("=")[0].split(".")[-1]):
+    with pytest.raises(UserError, match=setting.split("=")[0].split(".")[-1]):
         read_recipe("phrasebook", [setting])
 
 
 @pytest.mark.parametrize("share", ["0", "1"])
 def test_a_held_out_share_leaves_something_on_both_sides(share: str) -> None:
-    with pytest.raises(Mistake, match="held_out"):
+    with pytest.raises(UserError, match="held_out"):
         read_recipe("translation", [f"data.held_out={share}"])
 
 
 def test_limits_name_what_is_possible() -> None:
-    with pytest.raises(Mistake, match="from 1 to 300_000"):
+    with pytest.raises(UserError, match="from 1 to 300_000"):
         PhrasebookData(train_pairs=10**9)
     assert PhrasebookData(train_pairs=300_000, valid_pairs=20_000).train_pairs == 300_000
 
@@ -175,7 +175,7 @@ def test_limits_name_what_is_possible() -> None:
 @pytest.mark.parametrize("rule", [Window, Prefix, Globals])
 def test_rules_do_not_count_below_zero(rule: Any) -> None:
     rule(0)
-    with pytest.raises(Mistake, match="at least 0"):
+    with pytest.raises(UserError, match="at least 0"):
         rule(-1)
 
 

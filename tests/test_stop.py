@@ -10,7 +10,7 @@ from manyheads.decode.beam import Decode
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.positions import Sinusoidal
 from manyheads.run import Run, save_run
-from manyheads.vocabularies import Words
+from manyheads.tokenizer.train import Words
 
 CONTEXT = 12
 PROMPT = ("--prompt", "a b", "--max-new-tokens", "8")

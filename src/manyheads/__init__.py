@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from manyheads.exchange.huggingface import from_huggingface, to_huggingface
+    from manyheads.loading import load
     from manyheads.nn.attention import attend, attention_weights
-    from manyheads.opened import load
     from manyheads.presets import build, presets
     from manyheads.view.capture import capture
 
@@ -22,7 +22,7 @@ _HOMES = {
     "build": "manyheads.presets",
     "capture": "manyheads.view.capture",
     "from_huggingface": "manyheads.exchange.huggingface",
-    "load": "manyheads.opened",
+    "load": "manyheads.loading",
     "presets": "manyheads.presets",
     "to_huggingface": "manyheads.exchange.huggingface",
 }

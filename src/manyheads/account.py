@@ -13,12 +13,12 @@ from typing import Any
 from torch import nn
 
 from manyheads.account_streams import streams
-from manyheads.errors import Mistake
+from manyheads.baselines.convolution import Convolution
+from manyheads.baselines.luong_attention import MemoryAttention
+from manyheads.errors import UserError
 from manyheads.models.vit import Patches, VitConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, sizes_alone
-from manyheads.nn.convolution import Convolution
-from manyheads.nn.memory import MemoryAttention
 from manyheads.nn.positions import Position
 from manyheads.presets import ModelConfig
 
@@ -134,7 +134,7 @@ def account(config: ModelConfig, length: int | None = None, batch: int = 1) -> A
         length = config.positions  # an image has as many patches as it has
     length = config.max_length if length is None else length
     if length < 1 or batch < 1:
-        raise Mistake(f"length={length}, batch={batch}: both must be at least 1")
+        raise UserError(f"length={length}, batch={batch}: both must be at least 1")
     with sizes_alone():
         model = config.build()
     for position in model.modules():

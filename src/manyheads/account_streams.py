@@ -10,25 +10,25 @@ from itertools import cycle
 from torch import nn
 from torch.nn import functional as F
 
+from manyheads.baselines.bytenet import ByteNet, DilatedBlock
+from manyheads.baselines.convolution import Convolution
+from manyheads.baselines.convs2s import ConvS2S, StepAttention
+from manyheads.baselines.elmo import Elmo
+from manyheads.baselines.gnmt import Gnmt
+from manyheads.baselines.luong_attention import MemoryAttention
+from manyheads.baselines.rnn import Rnn
 from manyheads.models.bert import Bert
-from manyheads.models.bytenet import ByteNet, DilatedBlock
-from manyheads.models.convs2s import ConvS2S, StepAttention
-from manyheads.models.elmo import Elmo
-from manyheads.models.gnmt import Gnmt
+from manyheads.models.decoder_only_seq2seq import Joined
 from manyheads.models.gpt import Gpt
 from manyheads.models.heads import DetectHead, MaskedHead
-from manyheads.models.joined import Joined
-from manyheads.models.rnn import Rnn
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import Vit
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
-from manyheads.nn.convolution import Convolution
-from manyheads.nn.cores import Besides, Counted
 from manyheads.nn.embedding import Head
+from manyheads.nn.exact_attention import AttentionCost, Counted
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.feedforward import GatedFeedForward
-from manyheads.nn.memory import MemoryAttention
 from manyheads.nn.relative import RelativePosition
 from manyheads.nn.scores import AdditiveScore, BilinearScore, ReducedRankScore, Score
 
@@ -294,7 +294,7 @@ def _add_scores(
     """The scores of one query with all keys, the mix of their values, and what a core adds."""
     query_side, key_side, inner = _score_sizes(attention.score, head_dim)
     core = attention.core
-    besides = core.besides(keys) if isinstance(core, Counted) else Besides()
+    besides = core.besides(keys) if isinstance(core, Counted) else AttentionCost()
     keys = core.meets(keys)
     other.multiply(f"{part} scores", key_side)
     own.multiply(f"{part} scores", query_side, heads * inner * keys)

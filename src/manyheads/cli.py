@@ -18,7 +18,7 @@ from manyheads.commands.shared import say, write
 from manyheads.commands.training import compare, demo, evaluate, train
 from manyheads.commands.using import classify, embed, fill, generate, translate
 from manyheads.commands.web import view
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 
 app = typer.Typer(
     help="Trains, runs and shows Transformers. Start with: manyheads demo",
@@ -55,8 +55,8 @@ def _run() -> int:
         if not hasattr(error, "format_message"):  # as the parser's have, and no others
             raise
         if not sys.argv[1:]:  # nothing was asked for, and all that there is has been told
-            return Mistake.exit_code
-        raise Mistake(_told(error)) from None
+            return UserError.exit_code
+        raise UserError(_told(error)) from None
     return code if isinstance(code, int) else 0
 
 
@@ -77,7 +77,7 @@ def main() -> None:
             stream.reconfigure(encoding="utf-8")  # as what is read, whatever the locale
     try:
         sys.exit(_run())
-    except Mistake as error:
+    except UserError as error:
         say(f"manyheads: {error}")
         sys.exit(error.exit_code)
     except SystemExit:  # how every command ends
@@ -86,4 +86,4 @@ def main() -> None:
     except OSError as error:
         # A full disk, a missing permission: it names its file, and is nothing to debug here.
         say(f"manyheads: {error}")
-        sys.exit(BadData.exit_code)
+        sys.exit(DataError.exit_code)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def parse(kind: type[T], value: object, where: str = "") -> T: ...
 @overload
 def parse(kind: Any, value: object, where: str = "") -> Any: ...
 def parse(kind: Any, value: object, where: str = "") -> Any:
-    """Build `kind` from plain TOML or JSON values; a wrong name or type is a Mistake."""
+    """Build `kind` from plain TOML or JSON values; a wrong name or type is a UserError."""
     return _convert(kind, value, where, None)
 
 
@@ -59,7 +59,7 @@ def assign(config: T, assignments: Sequence[str]) -> T:
     for assignment in sorted(assignments, key=lambda one: one.partition("=")[0].count(".")):
         path, equals, text = assignment.partition("=")
         if not equals or not path:
-            raise Mistake(f"'{assignment}' is no setting: write it as name=value, e.g. seed=1")
+            raise UserError(f"'{assignment}' is no setting: write it as name=value, e.g. seed=1")
         changed = _set(changed, path.split("."), text, path)
     whole: T = changed
     return whole
@@ -104,7 +104,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Mistake(f"{path} is not valid TOML: {error}") from None
+        raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
 def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
@@ -144,7 +144,7 @@ def _set(config: Any, path: list[str], text: str, whole: str) -> Any:
     names = [field.name for field in dataclasses.fields(config)]
     if path[0] not in names:
         here = whole[: len(whole) - len(".".join(path))]
-        raise Mistake(
+        raise UserError(
             f"there is no setting '{whole}': {nearest(here + path[0], [here + n for n in names])} "
             f"({here.rstrip('.') or 'the run'}"
             f"{' is ' + type(config).kind if hasattr(type(config), 'kind') else ''})"
@@ -155,7 +155,7 @@ def _set(config: Any, path: list[str], text: str, whole: str) -> Any:
         if current is None:
             current = _default_of(hints[name], whole)
         if not dataclasses.is_dataclass(current):
-            raise Mistake(
+            raise UserError(
                 f"'{'.'.join(whole.split('.')[: -len(rest)])}' is a single value: "
                 f"there is no '{whole}'"
             )
@@ -178,7 +178,7 @@ def _default_of(hint: Any, where: str) -> Any:
     """The part that an optional field holds, with its defaults, when only one is possible."""
     options = [option for option in _options(hint) if dataclasses.is_dataclass(option)]
     if len(options) != 1:
-        raise Mistake(f"'{where}': choose the kind of its part first")
+        raise UserError(f"'{where}': choose the kind of its part first")
     return _convert(options[0], {}, where, None)
 
 
@@ -208,11 +208,11 @@ def _convert(hint: Any, value: Any, where: str, current: Any) -> Any:
         choices = [str(choice) for choice in get_args(hint)]
         if str(value) in choices:
             return get_args(hint)[choices.index(str(value))]
-        raise Mistake(f"{where}={value}: {nearest(str(value), choices)}")
+        raise UserError(f"{where}={value}: {nearest(str(value), choices)}")
     if get_origin(hint) is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):
-            raise Mistake(f"{where} is a list: write it as a,b,c (not {value!r})")
+            raise UserError(f"{where} is a list: write it as a,b,c (not {value!r})")
         return tuple(_convert(get_args(hint)[0], item, where, None) for item in items if item != "")
     return _convert_simple(hint, value, where)
 
@@ -222,7 +222,7 @@ def _convert_simple(hint: Any, value: Any, where: str) -> Any:
         words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         if str(value).lower() in words:
             return words[str(value).lower()]
-        raise Mistake(f"{where} is true or false (not '{value}')")
+        raise UserError(f"{where} is true or false (not '{value}')")
     try:
         if hint is int and isinstance(value, str):
             number = float(value.replace("_", ""))
@@ -240,7 +240,7 @@ def _convert_simple(hint: Any, value: Any, where: str) -> Any:
     except (ValueError, OverflowError):
         pass
     names = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
-    raise Mistake(f"{where} is {names.get(hint, hint)} (not {value!r})")
+    raise UserError(f"{where} is {names.get(hint, hint)} (not {value!r})")
 
 
 def _convert_union(options: tuple[Any, ...], value: Any, where: str, current: Any) -> Any:
@@ -256,7 +256,7 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str, current: An
             return word
         if not isinstance(word, str) or word not in kinds:
             known = [*kinds, words_for_none[0]] if type(None) in options else list(kinds)
-            raise Mistake(f"{where}={word}: {nearest(str(word), known)}")
+            raise UserError(f"{where}={word}: {nearest(str(word), known)}")
         chosen = kinds[word]
         same = current if isinstance(current, chosen) else None
         return _convert_table(chosen, value if isinstance(value, Mapping) else {}, where, same)
@@ -266,9 +266,9 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str, current: An
     for option in rest:
         try:
             return _convert(option, value, where, current)
-        except Mistake as error:
+        except UserError as error:
             errors.append(str(error))
-    raise Mistake(" or ".join(errors))
+    raise UserError(" or ".join(errors))
 
 
 def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
@@ -277,14 +277,14 @@ def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
     if isinstance(value, str):
         value = _word_as_table(hint, hints, fields, value, where)
     if not isinstance(value, Mapping):
-        raise Mistake(f"{where or 'the file'} is a table of settings (not {value!r})")
+        raise UserError(f"{where or 'the file'} is a table of settings (not {value!r})")
     given: dict[str, Any] = {}
     for name, item in value.items():
         if name == "kind" and hasattr(hint, "kind"):
             continue
         path = f"{where}.{name}" if where else name
         if name not in fields:
-            raise Mistake(f"there is no setting '{path}': {nearest(name, fields)}")
+            raise UserError(f"there is no setting '{path}': {nearest(name, fields)}")
         given[name] = _convert(hints[name], item, path, None)
     if current is not None:
         return dataclasses.replace(current, **given)
@@ -296,7 +296,7 @@ def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
         and name not in given
     ]
     if missing:
-        raise Mistake(f"'{where + '.' if where else ''}{missing[0]}' is needed: set it")
+        raise UserError(f"'{where + '.' if where else ''}{missing[0]}' is needed: set it")
     return hint(**given)
 
 
@@ -315,4 +315,4 @@ def _word_as_table(
             return {name: word}
     every = [word for words in choices.values() for word in words]
     advice = nearest(word, every) if every else f"set one of its fields, e.g. {where}.NAME=..."
-    raise Mistake(f"{where}={word}: {advice}")
+    raise UserError(f"{where}={word}: {advice}")

@@ -3,7 +3,7 @@
 import math
 
 
-class Mistake(ValueError):
+class UserError(ValueError):
     """A user's mistake in words or settings: one line that says what to do. Exit code 2."""
 
     exit_code = 2
@@ -13,7 +13,7 @@ class Mistake(ValueError):
         return "".join(sign if sign.isprintable() else " " for sign in super().__str__())
 
 
-class BadData(Mistake):
+class DataError(UserError):
     """A file that is there but cannot be used: corpus, checkpoint, run folder. Exit code 3."""
 
     exit_code = 3
@@ -22,19 +22,19 @@ class BadData(Mistake):
 def check_at_least(name: str, value: float | int | None, least: int) -> None:
     """Refuse a number that is below, NaN or infinite. None is a number left out."""
     if value is not None and not least <= value < math.inf:
-        raise Mistake(f"{name}={value} must be at least {least}{_finite(value)}")
+        raise UserError(f"{name}={value} must be at least {least}{_finite(value)}")
 
 
 def check_above_zero(name: str, value: float | int | None) -> None:
     """Refuse a number that is not above 0, NaN or infinite. None is a number left out."""
     if value is not None and not 0 < value < math.inf:
-        raise Mistake(f"{name}={value} must be above 0{_finite(value)}")
+        raise UserError(f"{name}={value} must be above 0{_finite(value)}")
 
 
 def check_share(name: str, value: float | int | None) -> None:
     """Refuse a share that drops everything, more, or less than nothing."""
     if value is not None and not 0 <= value < 1:
-        raise Mistake(f"{name}={value} must be at least 0, below 1")
+        raise UserError(f"{name}={value} must be at least 0, below 1")
 
 
 def _finite(value: float | int) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import nn
 
+from manyheads.baselines.elmo import ElmoConfig
 from manyheads.config import dump, nearest, override, parse
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig, NextSentence
-from manyheads.models.elmo import ElmoConfig
+from manyheads.models.decoder_only_seq2seq import BaselineConfig, JoinedConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Pooler
-from manyheads.models.joined import BaselineConfig, JoinedConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.embedding import Embed
@@ -214,7 +214,7 @@ def presets() -> list[str]:
 def preset(name: str) -> ModelConfig:
     """The settings of a published model, by its exact name."""
     if name not in _PRESETS:
-        raise Mistake(f"there is no preset '{name}' (and no such run): {nearest(name, _PRESETS)}")
+        raise UserError(f"there is no preset '{name}' (and no such run): {nearest(name, _PRESETS)}")
     return _PRESETS[name]()
 
 

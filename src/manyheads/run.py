@@ -17,6 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from manyheads.baselines.bytenet import ByteNetConfig
+from manyheads.baselines.elmo import ElmoConfig
 from manyheads.config import dump, parse, read_toml, to_toml
 from manyheads.data.images import ImageData
 from manyheads.data.labelled import LabelledData
@@ -26,19 +28,17 @@ from manyheads.data.music import MusicData
 from manyheads.data.summaries import SummaryData
 from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
-from manyheads.errors import BadData, Mistake
-from manyheads.files import PARTIAL, check_sound, with_sums, write_text
+from manyheads.errors import DataError, UserError
+from manyheads.fileio import PARTIAL, check_sound, with_sums, write_text
 from manyheads.models.bert import BertConfig
-from manyheads.models.bytenet import ByteNetConfig
-from manyheads.models.elmo import ElmoConfig
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.cores import Dense
+from manyheads.nn.exact_attention import Dense
 from manyheads.presets import ModelConfig
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Tokens
 from manyheads.train import checkpoint
 from manyheads.train.optimizer import Train
-from manyheads.vocabularies import Tokens
 
 SETTINGS = "run.toml"
 TOKENIZER = "tokenizer.json"
@@ -139,7 +139,7 @@ class Run:
         fitting = FITTING[self.task]
         if self.model.kind not in fitting.models:
             fits = " or ".join(fitting.models)
-            raise Mistake(
+            raise UserError(
                 f"task={self.task} is not what a {self.model.kind} model does, but {fits}: take "
                 "another recipe"
             )
@@ -149,7 +149,7 @@ class Run:
         ):
             if part is not None and part.kind not in known:
                 wanted = " or ".join(known) or "none"
-                raise Mistake(
+                raise UserError(
                     f"task={self.task} has {name}={wanted} (not {part.kind}): leave it out, or "
                     "take another recipe"
                 )
@@ -158,53 +158,53 @@ class Run:
         if self.task == "classification" and not isinstance(
             getattr(self.model, "head", None), Classify
         ):
-            raise Mistake(
+            raise UserError(
                 "task=classification needs model.head=classify: set it where model= is set, else "
                 "leave model.head out"
             )
         if self.train.agreement and self.task not in ("translation", "summaries"):
-            raise Mistake("train.agreement is for translation and summaries: leave it out")
+            raise UserError("train.agreement is for translation and summaries: leave it out")
         if self.train.segmentations > 1 and self.task not in ("translation", "summaries"):
-            raise Mistake("train.segmentations are for translation and summaries: leave it out")
+            raise UserError("train.segmentations are for translation and summaries: leave it out")
         if self.train.segmentations > 1 and self.tokens is not None and self.tokens.kind != "bpe":
-            raise Mistake("train.segmentations are of the merges of tokens=bpe: leave it out")
+            raise UserError("train.segmentations are of the merges of tokens=bpe: leave it out")
         if self.train.agreement and not _drops(self.model):
-            raise Mistake("train.agreement needs two readings that differ: set model.dropout")
+            raise UserError("train.agreement needs two readings that differ: set model.dropout")
         packed = isinstance(self.objective, Causal) and self.objective.packing != "stream"
         if isinstance(self.data, MusicData) and packed:
-            raise Mistake(
+            raise UserError(
                 "a piece of music begins after the end of another, which "
                 "objective.packing=documents hides: choose objective.packing=stream"
             )
         core = getattr(self.model, "core", Dense())
         # What sees less than everything sees by places in a row; documents begin anywhere in it.
         if packed and not getattr(core, "keeps_apart", core.exact):
-            raise Mistake(
+            raise UserError(
                 f"model.core={core.kind} cannot read packed documents as if each were alone: "
                 "choose objective.packing=stream, or another model.core"
             )
         if packed and getattr(getattr(self.model, "position", None), "period", None):
-            raise Mistake(
+            raise UserError(
                 "model.position.period counts from the beginning of a row, and packed documents "
                 "begin anywhere in it: choose objective.packing=stream"
             )
         if self.task == "images" and self.tokens is not None:
-            raise Mistake("task=images reads no text: leave out tokens")
+            raise UserError("task=images reads no text: leave out tokens")
         for place, part in {"": self.model, **vars(self.model)}.items():
             layers = getattr(part, "layers", None)
             if isinstance(layers, int) and layers > MOST_LAYERS:  # they would be built one by one
                 name = f"model.{place}.layers" if place else "model.layers"
-                raise Mistake(f"{name}={layers} must be at most {MOST_LAYERS:,}")
+                raise UserError(f"{name}={layers} must be at most {MOST_LAYERS:,}")
         if not 0 <= self.seed < 2**63:
-            raise Mistake(f"seed={self.seed} must be at least 0, below 2^63")
+            raise UserError(f"seed={self.seed} must be at least 0, below 2^63")
 
     def _check_pretraining(self) -> None:
         model, objective = self.model, self.objective
         if objective is None:
-            raise Mistake("task=pretraining needs an objective, e.g. objective=masked")
+            raise UserError("task=pretraining needs an objective, e.g. objective=masked")
         needed = MODEL_OF[objective.kind]
         if model.kind != needed:
-            raise Mistake(
+            raise UserError(
                 f"objective={objective.kind} trains a model of kind {needed}, not {model.kind}: "
                 f"take the recipe {RECIPE_OF[needed]}"
             )
@@ -212,10 +212,10 @@ class Run:
             return
         head = "detect" if objective.kind == "replaced" else "masked"
         if model.head is None or model.head.kind != head:
-            raise Mistake(f"objective={objective.kind} needs model.head={head}")
+            raise UserError(f"objective={objective.kind} needs model.head={head}")
         paired = isinstance(objective, Masked) and objective.pairs == "next-sentence"
         if paired and (model.next_sentence is None or (model.embed.segments or 1) < 2):
-            raise Mistake(
+            raise UserError(
                 "objective.pairs=next-sentence needs model.embed.segments=2, model.pooler=tanh and "
                 "model.next_sentence.classes=2"
             )
@@ -246,19 +246,19 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError):
-        raise Mistake(f"device '{name}' is not here: use auto or cpu") from None
+        raise UserError(f"device '{name}' is not here: use auto or cpu") from None
     return device
 
 
 def check_folder(folder: Path) -> None:
     """A run may go into a new or empty folder, or one that holds a run already."""
     if folder.exists() and not folder.is_dir():
-        raise Mistake(f"{folder} is a file: choose another folder with --out")
+        raise UserError(f"{folder} is a file: choose another folder with --out")
     if not folder.is_dir():
         return
     exported = [name for pattern in EXPORTED for name in folder.glob(pattern)]
     if exported:
-        raise Mistake(
+        raise UserError(
             f"{folder} was exported or comes from elsewhere ({exported[0].name}): "
             "choose another folder with --out"
         )
@@ -268,7 +268,7 @@ def check_folder(folder: Path) -> None:
     own = {folder / TOKENIZER, folder / checkpoint.STATE, folder / checkpoint.STATE / "lock"}
     foreign = [path for path in folder.rglob("*") if path not in own and path.suffix != PARTIAL]
     if foreign:
-        raise Mistake(
+        raise UserError(
             f"{folder} holds something else ({min(foreign).relative_to(folder)}): "
             "choose another folder with --out"
         )
@@ -278,7 +278,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Mistake(f"{folder} cannot be made ({error.strerror}): choose another --out") from None
+        raise UserError(
+            f"{folder} cannot be made ({error.strerror}): choose another --out"
+        ) from None
 
 
 def forget(folder: Path, *, folder_too: bool) -> None:
@@ -294,18 +296,18 @@ def forget(folder: Path, *, folder_too: bool) -> None:
 def read_run(folder: Path) -> Run:
     """The settings of a run folder."""
     if not folder.is_dir():
-        raise Mistake(
+        raise UserError(
             f"there is no run folder {folder}: train one with `manyheads train`, or give the "
             "folder of a model (nothing is fetched)"
         )
     if not (folder / SETTINGS).is_file():
-        raise BadData(f"{folder} is no run folder: it has no {SETTINGS}")
+        raise DataError(f"{folder} is no run folder: it has no {SETTINGS}")
     table = read_toml(folder / SETTINGS)
     check_sound(folder / SETTINGS, SETTINGS)
     try:
         return parse_run(table)
-    except Mistake as error:
-        raise BadData(f"{folder / SETTINGS} does not describe a run: {error}") from None
+    except UserError as error:
+        raise DataError(f"{folder / SETTINGS} does not describe a run: {error}") from None
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -336,7 +338,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Mistake(f"{folder} is being trained by another process: wait for it") from None
+            raise UserError(f"{folder} is being trained by another process: wait for it") from None
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyheads.beginning import adapted, give_weights, refuse_changes
+from manyheads.baselines.elmo import ElmoConfig
 from manyheads.config import assign, dump, nearest, override_all, read_toml
 from manyheads.data.images import ImageData, Pictures
 from manyheads.data.labelled import Labelled, LabelledData
@@ -27,19 +27,19 @@ from manyheads.data.masking import (
 from manyheads.data.music import Music, MusicData
 from manyheads.data.translation import Corpus
 from manyheads.decode.beam import Marks
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.exchange.folder import in_frame
-from manyheads.files import drop_partials, write_text
+from manyheads.fileio import drop_partials, write_text
+from manyheads.finetune import adapted, give_weights, refuse_changes
+from manyheads.loading import TorchRun, open_any
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra
-from manyheads.models.elmo import ElmoConfig
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.block import Architecture, sizes_alone
 from manyheads.nn.local import Near
 from manyheads.nn.positions import Sinusoidal
-from manyheads.opened import TorchRun, open_any
 from manyheads.presets import ModelConfig
 from manyheads.run import (
     SETTINGS,
@@ -62,7 +62,7 @@ from manyheads.tasks.masked import MaskedTask
 from manyheads.tasks.music import MusicTask
 from manyheads.tasks.summaries import SummaryTask
 from manyheads.tasks.translation import TranslationTask
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
 from manyheads.train.loop import Task, Trainer
 from manyheads.train.parallel import ALONE, World
@@ -92,12 +92,12 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     if name in recipes():
         path = Path(str(resources.files("manyheads") / "recipes" / f"{name}.toml"))
     elif not path.is_file():
-        raise Mistake(f"there is no recipe '{name}': {nearest(name, recipes())}")
+        raise UserError(f"there is no recipe '{name}': {nearest(name, recipes())}")
     table = read_toml(path)
     try:
         run = parse_run(table)
-    except Mistake as error:
-        raise Mistake(f"{path}: {error}") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     settings, start = _start(overrides, run.start)
     # The settings of a run that began with another model are whole already.
     if start and (start != run.start or not _settled(run.model)):
@@ -118,14 +118,14 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
     _check_settings(settings, run)
     needs_tokens = not run.start and run.task != "images"
     if run.data is None or (run.tokens is None and needs_tokens):
-        raise Mistake("a run that is to be trained needs data and tokens: leave out data=none")
+        raise UserError("a run that is to be trained needs data and tokens: leave out data=none")
     # A model whose parts do not go together is refused before anything is read or written.
     try:
         with sizes_alone():
             dataclasses.replace(run.model, vocab_size=run.model.vocab_size or 1).build()
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         reason = str(error).partition("\n")[0]
-        raise Mistake(f"no model has such sizes ({reason}): lower them") from None
+        raise UserError(f"no model has such sizes ({reason}): lower them") from None
     return run
 
 
@@ -140,14 +140,14 @@ def _check_settings(settings: Sequence[str], run: Run) -> None:
     """Refuse what was set and would have no say."""
     names = {setting.partition("=")[0] for setting in settings}
     if "train.merge_dropout" in names and run.train.segmentations == 1:
-        raise Mistake(
+        raise UserError(
             "train.merge_dropout has no say where the text is cut in one way: add "
             "train.segmentations=8"
         )
     for name, other in (("steps", "epochs"), ("warmup_steps", "warmup_share")):
         decides = getattr(run.train, other)
         if f"train.{name}" in names and decides is not None:
-            raise Mistake(
+            raise UserError(
                 f"train.{name} has no say where train.{other}={decides} decides: add "
                 f"train.{other}=none"
             )
@@ -169,17 +169,17 @@ def _start(overrides: Sequence[str], start: str) -> tuple[list[str], str]:
             and Path(value).name == value
             and (close := get_close_matches(value, kinds, n=1))
         ):
-            raise Mistake(
+            raise UserError(
                 f"{setting} is no folder, and no kind of model: did you mean model={close[0]}?"
             )
         else:
-            raise Mistake(
+            raise UserError(
                 f"{setting} is no folder: give a run, or an imported model, to begin with (a run "
                 "that has begun goes on without it: train RUN/run.toml --out RUN)"
             )
     tokens = next((one for one in rest if one.startswith("tokens")), None)
     if start and tokens:
-        raise Mistake(f"{start} comes with its own tokens: leave out {tokens}")
+        raise UserError(f"{start} comes with its own tokens: leave out {tokens}")
     return rest, start
 
 
@@ -187,7 +187,7 @@ def open_start(folder: str) -> TorchRun:
     """The model that a run begins with."""
     opened = open_any(Path(folder))
     if not isinstance(opened, TorchRun):
-        raise Mistake(f"{folder} was exported and cannot be trained: begin with the run itself")
+        raise UserError(f"{folder} was exported and cannot be trained: begin with the run itself")
     return opened
 
 
@@ -215,14 +215,14 @@ def prepare(run: Run, folder: Path, part: Part) -> tuple[Run, Tokenizer | None]:
     if not run.start:
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
     elif tokenizer.vocab_size > (model.vocab_size or 0):
-        raise Mistake(
+        raise UserError(
             f"{run.start} has room for {model.vocab_size} tokens, and this objective needs "
             f"{tokenizer.vocab_size}: begin with a model that was trained for it"
         )
     if isinstance(run.data, LabelledData) and isinstance(part, Labelled):
         labels = run.data.label_names(part)
         if model.head.labels not in (Classify().labels, labels):
-            raise Mistake(
+            raise UserError(
                 f"model.head.labels={','.join(model.head.labels)} are not the labels of "
                 f"{part.name} ({','.join(labels)}): leave them out"
             )
@@ -235,7 +235,7 @@ def _written(run: Run, folder: Path) -> Run:
     if (folder / SETTINGS).exists():
         found = differences(dump(run), dump(read_run(folder)))
         if found:
-            raise Mistake(
+            raise UserError(
                 f"{folder} holds another run ({found[0]}): keep that, or choose another --out"
             )
     text = settings_text(run, folder)
@@ -263,13 +263,13 @@ def _fitted(tokenizer: Tokenizer, run: Run) -> Tokenizer:
             frame = Marks(tokenizer, run.decode).frame  # says what it lacks
         if isinstance(run.model, BertConfig | ElmoConfig):
             return in_frame(tokenizer, run.decode, run.model)
-    except Mistake as error:  # one that came with a model
-        raise Mistake(f"{Path(run.start) / TOKENIZER}: {error}") from None
+    except UserError as error:  # one that came with a model
+        raise UserError(f"{Path(run.start) / TOKENIZER}: {error}") from None
     if isinstance(run.objective, Spans):
         wanted = run.objective
         length = run.model.max_length - len(frame.source([]))
         if length < 2:
-            raise Mistake(
+            raise UserError(
                 f"model.max_length={run.model.max_length} leaves no room for text: raise it"
             )
         _, spans = span_sizes(length, rate=wanted.rate, mean_length=wanted.mean_length)
@@ -281,7 +281,7 @@ def _fitted(tokenizer: Tokenizer, run: Run) -> Tokenizer:
 def train(run: Run, folder: Path, device: torch.device, world: World = ALONE) -> Trainer:
     """A trainer for the run, at the step where its folder stands."""
     if run.data is None:
-        raise Mistake(f"there is no training for task={run.task} yet")
+        raise UserError(f"there is no training for task={run.task} yet")
     if world.first:
         drop_partials(folder)
     part, valid = run.data.read("train"), run.data.read("valid")
@@ -396,7 +396,7 @@ def _check_room(part: Labelled, tokenizer: Tokenizer, max_length: int) -> None:
     pairs = isinstance(part.texts[0], tuple)
     frame = len(tokenizer.framed([("", "") if pairs else ""])[0][0])
     if max_length < frame + (2 if pairs else 1):
-        raise Mistake(
+        raise UserError(
             f"model.max_length={max_length} leaves no room for text beside {frame} special "
             "tokens: raise it"
         )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from manyheads.data.corpus import read_lines
-from manyheads.data.phrasebook import sentences
+from manyheads.phrasebook import sentences
 from manyheads.training import read_recipe, train
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.nn import cores
+from manyheads.nn import exact_attention as cores
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 steps: Any = importlib.import_module("steps")

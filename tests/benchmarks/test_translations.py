@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from manyheads.data.corpus import read_lines
-from manyheads.data.phrasebook import sentences
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.phrasebook import sentences
 from manyheads.presets import transformer_base
 from manyheads.training import read_recipe
 
@@ -240,7 +240,7 @@ def test_the_table_has_mean_and_spread_of_the_last_rows(
     )
     assert "| ours | 2.60M | 8,000 | 100 | 12.5 | 1.500 |" in text
     assert "tokenised `tok:none`" in text
-    with pytest.raises(Mistake, match="nothing to draw"):
+    with pytest.raises(UserError, match="nothing to draw"):
         translations.table([path], tmp_path / "none.png")
 
 

@@ -29,7 +29,7 @@ from manyheads.data.augmentation import (
     solarise,
     warp,
 )
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 EVERYTHING = Augment(crop_padding=2, flip=0.5, operations=3, strength=0.9, cutout=4)
 KINDS = [
@@ -124,7 +124,7 @@ def test_a_crop_is_a_shifted_picture(padding: Any) -> None:
 
 
 def test_a_padding_that_cannot_be_reflected() -> None:
-    with pytest.raises(Mistake, match=r"crop_padding=10 .* choose a smaller"):
+    with pytest.raises(UserError, match=r"crop_padding=10 .* choose a smaller"):
         augment(pictures(), Augment(crop_padding=10, padding="reflect"), seeded())
     assert augment(pictures(), Augment(crop_padding=10), seeded()).shape == pictures().shape
 
@@ -348,7 +348,7 @@ def test_shares_are_drawn_from_beta() -> None:
 )
 def test_numbers_without_sense_are_refused(kind: Callable[..., Any], settings: Any) -> None:
     [name] = settings
-    with pytest.raises(Mistake, match=rf"^data\.\w+\.{name}=") as caught:
+    with pytest.raises(UserError, match=rf"^data\.\w+\.{name}=") as caught:
         kind(**settings)
     assert "\n" not in str(caught.value)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.data.batching import Batches, bucket_edges, in_order_of_length, split
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 BUDGET = 1024
 
@@ -94,7 +94,7 @@ def test_batches_are_full() -> None:
 def test_a_sentence_longer_than_a_batch_is_refused() -> None:
     lengths = np.array([5, 101, 7])
     assert Batches(lengths, 101, 0).per_epoch >= 1
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         Batches(lengths, 100, 0)
     assert "101 tokens" in str(caught.value)
     assert "train.batch_tokens=100" in str(caught.value)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.data.corpus import hold_out, read_lines, read_pairs
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 
 
-def message(caught: pytest.ExceptionInfo[Mistake]) -> str:
+def message(caught: pytest.ExceptionInfo[UserError]) -> str:
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -47,7 +47,7 @@ def test_a_plain_file_goes_before_its_gzip(tmp_path: Path) -> None:
 def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"x\n"))
     (tmp_path / "notes.md").write_bytes(b"x\n")
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         read_lines(tmp_path / "trian.de")
     assert caught.value.exit_code == 2
     assert f"no file {tmp_path / 'trian.de'}" in message(caught)
@@ -57,7 +57,7 @@ def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
 
 def test_a_missing_folder_names_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "multi30k").mkdir()
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         read_lines(tmp_path / "multi30" / "deep" / "train.de")
     assert f"no folder {tmp_path / 'multi30'} " in message(caught)
     assert "multi30k" in message(caught)
@@ -65,7 +65,7 @@ def test_a_missing_folder_names_its_neighbours(tmp_path: Path) -> None:
 
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     (tmp_path / "train.de").write_bytes(b"x\n")
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         read_lines(tmp_path)
     assert "is a folder" in message(caught)
     assert "train.de" in message(caught)
@@ -79,7 +79,7 @@ def test_what_is_not_utf8_is_named_by_line_and_byte(
     content = mark + b"good\n\nb\xc3\xa4d \xe4 here\n"
     path = tmp_path / f"latin.txt{suffix}"
     path.write_bytes(gzip.compress(content) if suffix else content)
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         read_lines(path)
     assert str(path) in message(caught)
     assert "line 3 " in message(caught)
@@ -91,7 +91,7 @@ def test_what_is_not_utf8_is_named_by_line_and_byte(
 def test_an_empty_file_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "empty.txt"
     path.write_bytes(content)
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         read_lines(path)
     assert f"{path}: the file is empty" in message(caught)
 
@@ -110,7 +110,7 @@ def test_a_damaged_gzip_is_refused(damage: str, tmp_path: Path) -> None:
     }
     path = tmp_path / "train.de.gz"
     path.write_bytes(contents[damage])
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         read_lines(path)
     assert str(path) in message(caught)
 
@@ -129,7 +129,7 @@ def test_pairs_go_line_by_line(tmp_path: Path) -> None:
 
 def test_different_counts_are_refused_with_both(tmp_path: Path) -> None:
     source, target = files(tmp_path, "ein\nzwei\ndrei\n", "one\ntwo\n")
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         read_pairs(source, target, empty_lines="skip")
     assert f"{source} has 3 lines but {target} has 2" in message(caught)
 
@@ -142,7 +142,7 @@ def test_an_empty_side_is_refused_or_skipped(
     source: str, target: str, where: int, tmp_path: Path
 ) -> None:
     paths = files(tmp_path, source, target)
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         read_pairs(*paths, empty_lines="refuse")
     assert f"{paths[where]}:2: empty line" in message(caught)
     assert "data.empty_lines=skip" in message(caught)
@@ -152,7 +152,7 @@ def test_an_empty_side_is_refused_or_skipped(
 
 
 def test_nothing_but_empty_pairs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         read_pairs(*files(tmp_path, "\n", "one\n"), empty_lines="skip")
     assert "every pair has an empty side" in message(caught)
 
@@ -179,13 +179,13 @@ def test_the_seed_chooses_the_rows() -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_one_row_cannot_be_split(count: int) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         hold_out(count, 0.5, 0)
     assert f"from {count} in all" in message(caught)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 2.0, float("nan")])
 def test_a_share_lies_between_nothing_and_all(share: float) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         hold_out(10, share, 0)
     assert "between 0 and 1" in message(caught)

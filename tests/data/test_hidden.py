@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from tests.tasks.small_texts import write_texts
 
-from manyheads.data.hidden import MaskedOrder, MaskedText
 from manyheads.data.language import TextData, Texts
 from manyheads.data.masking import Masked, Replaced
-from manyheads.tokens import Tokenizer
-from manyheads.vocabularies import Words
+from manyheads.data.mlm import MaskedOrder, MaskedText
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Words
 
 LENGTH = 24
 PAIRS = Masked(pairs="next-sentence", rate=0.5)

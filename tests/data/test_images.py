@@ -11,9 +11,9 @@ import pytest
 
 from manyheads.config import dump, override_all, parse
 from manyheads.data.augmentation import Augment
+from manyheads.data.image_files import pictures_in
 from manyheads.data.images import ImageData, Pictures, read_picture
-from manyheads.data.pictures import pictures_in
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +61,7 @@ def arrays(count: int = 12, channels: int = 3, classes: int = 3) -> dict[str, An
     }
 
 
-def refused(kind: type[Mistake], data: ImageData, split: str = "train") -> str:
+def refused(kind: type[UserError], data: ImageData, split: str = "train") -> str:
     with pytest.raises(kind) as caught:
         data.read(split)
     assert "\n" not in str(caught.value)
@@ -102,12 +102,12 @@ def test_the_names_of_classes_stand_beside(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("shirt\nshoe\nbag\n", encoding="utf-8")
     assert in_folder(tmp_path).read("train").classes == ["shirt", "shoe", "bag"]
     assert in_folder(tmp_path).splits() == ["train", "valid"]
-    assert "no test split" in refused(Mistake, in_folder(tmp_path), "test")
+    assert "no test split" in refused(UserError, in_folder(tmp_path), "test")
     (tmp_path / "classes.txt").write_text("shirt\nshoe\n", encoding="utf-8")
-    said = refused(BadData, in_folder(tmp_path))
+    said = refused(DataError, in_folder(tmp_path))
     assert "train-labels-idx1-ubyte: label 3 is 2" in said
     (tmp_path / "classes.txt").write_text("shirt\nshoe\nshoe\n", encoding="utf-8")
-    assert "the same name" in refused(BadData, in_folder(tmp_path))
+    assert "the same name" in refused(DataError, in_folder(tmp_path))
 
 
 @pytest.mark.parametrize("channels", [0, 1, 3])
@@ -200,7 +200,7 @@ def test_the_pictures_of_a_folder(tmp_path: Path) -> None:
     empty.mkdir()
     for path, said in ((nowhere, "no file"), (empty, "is a folder, and no picture")):
         assert pictures_in(path) == [path]
-        with pytest.raises(Mistake, match=said):
+        with pytest.raises(UserError, match=said):
             read_picture(path, 4, 1)
 
 
@@ -260,7 +260,7 @@ def test_a_smaller_training_set_is_balanced_and_part_of_a_larger(tmp_path: Path)
         assert {*taken[smaller]} <= {*taken[larger]} <= {*train}
     first = [row for label in range(3) for row in [r for r in train if labels[r] == label][:3]]
     assert taken[9] != sorted(first)  # drawn, not the first that come
-    said = refused(Mistake, in_folder(tmp_path, max_train=2))
+    said = refused(UserError, in_folder(tmp_path, max_train=2))
     assert "data.max_train=2" in said
     assert "choose 3" in said
 
@@ -275,7 +275,7 @@ def test_pictures_brought_to_a_size(tmp_path: Path) -> None:
     assert not part.pixels[..., :2].any()  # the left of a picture stays left
     level = part.pixels[:, 0, 0, 7].tolist()
     assert {*level} <= {20, 60, 100, 140}
-    said = refused(BadData, in_folder(tmp_path))
+    said = refused(DataError, in_folder(tmp_path))
     assert "data.size=32" in said
     assert ".png: " in said
     assert "pixels where" in said
@@ -303,7 +303,7 @@ def test_grey_where_the_others_are_colour(tmp_path: Path) -> None:
             save(tmp_path / "train" / name / f"{number}.png")
     grey = save(tmp_path / "train" / "b" / "9.png", noise(6, 6), "L")
     save(tmp_path / "valid" / "a" / "0.png")
-    said = refused(BadData, in_folder(tmp_path))
+    said = refused(DataError, in_folder(tmp_path))
     assert said.startswith(f"{grey}: grey where ")
     assert "data.channels=3" in said
     colour = in_folder(tmp_path, channels=3).read("train")
@@ -320,7 +320,7 @@ def test_another_split_must_be_alike_too(tmp_path: Path) -> None:
         for name in ("a", "b"):
             for number in range(2):
                 save(tmp_path / split / name / f"{number}.png", noise(side, side, 3))
-    said = refused(BadData, in_folder(tmp_path), "test")
+    said = refused(DataError, in_folder(tmp_path), "test")
     assert said.startswith(str(tmp_path / "test" / "a" / "0.png"))
     assert in_folder(tmp_path, size=6).read("test").pixels.shape == (4, 3, 6, 6)
 
@@ -356,22 +356,22 @@ def test_a_broken_picture(tmp_path: Path) -> None:
     changed = bytes([*whole[:middle], whole[middle] ^ 255, *whole[middle + 1 :]])
     for content in (b"", b"no picture", whole[:middle], whole[:40], changed):
         path.write_bytes(content)
-        said = refused(BadData, in_folder(tmp_path, held_out=0.01), "train")
+        said = refused(DataError, in_folder(tmp_path, held_out=0.01), "train")
         assert said.startswith(f"{path}: ")
-        with pytest.raises(BadData, match="empty" if not content else "broken, or no picture"):
+        with pytest.raises(DataError, match="empty" if not content else "broken, or no picture"):
             read_picture(path, 6, 3)
-    with pytest.raises(Mistake, match=r"no file .*nowhere\.png"):
+    with pytest.raises(UserError, match=r"no file .*nowhere\.png"):
         read_picture(tmp_path / "nowhere.png", 6, 3)
     deep = noise(4, 4).astype(np.uint16) * 257
     pytest.importorskip("PIL.Image").fromarray(deep).save(tmp_path / "deep.png")
-    with pytest.raises(BadData, match="more than 8 bits"):
+    with pytest.raises(DataError, match="more than 8 bits"):
         read_picture(tmp_path / "deep.png", 4, 1)
 
 
 def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.png").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(Mistake, match=r"pip install 'manyheads\[images\]'"):
+    with pytest.raises(UserError, match=r"pip install 'manyheads\[images\]'"):
         read_picture(tmp_path / "x.png", 4, 1)
     write_mnist(tmp_path)
     assert in_folder(tmp_path).read("test").labels.tolist() == [0, 1, 2, 0]
@@ -379,31 +379,31 @@ def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_folders_of_classes_that_are_not_whole(tmp_path: Path) -> None:
     data = in_folder(tmp_path)
-    said = refused(BadData, data)
+    said = refused(DataError, data)
     assert said.startswith(f"{tmp_path}: no folders of classes")
     assert ".npz" in said
     (tmp_path / "test").mkdir()
-    assert "no folder train beside (test)" in refused(BadData, data)
+    assert "no folder train beside (test)" in refused(DataError, data)
     (tmp_path / "train").mkdir()
-    assert refused(BadData, data).startswith(f"{tmp_path / 'train'}: no folders of classes")
+    assert refused(DataError, data).startswith(f"{tmp_path / 'train'}: no folders of classes")
     for number in range(3):
         save(tmp_path / "train" / "a" / f"{number}.png")
-    assert "all of one class" in refused(BadData, data)
+    assert "all of one class" in refused(DataError, data)
     (tmp_path / "train" / "b").mkdir()
-    said = refused(BadData, data)
+    said = refused(DataError, data)
     assert said.startswith(f"{tmp_path / 'train' / 'b'}: no picture")
     save(tmp_path / "train" / "b" / "0.png")
     save(tmp_path / "train" / "b" / "1.png")
     assert len(data.read("train").labels) == 3
-    assert refused(BadData, data, "test").startswith(f"{tmp_path / 'test'}: no folders")
+    assert refused(DataError, data, "test").startswith(f"{tmp_path / 'test'}: no folders")
     save(tmp_path / "test" / "c" / "0.png")
-    assert refused(BadData, data).startswith(f"{tmp_path / 'test' / 'c'}: a class that ")
+    assert refused(DataError, data).startswith(f"{tmp_path / 'test' / 'c'}: a class that ")
 
 
 def test_a_class_with_one_picture_is_trained_on(tmp_path: Path) -> None:
     save(tmp_path / "rare" / "0.png")
     save(tmp_path / "also" / "0.png")
-    said = refused(BadData, in_folder(tmp_path), "valid")
+    said = refused(DataError, in_folder(tmp_path), "valid")
     assert str(tmp_path) in said
     assert "no class has a second picture" in said
     for number in range(9):
@@ -424,23 +424,23 @@ def test_idx_files_that_are_not_whole(tmp_path: Path) -> None:
     whole, answers = images.read_bytes(), labels.read_bytes()
     for content in (b"", whole[:9], whole[:-1], whole + b"x", b"\x00\x00\x0d" + whole[3:], answers):
         images.write_bytes(content)
-        assert refused(BadData, data).startswith(f"{images}: ")
+        assert refused(DataError, data).startswith(f"{images}: ")
     images.write_bytes(whole)
     write_idx(labels, np.arange(19).astype(np.uint8) % 3)
-    said = refused(BadData, data)
+    said = refused(DataError, data)
     assert said.startswith(f"{images}: 20 pictures")
     assert f"{labels} has 19 labels" in said
     labels.unlink()
-    assert "no train-labels-idx1-ubyte" in refused(BadData, data)
+    assert "no train-labels-idx1-ubyte" in refused(DataError, data)
     labels.write_bytes(answers)
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.array([0, 1, 7, 0], dtype=np.uint8))
-    said = refused(BadData, data, "test")
+    said = refused(DataError, data, "test")
     assert "t10k-images-idx3-ubyte: picture 3 is of the class '7'" in said
     images.unlink()
     (tmp_path / f"{images.name}.gz").write_bytes(gzip.compress(whole)[:-9])
-    assert "cut off" in refused(BadData, data)
+    assert "cut off" in refused(DataError, data)
     (tmp_path / f"{images.name}.gz").unlink()
-    assert "no train-images-idx3-ubyte" in refused(BadData, data)
+    assert "no train-images-idx3-ubyte" in refused(DataError, data)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_idx_files_that_are_not_whole(tmp_path: Path) -> None:
 def test_arrays_that_cannot_be_used(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     content = {name: array for name, array in (arrays() | change).items() if array is not None}
     np.savez(tmp_path / "set.npz", **content)
-    said = refused(BadData, in_folder(tmp_path))
+    said = refused(DataError, in_folder(tmp_path))
     assert said.startswith(str(tmp_path / "set.npz"))
     assert words in said
 
@@ -476,7 +476,7 @@ def test_a_class_that_was_never_trained(label: int, name: str, tmp_path: Path) -
     if label == 2:
         content["y_train"][-1] = 4
     np.savez(tmp_path / "set.npz", **content)
-    said = refused(BadData, in_folder(tmp_path), "test")
+    said = refused(DataError, in_folder(tmp_path), "test")
     assert f"picture 3 is of the class {name}, of which" in said
 
 
@@ -492,9 +492,9 @@ def test_an_archive_that_is_broken(tmp_path: Path) -> None:
         whole[:middle] + b"xxxx" + whole[middle + 4 :],
     ):
         path.write_bytes(content)
-        assert refused(BadData, in_folder(tmp_path)).startswith(f"{path}: broken")
+        assert refused(DataError, in_folder(tmp_path)).startswith(f"{path}: broken")
     np.savez(tmp_path / "other.npz", **arrays())
-    assert "several .npz (other.npz, set.npz)" in refused(Mistake, in_folder(tmp_path))
+    assert "several .npz (other.npz, set.npz)" in refused(UserError, in_folder(tmp_path))
 
 
 def test_a_digest_names_pixels_labels_and_classes() -> None:
@@ -518,13 +518,13 @@ def test_settings() -> None:
     assert parse(ImageData, dump(data)) == data
     wrong = ["held_out=0", "held_out=1", "size=0", "channels=2", "channels=-1", "max_train=0"]
     for setting in wrong:
-        with pytest.raises(Mistake, match=f"data.{setting.partition('=')[0]}="):
+        with pytest.raises(UserError, match=f"data.{setting.partition('=')[0]}="):
             override_all(ImageData(), [setting])
 
 
 def test_a_folder_must_be_one(tmp_path: Path) -> None:
-    assert "data.folder is needed" in refused(Mistake, ImageData())
+    assert "data.folder is needed" in refused(UserError, ImageData())
     (tmp_path / "x.npz").write_bytes(b"")
-    assert "is a file" in refused(Mistake, in_folder(tmp_path / "x.npz"))
-    assert "is not a folder" in refused(Mistake, in_folder(tmp_path / "nowhere"))
-    assert "did you mean 'valid'" in refused(Mistake, in_folder(tmp_path), "vali")
+    assert "is a file" in refused(UserError, in_folder(tmp_path / "x.npz"))
+    assert "is not a folder" in refused(UserError, in_folder(tmp_path / "nowhere"))
+    assert "did you mean 'valid'" in refused(UserError, in_folder(tmp_path), "vali")

@@ -9,7 +9,7 @@ import pytest
 
 from manyheads.config import dump, override_all, parse
 from manyheads.data.labelled import GLUE, Labelled, LabelledData, places
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 
 MNLI_TRAIN = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
@@ -107,9 +107,9 @@ def prepare(data: LabelledData, split: str) -> None:
         places(part, names)
 
 
-def refused(data: LabelledData, split: str, error: type[Mistake]) -> str:
+def refused(data: LabelledData, split: str, error: type[UserError]) -> str:
     """The one line with which a split is refused."""
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         prepare(data, split)
     assert type(caught.value) is error
     assert "\n" not in str(caught.value)
@@ -158,7 +158,7 @@ def test_rows_that_a_line_end_cut_are_left_out_of_qqp_alone(tmp_path: Path) -> N
         tmp_path / "train.tsv", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n1\ta\n2\tb\tc\t0\n"
     )
     data = LabelledData(task="wnli", folder=str(tmp_path))
-    line = refused(data, "train", BadData)
+    line = refused(data, "train", DataError)
     assert f"{tmp_path / 'train.tsv'}:3: 2 columns where 4 are needed" in line
     assert "data.broken_rows=skip" in line
     skipping = LabelledData(task="wnli", folder=str(tmp_path), broken_rows="skip")
@@ -180,7 +180,7 @@ def test_mnli_has_a_second_validation_file(tmp_path: Path) -> None:
 def test_the_test_set_of_glue_has_no_labels(task: str, tmp_path: Path) -> None:
     write(tmp_path / "test.tsv", "index\tsentence\n0\tBill sang.\n")
     data = parse(LabelledData, {"task": task, "folder": str(tmp_path)})
-    assert "not public: use --split valid" in refused(data, "test", Mistake)
+    assert "not public: use --split valid" in refused(data, "test", UserError)
 
 
 @pytest.mark.parametrize(
@@ -304,12 +304,12 @@ def test_what_is_wrong_with_a_table_is_one_line(
     text: str, settings: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
     data = own(tmp_path, text, **({"valid": "mine.tsv"} | settings))
-    assert f"{tmp_path / 'mine.tsv'}{line}" in refused(data, "train", BadData)
+    assert f"{tmp_path / 'mine.tsv'}{line}" in refused(data, "train", DataError)
 
 
 def test_a_label_that_is_not_in_the_map_is_named_with_its_line() -> None:
     part = Labelled(texts=["a", "b"], labels=["1", "x"], numbers=[], lines=[2, 9], name="dev.tsv")
-    with pytest.raises(BadData, match=r"^dev\.tsv:9: the label 'x' is none of \(0, 1\): mend"):
+    with pytest.raises(DataError, match=r"^dev\.tsv:9: the label 'x' is none of \(0, 1\): mend"):
         places(part, ("0", "1"))
     assert places(part, ("x", "1")).tolist() == [1, 0]
 
@@ -318,12 +318,12 @@ def test_a_glue_file_of_another_task_is_refused(tmp_path: Path) -> None:
     """By its columns, or else by its labels."""
     write(tmp_path / "train.tsv", OFFICIAL["RTE"][0])
     sst = LabelledData(task="sst-2", folder=str(tmp_path))
-    assert "did you mean 'sentence2'?" in refused(sst, "train", BadData)
+    assert "did you mean 'sentence2'?" in refused(sst, "train", DataError)
     qqp = LabelledData(task="qqp", folder=str(tmp_path))
-    assert "is it the official file of QQP?" in refused(qqp, "train", BadData)
+    assert "is it the official file of QQP?" in refused(qqp, "train", DataError)
     wnli = LabelledData(task="wnli", folder=str(tmp_path))
     assert "train.tsv:2: the label 'not_entailment' is none of (0, 1)" in refused(
-        wnli, "train", BadData
+        wnli, "train", DataError
     )
 
 
@@ -349,7 +349,7 @@ def test_a_missing_file_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert line in refused(parse(LabelledData, settings), split, Mistake)
+    assert line in refused(parse(LabelledData, settings), split, UserError)
 
 
 @pytest.mark.parametrize(
@@ -364,14 +364,14 @@ def test_a_missing_file_is_one_line(
     ],
 )
 def test_a_wrong_setting_is_one_line(setting: str, line: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         override_all(LabelledData(), [setting])
     assert line in str(caught.value)
 
 
 def test_settings_of_own_tables_are_not_ignored_by_an_official_task() -> None:
     with pytest.raises(
-        Mistake, match=r"data\.pair=b is for tables of your own, and data\.task=rte"
+        UserError, match=r"data\.pair=b is for tables of your own, and data\.task=rte"
     ):
         override_all(LabelledData(), ["task=rte", "pair=b"])
     settings = override_all(LabelledData(), ["task=rte", "folder=glue"])

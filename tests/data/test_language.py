@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from manyheads.data import language
 from manyheads.data.language import Document, EncodedText, TextData, Texts, Windows, gather
-from manyheads.errors import BadData, Mistake
-from manyheads.tokens import Tokenizer
-from manyheads.vocabularies import Bpe, Characters
+from manyheads.errors import DataError, UserError
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Bpe, Characters
 
 STORY = "A dog.\n\n  It barked,\nand ran.\n"
 SENTENCES = "\n  one two \nthree\n \n\nfour five six\nseven\näh\n"
@@ -24,7 +24,7 @@ def letters() -> Tokenizer:
     return Characters().train([STORY, SENTENCES])
 
 
-def one_line(caught: pytest.ExceptionInfo[Mistake]) -> str:
+def one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -140,32 +140,32 @@ def test_the_last_documents_or_sentences_are_held_out(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    def refusal(kind: type[Mistake], data: TextData, split: str = "train") -> str:
+    def refusal(kind: type[UserError], data: TextData, split: str = "train") -> str:
         with pytest.raises(kind) as caught:
             data.read(split)
         assert type(caught.value) is kind
         return one_line(caught)
 
     folder = str(tmp_path)
-    assert "data.folder or data.file is needed" in refusal(Mistake, TextData())
-    assert "is not a folder" in refusal(Mistake, TextData(folder=f"{folder}/no"))
-    assert "holds no text file" in refusal(Mistake, TextData(folder=folder))
+    assert "data.folder or data.file is needed" in refusal(UserError, TextData())
+    assert "is not a folder" in refusal(UserError, TextData(folder=f"{folder}/no"))
+    assert "holds no text file" in refusal(UserError, TextData(folder=folder))
     write(tmp_path, "x.valid.txt", "text\n")
-    line = refusal(Mistake, TextData(folder=folder))
+    line = refusal(UserError, TextData(folder=folder))
     assert "no text to train on, only x.valid.txt" in line
     assert "data.file=" in line
     assert TextData(folder=folder).splits() == ["valid"]
-    assert "--split valid" in refusal(Mistake, TextData(folder=folder), "test")
-    assert "did you mean 'valid'" in refusal(Mistake, TextData(folder=folder), "vaild")
-    assert "near names" in refusal(Mistake, TextData(folder=folder, file="x.valld.txt"))
+    assert "--split valid" in refusal(UserError, TextData(folder=folder), "test")
+    assert "did you mean 'valid'" in refusal(UserError, TextData(folder=folder), "vaild")
+    assert "near names" in refusal(UserError, TextData(folder=folder, file="x.valld.txt"))
     write(tmp_path, "blank.txt", "\n \n")
-    blank = refusal(BadData, TextData(folder=folder, file="blank.txt"))
+    blank = refusal(DataError, TextData(folder=folder, file="blank.txt"))
     assert blank.startswith(f"{tmp_path / 'blank.txt'}: every line is empty")
     write(tmp_path, "one.txt", "\nalone\n")
-    alone = refusal(BadData, TextData(folder=folder, file="one.txt", lines="sentences"))
+    alone = refusal(DataError, TextData(folder=folder, file="one.txt", lines="sentences"))
     assert alone.startswith(f"{tmp_path / 'one.txt'}:2: this one sentence cannot be")
     for share in (0.0, 1.0, float("nan")):
-        with pytest.raises(Mistake, match=r"data\.held_out"):
+        with pytest.raises(UserError, match=r"data\.held_out"):
             TextData(held_out=share)
 
 
@@ -251,7 +251,7 @@ def test_each_stretch_once_an_epoch(
     tokens: int, length: int, rows: int, moving: bool, seed: int
 ) -> None:
     if tokens < length:
-        with pytest.raises(BadData):
+        with pytest.raises(DataError):
             Windows(tokens, length, rows, seed, moving=moving)
         return
     windows = Windows(tokens, length, rows, seed, moving=moving)
@@ -292,7 +292,7 @@ def test_moving_cuts_leave_no_token_out() -> None:
 
 
 def test_too_few_tokens_are_refused() -> None:
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         Windows(12, 128, 4, 0, name="my.txt")
     assert one_line(caught) == (
         "my.txt: 12 tokens are too few to train on stretches of 128: give more text, or lower "

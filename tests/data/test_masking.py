@@ -25,7 +25,7 @@ from manyheads.data.masking import (
     restore_spans,
     span_places,
 )
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 MASK, TEXT = 1, 7  # TEXT is no ordinary id, so that each fate of a token can be told
 ORDINARY = np.arange(10, 110, 2)
@@ -258,14 +258,14 @@ def test_spans_that_cannot_be_made_are_refused() -> None:
     places = span_places(2, 100, np.random.default_rng(0), rate=0.15, mean_length=3.0)
     tokens = np.zeros(places.shape, dtype=np.int64)
     corrupt_spans(tokens, places, SENTINELS[:6])
-    with pytest.raises(Mistake, match="5 spans need 6 sentinels, but there are 5"):
+    with pytest.raises(UserError, match="5 spans need 6 sentinels, but there are 5"):
         corrupt_spans(tokens, places, SENTINELS[:5])
     places[1, 0] = True
     with pytest.raises(ValueError, match="rows differ"):
         corrupt_spans(tokens, places, SENTINELS)
-    with pytest.raises(Mistake, match="a text of 1 tokens has no span"):
+    with pytest.raises(UserError, match="a text of 1 tokens has no span"):
         span_places(2, 1, np.random.default_rng(0), rate=0.15, mean_length=3.0)
-    with pytest.raises(Mistake, match="sentinel 1999 of the source has no span"):
+    with pytest.raises(UserError, match="sentinel 1999 of the source has no span"):
         restore_spans(np.array([3, 2000, 4, 1999]), np.array([2000, 8]), SENTINELS)
 
 
@@ -380,7 +380,7 @@ def test_deleted_tokens_vanish_at_their_rate_and_one_stays() -> None:
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(table: dict[str, object], message: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         parse(Objective, table, "objective")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

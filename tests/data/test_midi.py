@@ -21,7 +21,7 @@ from manyheads.data.events import (
     voices_of,
 )
 from manyheads.data.midi import Note, performance_in, read_midi, settled, write_midi
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 
 SEEDS = range(25)
 TEMPO_LATER = [
@@ -73,7 +73,7 @@ def test_any_row_of_events_is_a_performance() -> None:
         Note(5, 62, 10, 16),
     ]
     assert performance_of(["on60", "on60", "off60"]) == [Note(0, 60, 1, 16)]
-    with pytest.raises(Mistake, match="no event of a performance"):
+    with pytest.raises(UserError, match="no event of a performance"):
         performance_of(["p60"])
 
 
@@ -216,7 +216,7 @@ def test_statistics_are_of_all_notes() -> None:
 
 
 def refusal(content: bytes, encoding: Any = None) -> str:
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         (encoding or PerformanceEvents()).words(content, "x.mid")
     [line] = str(caught.value).splitlines()
     assert line.startswith("x.mid: ")
@@ -238,7 +238,7 @@ def test_files_without_music_are_refused_with_their_name(tmp_path: Path) -> None
         assert "no note but drums" in refusal(midi_bytes(drums, path=path), encoding)
     assert "1 tracks with notes" in refusal(whole, ChoraleGrid())
     assert "format 0 or 1" in refusal(midi_bytes(TEMPO_LATER, path=path, kind=2))
-    with pytest.raises(Mistake, match="cannot read"):
+    with pytest.raises(UserError, match="cannot read"):
         read_midi(tmp_path / "none.mid")
 
 
@@ -251,5 +251,5 @@ def test_without_mido_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         return whole(name, *others)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(Mistake, match=r"manyheads\[music\]"):
+    with pytest.raises(UserError, match=r"manyheads\[music\]"):
         performance_in(b"MThd", "x.mid")

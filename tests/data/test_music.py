@@ -15,8 +15,8 @@ from manyheads.data.events import ChoraleGrid, events_of
 from manyheads.data.language import EncodedText
 from manyheads.data.midi import write_midi
 from manyheads.data.music import MusicData
-from manyheads.errors import Mistake
-from manyheads.vocabularies import Words
+from manyheads.errors import UserError
+from manyheads.tokenizer.train import Words
 
 CHORALE = ChoraleGrid()
 SOUND = [[72, 67, 60, 48]]
@@ -35,7 +35,7 @@ def test_a_share_of_the_files_is_held_out(tmp_path: Path) -> None:
     files = [[document.file for document in part.documents[1:]] for part in (train, valid)]
     assert [len(part) for part in files] == [7, 3]
     assert not {*files[0]} & {*files[1]}
-    with pytest.raises(Mistake, match="no music for the split 'test'"):
+    with pytest.raises(UserError, match="no music for the split 'test'"):
         data.read("test")
 
 
@@ -91,7 +91,7 @@ def test_tempi_are_for_training_alone(tmp_path: Path) -> None:
 
 
 def line_of(data: MusicData, split: str = "train") -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         data.read(split)
     [line] = str(caught.value).splitlines()
     return line
@@ -158,5 +158,5 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         {"tempi": (1.1,), "encoding": CHORALE},
         {"file": "x.json"},
     ):
-        with pytest.raises(Mistake, match="data"):
+        with pytest.raises(UserError, match="data"):
             MusicData(**wrong)  # type: ignore[arg-type]

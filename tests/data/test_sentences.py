@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from manyheads.data.language import Document, EncodedText, Texts
-from manyheads.data.sentences import Drawn, SentencePairs
-from manyheads.errors import BadData, Mistake
-from manyheads.tokens import Tokenizer
-from manyheads.vocabularies import Characters
+from manyheads.data.next_sentence import Drawn, SentencePairs
+from manyheads.errors import DataError, UserError
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Characters
 
 ROWS = 100_000
 
@@ -142,7 +142,7 @@ def test_lines_of_a_running_text_are_sentences(letters: Tokenizer) -> None:
 def test_documents_that_are_too_short(letters: Tokenizer) -> None:
     texts = made([[2, 3], [9], [4, 5]])
     text = EncodedText(texts, letters, ends=False)
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         SentencePairs(text, texts, room=20, short="refuse")
     assert str(caught.value) == (
         "f.txt:4: the document that begins here has one sentence, and next-sentence prediction "
@@ -158,7 +158,7 @@ def test_documents_that_are_too_short(letters: Tokenizer) -> None:
 def test_another_document_is_needed(sizes: list[list[int]], good: int, letters: Tokenizer) -> None:
     texts = made(sizes)
     text = EncodedText(texts, letters, ends=False)
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         SentencePairs(text, texts, room=20, short="skip")
     line = str(caught.value)
     assert "\n" not in line
@@ -169,5 +169,5 @@ def test_another_document_is_needed(sizes: list[list[int]], good: int, letters: 
 
 def test_no_room_for_a_pair(letters: Tokenizer) -> None:
     texts = made([[1, 1], [1, 1]])
-    with pytest.raises(Mistake, match=r"does not fit into 1 tokens: raise model\.max_length"):
+    with pytest.raises(UserError, match=r"does not fit into 1 tokens: raise model\.max_length"):
         SentencePairs(EncodedText(texts, letters, ends=False), texts, room=1, short="refuse")

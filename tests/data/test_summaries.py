@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from manyheads.data.summaries import SummaryData, as_line, as_lines
 from manyheads.data.translation import Corpus, EncodedPairs
-from manyheads.errors import BadData, Mistake
-from manyheads.vocabularies import Characters
+from manyheads.errors import DataError, UserError
+from manyheads.tokenizer.train import Characters
 
 GOOD = {"dialogue": "A: Hello.\nB: Bye.", "summary": "They part."}
 
@@ -31,7 +31,7 @@ def numbered(count: int, split: str = "train") -> list[dict[str, str]]:
     return [{"dialogue": f"{split} {n}", "summary": f"short {n}"} for n in range(count)]
 
 
-def refused(kind: type[Mistake], data: SummaryData, split: str = "train") -> str:
+def refused(kind: type[UserError], data: SummaryData, split: str = "train") -> str:
     with pytest.raises(kind) as caught:
         data.read(split)
     assert "\n" not in str(caught.value)
@@ -87,8 +87,8 @@ def test_own_files_and_keys(tmp_path: Path) -> None:
     assert data.splits() == ["train", "valid"]
     assert data.read("train").sources == ["long", "long"]
     assert data.read("valid").targets == ["short"]
-    assert "give data.test=FILE" in refused(Mistake, data, "test")
-    assert "did you mean 'valid'?" in refused(Mistake, data, "vaild")
+    assert "give data.test=FILE" in refused(UserError, data, "test")
+    assert "did you mean 'valid'?" in refused(UserError, data, "vaild")
     inside = SummaryData(folder=str(tmp_path), train="a.json", valid="b.json", **keys)
     assert inside.read("train").sources == ["long", "long"]
 
@@ -141,24 +141,24 @@ def test_what_is_cut_of_either_share_is_told_apart(tmp_path: Path) -> None:
 )
 def test_a_broken_row_is_named(row: Any, said: str, tmp_path: Path) -> None:
     train = write(tmp_path, "train.jsonl", [GOOD, row, GOOD])
-    line = refused(BadData, SummaryData(folder=str(tmp_path)))
+    line = refused(DataError, SummaryData(folder=str(tmp_path)))
     assert line.startswith(f"{train}:2: ")
     assert said in line
 
 
 def test_settings_without_sense(tmp_path: Path) -> None:
-    assert "data.folder with train.jsonl is needed" in refused(Mistake, SummaryData())
-    line = refused(Mistake, SummaryData(folder=str(tmp_path)))
+    assert "data.folder with train.jsonl is needed" in refused(UserError, SummaryData())
+    line = refused(UserError, SummaryData(folder=str(tmp_path)))
     assert f"there is no train.jsonl in data.folder={tmp_path}: put it there, or give " in line
     assert "data.train=FILE" in line
-    assert "is not a folder" in refused(Mistake, SummaryData(folder=str(tmp_path / "no")))
+    assert "is not a folder" in refused(UserError, SummaryData(folder=str(tmp_path / "no")))
     train = write(tmp_path, "a.jsonl", [GOOD])
-    assert f"give data.train={train}" in refused(Mistake, SummaryData(folder=train))
-    assert "missing.jsonl" in refused(Mistake, SummaryData(train="missing.jsonl"))
+    assert f"give data.train={train}" in refused(UserError, SummaryData(folder=train))
+    assert "missing.jsonl" in refused(UserError, SummaryData(train="missing.jsonl"))
     for settings in ({"source": ""}, {"target": ""}, {"source": "summary"}):
-        with pytest.raises(Mistake, match=r"data\.source|data\.target"):
+        with pytest.raises(UserError, match=r"data\.source|data\.target"):
             SummaryData(**settings)  # type: ignore[arg-type]
-    with pytest.raises(Mistake, match="held_out"):
+    with pytest.raises(UserError, match="held_out"):
         SummaryData(held_out=1.0)
 
 
@@ -180,7 +180,7 @@ def test_what_is_too_long_is_cut_with_its_end() -> None:
     whole = EncodedPairs(corpus, letters, max_length=9, too_long="cut")
     assert whole.digest() == EncodedPairs(corpus, letters, max_length=9).digest()
     assert whole.notes == []
-    with pytest.raises(BadData, match=r"train\.too_long=cut"):
+    with pytest.raises(DataError, match=r"train\.too_long=cut"):
         EncodedPairs(corpus, letters, max_length=4)
-    with pytest.raises(Mistake, match="max_length=1 leaves no room"):
+    with pytest.raises(UserError, match="max_length=1 leaves no room"):
         EncodedPairs(corpus, letters, max_length=1, too_long="cut")

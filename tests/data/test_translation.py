@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from manyheads.data.batching import Ragged
 from manyheads.data.translation import Corpus, EncodedPairs, FilesData, PhrasebookData
-from manyheads.errors import BadData, Mistake
-from manyheads.tokens import Tokenizer
-from manyheads.vocabularies import Characters
+from manyheads.errors import DataError, UserError
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Characters
 
 SOURCES = ["a dog", "the cat sees a bird", "no"]
 TARGETS = ["ein Hund", "die Katze sieht einen Vogel", "nein"]
@@ -25,7 +25,7 @@ def letters() -> Tokenizer:
     return Characters().train([*SOURCES, *TARGETS])
 
 
-def one_line(caught: pytest.ExceptionInfo[Mistake]) -> str:
+def one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -84,7 +84,7 @@ def test_too_long_pairs_are_refused_or_left_out(letters: Tokenizer) -> None:
     corpus = Corpus(SOURCES, TARGETS)
     longest = len(TARGETS[1]) + 1
     assert EncodedPairs(corpus, letters, longest).kept == [0, 1, 2]
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         EncodedPairs(corpus, letters, longest - 1)
     line = one_line(caught)
     assert f"model.max_length={longest - 1}" in line
@@ -94,13 +94,13 @@ def test_too_long_pairs_are_refused_or_left_out(letters: Tokenizer) -> None:
     assert data.kept == [0, 2]
     end = [letters.end]
     assert data.batch(np.array([1])).wanted.tolist() == [letters.encode("nein") + end]
-    with pytest.raises(BadData, match=r"longer than model\.max_length=2"):
+    with pytest.raises(DataError, match=r"longer than model\.max_length=2"):
         EncodedPairs(corpus, letters, 2, "skip")
 
 
 def test_a_pair_is_numbered_as_in_its_files(letters: Tokenizer) -> None:
     corpus = Corpus(SOURCES, TARGETS, name="a.txt, b.txt", rows=[4, 9, 11])
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         EncodedPairs(corpus, letters, 20)
     assert one_line(caught).startswith("a.txt, b.txt: 1 pairs are longer")
     assert "the first is pair 10 " in one_line(caught)
@@ -108,7 +108,7 @@ def test_a_pair_is_numbered_as_in_its_files(letters: Tokenizer) -> None:
 
 
 def test_an_empty_corpus_is_refused(letters: Tokenizer) -> None:
-    with pytest.raises(BadData, match="no sentence pair"):
+    with pytest.raises(DataError, match="no sentence pair"):
         EncodedPairs(Corpus([], []), letters, 64)
 
 
@@ -193,13 +193,13 @@ def test_a_split_that_is_not_there(tmp_path: Path) -> None:
     data = FilesData(
         source=write(tmp_path, "a", ["x", "y"]), target=write(tmp_path, "b", ["x", "y"])
     )
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         data.read("test")
     assert "data.test_source and data.test_target" in one_line(caught)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         data.read("tset")
     assert "did you mean 'test'?" in one_line(caught)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         PhrasebookData().read("composition")
     assert "did you mean 'compositional'?" in one_line(caught)
 
@@ -209,30 +209,30 @@ def test_a_split_that_is_not_there(tmp_path: Path) -> None:
 def test_two_sides_go_together(split: str, side: str, tmp_path: Path) -> None:
     source, target = write(tmp_path, "a", ["x", "y"]), write(tmp_path, "b", ["x", "y"])
     data = FilesData(source=source, target=target, **{f"{split}_{side}": source})  # type: ignore[arg-type]
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         data.read(split)
     assert f"data.{split}_source and data.{split}_target go together" in one_line(caught)
 
 
 def test_half_of_the_validation_files_does_not_train_on_them(tmp_path: Path) -> None:
     source, target = write(tmp_path, "a", ["x", "y"]), write(tmp_path, "b", ["x", "y"])
-    with pytest.raises(Mistake, match="go together"):
+    with pytest.raises(UserError, match="go together"):
         FilesData(source=source, target=target, valid_source=source).read("train")
 
 
 @pytest.mark.parametrize("given", [{}, {"source": "en"}, {"target": "de"}])
 def test_files_must_be_named(given: dict[str, str]) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         FilesData(**given).read("train")  # type: ignore[arg-type]
     assert "data.source and data.target are needed" in one_line(caught)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         FilesData(folder=str(tmp_path / "nowhere"), source="en", target="de").read("train")
     assert f"data.folder={tmp_path / 'nowhere'} is not a folder" in one_line(caught)
     write(tmp_path, "train.en", ["x", "y"])
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         FilesData(folder=str(tmp_path), source="en", target="de").read("train")
     assert str(tmp_path / "train.de") in one_line(caught)
 
@@ -241,7 +241,7 @@ def test_empty_lines_are_refused_or_skipped_with_a_note(tmp_path: Path) -> None:
     source = write(tmp_path, "a", ["one", "", "three", "four", "five"])
     target = write(tmp_path, "b", ["eins", "zwei", " ", "vier", "fünf"])
     files = {"source": source, "target": target, "valid_source": source, "valid_target": target}
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         FilesData(**files).read("train")  # type: ignore[arg-type]
     assert f"{source}:2: empty line" in one_line(caught)
     data = FilesData(**files, empty_lines="skip")  # type: ignore[arg-type]
@@ -273,7 +273,7 @@ def test_several_test_sets_are_found_by_name_and_the_first_one_is_test(tmp_path:
     assert data.read("test").sources == ["test_2016 en"]
     assert "test_2016" in data.read("test").name  # which is told with its scores
     assert data.read("test_2017").targets == ["test_2017 de"]
-    with pytest.raises(Mistake, match=r"known: test, test_2016, test_2017, train, valid"):
+    with pytest.raises(UserError, match=r"known: test, test_2016, test_2017, train, valid"):
         data.read("other")
     (tmp_path / "test.en").write_text("plain\n")
     (tmp_path / "test.de").write_text("plain\n")

@@ -35,9 +35,9 @@ from toys import (
 from manyheads.decode import beam as rooms
 from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, Marks, Stepper, length_penalty
 from manyheads.decode.translate import Seq2SeqStepper
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 LENGTHS = (3, 8, 1, 5, 12, 7)
 LIMITS = [11, 4, 9, 11, 6, 11]
@@ -471,7 +471,7 @@ def test_a_tokenizer_without_padding_will_do() -> None:
     lines = ["a b c d e f", "h", "", "c c"]
     usual = toy_translator(beam=3, banned=tuple(BANNED))
     bare = dataclasses.replace(usual, tokenizer=toy_tokenizer(pad="<fill>"))
-    with pytest.raises(Mistake, match="no pad token"):
+    with pytest.raises(UserError, match="no pad token"):
         assert bare.tokenizer.pad
     assert (usual.marks.padding, bare.marks.padding) == (PAD, END)
     same(bare.search(lines), usual.search(lines))
@@ -505,7 +505,7 @@ def test_limits_follow_the_source(source: int, longest: int, limit: int) -> None
 @pytest.mark.parametrize("wrong", [{"beam": 0}, {"longest_extra": 0}])
 def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
     """A beam of none and a translation of no length are mistakes, named by their setting."""
-    with pytest.raises(Mistake, match=f"decode.{next(iter(wrong))}"):
+    with pytest.raises(UserError, match=f"decode.{next(iter(wrong))}"):
         Decode(**wrong)
 
 
@@ -522,14 +522,14 @@ def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any], said: str) -> None:
     """The line names the setting and the range."""
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         Decode(**wrong)
 
 
 def test_tokens_that_the_model_does_not_have_are_refused() -> None:
     """Before anything is computed, by the name of their setting."""
     for wrong in ({"start": 15}, {"first": 99}, {"end": 15}, {"banned": (3, 15)}):
-        with pytest.raises(Mistake, match=f"decode.{next(iter(wrong))}="):
+        with pytest.raises(UserError, match=f"decode.{next(iter(wrong))}="):
             toy_translator(**wrong).translate(["a b"])
 
 
@@ -558,7 +558,7 @@ def test_a_tokenizer_need_not_have_every_special_token() -> None:
     inner = tokenizers.Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "a": 2}, unk_token="a"))
     marks = Marks(Tokenizer(inner), Decode())
     assert (marks.end, marks.banned) == (1, [0, 1])
-    with pytest.raises(Mistake, match="no start token"):
+    with pytest.raises(UserError, match="no start token"):
         _ = marks.start
     assert Marks(Tokenizer(inner), Decode(start=2, banned=())).banned == []
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode import beam_cache
 from manyheads.decode.beam_cache import BeamCache, cache_for
-from manyheads.decode.cache import KeyValueCache
+from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.models.rnn import RnnConfig
-from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.feedforward import Plain
 from manyheads.nn.positions import Alibi, Buckets, Learned, NoPosition, Rotary, Shaw, Sinusoidal
 from manyheads.nn.relative import Relative

@@ -28,17 +28,17 @@ from toys import (
     toy_translator,
 )
 
+from manyheads.baselines.rnn import RnnConfig
 from manyheads.data.batching import Ragged
 from manyheads.decode import best_first, translate, tree_cache
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, length_penalty
 from manyheads.decode.best_first import BestFirst, Forest
+from manyheads.decode.ensemble import together
 from manyheads.decode.generate import Generator
-from manyheads.decode.together import together
 from manyheads.decode.translate import Seq2SeqForest, Translator
 from manyheads.decode.tree_cache import ROOM, TreeCache
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.gpt import GptConfig
-from manyheads.models.rnn import RnnConfig
 from manyheads.nn.int8 import in_int8
 
 EVER, NOW = "none-better-ever", "none-better-now"
@@ -341,7 +341,7 @@ def test_it_tells_how_far_it_is() -> None:
 
 
 def test_whole_beams_are_no_rule_for_it() -> None:
-    with pytest.raises(Mistake, match=r"none-better-ever or decode\.stopping=none-better-now"):
+    with pytest.raises(UserError, match=r"none-better-ever or decode\.stopping=none-better-now"):
         Decode(order="best-first")
     assert not Decode(order="best-first", beam=1).best_first
 
@@ -358,7 +358,7 @@ def test_what_searches_by_length_alone_refuses_it() -> None:
         lambda: Generator(gpt, tokenizer, how).search([[7]], 3),
         lambda: BeamSearch(how, start=START, end=END),
     ):
-        with pytest.raises(Mistake, match=r"set decode\.order=length"):
+        with pytest.raises(UserError, match=r"set decode\.order=length"):
             search()
     alone = replace(how, beam=1)
     assert len(Translator(rnn, tokenizer, alone).translate(["a"])) == 1

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from toys import CELLS, CORES, POSITIONS, START, toy_model, toy_source
 
-from manyheads.decode.cache import ROOM, KeyValueCache
+from manyheads.decode.kv_cache import ROOM, KeyValueCache
 from manyheads.models.gpt import GptConfig
 
 HEADS, CHANNELS = 2, 3

@@ -8,7 +8,7 @@ import torch
 from tests.tasks.small_texts import SIZES, recipe_trainer
 from tests.test_cli import mistake, result
 
-from manyheads.opened import TorchRun
+from manyheads.loading import TorchRun
 
 
 @pytest.fixture

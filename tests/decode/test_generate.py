@@ -26,9 +26,9 @@ from toys import (
 from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, Stepper
 from manyheads.decode.generate import Generator, GptStepper, as_text, until
 from manyheads.decode.sample import Sample
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.tokens import SPECIALS
+from manyheads.tokenizer.tokenizer import SPECIALS
 
 PROMPTS = [[7, 8], [9], [10, 8, 8, 13, 14], [7, 9], [11, 12, 7, 8, 9, 10, 11], [14, 14]]
 LIMIT = 9
@@ -255,7 +255,7 @@ def test_what_cannot_be_written_is_refused(
 ) -> None:
     """One line that names the trouble, before anything is computed."""
     made = generator("learned", **decode)
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         made.search([prompt], limit)
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         made.stream(prompt, limit)

@@ -12,11 +12,11 @@ from manyheads.decode.beam import Decode, Hypothesis
 from manyheads.decode.lines import pieces, translate_lines
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
-from manyheads.errors import BadData
+from manyheads.errors import DataError
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import Learned
-from manyheads.tokens import Tokenizer
-from manyheads.vocabularies import Bpe
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Bpe
 
 TEXT = [
     "The old dog sleeps.",
@@ -169,7 +169,7 @@ def test_what_is_not_utf8_is_named(translator: Translator, number: int) -> None:
     """The line that cannot be read is named, and where in it."""
     lines = [b"The dog."] * 4
     lines[number - 1] = b"Caf\xe9 noir"
-    with pytest.raises(BadData, match=rf"line {number} .*byte 4"):
+    with pytest.raises(DataError, match=rf"line {number} .*byte 4"):
         through(translator, b"\n".join(lines))
 
 

@@ -23,11 +23,11 @@ from toys import (
     toy_tokenizer,
 )
 
-from manyheads.decode import recorded
+from manyheads.baselines.rnn import RnnConfig
+from manyheads.decode import cuda_graphs as recorded
 from manyheads.decode import steady as steady_steps
 from manyheads.decode.beam import BeamSearch, Decode
-from manyheads.decode.generate import Generator
-from manyheads.decode.recorded import (
+from manyheads.decode.cuda_graphs import (
     MOST,
     READ,
     Recordings,
@@ -38,14 +38,14 @@ from manyheads.decode.recorded import (
     source_room_for,
     steady,
 )
+from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.translate import Translator
 from manyheads.decode.writer import Writer
+from manyheads.models.decoder_only_seq2seq import JoinedConfig
 from manyheads.models.gpt import GptConfig
-from manyheads.models.joined import JoinedConfig
-from manyheads.models.rnn import RnnConfig
 from manyheads.nn.attention import CoreConfig
-from manyheads.nn.cores import Dense
+from manyheads.nn.exact_attention import Dense
 from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
 from manyheads.nn.packed import Packed
@@ -53,7 +53,7 @@ from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Learned
 from manyheads.nn.relative import Relative
 from manyheads.nn.scores import Additive, Bilinear
-from manyheads.tokens import SPECIALS
+from manyheads.tokenizer.tokenizer import SPECIALS
 
 LONG = 128  # positions: as much as is read at once
 LINES = ["a b c", "h", "c d e f g h a b"]

@@ -12,8 +12,8 @@ from test_recorded import LINES, SAMPLES
 from toys import END, same, toy_model, toy_tokenizer
 
 from manyheads.decode.beam import Decode, Marks
+from manyheads.decode.cuda_graphs import Recordings
 from manyheads.decode.generate import Generator
-from manyheads.decode.recorded import Recordings
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
 from manyheads.models.gpt import GptConfig

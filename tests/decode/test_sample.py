@@ -11,7 +11,7 @@ from torch import Tensor
 from toys import toy_translator
 
 from manyheads.decode.sample import Sample, Sampler, filtered
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 # No ties, not even after rounding.
 Logits = st.lists(
@@ -160,7 +160,7 @@ def test_rows_have_random_numbers_of_their_own() -> None:
 )
 def test_wrong_ways_to_draw_are_refused(wrong: dict[str, Any]) -> None:
     """A setting outside its range is a mistake that names it."""
-    with pytest.raises(Mistake, match=next(iter(wrong))):
+    with pytest.raises(UserError, match=next(iter(wrong))):
         Sample(**wrong)
 
 

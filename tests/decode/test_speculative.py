@@ -17,7 +17,7 @@ from manyheads.decode.beam import Allowed, Decode
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.speculative import Reader, Speculation, Speculative, Told
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.gpt import Gpt, GptConfig
 
 
@@ -126,9 +126,9 @@ def _to_end(text: tuple[int, ...]) -> tuple[int, ...]:
 def test_what_cannot_help_is_refused() -> None:
     """A draft of other tokens; proposing nothing."""
     other = GptConfig(vocab_size=99, dim=8, layers=1, heads=1).build()
-    with pytest.raises(Mistake, match="the same tokenizer"):
+    with pytest.raises(UserError, match="the same tokenizer"):
         helped(toy_gpt(), other)
-    with pytest.raises(Mistake, match="ahead"):
+    with pytest.raises(UserError, match="ahead"):
         helped(toy_gpt(), toy_gpt(), ahead=0)
 
 

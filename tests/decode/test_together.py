@@ -9,12 +9,12 @@ from test_beam import plain_beam
 from torch import Tensor
 from toys import BANNED, LONGEST, full_pass, same, toy_model, toy_source, toy_tokenizer
 
+from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode.beam import BeamSearch, Decode
+from manyheads.decode.ensemble import Steppers, together
 from manyheads.decode.sample import Sample
-from manyheads.decode.together import Steppers, together
 from manyheads.decode.translate import Seq2SeqStepper, Translator
-from manyheads.errors import Mistake
-from manyheads.models.rnn import RnnConfig
+from manyheads.errors import UserError
 
 LINES = ["a b c", "h", "c d e f g h a b", "b b", "g a c e"]
 
@@ -73,10 +73,10 @@ def test_another_kind_of_model_may_be_among_them() -> None:
 
 def test_what_cannot_write_together_is_refused() -> None:
     first, second = translators(toy_model(), toy_model("rotary"))
-    with pytest.raises(Mistake, match="different tokenizers"):
+    with pytest.raises(UserError, match="different tokenizers"):
         together([first, replace(second, tokenizer=toy_tokenizer("<nothing>"))])
-    with pytest.raises(Mistake, match="begin and end texts with different tokens"):
+    with pytest.raises(UserError, match="begin and end texts with different tokens"):
         together([first, replace(second, decode=replace(second.decode, start=5))])
     larger = Translator(toy_model(vocab_size=16), first.tokenizer, first.decode)
-    with pytest.raises(Mistake, match="different numbers of them"):
+    with pytest.raises(UserError, match="different numbers of them"):
         together([first, larger])

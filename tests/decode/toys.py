@@ -12,7 +12,7 @@ from manyheads.decode.beam import BeamSearch, Decode, Hypothesis
 from manyheads.decode.translate import Seq2SeqStepper, Translator
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.attention import CoreConfig
-from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
@@ -24,7 +24,7 @@ from manyheads.nn.positions import (
 )
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
-from manyheads.tokens import SPECIALS, Tokenizer
+from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
 
 POSITIONS: dict[str, PositionConfig] = {
     "none": NoPosition(),

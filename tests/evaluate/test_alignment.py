@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.data.phrasebook import Pair, sentences
 from manyheads.evaluate.alignment import (
     AlignmentError,
     alignment_error,
@@ -15,11 +14,12 @@ from manyheads.evaluate.alignment import (
 )
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.block import Block
-from manyheads.nn.cores import Dense
+from manyheads.nn.exact_attention import Dense
 from manyheads.nn.scores import Score
-from manyheads.tokens import Tokenizer
+from manyheads.phrasebook import Pair, sentences
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Bpe
 from manyheads.view.capture import capture
-from manyheads.vocabularies import Bpe
 
 LAYERS, HEADS = 2, 2
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.evaluate import rouge
 from manyheads.evaluate.rouge import PARTS, by_sentences, rouge_scores
 
@@ -104,11 +104,11 @@ def test_how_it_was_computed() -> None:
 def test_what_cannot_be_scored(
     summaries: list[str], references: list[list[str]], said: str
 ) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         rouge_scores(summaries, references)
 
 
 def test_the_package_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rouge, "find_spec", lambda name: None)
-    with pytest.raises(Mistake, match=r"pip install 'manyheads\[summaries\]'"):
+    with pytest.raises(UserError, match=r"pip install 'manyheads\[summaries\]'"):
         rouge_scores(["a"], [["a"]])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.evaluate.scores import (
     accuracy,
     f1,
@@ -85,7 +85,7 @@ def test_exact_match_is_a_share(exact: int) -> None:
 @pytest.mark.parametrize(("hypotheses", "references"), [([], []), (["a"], []), (["a"], ["a", "b"])])
 def test_what_cannot_be_scored_is_refused(hypotheses: list[str], references: list[str]) -> None:
     """No sentence, or a different number of translations and references, is a mistake."""
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         translation_scores(hypotheses, references)
 
 
@@ -112,7 +112,7 @@ def test_rank_correlation_is_the_formula() -> None:
         4.5 / math.sqrt(4.5 * 5)
     )
     assert math.isnan(spearman([1.0, 1.0], [1.0, 2.0]))
-    with pytest.raises(Mistake, match="ranked"):
+    with pytest.raises(UserError, match="ranked"):
         spearman([1.0], [1.0, 2.0])
 
 
@@ -205,14 +205,14 @@ def test_label_scores_give_what_is_asked_with_its_signature() -> None:
 
 def test_answers_that_cannot_be_scored_are_refused() -> None:
     for metric in ("accuracy", "f1", "matthews", "pearson", "spearman"):
-        with pytest.raises(Mistake, match="cannot be scored"):
+        with pytest.raises(UserError, match="cannot be scored"):
             label_scores((metric,), [], [], 1)
-        with pytest.raises(Mistake, match="cannot be scored"):
+        with pytest.raises(UserError, match="cannot be scored"):
             label_scores((metric,), np.ones(1), np.ones(2), 1)
     for metric in ("pearson", "spearman"):
-        with pytest.raises(Mistake, match="diverged"):
+        with pytest.raises(UserError, match="diverged"):
             label_scores((metric,), [1.0, math.nan], [1.0, 2.0], 1)
-    with pytest.raises(Mistake, match="did you mean 'pearson'"):
+    with pytest.raises(UserError, match="did you mean 'pearson'"):
         label_scores(("pearsn",), [1.0], [1.0], 1)
 
 
@@ -238,7 +238,7 @@ def test_language_scores_are_per_token_character_byte_and_word() -> None:
 
 @pytest.mark.parametrize("nll", [math.nan, math.inf])
 def test_a_text_without_perplexity_is_refused(nll: float) -> None:
-    with pytest.raises(Mistake, match="diverged"):
+    with pytest.raises(UserError, match="diverged"):
         language_scores(nll, 1, unit="characters", characters=1, bytes_=1, words=None)
-    with pytest.raises(Mistake, match="empty text"):
+    with pytest.raises(UserError, match="empty text"):
         language_scores(1.0, 0, unit="characters", characters=0, bytes_=0, words=None)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from tests.exchange.zoo import strengthen
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.exchange.channels import in_halves
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig, Side
-from manyheads.nn.cores import Dense
 from manyheads.nn.embedding import Embed, Output
+from manyheads.nn.exact_attention import Dense
 from manyheads.nn.feedforward import Gated
 from manyheads.nn.positions import Learned, Rotary, Sinusoidal
 from manyheads.nn.residual import Norm
@@ -77,5 +77,5 @@ def test_nothing_is_shared_and_training_goes_on_as_before() -> None:
     ],
 )
 def test_a_model_without_interleaved_sinusoids_is_refused(config: Seq2SeqConfig) -> None:
-    with pytest.raises(Mistake, match="interleaved"):
+    with pytest.raises(UserError, match="interleaved"):
         in_halves(config.build())

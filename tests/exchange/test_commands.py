@@ -27,7 +27,7 @@ from tests.train.small_runs import write_recipe
 from manyheads import cli
 from manyheads.decode.generate import as_text
 from manyheads.run import read_run
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.disable_progress_bar()

@@ -10,24 +10,24 @@ import torch
 from torch import nn
 
 from manyheads.decode.beam import Decode
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.exchange import onnx
 from manyheads.exchange.ctranslate2 import write_ctranslate2
 from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import to_huggingface
+from manyheads.models.decoder_only_seq2seq import JoinedConfig
 from manyheads.models.gpt import GptConfig
-from manyheads.models.joined import JoinedConfig
 from manyheads.models.seq2seq import Seq2SeqConfig, Side
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Learned, Shaw
 from manyheads.nn.tiled import Tiled
-from manyheads.tokens import Tokenizer
-from manyheads.vocabularies import Characters
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Characters
 
 for package in ("transformers", "ctranslate2", "onnx", "onnxscript"):
     pytest.importorskip(package)
@@ -62,7 +62,7 @@ def write(
 
 def refused(write: Writer, model: nn.Module, folder: Path) -> str:
     """The one line that says why; nothing is written."""
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         write(model, folder)
     line = str(caught.value)
     assert len(line.splitlines()) == 1
@@ -128,5 +128,5 @@ def test_a_joined_model_stays_for_what_it_is(
 def test_what_is_in_the_way_at_all_is_said_before_what_the_nearest_lacks() -> None:
     """No family has Shaw's positions either, but with others it would not leave."""
     config = replace(GPT, position=Shaw(), core=Longformer(2))
-    with pytest.raises(Mistake, match=r"model\.core=longformer"):
+    with pytest.raises(UserError, match=r"model\.core=longformer"):
         to_huggingface(config.build())

@@ -16,7 +16,7 @@ from manyheads.decode.generate import Generator
 from manyheads.decode.lines import translate_lines
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.ctranslate2 import vocabulary, write_ctranslate2
 from manyheads.exchange.ctranslate2_runtime import (
     Ctranslate2Generator,
@@ -25,16 +25,16 @@ from manyheads.exchange.ctranslate2_runtime import (
 )
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, Side
-from manyheads.nn.cores import Dense
 from manyheads.nn.embedding import Embed, Output
+from manyheads.nn.exact_attention import Dense
 from manyheads.nn.feedforward import Gated, Plain
-from manyheads.nn.masks import Sight, Window, full, look
+from manyheads.nn.masks import AttentionMask, Window, full, look
 from manyheads.nn.positions import Alibi, Buckets, Learned, NoPosition, Rotary, Shaw, Sinusoidal
 from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot
-from manyheads.tokens import Tokenizer
-from manyheads.vocabularies import Characters
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Characters
 
 pytest.importorskip("ctranslate2")
 
@@ -345,7 +345,7 @@ def test_settings_of_an_imported_model_go_into_the_folder(
     assert_same(ours, Ctranslate2Translator(opened, tokenizer, decode).search(texts))
     for name in ("start", "end", "source_start"):
         other = Ctranslate2Translator(opened, tokenizer, replace(decode, **{name: None}))
-        with pytest.raises(Mistake, match="export the model again"):
+        with pytest.raises(UserError, match="export the model again"):
             other.translate(texts)
 
 
@@ -382,7 +382,7 @@ def test_ids_without_a_token_have_names_of_their_own() -> None:
     names = vocabulary(Tokenizer(holes), 9)
     assert len(set(names)) == len(names) == 9
     assert [names[i] for i in (0, 2, 3, 6)] == ["a", "<no token 1>", "</s>", "<s>"]
-    with pytest.raises(Mistake, match="7 tokens, the model 6"):
+    with pytest.raises(UserError, match="7 tokens, the model 6"):
         vocabulary(Tokenizer(holes), 6)
 
 
@@ -416,7 +416,7 @@ def test_what_it_cannot_express_is_refused(
     tmp_path: Path,
 ) -> None:
     model = build(kind, tokenizer.vocab_size, parts)
-    with pytest.raises(Mistake, match=reason):
+    with pytest.raises(UserError, match=reason):
         write_ctranslate2(model, tokenizer, tmp_path / "folder")
     assert not list(tmp_path.iterdir())
 
@@ -436,7 +436,7 @@ def test_an_encoder_with_alibi_sees_as_far_as_the_longest_text(
     with torch.no_grad():
         place = model.encoder.position
         x = model.encoder_embedding(model.tokens, tokens, place, sight.queries)
-        memory = Memory(model.encoder(x, sight), Sight(full, sight.queries, sight.keys))
+        memory = Memory(model.encoder(x, sight), AttentionMask(full, sight.queries, sight.keys))
         hidden = model.decode(torch.tensor([[tokenizer.start, wanted[0][0]]]), memory)
         ours = model.logits(hidden).log_softmax(-1)[0]
     np.testing.assert_allclose(
@@ -448,7 +448,7 @@ def test_a_folder_is_whole_or_not_there(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build(GptConfig, tokenizer.vocab_size, {})
-    with pytest.raises(Mistake, match=r"no quantization 'int9'.*int8"):
+    with pytest.raises(UserError, match=r"no quantization 'int9'.*int8"):
         write_ctranslate2(model, tokenizer, tmp_path / "folder", "int9")
 
     def no_room(self: Tokenizer, path: Path) -> None:
@@ -456,30 +456,30 @@ def test_a_folder_is_whole_or_not_there(
 
     with monkeypatch.context() as patched:
         patched.setattr(Tokenizer, "save", no_room)
-        with pytest.raises(BadData, match="no room"):
+        with pytest.raises(DataError, match="no room"):
             write_ctranslate2(model, tokenizer, tmp_path / "folder")
     assert not list(tmp_path.iterdir())
     write_ctranslate2(model, tokenizer, tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-    with pytest.raises(Mistake, match="already"):
+    with pytest.raises(UserError, match="already"):
         write_ctranslate2(model, tokenizer, tmp_path / "folder")
 
 
 def test_a_folder_that_is_none_is_said_in_a_line(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"no .*model\.bin"):
+    with pytest.raises(UserError, match=r"no .*model\.bin"):
         Ctranslate2Model(tmp_path, "Translator")
     write_ctranslate2(build(Seq2SeqConfig, tokenizer.vocab_size, {}), tokenizer, tmp_path)
     weights, settings = tmp_path / "model.bin", tmp_path / "config.json"
-    with pytest.raises(BadData, match="no model of ours"):
+    with pytest.raises(DataError, match="no model of ours"):
         Ctranslate2Model(tmp_path, "Generator")  # the other kind
     whole = settings.read_text()
     for broken in ("{", "{}", "[]"):
         settings.write_text(broken)
-        with pytest.raises(BadData, match="no model of ours"):
+        with pytest.raises(DataError, match="no model of ours"):
             Ctranslate2Model(tmp_path, "Translator")
     settings.write_text(whole)
     weights.write_bytes(weights.read_bytes()[:5000])
-    with pytest.raises(BadData, match="no model of ours"):
+    with pytest.raises(DataError, match="no model of ours"):
         Ctranslate2Model(tmp_path, "Translator")
 
 
@@ -500,7 +500,7 @@ def test_a_stream_of_lines_goes_through_it(
     assert empty == [Hypothesis([], 0.0, 0.0)]
     assert full_one == theirs.search(["abc"], n_best=1)[0]
     assert theirs.search([]) == []
-    with pytest.raises(Mistake, match="seed"):
+    with pytest.raises(UserError, match="seed"):
         list(translate_lines(theirs, lines, sample=Sample()))
 
 
@@ -519,7 +519,7 @@ def test_what_it_cannot_translate_is_refused(
     pair: tuple[Seq2Seq, Ctranslate2Model],
     tokenizer: Tokenizer,
 ) -> None:
-    with pytest.raises(Mistake, match=reason):
+    with pytest.raises(UserError, match=reason):
         Ctranslate2Translator(pair[1], tokenizer, replace(FREE, **changes)).translate([text])
 
 
@@ -529,11 +529,11 @@ def test_what_it_cannot_continue_is_refused(tokenizer: Tokenizer, tmp_path: Path
     write_ctranslate2(model, tokenizer, tmp_path)
     generator = Ctranslate2Generator(Ctranslate2Model(tmp_path, "Generator"), tokenizer, FREE)
     for prompt, reason in (([size], f"token {size}"), ([9] * (LONGEST + 1), "end at 24")):
-        with pytest.raises(Mistake, match=reason):
+        with pytest.raises(UserError, match=reason):
             generator.generate([prompt], 1)
-    with pytest.raises(Mistake, match="limit=0"):
+    with pytest.raises(UserError, match="limit=0"):
         generator.generate([[9]], 0)
-    with pytest.raises(Mistake, match="seed"):
+    with pytest.raises(UserError, match="seed"):
         generator.stream([9], 4, Sample())
     greedy = replace(generator, decode=replace(FREE, beam=1)).generate([[9]], 4)
     assert list(generator.stream([9], 4)) == greedy[0]

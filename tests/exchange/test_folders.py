@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.exchange.zoo import CLASSES, UNPOOLED, both, draw, without_pooler
 from torch import Tensor, nn
 
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.huggingface import FAMILIES, KINDS, from_huggingface, receive
 from manyheads.nn.embedding import Head
 
@@ -67,9 +67,9 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(tensor, tensors[name]), name
 
 
-def refusal(folder: Path, kind: type[Mistake]) -> str:
+def refusal(folder: Path, kind: type[UserError]) -> str:
     """The one line with which a folder is refused."""
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         from_huggingface(folder)
     line = str(caught.value)
     assert type(caught.value) is kind, line
@@ -156,7 +156,7 @@ def test_sinusoids_may_be_stored_and_must_be_the_sinusoids(
     for name in WAVES:
         for what, other in others.items():
             store(folder, {**stored, name: other.to(dtype)})
-            assert name.removeprefix("model.") in refusal(folder, BadData), what
+            assert name.removeprefix("model.") in refusal(folder, DataError), what
 
 
 def test_files_of_mixed_precision_take_the_finest(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_a_pooler_that_a_class_does_not_read_may_be_there(name: str, tmp_path: P
     store(folder, {**weights(folder), **pooler})
     assert_same(from_huggingface(folder), from_huggingface(theirs))
     pooler[f"{prefix}.gate"] = torch.ones(1)
-    assert "pooler.dense.gate" in refusal(store(folder, {**weights(folder), **pooler}), BadData)
+    assert "pooler.dense.gate" in refusal(store(folder, {**weights(folder), **pooler}), DataError)
 
 
 @pytest.mark.parametrize("name", UNPOOLED)
@@ -374,13 +374,13 @@ def test_half_a_pooler_is_none(name: str, leaf: str, tmp_path: Path) -> None:
     folder = saved(of_class(name)[0], tmp_path)
     kept = {n: x for n, x in weights(folder).items() if not n.endswith(f"pooler.dense.{leaf}")}
     assert len(kept) < len(weights(folder))
-    assert f"no pooler.dense.{leaf}" in refusal(store(folder, kept), BadData)
+    assert f"no pooler.dense.{leaf}" in refusal(store(folder, kept), DataError)
 
 
 def test_a_pooler_that_is_read_is_called_for(tmp_path: Path) -> None:
     folder = saved(of_class("BertForNextSentencePrediction")[0], tmp_path)
     kept = {name: x for name, x in weights(folder).items() if "pooler" not in name}
-    assert "no pooler.dense.weight" in refusal(store(folder, kept), BadData)
+    assert "no pooler.dense.weight" in refusal(store(folder, kept), DataError)
 
 
 def test_a_pretrained_model() -> None:
@@ -404,60 +404,60 @@ def test_a_pretrained_model() -> None:
 
 # What is in a config.json that cannot be: the family, what is changed, the kind, words of the line.
 HUGE = 10**9
-SETTINGS: list[tuple[str, dict[str, Any], type[Mistake], str]] = [
-    ("bert", {"position_embedding_type": "relative_key"}, Mistake, "position_embedding_type"),
-    ("electra", {"position_embedding_type": "relative_key_query"}, Mistake, "relative_key_query"),
-    ("bert", {"add_cross_attention": True}, Mistake, "add_cross_attention"),
-    ("roberta", {"is_decoder": True}, Mistake, "is_decoder"),
-    ("gpt2", {"add_cross_attention": True}, Mistake, "add_cross_attention"),
-    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, Mistake, "scale_attn_by_inverse_layer"),
-    ("gpt2", {"reorder_and_upcast_attn": True}, Mistake, "reorder_and_upcast_attn"),
-    ("bert", {"hidden_act": "quick_gelu"}, Mistake, "quick_gelu"),
-    ("vit", {"hidden_act": "quick_gelu"}, Mistake, "quick_gelu"),
-    ("vit", {"pooler_act": "quick_gelu"}, Mistake, "quick_gelu"),
-    ("bart", {"encoder_layerdrop": 0.1}, Mistake, "encoder_layerdrop"),
-    ("marian", {"decoder_layerdrop": 0.1}, Mistake, "decoder_layerdrop"),
-    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, Mistake, "linear"),
-    ("llama", {"rope_parameters": {"rope_type": "llama3"}}, Mistake, "llama3"),
-    ("llama", {"rope_parameters": 5}, BadData, "rope_parameters=5"),
-    ("llama", {"rope_parameters": {"rope_theta": "x"}}, BadData, "position.base"),
-    ("vit", {"image_size": [4, 6]}, Mistake, "image_size=[4, 6]"),
-    ("distilbert", {"sinusoidal_pos_embds": True}, Mistake, "sinusoidal_pos_embds"),
-    ("bert", {"pruned_heads": {"0": [1]}}, Mistake, "pruned_heads"),
-    ("bert", {"quantization_config": {"bits": 8}}, Mistake, "quantization_config"),
-    ("llama", {"per_layer_config": {"0": {}}}, Mistake, "per_layer_config"),
-    ("bert", {"auto_map": {"AutoModel": "model.Mine"}}, Mistake, "auto_map"),
-    ("bert", {"model_type": "mamba"}, Mistake, "mamba"),
-    ("bert", {"model_type": "bret"}, Mistake, "did you mean 'bert'"),
-    ("bert", {"model_type": ["bert"]}, Mistake, "['bert']"),
-    ("bert", {"model_type": DROPPED}, BadData, "model_type"),
-    ("bert", {"architectures": ["BertForQuestionAnswering"]}, Mistake, "BertForQuestionAnswer"),
-    ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, Mistake, "GPT2ForSequence"),
-    ("bert", {"architectures": "BertModel"}, BadData, "architectures"),
-    ("bert", {"hidden_size": DROPPED}, BadData, "hidden_size"),
-    ("bert", {"hidden_size": "x"}, BadData, "hidden_size='x'"),
-    ("bert", {"hidden_size": None}, BadData, "hidden_size=None"),
-    ("bert", {"hidden_size": -1}, BadData, "-1"),
-    ("bert", {"hidden_size": 1e9}, BadData, "hidden_size"),
-    ("bert", {"hidden_size": 10**400}, BadData, "hidden_size"),
-    ("bert", {"hidden_size": HUGE, "num_attention_heads": 1}, BadData, "could be built"),
-    ("bert", {"num_hidden_layers": HUGE}, BadData, "layers"),
-    ("t5", {"num_decoder_layers": HUGE}, BadData, "layers"),
-    ("gpt2", {"vocab_size": HUGE}, BadData, "1000000000"),
-    ("gpt2", {"n_positions": HUGE}, BadData, "1000000000"),
-    ("vit", {"image_size": HUGE}, BadData, "config.json"),
-    ("llama", {"intermediate_size": HUGE}, BadData, "1000000000"),
-    ("bert", {"num_attention_heads": 7}, BadData, "does not divide"),
-    ("llama", {"num_key_value_heads": 7}, BadData, "key/value heads"),
-    ("bert", {"layer_norm_eps": float("nan")}, BadData, "norm.eps"),
-    ("bert", {"hidden_dropout_prob": 1.5}, BadData, "dropout"),
-    ("bert", {"tie_word_embeddings": "yes"}, BadData, "tie_word_embeddings"),
-    ("roberta", {"pad_token_id": [1]}, BadData, "pad_token_id"),
-    ("roberta", {"pad_token_id": 99}, BadData, "max_length"),
-    ("t5", {"feed_forward_proj": "gated-relu-x"}, BadData, "gated-relu-x"),
-    ("t5", {"dense_act_fn": "tanh"}, BadData, "dense_act_fn"),
-    ("t5", {"relative_attention_num_buckets": 1}, BadData, "buckets"),
-    ("bert", {"hidden_act": "a\nb" * 1000}, Mistake, "activation"),
+SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
+    ("bert", {"position_embedding_type": "relative_key"}, UserError, "position_embedding_type"),
+    ("electra", {"position_embedding_type": "relative_key_query"}, UserError, "relative_key_query"),
+    ("bert", {"add_cross_attention": True}, UserError, "add_cross_attention"),
+    ("roberta", {"is_decoder": True}, UserError, "is_decoder"),
+    ("gpt2", {"add_cross_attention": True}, UserError, "add_cross_attention"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, UserError, "scale_attn_by_inverse_layer"),
+    ("gpt2", {"reorder_and_upcast_attn": True}, UserError, "reorder_and_upcast_attn"),
+    ("bert", {"hidden_act": "quick_gelu"}, UserError, "quick_gelu"),
+    ("vit", {"hidden_act": "quick_gelu"}, UserError, "quick_gelu"),
+    ("vit", {"pooler_act": "quick_gelu"}, UserError, "quick_gelu"),
+    ("bart", {"encoder_layerdrop": 0.1}, UserError, "encoder_layerdrop"),
+    ("marian", {"decoder_layerdrop": 0.1}, UserError, "decoder_layerdrop"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, UserError, "linear"),
+    ("llama", {"rope_parameters": {"rope_type": "llama3"}}, UserError, "llama3"),
+    ("llama", {"rope_parameters": 5}, DataError, "rope_parameters=5"),
+    ("llama", {"rope_parameters": {"rope_theta": "x"}}, DataError, "position.base"),
+    ("vit", {"image_size": [4, 6]}, UserError, "image_size=[4, 6]"),
+    ("distilbert", {"sinusoidal_pos_embds": True}, UserError, "sinusoidal_pos_embds"),
+    ("bert", {"pruned_heads": {"0": [1]}}, UserError, "pruned_heads"),
+    ("bert", {"quantization_config": {"bits": 8}}, UserError, "quantization_config"),
+    ("llama", {"per_layer_config": {"0": {}}}, UserError, "per_layer_config"),
+    ("bert", {"auto_map": {"AutoModel": "model.Mine"}}, UserError, "auto_map"),
+    ("bert", {"model_type": "mamba"}, UserError, "mamba"),
+    ("bert", {"model_type": "bret"}, UserError, "did you mean 'bert'"),
+    ("bert", {"model_type": ["bert"]}, UserError, "['bert']"),
+    ("bert", {"model_type": DROPPED}, DataError, "model_type"),
+    ("bert", {"architectures": ["BertForQuestionAnswering"]}, UserError, "BertForQuestionAnswer"),
+    ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, UserError, "GPT2ForSequence"),
+    ("bert", {"architectures": "BertModel"}, DataError, "architectures"),
+    ("bert", {"hidden_size": DROPPED}, DataError, "hidden_size"),
+    ("bert", {"hidden_size": "x"}, DataError, "hidden_size='x'"),
+    ("bert", {"hidden_size": None}, DataError, "hidden_size=None"),
+    ("bert", {"hidden_size": -1}, DataError, "-1"),
+    ("bert", {"hidden_size": 1e9}, DataError, "hidden_size"),
+    ("bert", {"hidden_size": 10**400}, DataError, "hidden_size"),
+    ("bert", {"hidden_size": HUGE, "num_attention_heads": 1}, DataError, "could be built"),
+    ("bert", {"num_hidden_layers": HUGE}, DataError, "layers"),
+    ("t5", {"num_decoder_layers": HUGE}, DataError, "layers"),
+    ("gpt2", {"vocab_size": HUGE}, DataError, "1000000000"),
+    ("gpt2", {"n_positions": HUGE}, DataError, "1000000000"),
+    ("vit", {"image_size": HUGE}, DataError, "config.json"),
+    ("llama", {"intermediate_size": HUGE}, DataError, "1000000000"),
+    ("bert", {"num_attention_heads": 7}, DataError, "does not divide"),
+    ("llama", {"num_key_value_heads": 7}, DataError, "key/value heads"),
+    ("bert", {"layer_norm_eps": float("nan")}, DataError, "norm.eps"),
+    ("bert", {"hidden_dropout_prob": 1.5}, DataError, "dropout"),
+    ("bert", {"tie_word_embeddings": "yes"}, DataError, "tie_word_embeddings"),
+    ("roberta", {"pad_token_id": [1]}, DataError, "pad_token_id"),
+    ("roberta", {"pad_token_id": 99}, DataError, "max_length"),
+    ("t5", {"feed_forward_proj": "gated-relu-x"}, DataError, "gated-relu-x"),
+    ("t5", {"dense_act_fn": "tanh"}, DataError, "dense_act_fn"),
+    ("t5", {"relative_attention_num_buckets": 1}, DataError, "buckets"),
+    ("bert", {"hidden_act": "a\nb" * 1000}, UserError, "activation"),
 ]
 
 
@@ -467,7 +467,7 @@ SETTINGS: list[tuple[str, dict[str, Any], type[Mistake], str]] = [
     ids=[f"{family}-{next(iter(s))}-{n}" for n, (family, s, *_) in enumerate(SETTINGS)],
 )
 def test_settings_that_are_refused(
-    family: str, settings: dict[str, Any], kind: type[Mistake], words: str, tmp_path: Path
+    family: str, settings: dict[str, Any], kind: type[UserError], words: str, tmp_path: Path
 ) -> None:
     line = refusal(change(saved(draw(family, 0), tmp_path), **settings), kind)
     assert words in line
@@ -492,7 +492,7 @@ def test_labels_that_are_refused(settings: dict[str, Any], words: str, tmp_path:
     assert type(theirs).__name__ == "BertForSequenceClassification"
     assert theirs.config.num_labels > 1
     folder = change(saved(theirs, tmp_path), **settings)
-    assert words in refusal(folder, BadData)
+    assert words in refusal(folder, DataError)
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_several_answers_at_once_are_refused(name: str, tmp_path: Path) -> None:
     theirs, _ = of_class(name)
     folder = saved(theirs, tmp_path)
     for problem in ("multi_label_classification", "regression", "else"):
-        assert f"problem_type={problem}" in refusal(change(folder, problem_type=problem), Mistake)
+        assert f"problem_type={problem}" in refusal(change(folder, problem_type=problem), UserError)
     for known in (None, "single_label_classification"):
         assert_same(from_huggingface(change(folder, problem_type=known)), from_huggingface(theirs))
 
@@ -585,32 +585,36 @@ def far_outside(folder: Path) -> None:
 
 WORDS = "embeddings.word_embeddings.weight"
 QUERY = "encoder.layer.0.attention.self.query.weight"
-FILES: dict[str, tuple[Callable[[Path], object], type[Mistake], str]] = {
-    "pickle": (pickle_alone, Mistake, "pytorch_model.bin"),
-    "code": (put("modeling_mine.py", "print('run')"), Mistake, "modeling_mine.py"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), BadData, "safetensors"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), BadData, "config.json"),
-    "no JSON": (put("config.json", "{"), BadData, "JSON"),
-    "not UTF-8": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), BadData, "JSON"),
-    "a list": (put("config.json", "[]"), BadData, "table"),
-    "too deep": (put("config.json", "[" * 100_000), BadData, "JSON"),
-    "generation": (put("generation_config.json", "[]"), BadData, "generation_config.json"),
-    "tokenizer": (put("tokenizer.json", "{}"), BadData, "tokenizer.json"),
-    "empty": (put("model.safetensors", ""), BadData, "model.safetensors"),
-    "no safetensors": (put("model.safetensors", "x" * 100), BadData, "model.safetensors"),
-    "cut off": (cut_off, BadData, "model.safetensors"),
-    "missing": (rewrite(lambda t: t.pop(QUERY)), BadData, QUERY),
-    "extra": (rewrite(lambda t: t.update(more=torch.ones(2))), BadData, "more"),
-    "shape": (rewrite(lambda t: t.update({WORDS: t[WORDS][1:]})), BadData, WORDS),
-    "turned": (rewrite(lambda t: t.update({QUERY: t[QUERY][:, 1:]})), BadData, QUERY),
-    "a number": (rewrite(lambda t: t.update({QUERY: torch.tensor(1.0)})), BadData, QUERY),
-    "whole numbers": (rewrite(lambda t: t.update({QUERY: t[QUERY].byte()})), BadData, "uint8"),
-    "twice": (rewrite(lambda t: t.update({"bert." + QUERY: t[QUERY] + 1})), BadData, QUERY),
-    "outside": (outside, BadData, "../one.safetensors"),
-    "far outside": (far_outside, BadData, "outside of its folder"),
-    "above": (spread({"x": ".."}), BadData, ".."),
-    "shard gone": (spread({"x": "two.safetensors"}), BadData, "two.safetensors"),
-    "no map": (spread([]), BadData, "weight_map"),
+FILES: dict[str, tuple[Callable[[Path], object], type[UserError], str]] = {
+    "pickle": (pickle_alone, UserError, "pytorch_model.bin"),
+    "code": (put("modeling_mine.py", "print('run')"), UserError, "modeling_mine.py"),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        DataError,
+        "safetensors",
+    ),
+    "no config": (lambda folder: (folder / "config.json").unlink(), DataError, "config.json"),
+    "no JSON": (put("config.json", "{"), DataError, "JSON"),
+    "not UTF-8": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), DataError, "JSON"),
+    "a list": (put("config.json", "[]"), DataError, "table"),
+    "too deep": (put("config.json", "[" * 100_000), DataError, "JSON"),
+    "generation": (put("generation_config.json", "[]"), DataError, "generation_config.json"),
+    "tokenizer": (put("tokenizer.json", "{}"), DataError, "tokenizer.json"),
+    "empty": (put("model.safetensors", ""), DataError, "model.safetensors"),
+    "no safetensors": (put("model.safetensors", "x" * 100), DataError, "model.safetensors"),
+    "cut off": (cut_off, DataError, "model.safetensors"),
+    "missing": (rewrite(lambda t: t.pop(QUERY)), DataError, QUERY),
+    "extra": (rewrite(lambda t: t.update(more=torch.ones(2))), DataError, "more"),
+    "shape": (rewrite(lambda t: t.update({WORDS: t[WORDS][1:]})), DataError, WORDS),
+    "turned": (rewrite(lambda t: t.update({QUERY: t[QUERY][:, 1:]})), DataError, QUERY),
+    "a number": (rewrite(lambda t: t.update({QUERY: torch.tensor(1.0)})), DataError, QUERY),
+    "whole numbers": (rewrite(lambda t: t.update({QUERY: t[QUERY].byte()})), DataError, "uint8"),
+    "twice": (rewrite(lambda t: t.update({"bert." + QUERY: t[QUERY] + 1})), DataError, QUERY),
+    "outside": (outside, DataError, "../one.safetensors"),
+    "far outside": (far_outside, DataError, "outside of its folder"),
+    "above": (spread({"x": ".."}), DataError, ".."),
+    "shard gone": (spread({"x": "two.safetensors"}), DataError, "two.safetensors"),
+    "no map": (spread([]), DataError, "weight_map"),
 }
 
 
@@ -636,7 +640,7 @@ def test_a_head_of_its_own_does_not_stand_for_a_table_that_is_missing(
     kept = {n: x for n, x in tensors.items() if n.split(".", n.count(".") - 1)[-1] not in tables}
     assert "lm_head.weight" in kept
     assert len(kept) < len(tensors)
-    assert "the weights have no" in refusal(store(folder, kept), BadData)
+    assert "the weights have no" in refusal(store(folder, kept), DataError)
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
@@ -647,7 +651,7 @@ def test_a_second_name_that_differs_from_its_tensor_is_refused(side: str, tmp_pa
     table = weights(folder)["shared.weight"]
     store(folder, {**weights(folder), second: table.clone()})
     assert_same(from_huggingface(folder), from_huggingface(theirs))
-    line = refusal(store(folder, {**weights(folder), second: table + 1}), BadData)
+    line = refusal(store(folder, {**weights(folder), second: table + 1}), DataError)
     assert f"{second} and shared.weight should be one tensor, and differ" in line
 
 
@@ -657,12 +661,12 @@ def test_rows_of_queries_and_keys_are_not_mixed(tmp_path: Path) -> None:
     tensors = weights(folder)
     q, k = (f"model.layers.0.self_attn.{x}_proj.weight" for x in "qk")
     tensors |= {q: torch.cat([tensors[q], tensors[k][:2]]), k: tensors[k][2:]}
-    assert q.removeprefix("model.") in refusal(store(folder, tensors), BadData)
+    assert q.removeprefix("model.") in refusal(store(folder, tensors), DataError)
 
 
 def test_what_is_neither_a_folder_nor_a_model(tmp_path: Path) -> None:
-    assert "no folder" in refusal(tmp_path / "none", Mistake)
-    with pytest.raises(Mistake, match="neither"):
+    assert "no folder" in refusal(tmp_path / "none", UserError)
+    with pytest.raises(UserError, match="neither"):
         from_huggingface(5)
 
 
@@ -723,7 +727,7 @@ def test_a_changed_folder_is_read_as_transformers_does_or_refused(
         what = spoil(rng, family, folder)
         try:
             ours = from_huggingface(folder)
-        except Mistake as error:
+        except UserError as error:
             lines += str(error).splitlines()
             refused += 1
             continue

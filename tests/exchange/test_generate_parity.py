@@ -21,7 +21,7 @@ from manyheads.decode.translate import Translator
 from manyheads.exchange.huggingface import from_huggingface
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

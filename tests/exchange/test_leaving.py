@@ -21,7 +21,7 @@ from torch import nn
 import manyheads
 from manyheads.config import override_all
 from manyheads.decode.beam import Decode
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import from_huggingface, to_huggingface
 from manyheads.models.bert import BertConfig
@@ -29,15 +29,15 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig, Side
 from manyheads.models.vit import VitConfig
-from manyheads.nn.cores import Dense
 from manyheads.nn.embedding import Embed
+from manyheads.nn.exact_attention import Dense
 from manyheads.nn.feedforward import Gated, Plain
 from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw, Sinusoidal
 from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Dot
 from manyheads.presets import preset
-from manyheads.vocabularies import Bpe
+from manyheads.tokenizer.train import Bpe
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
@@ -235,7 +235,7 @@ STRANGERS: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize("case", STRANGERS)
 def test_what_no_family_has_is_refused_with_the_reason_of_the_nearest(case: str) -> None:
     config, family, words = STRANGERS[case]
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         to_huggingface(config.build())
     line = str(caught.value)
     assert f": {family}, the nearest," in line
@@ -256,7 +256,7 @@ def test_positions_that_would_count_from_another_padding_token_are_refused() -> 
     )
     config = override_all(config, ["pooler=tanh"])
     model = config.build()
-    with pytest.raises(Mistake, match="padding token"):
+    with pytest.raises(UserError, match="padding token"):
         to_huggingface(model)
     model.special = {"pad_token_id": 2}
     assert to_huggingface(model).config.pad_token_id == 2
@@ -304,11 +304,11 @@ def test_any_model_leaves_as_it_is_or_not_at_all() -> None:
         changes = rng.sample(CHANGES.split(), rng.choice([1, 1, 2]))
         try:
             ours = drawn(override_all(known, changes))
-        except Mistake:
+        except UserError:
             continue  # no model of ours either
         try:
             theirs = to_huggingface(ours)
-        except Mistake as error:
+        except UserError as error:
             lines += str(error).splitlines()
             refused += 1
             continue

@@ -22,7 +22,7 @@ from manyheads.decode.generate import Generator, GptStepper
 from manyheads.decode.lines import translate_lines
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Seq2SeqStepper, Translator
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange import onnx as exchange
 from manyheads.exchange.onnx import Graph, GraphCore, write_onnx
 from manyheads.exchange.onnx_runtime import (
@@ -40,8 +40,8 @@ from manyheads.models.heads import Classify, Detect, Masked, Pooler, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.attention import SelfAttention
-from manyheads.nn.cores import Dense, Fused
 from manyheads.nn.embedding import Embed
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.feedforward import Gated, Plain
 from manyheads.nn.masks import causal, full, look
 from manyheads.nn.positions import (
@@ -58,7 +58,7 @@ from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig
 from manyheads.nn.tiled import Tiled
-from manyheads.tokens import SPECIALS, Tokenizer
+from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package)
@@ -404,7 +404,7 @@ def test_what_the_exporter_cannot_take_is_refused(
         "_graphs",
         lambda model: {"encoder.onnx": Graph(part, inputs, ["y"], 4, Position())},
     )
-    with pytest.raises(Mistake, match=reason) as refusal:
+    with pytest.raises(UserError, match=reason) as refusal:
         exported(nn.Identity(), tmp_path / "run")
     assert "\n" not in str(refusal.value)
     assert capsys.readouterr() == ("", "")
@@ -416,18 +416,18 @@ def test_positions_end_where_they_ended(decoder: Pair, translator: Pair) -> None
     _, found = decoder
     longest = SIZES["max_length"]
     assert found(words(1, longest)).shape == (1, longest, VOCABULARY)
-    with pytest.raises(Mistake, match=f"{longest + 1} positions, but the learned ones end"):
+    with pytest.raises(UserError, match=f"{longest + 1} positions, but the learned ones end"):
         found(words(1, longest + 1))
     stepper = OnnxGptStepper(found, words(1, longest))
     stepper.step(words(1))
-    with pytest.raises(Mistake, match="learned ones end"):
+    with pytest.raises(UserError, match="learned ones end"):
         stepper.step(words(1))
     _, found = translator
     assert found(words(1, longest + 1), words(1, longest + 2)).isfinite().all()
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="no ONNX graph is known for a Linear"):
+    with pytest.raises(UserError, match="no ONNX graph is known for a Linear"):
         write_onnx(nn.Linear(2, 2), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
@@ -438,7 +438,7 @@ def test_what_cannot_be_written_is_one_line(
     """A file stands where the folder should."""
     monkeypatch.setattr(exchange, "_graphs", lambda model: {})
     (tmp_path / "run").write_text("a file")
-    with pytest.raises(BadData, match="could not be written") as refusal:
+    with pytest.raises(DataError, match="could not be written") as refusal:
         write_onnx(nn.Identity(), tmp_path / "run")
     assert "\n" not in str(refusal.value)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -446,18 +446,18 @@ def test_what_cannot_be_written_is_one_line(
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
-    with pytest.raises(Mistake, match=r"onnxscript is not installed.*manyheads\[exchange\]"):
+    with pytest.raises(UserError, match=r"onnxscript is not installed.*manyheads\[exchange\]"):
         write_onnx(nn.Linear(2, 2), tmp_path / "run")
 
 
 @pytest.mark.parametrize("content", [b"", b"no graph", None])
 def test_a_broken_graph_is_one_line(tmp_path: Path, content: bytes | None) -> None:
     if content is None:
-        with pytest.raises(Mistake, match="there is no") as refusal:
+        with pytest.raises(UserError, match="there is no") as refusal:
             OnnxGpt(tmp_path)
     else:
         (tmp_path / "decoder.onnx").write_bytes(content)
-        with pytest.raises(BadData, match="export it again") as refusal:
+        with pytest.raises(DataError, match="export it again") as refusal:
             OnnxGpt(tmp_path)
     assert "\n" not in str(refusal.value)
 

@@ -11,7 +11,7 @@ import torch
 
 from manyheads.data.images import read_picture
 from manyheads.decode.beam import Decode
-from manyheads.errors import BadData
+from manyheads.errors import DataError
 from manyheads.exchange.families.images import PREPROCESSOR, read_spread
 from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import receive
@@ -127,7 +127,7 @@ def test_numbers_that_make_no_sense_are_refused(
 ) -> None:
     write_huggingface(model, None, Decode(), tmp_path)
     (tmp_path / PREPROCESSOR).write_text(json.dumps(table), encoding="utf-8")
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         receive(tmp_path)
     [line] = str(caught.value).splitlines()
     assert said in line

@@ -14,11 +14,11 @@ from tests.test_cli import call, mistake
 from tokenizers.processors import TemplateProcessing
 
 from manyheads.decode.beam import Decode
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import receive
 from manyheads.exchange.writing import changed_there, decode_of, not_done, special_of
-from manyheads.opened import TorchRun, notes_of, open_any
+from manyheads.loading import TorchRun, notes_of, open_any
 
 Folder = Callable[[str], tuple[Path, Any]]
 
@@ -258,7 +258,7 @@ def test_settings_that_are_broken_are_one_line(
     folder = copy("marian")
     other = {"config.json", "generation_config.json"} - {file}
     tell(folder, *other, **dict.fromkeys(told))
-    with pytest.raises(BadData) as raised:
+    with pytest.raises(DataError) as raised:
         decode_of(receive(tell(folder, file, **told)))
     assert part in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -276,7 +276,7 @@ def test_a_frame_of_a_source_that_would_be_cut_is_refused(
 ) -> None:
     folder = frame(copy("marian"), template)
     shown = template.replace("$A", "TEXT")
-    with pytest.raises(Mistake, match=f"frames a source as {shown}: only one token before it"):
+    with pytest.raises(UserError, match=f"frames a source as {shown}: only one token before it"):
         open_any(folder)
 
 
@@ -296,7 +296,7 @@ def test_an_encoder_without_a_frame_reads_nothing(copy: Callable[[str], Path]) -
     path.write_text(text)
     opened = open_any(folder)
     assert isinstance(opened, TorchRun)
-    with pytest.raises(Mistake, match=r"has no \[CLS\] and \[SEP\]"):
+    with pytest.raises(UserError, match=r"has no \[CLS\] and \[SEP\]"):
         opened.encoder()
     write_huggingface(opened.model, opened.tokenizer, Decode(), folder.parent / "out")
     assert not any(open_any(folder.parent / "out").tokenizer.frame())

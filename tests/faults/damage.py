@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from manyheads.config import dump
-from manyheads.errors import Mistake
-from manyheads.opened import open_run
+from manyheads.errors import UserError
+from manyheads.loading import open_run
 from manyheads.train import checkpoint
 from manyheads.training import read_recipe, train
 from manyheads.view.measured import measured
@@ -92,7 +92,7 @@ def judged(
             list(all_records(folder / "metrics.jsonl"))
             measured(folder)
         assert "error" not in summary(folder.name, folder), where
-    except Mistake as mistake:
+    except UserError as mistake:
         line = str(mistake)
     finally:
         shutil.rmtree(folder)

@@ -29,24 +29,24 @@ from tests.web.small_models import SENTENCE, make_models
 from manyheads.config import dump, to_toml
 from manyheads.data.corpus import read_lines, read_pairs
 from manyheads.data.events import ChoraleGrid, PerformanceEvents
+from manyheads.data.image_files import open_picture
 from manyheads.data.images import ImageData
 from manyheads.data.labelled import LabelledData
 from manyheads.data.midi import write_midi
-from manyheads.data.pictures import open_picture
-from manyheads.errors import Mistake
-from manyheads.opened import open_run
+from manyheads.errors import UserError
+from manyheads.loading import open_run
 from manyheads.run import read_run
-from manyheads.tokens import Tokenizer
+from manyheads.serve.app import build_app as build_server
+from manyheads.serve.app import work_of
+from manyheads.serve.batching import Bounds
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Bpe, Characters, WordPiece, Words
 from manyheads.train.metrics import step_of
 from manyheads.training import read_recipe, recipes
 from manyheads.view.measured import measured
-from manyheads.vocabularies import Bpe, Characters, WordPiece, Words
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits
 from manyheads.web.runs import all_records, summary
-from manyheads.web.serving.app import build_app as build_server
-from manyheads.web.serving.app import work_of
-from manyheads.web.serving.batching import Bounds
 
 HERE = "http://localhost"
 PATIENCE = 20.0  # seconds after which a case hangs
@@ -120,7 +120,7 @@ def fuzz(name: str, target: Target, numbers: range, seed: int) -> Report:
                 answered = use()
             report.answered += answered
             report.refused += not answered
-        except Mistake as mistake:
+        except UserError as mistake:
             report.refused += 1
             if len(str(mistake).splitlines()) != 1:
                 report.failures.append(Failure(name, number, short(given), f"lines: {mistake}"))

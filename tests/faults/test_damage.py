@@ -14,7 +14,7 @@ from tests.faults.damage import FILES, as_it_was, damages, judged
 from tests.faults.small_run import SHORT, again, call, mistake, train, used
 from torch import distributed
 
-from manyheads.errors import BadData
+from manyheads.errors import DataError
 from manyheads.run import read_run
 from manyheads.train import checkpoint
 from manyheads.training import read_recipe
@@ -304,7 +304,7 @@ def test_damage_to_a_state_in_parts_is_noticed(tmp_path: Path) -> None:
         whole = path.read_bytes()
         for one in damages(whole, 4, random.Random(path.name)):
             path.write_bytes(one.content)
-            with contextlib.suppress(BadData):
+            with contextlib.suppress(DataError):
                 noticed += 1
                 assert checkpoint.load_state(tmp_path, model, optimizer).step == 3, one.what
                 assert all(map(torch.equal, model.state_dict().values(), before.values()))

@@ -11,10 +11,10 @@ from tests.faults import fuzzing
 from tests.faults.fuzzing import Inputs, fuzz
 
 from manyheads.data.events import PerformanceEvents
-from manyheads.errors import BadData, Mistake
-from manyheads.tokens import Tokenizer
+from manyheads.errors import DataError, UserError
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Words
 from manyheads.training import read_recipe
-from manyheads.vocabularies import Words
 
 # So many of each a test has time for.
 COUNTS = {
@@ -71,7 +71,7 @@ def test_what_is_neither_answered_nor_refused_is_reported(inputs: Inputs) -> Non
         while True:
             gc.collect(0)
 
-    class Long(Mistake):
+    class Long(UserError):
         def __str__(self) -> str:
             return "two\nlines"
 
@@ -110,14 +110,14 @@ def test_what_was_found_stays_mended(tmp_path: Path) -> None:
     """A pause of years, layers without end, sizes past 64 bits, a vocabulary that lacks a token."""
     struck = mido.Message("note_on", note=60, velocity=64)
     years = midi_bytes([struck, struck.copy(time=2**27)], path=tmp_path / "long.mid", beat=1)
-    with pytest.raises(BadData, match="hours, and up to 24 are read"):
+    with pytest.raises(DataError, match="hours, and up to 24 are read"):
         PerformanceEvents().words(years, "long.mid")
-    with pytest.raises(Mistake, match="must be at most 10,000"):
+    with pytest.raises(UserError, match="must be at most 10,000"):
         read_recipe("language", ["model.layers=99999999999"])
-    with pytest.raises(Mistake, match="no model has such sizes"):
+    with pytest.raises(UserError, match="no model has such sizes"):
         read_recipe("language", ["model.dim=100000000000000000000", "model.heads=4"])
     content = Words().train(["a b"]).to_json().replace('"<unk>": 3', '"<ink>": 3')
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(Mistake, match="cannot read the text"):
+    with pytest.raises(UserError, match="cannot read the text"):
         Tokenizer.load(tmp_path / "tokenizer.json").encode("c")
-    assert str(Mistake("one\rline\n\x1b[2J\ud800")) == "one line  [2J "
+    assert str(UserError("one\rline\n\x1b[2J\ud800")) == "one line  [2J "

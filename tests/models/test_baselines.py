@@ -17,23 +17,23 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from manyheads.account import account
+from manyheads.baselines.bytenet import ByteNet, ByteNetConfig
+from manyheads.baselines.convs2s import ConvS2S, ConvS2SConfig
+from manyheads.baselines.gnmt import Gnmt, GnmtConfig
+from manyheads.baselines.luong_attention import MemoryAttention
+from manyheads.baselines.rnn import RnnConfig
 from manyheads.cli import app
 from manyheads.config import dump, parse
-from manyheads.data.phrasebook import Pair
-from manyheads.decode.cache import KeyValueCache
-from manyheads.errors import Mistake
+from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.errors import UserError
 from manyheads.evaluate.alignment import alignment_error
-from manyheads.models.bytenet import ByteNet, ByteNetConfig
-from manyheads.models.convs2s import ConvS2S, ConvS2SConfig
-from manyheads.models.gnmt import Gnmt, GnmtConfig
-from manyheads.models.joined import EncoderDecoder
-from manyheads.models.rnn import RnnConfig
-from manyheads.nn.cores import Dense, Fused
+from manyheads.loading import open_run
+from manyheads.models.decoder_only_seq2seq import EncoderDecoder
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.linformer import Linformer
-from manyheads.nn.memory import MemoryAttention
 from manyheads.nn.scores import Additive, Bilinear, Dot
 from manyheads.nn.tiled import Tiled
-from manyheads.opened import open_run
+from manyheads.phrasebook import Pair
 from manyheads.presets import ModelConfig
 from manyheads.run import model_digest
 from manyheads.training import read_recipe
@@ -208,9 +208,9 @@ def test_padding_changes_nothing(kind: str) -> None:
 def test_padding_elsewhere_is_refused(kind: str) -> None:
     model = tiny_model(kind)
     for real in ([False, True, True], [True, False, True], [False] * 3):
-        with pytest.raises(Mistake, match="padding behind"):
+        with pytest.raises(UserError, match="padding behind"):
             model(words(1, 3), words(1, 2), torch.tensor([real]))
-        with pytest.raises(Mistake, match="padding behind"):
+        with pytest.raises(UserError, match="padding behind"):
             model(words(1, 3), words(1, 3), None, torch.tensor([real]))
 
 
@@ -400,7 +400,7 @@ def test_a_run_is_used_like_any_other(run: Path) -> None:
         assert [len(row) for row in error.rates] == [1] * (2 if kind == "convs2s" else 1)
         assert 0 <= error.best <= 1
     else:
-        with pytest.raises(Mistake, match="a model with attention"):
+        with pytest.raises(UserError, match="a model with attention"):
             maps_of(opened, "red dog")
 
 
@@ -408,7 +408,7 @@ def test_a_run_is_used_like_any_other(run: Path) -> None:
 def test_export_is_refused_in_a_line(to: str, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found = CliRunner().invoke(app, ["export", str(run), "--to", to, "--out", str(out)])
-    assert isinstance(found.exception, Mistake)
+    assert isinstance(found.exception, UserError)
     said = str(found.exception).lower()
     assert "\n" not in said
     assert open_run(run).run.model.kind in said
@@ -455,27 +455,27 @@ def test_the_exact_core_is_no_part_of_a_models_name() -> None:
 )
 def test_what_makes_no_sense_is_refused(setting: str, said: str) -> None:
     kind, one = setting.split()
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         read_recipe("phrasebook", [f"model={kind}", f"model.{one}"])
 
 
 @kinds
 def test_what_does_not_fit_is_refused(kind: str) -> None:
-    with pytest.raises(Mistake, match="vocab_size is needed"):
+    with pytest.raises(UserError, match="vocab_size is needed"):
         CONFIGS[kind]().build()
-    with pytest.raises(Mistake, match="task=pretraining"):
+    with pytest.raises(UserError, match="task=pretraining"):
         read_recipe("t5-mini", [f"model={kind}"])
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
     for kind in ("gnmt", "rnn"):
-        with pytest.raises(Mistake, match="key_size=3"):
+        with pytest.raises(UserError, match="key_size=3"):
             CONFIGS[kind](score=Bilinear(key_size=3))
-        with pytest.raises(Mistake, match="choose the dense"):
+        with pytest.raises(UserError, match="choose the dense"):
             tiny_model(kind, score=Additive(), core=Fused())
-    with pytest.raises(Mistake, match="linformer"):
+    with pytest.raises(UserError, match="linformer"):
         ConvS2SConfig(core=Linformer())
-    with pytest.raises(Mistake, match="positions"):
+    with pytest.raises(UserError, match="positions"):
         tiny_model("convs2s", max_length=4)(words(1, 5), words(1, 3))
-    with pytest.raises(Mistake, match="positions"):
+    with pytest.raises(UserError, match="positions"):
         tiny_model("convs2s", max_length=4)(words(1, 3), words(1, 5))

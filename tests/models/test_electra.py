@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import POSITIONS, VOCAB, tiny, words
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra, generator_of
 from manyheads.models.heads import Detect
@@ -92,5 +92,5 @@ def test_the_places_are_filled_and_nothing_else() -> None:
 
 
 def test_a_model_that_does_not_detect_is_refused() -> None:
-    with pytest.raises(Mistake, match=r"model\.head=detect"):
+    with pytest.raises(UserError, match=r"model\.head=detect"):
         Electra(tiny(BertConfig).build(), 0.5)

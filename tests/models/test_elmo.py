@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 
 from manyheads import training
 from manyheads.account import account
+from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.cli import app
 from manyheads.config import dump, parse
-from manyheads.errors import Mistake
-from manyheads.models.elmo import Elmo, ElmoConfig
+from manyheads.errors import UserError
+from manyheads.loading import TorchRun, open_any
 from manyheads.models.heads import Classify
-from manyheads.opened import TorchRun, open_any
 from manyheads.presets import ModelConfig
-from manyheads.train.ahead import tensors_of
+from manyheads.train.prefetch import tensors_of
 from manyheads.training import read_recipe
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def test_a_padded_batch_is_each_text_alone(head: Classify | None) -> None:
     for row, length in enumerate((7, 4, 1)):
         own = found[row] if head else found[row, :length]
         agree(own, model(tokens[row : row + 1, :length])[0])
-    with pytest.raises(Mistake, match="padding behind"):
+    with pytest.raises(UserError, match="padding behind"):
         model(words(1, 3), torch.tensor([[False, True, True]]))
 
 
@@ -249,7 +249,7 @@ def test_a_classifier_begins_with_the_language_models(
 def test_export_is_refused_in_a_line(to: str, pretrained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found = CliRunner().invoke(app, ["export", str(pretrained), "--to", to, "--out", str(out)])
-    assert isinstance(found.exception, Mistake)
+    assert isinstance(found.exception, UserError)
     assert "elmo" in str(found.exception).lower()
     assert "\n" not in str(found.exception)
     assert not out.exists()
@@ -276,7 +276,7 @@ def test_settings_survive_a_file() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(recipe: str, settings: str, said: str) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         read_recipe(recipe, settings.split())
 
 
@@ -287,5 +287,5 @@ def test_a_classifier_may_begin_with_random_weights() -> None:
 
 def test_a_text_needs_room(folder: Path, tmp_path: Path) -> None:
     settings = [f"data.folder={folder / 'text'}", *SMALL, "model.max_length=3"]
-    with pytest.raises(Mistake, match="no room for text"):
+    with pytest.raises(UserError, match="no room for text"):
         training.train(read_recipe("elmo-mini", settings), tmp_path / "run", CPU)

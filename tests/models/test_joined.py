@@ -18,19 +18,19 @@ from manyheads.account import account
 from manyheads.cli import app
 from manyheads.config import dump, parse
 from manyheads.decode.beam import BeamSearch, Decode
-from manyheads.decode.cache import KeyValueCache
-from manyheads.errors import Mistake
+from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.errors import UserError
+from manyheads.loading import open_run
+from manyheads.models.decoder_only_seq2seq import EncoderDecoder, Joined, JoinedConfig
 from manyheads.models.gpt import GptConfig
-from manyheads.models.joined import EncoderDecoder, Joined, JoinedConfig
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
 from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
-from manyheads.opened import open_run
 from manyheads.presets import ModelConfig
 from manyheads.training import read_recipe
 from manyheads.view.capture import capture
@@ -94,7 +94,7 @@ def test_it_has_room_for_the_longest_of_both() -> None:
     assert model.decoder.position.max_length == 10
     assert model(words(1, 5), words(1, 5)).shape == (1, 5, VOCAB)
     for cache in (None, KeyValueCache()):
-        with pytest.raises(Mistake, match="learned ones end at 10"):
+        with pytest.raises(UserError, match="learned ones end at 10"):
             model.decode(words(1, 6), model.encode(words(1, 5)), cache=cache)
 
 
@@ -118,9 +118,9 @@ def test_padding_changes_nothing(core: str) -> None:
 def test_padding_elsewhere_is_refused() -> None:
     model = joined()
     for real in ([False, True, True], [True, False, True], [False] * 3):
-        with pytest.raises(Mistake, match="padding behind"):
+        with pytest.raises(UserError, match="padding behind"):
             model(words(1, 3), words(1, 2), torch.tensor([real]))
-        with pytest.raises(Mistake, match="padding behind"):
+        with pytest.raises(UserError, match="padding behind"):
             model(words(1, 3), words(1, 3), None, torch.tensor([real]))
 
 
@@ -289,7 +289,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_export_is_refused_in_a_line(to: str, begun: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found = CliRunner().invoke(app, ["export", str(begun), "--to", to, "--out", str(out)])
-    assert isinstance(found.exception, Mistake)
+    assert isinstance(found.exception, UserError)
     assert "\n" not in str(found.exception)
     assert any(word in str(found.exception) for word in ("joined", "Joined"))
     assert not out.exists()
@@ -307,7 +307,7 @@ def test_only_pairs_are_for_it() -> None:
     for recipe in ("phrasebook", "translation", "summaries"):
         folder = [] if recipe == "phrasebook" else ["data.folder=corpus"]
         assert isinstance(read_recipe(recipe, ["model=joined", *folder]).model, JoinedConfig)
-    with pytest.raises(Mistake, match="is not what a joined model does"):
+    with pytest.raises(UserError, match="is not what a joined model does"):
         read_recipe("language", ["model=joined", "data.folder=books"])
 
 

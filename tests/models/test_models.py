@@ -9,7 +9,7 @@ from tiny import CORES, PARTS, POSITIONS, VOCAB, Model, tiny, words
 from torch import Tensor
 
 from manyheads.config import dump, parse
-from manyheads.decode.cache import KeyValueCache
+from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Pooler

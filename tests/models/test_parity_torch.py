@@ -10,7 +10,7 @@ from manyheads.models.seq2seq import Memory, Seq2SeqConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.feedforward import Plain
-from manyheads.nn.masks import Sight, causal, full, look
+from manyheads.nn.masks import AttentionMask, causal, full, look
 from manyheads.nn.positions import NoPosition
 from manyheads.nn.residual import Norm
 
@@ -143,7 +143,7 @@ def test_decoder_layer(first: bool, activation: Activation, dtype: torch.dtype) 
         look(causal, 4, real=TARGET_REAL),
         stack.position,
         memory,
-        Sight(full, source, source, REAL),
+        AttentionMask(full, source, source, REAL),
     )
     expected = theirs(
         x,
@@ -181,7 +181,9 @@ def test_whole_transformer(first: bool, activation: Activation, dtype: torch.dty
     source = torch.randn(2, 5, DIM, dtype=dtype, requires_grad=True)
     target = torch.randn(2, 4, DIM, dtype=dtype, requires_grad=True)
     sight = look(full, 5, real=REAL)
-    memory = Memory(model.encoder(source, sight), Sight(full, sight.queries, sight.keys, REAL))
+    memory = Memory(
+        model.encoder(source, sight), AttentionMask(full, sight.queries, sight.keys, REAL)
+    )
     found = model.decoder(target, look(causal, 4, real=TARGET_REAL), memory.states, memory.sight)
     expected = theirs(
         source,

@@ -13,9 +13,9 @@ from tiny import words
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyheads.baselines.rnn import Rnn, RnnConfig
 from manyheads.config import dump, parse
-from manyheads.decode.cache import KeyValueCache
-from manyheads.models.rnn import Rnn, RnnConfig
+from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig
 from manyheads.presets import ModelConfig

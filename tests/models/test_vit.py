@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.config import override_all
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.heads import Classify, Pooler
 from manyheads.models.vit import Vit, VitConfig, resized
 from manyheads.nn.block import PositionSizes
@@ -142,7 +142,7 @@ def test_a_resized_model_keeps_all_but_its_positions() -> None:
     assert other.config == replace(model.config, image_size=20)
     assert not other.training
     assert other(images(size=20)).shape == (3, 3)
-    with pytest.raises(Mistake, match="resize"):
+    with pytest.raises(UserError, match="resize"):
         other(images())
     before, after = model.state_dict(), other.state_dict()
     changed = [name for name in before if not torch.equal(before[name], after[name])]
@@ -160,11 +160,11 @@ def test_an_edge_is_seen_or_refused() -> None:
     other[..., 12:, :], other[..., 12:] = 1.0, 0.0
     assert torch.equal(model(given), model(other))
     said = "no multiple of model.patch_size=4, and the last 2 .*: choose 12 or 16"
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         config.check_whole()
     whole = VitConfig(**TINY, head=LABELS)
     whole.check_whole()
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         resized(whole.build(), 14)
     assert resized(model, 16)(images(size=16)).shape == (3, 3)
 
@@ -203,7 +203,7 @@ def test_equal_places_stay_equal_and_the_class_token_stays() -> None:
     ],
 )
 def test_a_mistake_says_what_to_do(settings: dict[str, Any], advice: str) -> None:
-    with pytest.raises(Mistake, match=advice) as raised:
+    with pytest.raises(UserError, match=advice) as raised:
         VitConfig(**{**TINY, **settings}).build()
     assert "\n" not in str(raised.value)
 
@@ -230,7 +230,7 @@ def test_only_what_others_have_leaves() -> None:
         ({"first": "none"}, "first"),
         ({"position": Sinusoidal2d()}, "position"),
     ):
-        with pytest.raises(Mistake, match=named):
+        with pytest.raises(UserError, match=named):
             to_huggingface(VitConfig(**TINY, head=LABELS, **changes).build())
 
 

@@ -9,7 +9,7 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import CoreConfig
-from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.positions import (
     Alibi,
     Buckets,

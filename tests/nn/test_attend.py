@@ -9,9 +9,9 @@ from textbook import POSITIONS, RULES, SCORES, Place, attention, refused, scaled
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.nn.attention import attend, attention_weights
-from manyheads.nn.cores import Core, Dense, Fused
+from manyheads.nn.exact_attention import Core, Dense, Fused
 from manyheads.nn.masks import Rule, causal, full, prefix, window
 from manyheads.nn.positions import PositionSizes, Shaw
 from manyheads.nn.scores import Additive, Bilinear
@@ -189,10 +189,10 @@ def test_scale_replaces_the_root() -> None:
     q, k, v = normal(1, 1, 2, 4), normal(1, 1, 3, 4), normal(1, 1, 3, 4)
     torch.testing.assert_close(attend(q, k, v, scale=0.5), attend(q, k, v))
     torch.testing.assert_close(attend(q, k, v, scale=1.0), attend(q, k, v, score="dot"))
-    with pytest.raises(Mistake, match="scale"):
+    with pytest.raises(UserError, match="scale"):
         attend(q, k, v, score=Additive().build(1, 4).double(), scale=1.0)
     for scale in (math.nan, math.inf):
-        with pytest.raises(Mistake, match="scale"):
+        with pytest.raises(UserError, match="scale"):
             attend(q, k, v, scale=scale)
 
 
@@ -218,9 +218,9 @@ def test_names_and_parts_mean_the_same() -> None:
 def test_parts_with_weights_are_given_built(part: dict[str, Any]) -> None:
     """Their weights would be others at each call: two calls would not speak of the same thing."""
     q, k, v = normal(1, 2, 3, 8), normal(1, 2, 3, 8), normal(1, 2, 3, 8)
-    with pytest.raises(Mistake, match=r"has weights.*build it once.*\(\)\.build\("):
+    with pytest.raises(UserError, match=r"has weights.*build it once.*\(\)\.build\("):
         attend(q, k, v, **part)
-    with pytest.raises(Mistake, match="has weights"):
+    with pytest.raises(UserError, match="has weights"):
         attention_weights(q, k, **part)
 
 

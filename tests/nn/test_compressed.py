@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.decode.cache import KeyValueCache
-from manyheads.errors import Mistake
+from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.errors import UserError
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.compressed import CompressedCore, MemoryCompressed
-from manyheads.nn.cores import CoreSizes
+from manyheads.nn.exact_attention import CoreSizes
 from manyheads.nn.local import Local
-from manyheads.nn.masks import Rule, Sight, both, causal, full, look, window
+from manyheads.nn.masks import AttentionMask, Rule, both, causal, full, look, window
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
@@ -225,11 +225,11 @@ def test_a_key_counts_where_it_stands(rows: int) -> None:
     places = torch.tensor([[0, 1, 2, 3, n, n + 1, n + 2] for n in source])
     real = torch.ones(rows, 7).bool()
     real[:, :4] = torch.arange(4) < torch.tensor(source)[:, None]
-    found = core(q, k, v, Sight(causal, places[:, -2:], places, real), SCALED, Position())
+    found = core(q, k, v, AttentionMask(causal, places[:, -2:], places, real), SCALED, Position())
     for row, length in enumerate(source):
         kept = [*range(length), 4, 5, 6]
         dense = [x[row : row + 1, :, kept] for x in (k, v)]
-        sight = Sight(causal, places[row : row + 1, -2:], torch.arange(length + 3)[None])
+        sight = AttentionMask(causal, places[row : row + 1, -2:], torch.arange(length + 3)[None])
         agree(found[row], core(q[row : row + 1], *dense, sight, SCALED, Position())[0])
 
 
@@ -306,7 +306,7 @@ def test_every_kernel_learns() -> None:
 
 @pytest.mark.parametrize("rule", [window(2), both(causal, window(2))], ids=lambda rule: rule.kind)
 def test_another_rule_is_refused(rule: Rule) -> None:
-    with pytest.raises(Mistake, match=r"choose another model\.core"):
+    with pytest.raises(UserError, match=r"choose another model\.core"):
         core_of()(*draw(5), look(rule, 5), SCALED, Position())
 
 
@@ -316,7 +316,7 @@ def test_another_rule_is_refused(rule: Rule) -> None:
     ids=lambda x: x.kind,
 )
 def test_a_position_of_single_keys_is_refused(position: PositionConfig) -> None:
-    with pytest.raises(Mistake, match="choose one that is added") as found:
+    with pytest.raises(UserError, match="choose one that is added") as found:
         gpt(position)
     assert "\n" not in str(found.value)
 
@@ -336,5 +336,5 @@ def test_a_position_of_embeddings_is_taken(position: PositionConfig) -> None:
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(Mistake, match=says):
+    with pytest.raises(UserError, match=says):
         MemoryCompressed(**settings)

@@ -8,7 +8,7 @@ import torch
 from tests.tasks.small_texts import trainer, write_texts
 from torch import Tensor
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.nn.experts import ExpertFeedForward, Experts, take_routing
 from manyheads.nn.feedforward import Plain
 
@@ -126,7 +126,7 @@ def test_in_use_a_token_hangs_on_no_other() -> None:
 
 
 def test_more_choices_than_experts() -> None:
-    with pytest.raises(Mistake, match=r"feedforward.top=2 of 1 experts"):
+    with pytest.raises(UserError, match=r"feedforward.top=2 of 1 experts"):
         Experts(experts=1, top=2)
 
 

@@ -9,9 +9,9 @@ from textbook import POSITIONS, RULES
 
 from manyheads.nn.attention import attend
 from manyheads.nn.block import Architecture, Stack
-from manyheads.nn.cores import CoreSizes
+from manyheads.nn.exact_attention import CoreSizes
 from manyheads.nn.flex import Flex, flexible
-from manyheads.nn.masks import Sight
+from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position, PositionSizes, by_distance
 from manyheads.nn.scores import Dot, ScaledDot
 
@@ -34,7 +34,7 @@ def test_equals_dense(name: str, position: str) -> None:
     real = torch.arange(6) < torch.tensor([[6], [4]])
     for shown in (None, real):
         index = torch.arange(6)[None]
-        sight = Sight(rule, index, index, shown, square=True)
+        sight = AttentionMask(rule, index, index, shown, square=True)
         found = flexible(q, k, v, sight, ScaledDot().build(2, 4), placed)
         expected = attend(q, k, v, rule=rule, real=shown, position=placed)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
@@ -45,7 +45,7 @@ def test_scale_and_shared_heads() -> None:
     torch.manual_seed(1)
     q, k, v = torch.randn(2, 4, 6, 4), torch.randn(2, 2, 6, 4), torch.randn(2, 2, 6, 4)
     index = torch.arange(6)[None]
-    sight = Sight(RULES["causal"][0], index, index, square=True)
+    sight = AttentionMask(RULES["causal"][0], index, index, square=True)
     found = flexible(q, k, v, sight, Dot().build(4, 4), Position())
     expected = attend(q, k, v, rule="causal", score="dot")
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)

@@ -9,12 +9,12 @@ import torch
 from textbook import DOCUMENTS, POSITIONS, RULES, SCORES, Sees, refused
 from torch import Tensor
 
-from manyheads.decode.cache import KeyValueCache
+from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.block import Architecture, Stack
-from manyheads.nn.cores import Dense, Fused
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.flex import Flex
 from manyheads.nn.masks import Rule, SameDocument, look
 from manyheads.nn.packed import Packed

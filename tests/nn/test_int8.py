@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.decode.cache import KeyValueCache
-from manyheads.errors import Mistake
+from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
@@ -80,7 +80,7 @@ def test_a_cached_step_is_the_full_pass() -> None:
 
 
 def test_what_does_not_write_is_refused() -> None:
-    with pytest.raises(Mistake, match="models that write"):
+    with pytest.raises(UserError, match="models that write"):
         in_int8(BertConfig(**SIZES).build())
-    with pytest.raises(Mistake, match="for the CPU"):
+    with pytest.raises(UserError, match="for the CPU"):
         in_int8(MODELS["gpt"].build().to("meta"))

@@ -8,12 +8,12 @@ from textbook import POSITIONS, SCORES
 from torch import Tensor
 
 from manyheads.account import account
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import attend
-from manyheads.nn.cores import Core, CoreSizes, Dense
+from manyheads.nn.exact_attention import Core, CoreSizes, Dense
 from manyheads.nn.linformer import Linformer, LinformerCore
 from manyheads.nn.masks import causal, full, look, window
 from manyheads.nn.positions import Position, PositionSizes
@@ -159,21 +159,21 @@ def test_dropout_drops_weights() -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(Mistake, match=r"core\.rank=0 must be at least 1"):
+    with pytest.raises(UserError, match=r"core\.rank=0 must be at least 1"):
         Linformer(0)
-    with pytest.raises(Mistake, match=r"core\.rank=10 .* at most 9 .*choose a smaller rank"):
+    with pytest.raises(UserError, match=r"core\.rank=10 .* at most 9 .*choose a smaller rank"):
         Linformer(10).build(SIZES)
 
 
 def test_it_refuses_to_look_back_only() -> None:
     """A decoder is refused when it is built; a rule that hides keys, when it is asked."""
     sizes = {"vocab_size": 11, "dim": 8, "layers": 1, "heads": 2, "max_length": 9}
-    with pytest.raises(Mistake, match="must not see later ones: choose"):
+    with pytest.raises(UserError, match="must not see later ones: choose"):
         GptConfig(**sizes, core=Linformer(3)).build()
-    with pytest.raises(Mistake, match="must not see later ones: choose"):
+    with pytest.raises(UserError, match="must not see later ones: choose"):
         Seq2SeqConfig(**sizes, core=Linformer(3)).build()
     for rule in (causal, window(2)):
-        with pytest.raises(Mistake, match=f"not {rule.kind}: choose another core"):
+        with pytest.raises(UserError, match=f"not {rule.kind}: choose another core"):
             attend(*inputs(), core=build(), rule=rule)
 
 
@@ -185,12 +185,12 @@ def test_it_refuses_positions_inside_attention(position: str) -> None:
     if position in ("none", "sinusoidal", "learned"):
         build().check(InnerScore(0.5), placed)
     else:
-        with pytest.raises(Mistake, match="no position: choose"):
+        with pytest.raises(UserError, match="no position: choose"):
             build().check(InnerScore(0.5), placed)
 
 
 def test_it_refuses_what_is_too_long() -> None:
-    with pytest.raises(Mistake, match=r"10 positions, .* projects 9: .* model\.max_length"):
+    with pytest.raises(UserError, match=r"10 positions, .* projects 9: .* model\.max_length"):
         attend(*inputs(length=10), core=build())
 
 

@@ -9,19 +9,19 @@ from textbook import POSITIONS, SCORES, refused
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manyheads.decode.cache import KeyValueCache
-from manyheads.errors import Mistake
+from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import attend
-from manyheads.nn.cores import Core, Dense
+from manyheads.nn.exact_attention import Core, Dense
 from manyheads.nn.local import LEAST_BLOCK, Local, Longformer
 from manyheads.nn.masks import (
+    AttentionMask,
     Globals,
     Rule,
     SameBlock,
     SameDocument,
-    Sight,
     Window,
     both,
     causal,
@@ -55,7 +55,7 @@ def agree(found: Tensor, expected: Tensor) -> None:
 
 
 def gradients(
-    core: Core, inputs: list[Tensor], sight: Sight, score: Score, position: Position
+    core: Core, inputs: list[Tensor], sight: AttentionMask, score: Score, position: Position
 ) -> list[Tensor]:
     """The output, then the gradients of the inputs and of every parameter."""
     inputs = [x.clone().requires_grad_() for x in inputs]
@@ -73,13 +73,13 @@ def gradients(
 def equals_dense(
     name: str,
     inputs: list[Tensor],
-    sight: Sight,
+    sight: AttentionMask,
     score: Score = DOT,
     position: Position | None = None,
 ) -> None:
     """Output and gradients are those of the dense core under rule and pattern."""
     core, pattern = CORES[name]
-    near = Sight(both(sight.rule, pattern), sight.queries, sight.keys, sight.real)
+    near = AttentionMask(both(sight.rule, pattern), sight.queries, sight.keys, sight.real)
     position = position or Position()
     found = gradients(core, inputs, sight, score, position)
     expected = gradients(Dense(), inputs, near, score, position)
@@ -158,7 +158,7 @@ def test_a_chunk_is_part_of_the_whole(name: str) -> None:
 def test_keys_that_are_all_too_far() -> None:
     """A step whose own neighbourhood is not among the keys sees nothing, and gives zeros."""
     q, k, v = normal(1, 2, 1, 4), normal(1, 2, 9, 4), normal(1, 2, 9, 4)
-    sight = Sight(full, torch.tensor([[50]]), torch.arange(9)[None])
+    sight = AttentionMask(full, torch.tensor([[50]]), torch.arange(9)[None])
     for core in (Local(size=8), Longformer(window=5)):
         assert (core(q, k, v, sight, DOT, Position()) == 0).all()
 
@@ -345,5 +345,5 @@ def test_by_name() -> None:
     ],
 )
 def test_settings_that_mean_nothing(build: Callable[[], object], message: str) -> None:
-    with pytest.raises(Mistake, match=f"^{message}$"):
+    with pytest.raises(UserError, match=f"^{message}$"):
         build()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from textbook import DOCUMENTS, RULES
 
-from manyheads.nn.masks import Full, Sight, both, causal, either, full, look, prefix, window
+from manyheads.nn.masks import AttentionMask, Full, both, causal, either, full, look, prefix, window
 
 REAL = torch.tensor([[True] * 6, [True, True, False, True, True, False]])
 
@@ -87,7 +87,7 @@ def test_only_the_plain_triangle_is_one() -> None:
     assert not look(full, 5).is_triangle()
     assert not look(both(causal, window(3)), 5).is_triangle()
     shifted = torch.arange(3, 8)[None]
-    assert not Sight(causal, shifted, torch.arange(8)[None]).is_triangle()
+    assert not AttentionMask(causal, shifted, torch.arange(8)[None]).is_triangle()
 
 
 def test_documents_do_not_mix() -> None:

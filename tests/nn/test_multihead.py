@@ -5,8 +5,8 @@ import torch
 from textbook import Place, attention, scaled_dot
 
 from manyheads.nn.attention import CrossAttention, Heads, SelfAttention
-from manyheads.nn.cores import Dense, Fused
-from manyheads.nn.masks import Sight, causal, full, look
+from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.masks import AttentionMask, causal, full, look
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Bilinear, ScaledDot
 from manyheads.nn.tiled import Tiled
@@ -82,7 +82,7 @@ def test_cross_attention_reads_the_memory(core: Dense | Fused | Tiled, targets: 
     k, v = module.keys_and_values(memory)
     weights = (q @ k.mT / 2**0.5).masked_fill(~real[:, None, None], -torch.inf).softmax(-1)
     expected = module.output((weights @ v).transpose(1, 2).reshape(2, targets, 6))
-    found = module(x, memory, Sight(full, source, source, real))
+    found = module(x, memory, AttentionMask(full, source, source, real))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
@@ -94,9 +94,9 @@ def test_beams_share_a_memory(core: Dense | Fused | Tiled) -> None:
     memory = torch.randn(2, 4, 6, dtype=torch.float64)
     real = torch.tensor([[True] * 4, [True, True, False, False]])
     source = torch.arange(4)[None]
-    shared = module(x, memory, Sight(full, source, source, real))
+    shared = module(x, memory, AttentionMask(full, source, source, real))
     rows = torch.arange(2).repeat_interleave(3)
-    copied = module(x, memory[rows], Sight(full, source, source, real[rows]))
+    copied = module(x, memory[rows], AttentionMask(full, source, source, real[rows]))
     torch.testing.assert_close(shared, copied, rtol=0, atol=1e-12)
 
 

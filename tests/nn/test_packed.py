@@ -10,8 +10,8 @@ from manyheads.data.batching import Ragged
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import attend
-from manyheads.nn.cores import Dense
-from manyheads.nn.masks import Rule, SameDocument, Sight, both, causal, full
+from manyheads.nn.exact_attention import Dense
+from manyheads.nn.masks import AttentionMask, Rule, SameDocument, both, causal, full
 from manyheads.nn.packed import Packed, texts_of
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScaledDot
@@ -111,9 +111,9 @@ def test_one_row_of_padding_serves_all() -> None:
     torch.testing.assert_close(found[:, :, :5], expected[:, :, :5], rtol=0, atol=1e-12)
 
 
-def index(rule: Rule, real: Tensor | None, square: bool = True) -> Sight:
+def index(rule: Rule, real: Tensor | None, square: bool = True) -> AttentionMask:
     places = torch.arange(7)[None]
-    return Sight(rule, places, places, real, square=square)
+    return AttentionMask(rule, places, places, real, square=square)
 
 
 def test_what_is_not_packed() -> None:

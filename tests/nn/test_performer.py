@@ -8,12 +8,12 @@ from textbook import POSITIONS, SCORES
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from manyheads.decode.cache import KeyValueCache
-from manyheads.errors import Mistake
+from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.attention import attend
-from manyheads.nn.cores import CoreSizes
+from manyheads.nn.exact_attention import CoreSizes
 from manyheads.nn.masks import Rule, causal, full, look, window
 from manyheads.nn.performer import Draw, Performer, PerformerCore, draw_projection, exponents
 from manyheads.nn.positions import Position, PositionSizes, Rotary
@@ -394,22 +394,22 @@ def test_what_it_cannot_honour_it_refuses() -> None:
         if name in ("dot", "scaled-dot"):
             core.check(scored, Position())
         else:
-            with pytest.raises(Mistake, match=r"choose model\.score=scaled-dot or dot"):
+            with pytest.raises(UserError, match=r"choose model\.score=scaled-dot or dot"):
                 core.check(scored, Position())
     sizes = PositionSizes(dim=16, heads=4, head_dim=4, max_length=9, causal=False)
     for name in POSITIONS:
         placed = POSITIONS[name][0].build(sizes)
         if name in ("shaw", "t5", "alibi", "relative"):
-            with pytest.raises(Mistake, match=r"choose one .*model\.position=rotary"):
+            with pytest.raises(UserError, match=r"choose one .*model\.position=rotary"):
                 build().check(SCORE, placed)
         else:
             build().check(SCORE, placed)
-    with pytest.raises(Mistake, match=r"choose model\.attention_dropout=0"):
+    with pytest.raises(UserError, match=r"choose model\.attention_dropout=0"):
         gpt(Performer(), attention_dropout=0.1).build()
-    with pytest.raises(Mistake, match="rule like window: choose another core"):
+    with pytest.raises(UserError, match="rule like window: choose another core"):
         attend(*inputs(), core=build(), rule=window(2))
     for wrong in ({"features": 0}, {"redraw": 0}, {"chunk": 0}):
-        with pytest.raises(Mistake, match=f"core.{next(iter(wrong))}=0 must be at least 1"):
+        with pytest.raises(UserError, match=f"core.{next(iter(wrong))}=0 must be at least 1"):
             Performer(**wrong)
 
 

@@ -7,13 +7,13 @@ import torch
 from textbook import POSITIONS, t5_bucket
 from torch import Tensor
 
-from manyheads.decode.cache import KeyValueCache
+from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.block import Architecture, Stack
-from manyheads.nn.cores import Dense
-from manyheads.nn.masks import Rule, Sight, causal, full, look
+from manyheads.nn.exact_attention import Dense
+from manyheads.nn.masks import AttentionMask, Rule, causal, full, look
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
@@ -59,8 +59,8 @@ def test_relative_schemes_know_distances_alone(position: str) -> None:
     stack, x = Stack(config, causal=True).double(), normal(2, 6, 8)
     here, there = torch.arange(6)[None], torch.arange(100, 106)[None]
     torch.testing.assert_close(
-        stack(x, Sight(causal, here, here)),
-        stack(x, Sight(causal, there, there)),
+        stack(x, AttentionMask(causal, here, here)),
+        stack(x, AttentionMask(causal, there, there)),
         rtol=0,
         atol=1e-10,
     )

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.errors import Mistake
-from manyheads.memory_use import peak_memory
+from manyheads.errors import UserError
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.masks import causal, full, look
 from manyheads.nn.positions import PositionSizes
 from manyheads.nn.relative import Relative, RelativePosition, Vectors
 from manyheads.nn.skew import skew, unskew
+from manyheads.train.device_memory import peak_memory
 
 Path = Callable[[RelativePosition, Tensor], Tensor]
 
@@ -232,5 +232,5 @@ def test_every_vector_can_be_trained() -> None:
     ],
 )
 def test_settings_are_checked(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UserError, match=message):
         Relative(**settings)  # type: ignore[arg-type]

@@ -9,12 +9,12 @@ from textbook import POSITIONS, RULES, SCORES, refused
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import CoreConfig, attend, attention_weights
-from manyheads.nn.cores import Core, Dense
+from manyheads.nn.exact_attention import Core, Dense
 from manyheads.nn.feedforward import Plain
-from manyheads.nn.masks import Sight, causal, look
+from manyheads.nn.masks import AttentionMask, causal, look
 from manyheads.nn.positions import Position, PositionSizes, Shaw, ShawPosition
 from manyheads.nn.scores import Additive, Bilinear, InnerScore, ReducedRank, Score, ScoreConfig
 from manyheads.nn.tiled import Tiled
@@ -27,7 +27,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def gradients(
-    core: Core, inputs: list[Tensor], sight: Sight, score: Score, position: Position
+    core: Core, inputs: list[Tensor], sight: AttentionMask, score: Score, position: Position
 ) -> list[Tensor]:
     """The output, then the gradients of the inputs and of every parameter that has one."""
     inputs = [x.clone().requires_grad_() for x in inputs]
@@ -211,7 +211,7 @@ def test_autocast_trains_like_dense(score: ScoreConfig) -> None:
 
 @pytest.mark.parametrize("block", [0, -4])
 def test_a_block_holds_something(block: int) -> None:
-    with pytest.raises(Mistake, match=f"^core.block={block} must be at least 1$"):
+    with pytest.raises(UserError, match=f"^core.block={block} must be at least 1$"):
         Tiled(block=block)
 
 

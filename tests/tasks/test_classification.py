@@ -3,10 +3,10 @@
 import pytest
 
 from manyheads.data.labelled import Labelled
-from manyheads.errors import BadData
+from manyheads.errors import DataError
 from manyheads.tasks.classification import EncodedLabels, label_counts
-from manyheads.tokens import Tokenizer
-from manyheads.vocabularies import Words
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Words
 
 TEXTS = ["one two", "one two three four five", "two"]
 PART = Labelled(texts=[*TEXTS], labels=["a", "b", "a"], numbers=[], lines=[2, 3, 4], name="t.tsv")
@@ -41,7 +41,7 @@ def test_a_long_text_is_left_out_with_its_label(tokenizer: Tokenizer) -> None:
 
 
 def test_a_long_text_is_refused_with_its_line(tokenizer: Tokenizer) -> None:
-    with pytest.raises(BadData, match=r"t.tsv:3: 7 tokens, and the model reads 5"):
+    with pytest.raises(DataError, match=r"t.tsv:3: 7 tokens, and the model reads 5"):
         encoded(tokenizer, "refuse")
 
 

@@ -13,13 +13,13 @@ from tests.tasks.small_texts import CPU, QUARTERS, SIZES, STEPS, recipe_trainer,
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
 
+from manyheads.commands.comparison import table_of
 from manyheads.commands.images import classify_pictures
-from manyheads.compare import table_of
 from manyheads.data.images import ImageData, Pictures
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.loading import open_run
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Vit, VitConfig, resized
-from manyheads.opened import open_run
 from manyheads.run import read_run
 from manyheads.tasks.images import (
     ImageTask,
@@ -167,7 +167,7 @@ def test_a_validation_is_the_scores_of_all_its_pictures() -> None:
 def test_classes_are_matched_by_name() -> None:
     part = Pictures(pictures(4).pixels, np.array([0, 1, 1, 0]), ["c2", "c0"])
     assert places(part, ("c0", "c1", "c2")).tolist() == [2, 0, 0, 2]
-    with pytest.raises(Mistake, match="knows no class 'c2'"):
+    with pytest.raises(UserError, match="knows no class 'c2'"):
         places(part, ("c0", "c1"))
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.tasks.small_texts import NUMBERS, trainer, write_texts
 from tests.train.small_runs import records
 
-from manyheads.opened import open_run
+from manyheads.loading import open_run
 
 QUICK = (
     *("model.dim=32", "model.dropout=0", "model.initial=xavier", "train.batch_rows=16"),

@@ -19,18 +19,18 @@ from tests.test_cli import call, result
 from tests.train.small_runs import assert_same_bits, records
 from tests.view.test_figures import png
 
-import manyheads.opened
+import manyheads.loading
 from manyheads.data.events import VOICES, ChoraleGrid, PerformanceEvents, events_of
 from manyheads.data.language import EncodedText
 from manyheads.data.midi import read_midi, write_midi
 from manyheads.data.music import MusicData
 from manyheads.decode.compose import compose, prompt_of
 from manyheads.decode.sample import Sample
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.loading import open_run
 from manyheads.models.gpt import Gpt
-from manyheads.opened import open_run
-from manyheads.scoring import score
 from manyheads.tasks.music import MusicTask, move, moves, pieces_nll
+from manyheads.tasks.scoring import score
 from manyheads.train.loop import Trainer
 from manyheads.training import read_recipe
 
@@ -268,7 +268,7 @@ def test_too_little_music_asks_for_music(folders: dict[str, Path], tmp_path: Pat
     """One stretch is enough, a token less is not."""
     whole = trainer("jsb", folders, tmp_path / "1", "model.max_length=208")
     assert len(whole.task.data.flat) - 1 == 208  # type: ignore[attr-defined]
-    with pytest.raises(Mistake, match=r"208 tokens are too few .*: give more or longer pieces"):
+    with pytest.raises(UserError, match=r"208 tokens are too few .*: give more or longer pieces"):
         trainer("jsb", folders, tmp_path / "2", "model.max_length=209")
 
 
@@ -289,7 +289,7 @@ def test_a_long_prime_leaves_room(trained: dict[str, Path]) -> None:
     searched = compose(generator, ChoraleGrid(), grid, limit=8, sample=None)
     assert searched == compose(generator, ChoraleGrid(), grid, limit=8, sample=None)
     assert set(searched) <= set(ChoraleGrid().vocabulary())
-    with pytest.raises(Mistake, match="no token for"):
+    with pytest.raises(UserError, match="no token for"):
         prompt_of(["on60"], ChoraleGrid(), generator)
 
 
@@ -397,9 +397,9 @@ def test_generate_writes_some_music_before_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half of what this model reads, which is less than a bar; or what the user wants."""
-    whole = manyheads.opened.TorchRun._generator
+    whole = manyheads.loading.TorchRun._generator
     monkeypatch.setattr(
-        manyheads.opened.TorchRun, "_generator", lambda *parts: eager_to_end(whole(*parts))
+        manyheads.loading.TorchRun, "_generator", lambda *parts: eager_to_end(whole(*parts))
     )
     code, _, said = call("generate", trained["jsb"], "--out", tmp_path / "a.mid", *words)
     assert code == 0, said
@@ -456,9 +456,9 @@ def test_mistakes_of_generate_are_one_line(
 def test_settings_that_do_not_go_with_music_are_refused(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(Mistake, match=r"choose objective\.packing=stream"):
+    with pytest.raises(UserError, match=r"choose objective\.packing=stream"):
         read_recipe("midi", ["objective.packing=documents"])
-    with pytest.raises(Mistake, match="music has tokens=words"):
+    with pytest.raises(UserError, match="music has tokens=words"):
         trainer("midi", folders, tmp_path, "tokens=characters")
 
 

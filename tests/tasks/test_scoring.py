@@ -10,11 +10,11 @@ from tests.train.small_runs import records
 
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.loading import TorchRun, open_run
 from manyheads.models.bert import BertConfig
-from manyheads.opened import TorchRun, open_run
 from manyheads.run import Run
-from manyheads.scoring import data_for, score
+from manyheads.tasks.scoring import data_for, score
 from manyheads.train.checkpoint import read_tensors
 
 LANGUAGE = {"loss", "perplexity", "bits_per_character", "bits_per_byte", "word_perplexity"}
@@ -102,7 +102,7 @@ def test_a_stride_gives_more_context_and_says_so(made: dict[str, Path]) -> None:
     assert "context:16|stride:16" in plain["signature"]["perplexity"]
     assert "context:16|stride:3" in close["signature"]["perplexity"]
     for name in ("masked", "spans", "labels"):
-        with pytest.raises(Mistake, match="--stride is for language models"):
+        with pytest.raises(UserError, match="--stride is for language models"):
             scored(made[name], stride=3)
 
 
@@ -111,12 +111,12 @@ def test_the_training_text_is_a_split_too(made: dict[str, Path]) -> None:
         train, valid = (scored(made[name], split) for split in ("train", "valid"))
         assert train["split"] == "train"
         assert train["examples"] > valid["examples"]
-    with pytest.raises(Mistake, match="split"):
+    with pytest.raises(UserError, match="split"):
         scored(made["masked"], "tset")
 
 
 def test_electra_is_kept_without_what_it_is_scored_by(made: dict[str, Path]) -> None:
-    with pytest.raises(Mistake, match="generator that is not kept") as caught:
+    with pytest.raises(UserError, match="generator that is not kept") as caught:
         scored(made["replaced"])
     assert "\n" not in str(caught.value)
     tensors, _ = read_tensors(made["replaced"] / "model.safetensors")
@@ -144,10 +144,10 @@ def test_a_model_without_the_head_for_it_is_refused(made: dict[str, Path], texts
     opened = open_run(made["masked pairs"])
     bare = as_from_elsewhere(opened, None)
     assert isinstance(data_for(bare.run), TextData)
-    with pytest.raises(Mistake, match="no head for masked words"):
+    with pytest.raises(UserError, match="no head for masked words"):
         score(bare, TextData(folder=str(texts)), "valid")
     tables = LabelledData(folder=str(texts / "tables"))
-    with pytest.raises(Mistake, match="no head for labels"):
+    with pytest.raises(UserError, match="no head for labels"):
         score(bare, tables, "valid")
     filled = as_from_elsewhere(opened, opened.run.model.head)
     assert score(filled, TextData(folder=str(texts)), "valid").keys() >= {"loss", "perplexity"}
@@ -155,7 +155,7 @@ def test_a_model_without_the_head_for_it_is_refused(made: dict[str, Path], texts
 
 def test_numbers_are_not_asked_of_labels(made: dict[str, Path], texts: Path) -> None:
     numbers = LabelledData(folder=str(texts / "tables"), label="score", answer="number")
-    with pytest.raises(Mistake, match=r"labels \(again, once\).*number"):
+    with pytest.raises(UserError, match=r"labels \(again, once\).*number"):
         score(open_run(made["labels"]), numbers, "valid")
 
 

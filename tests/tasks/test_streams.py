@@ -11,11 +11,11 @@ from torch import Tensor
 
 from manyheads.data.language import Document, EncodedText, Texts
 from manyheads.data.masking import Causal
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.relative import Relative
 from manyheads.tasks.language import LanguageBatch, Passes, language_loss, stream_nll
-from manyheads.vocabularies import Words
+from manyheads.tokenizer.train import Words
 
 # Two rows, in which the second document begins elsewhere; a third one is cut by the end.
 SIZES = ((3, 5, 4), (6, 1, 5))
@@ -149,9 +149,9 @@ def test_a_stream_shorter_than_the_context() -> None:
 def test_what_cannot_be_scored_is_refused() -> None:
     alone = Texts([Document([], "text", 1)], "text", name="short.txt")
     text = EncodedText(alone, Words().train(["one"]), ends=True)
-    with pytest.raises(BadData, match=r"short.txt: one token has nothing before it"):
+    with pytest.raises(DataError, match=r"short.txt: one token has nothing before it"):
         stream_nll(tiny_gpt(4), text, Causal(), batch_tokens=9)
-    with pytest.raises(Mistake, match="stride=0"):
+    with pytest.raises(UserError, match="stride=0"):
         stream_nll(tiny_gpt(4), stream(6), Causal(), batch_tokens=9, stride=0)
 
 

@@ -10,10 +10,10 @@ from tests.tasks.small_texts import NUMBERS, recipe_trainer
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import records
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.evaluate import rouge
-from manyheads.opened import open_run
-from manyheads.scoring import score
+from manyheads.loading import open_run
+from manyheads.tasks.scoring import score
 from manyheads.tasks.summaries import beginning, summarize
 from manyheads.training import read_recipe
 
@@ -143,7 +143,7 @@ def test_without_rouge_score_it_trains_and_says_what_scoring_needs(
     recipe_trainer("summaries", tmp_path / "run", *settings).run()
     assert records(tmp_path / "run")[-1].keys() >= {"loss", "perplexity"}
     assert "rougeL" not in records(tmp_path / "run")[-1]
-    with pytest.raises(Mistake, match="ROUGE needs rouge-score"):
+    with pytest.raises(UserError, match="ROUGE needs rouge-score"):
         scored(run, "valid")
 
 
@@ -156,5 +156,5 @@ def test_without_rouge_score_it_trains_and_says_what_scoring_needs(
     ],
 )
 def test_what_does_not_go_together(setting: str, said: str) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         read_recipe("summaries", [setting])

@@ -9,10 +9,10 @@ from tests.train.small_runs import records, trainer, write_recipe
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.tasks.translation import translation_losses
-from manyheads.train import objective
-from manyheads.train.agreement import disagreement
+from manyheads.train import loss as objective
+from manyheads.train.rdrop import disagreement
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +84,10 @@ def test_what_it_is_not_for_is_refused(recipe: Path, tmp_path: Path) -> None:
             "set model.dropout",
         ),
     ):
-        with pytest.raises(Mistake, match=said):
+        with pytest.raises(UserError, match=said):
             trainer(recipe, tmp_path / "run", *given)
     for own in ("model.attention_dropout=0.1", "model.decoder.dropout=0.1"):
         trainer(recipe, tmp_path / own, "train.agreement=1", "model.dropout=0", own)
-    with pytest.raises(Mistake, match="for translation and summaries"):
+    with pytest.raises(UserError, match="for translation and summaries"):
         trainer(Path("language"), tmp_path / "run", "data.folder=texts", "train.agreement=1")
     assert not (tmp_path / "run").exists()

@@ -18,7 +18,7 @@ from small_runs import CPU, kept, records, trainer, write_recipe
 
 from manyheads import cli
 from manyheads import training as runs
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.run import read_run
 from manyheads.train import checkpoint
 from manyheads.train.loop import seed_step
@@ -141,7 +141,7 @@ def test_a_run_of_four_processes_goes_on_with_two_and_with_one(
     assert_alike(one, many)
     shard = next((tmp_path / "damaged" / "state").glob("shards-*/*.distcp"))
     shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(BadData, match="damaged"):
+    with pytest.raises(DataError, match="damaged"):
         trainer(recipe, tmp_path / "damaged", *FEW)
 
 
@@ -170,7 +170,7 @@ def test_a_divided_task_has_the_same_rows_in_smaller_parts(recipe: Path, tmp_pat
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(Mistake, match="object cannot be divided among processes"):
+    with pytest.raises(UserError, match="object cannot be divided among processes"):
         divided(object(), 2)
 
 
@@ -198,7 +198,7 @@ def test_which_process_this_is_stands_in_the_environment(monkeypatch: pytest.Mon
     assert World.of_environment() == World(3, 4, 1)
     for wrong, said in (("4", "name no process"), ("x", "no numbers")):
         monkeypatch.setenv("RANK", wrong)
-        with pytest.raises(Mistake, match=said):
+        with pytest.raises(UserError, match=said):
             World.of_environment()
 
 

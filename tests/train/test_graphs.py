@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.train import graphs
-from manyheads.train.graphs import Found, Recorded, Recorder, Shares
+from manyheads.train import cuda_graphs as graphs
+from manyheads.train.cuda_graphs import Found, Recorded, Recorder, Shares
 
 SHAPES = [2, 3, 2, 5, 3, 2, 5, 2, 3, 5, 4, 5, 3, 2, 2, 4]  # rows of the batches to come
 

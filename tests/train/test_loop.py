@@ -21,12 +21,12 @@ from manyheads import cli
 from manyheads.data.translation import Batch
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import Translator
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.tasks.translation import TranslationTask, translation_loss
 from manyheads.train import loop
 from manyheads.train.checkpoint import read_tensors
 from manyheads.train.loop import Stopped, Trainer
-from manyheads.train.objective import Loss
+from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
 
 
@@ -432,7 +432,7 @@ def test_a_broken_loss_stops_with_its_step_and_its_batch(
         return {name: Loss(right.objective * factor, right.nll * factor, right.count)}
 
     task.losses = asked  # type: ignore[method-assign]
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         found.run()
     line = str(caught.value)
     assert "\n" not in line
@@ -475,7 +475,7 @@ def test_weights_that_broke_under_a_finite_loss_are_not_saved(
 
     task.losses = asked  # type: ignore[method-assign]
     hurt(found, broken_step, break_it)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         found.run()
     assert f"weights after step {broken_step + 1} are not finite" in str(caught.value)
     assert f"numbers {broken_step}" in str(caught.value)

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.nn.interpreted import interpret, needs_triton
+from tests.kernels.interpreted import interpret, needs_triton
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.data.batching import NOTHING
-from manyheads.train import objective
-from manyheads.train.objective import cross_entropy
+from manyheads.train import loss as objective
+from manyheads.train.loss import cross_entropy
 
 ROWS, DIM, CLASSES = 13, 6, 11
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 
 TRANSFORMER = Train(steps=100_000, warmup_steps=4000)
@@ -184,12 +184,12 @@ def test_a_frozen_parameter_is_left_alone() -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         Train(**{name: value})  # type: ignore[arg-type]
     assert f"train.{name}={value}" in str(caught.value)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
 def test_schedules_that_need_a_learning_rate_say_so(schedule: Any) -> None:
-    with pytest.raises(Mistake, match=r"needs a train\.learning_rate"):
+    with pytest.raises(UserError, match=r"needs a train\.learning_rate"):
         Train(schedule=schedule)

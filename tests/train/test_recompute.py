@@ -8,11 +8,11 @@ import torch
 from tests.train.small_runs import assert_same_bits
 from torch import Tensor
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.block import recompute_blocks
-from manyheads.train.graphs import recordable
+from manyheads.train.cuda_graphs import recordable
 from manyheads.train.loop import Trainer
 from manyheads.training import read_recipe, train
 
@@ -90,7 +90,7 @@ def test_what_draws_is_not_recorded() -> None:
 
 def test_models_without_blocks_are_refused(tmp_path: Path) -> None:
     run = read_recipe("phrasebook", ["model=rnn", *SMALL[:3], "train.recompute=true"])
-    with pytest.raises(Mistake, match=r"train\.recompute .* leave it out"):
+    with pytest.raises(UserError, match=r"train\.recompute .* leave it out"):
         train(run, tmp_path, torch.device("cpu"))
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from tests.train.small_runs import assert_same_bits, hurt
 
-from manyheads.errors import BadData
+from manyheads.errors import DataError
 from manyheads.train import checkpoint
+from manyheads.train.async_checkpoint import Saver
 from manyheads.train.checkpoint import Progress, read_tensors
 from manyheads.train.loop import Stopped
-from manyheads.train.saving import Saver
 from manyheads.training import read_recipe, train
 
 SETTINGS = """data.train_pairs=60 data.valid_pairs=20 tokens.vocab_size=300 model.dim=16
@@ -78,7 +78,7 @@ def test_what_cannot_be_written_is_told_at_the_next_save(
     monkeypatch.setattr(os, "replace", full)
     saver = Saver(tmp_path, behind=True)
     saver.save({"model.w": torch.ones(1)}, None, Progress(step=1))
-    with pytest.raises(BadData, match="No space left"):
+    with pytest.raises(DataError, match="No space left"):
         saver.save({"model.w": torch.ones(1)}, None, Progress(step=2))
     saver.wait()  # it is told once
 

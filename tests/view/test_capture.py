@@ -14,7 +14,7 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import CoreConfig, CrossAttention, SelfAttention
-from manyheads.nn.cores import Core, Dense, Fused
+from manyheads.nn.exact_attention import Core, Dense, Fused
 from manyheads.nn.local import Longformer
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw

@@ -14,17 +14,17 @@ from tests.web.small_pages import SENTENCE, make_runs
 from torch import Tensor
 
 from manyheads.commands.figure import KINDS, figure
-from manyheads.data.phrasebook import sentences
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
+from manyheads.lab.landscape import direction, held_out_loss, landscape, without_residuals
+from manyheads.loading import open_run
 from manyheads.models.bert import BertConfig
 from manyheads.nn.positions import PositionSizes
 from manyheads.nn.residual import Norm, Residual
-from manyheads.opened import open_run
+from manyheads.phrasebook import sentences
 from manyheads.tasks.translation import corpus_nll
 from manyheads.view import figures
 from manyheads.view.capture import capture
-from manyheads.view.landscape import direction, held_out_loss, landscape, without_residuals
 from manyheads.view.maps import maps_of
 from manyheads.view.measured import measured
 from manyheads.view.schemes import matrix_of, schemes
@@ -175,7 +175,7 @@ def test_a_cut_residual_is_the_branch_alone(placement: Any) -> None:
     norm = residual.norm
     assert torch.equal(cut, norm(x).sin() if placement == "pre" else norm(x.sin()))
     assert torch.equal(residual(x, torch.sin), whole)
-    with pytest.raises(Mistake, match="residual"), without_residuals(torch.nn.Linear(1, 1)):
+    with pytest.raises(UserError, match="residual"), without_residuals(torch.nn.Linear(1, 1)):
         pass
 
 
@@ -229,7 +229,7 @@ def test_a_wrong_wish_is_one_line(
     folder: Path, tmp_path: Path, run: str, kind: str, wrong: dict[str, Any], said: str
 ) -> None:
     given = {"out": tmp_path / "a.png", **wrong}
-    with pytest.raises(Mistake, match=re.escape(said)) as error:
+    with pytest.raises(UserError, match=re.escape(said)) as error:
         figure(folder / run, kind, **given)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())

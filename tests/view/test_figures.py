@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.view.figures import curves, heat_map
 
 WORDS = ["The", "old", "dog", "sleeps", "."]
@@ -126,6 +126,6 @@ def test_without_matplotlib_there_is_a_word_on_how_to_get_it(
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(Mistake, match=r"manyheads\[figures\]"):
+    with pytest.raises(UserError, match=r"manyheads\[figures\]"):
         heat_map(torch.ones(1, 1), ["a"], ["b"], "title", tmp_path / "map.png")
     assert not list(tmp_path.iterdir())

@@ -12,9 +12,9 @@ from manyheads.data.events import ChoraleGrid
 from manyheads.data.images import ImageData
 from manyheads.data.music import MusicData
 from manyheads.models.bert import BertConfig
+from manyheads.models.decoder_only_seq2seq import JoinedConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify
-from manyheads.models.joined import JoinedConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.positions import Learned
@@ -22,8 +22,8 @@ from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
 from manyheads.run import Run, save_run
 from manyheads.tasks.images import fitted
-from manyheads.tokens import Tokenizer
-from manyheads.vocabularies import Bpe, Words
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Bpe, Words
 
 SENTENCE = "The small dog sees the tree."
 SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 2, "hidden": 32, "dropout": 0.0}

@@ -11,7 +11,7 @@ import torch
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.run import Run, read_run, save_run
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.training import read_recipe, train
 
 SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 2, "hidden": 32, "max_length": 128}

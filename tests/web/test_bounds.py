@@ -18,7 +18,7 @@ from tests.web.test_server import HERE, ask, problem, tensor
 
 from manyheads.data.midi import Note, write_midi
 from manyheads.run import read_run, save_run
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web import app as server
 from manyheads.web.guard import Door, Guard, Limits
 from manyheads.web.runs import METRICS, all_records, read_metrics

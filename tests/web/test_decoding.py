@@ -17,7 +17,7 @@ from manyheads.decode.generate import Generator
 from manyheads.decode.hypotheses import NEVER
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.translate import Translator
-from manyheads.opened import TorchRun, open_run
+from manyheads.loading import TorchRun, open_run
 from manyheads.web import app as server
 from manyheads.web.watching import Watch, watched
 from manyheads.web.writing import Writing

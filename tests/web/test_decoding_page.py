@@ -21,7 +21,7 @@ from tests.web.test_page import (  # noqa: F401 (the fixtures)
     visit,
 )
 
-from manyheads.data.phrasebook import sentences
+from manyheads.phrasebook import sentences
 
 HERE = f"run=translator&text={quote(SENTENCE)}&beam=3"
 

@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 from tests.web.small_models import make_models
 from tests.web.test_server import HERE, ask, problem
 
-from manyheads.opened import open_run
+from manyheads.loading import open_run
 from manyheads.web import fill
 from manyheads.web.app import build_app
 

@@ -13,16 +13,17 @@ from starlette.testclient import TestClient
 from tests.web.test_server import ask, problem, tensor
 from torch import Tensor
 
+from manyheads.baselines.rnn import RnnConfig
+from manyheads.loading import TorchRun
 from manyheads.models.bert import BertConfig
+from manyheads.models.decoder_only_seq2seq import JoinedConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Detect
-from manyheads.models.joined import JoinedConfig
-from manyheads.models.rnn import RnnConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import SelfAttention
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.cores import Dense, dense_weights
 from manyheads.nn.embedding import Embed
+from manyheads.nn.exact_attention import Dense, dense_weights
 from manyheads.nn.experts import Experts
 from manyheads.nn.feedforward import Gated
 from manyheads.nn.linformer import Linformer
@@ -30,15 +31,14 @@ from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
 from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Dot
-from manyheads.opened import TorchRun
 from manyheads.run import TASKS, Run, save_run
-from manyheads.tokens import Tokenizer
-from manyheads.vocabularies import Words
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Words
 from manyheads.web.app import build_app
 from manyheads.web.flow import MOST_TOKENS, follow, source
+from manyheads.web.forward import Room
 from manyheads.web.guard import Limits
-from manyheads.web.journey import stacks
-from manyheads.web.passes import Room
+from manyheads.web.trace import stacks
 from manyheads.web.traces import Trace
 
 TEXT, TARGET = "one two three four two", "five six one"
@@ -233,11 +233,11 @@ def test_code_is_the_text_of_our_own_functions(tokenizer: Tokenizer) -> None:
     assert all(box["code"] and box["formula"] for box in boxes)
     assert all(name.startswith("manyheads.") for name in told["code"])
     assert all(one["at"].startswith("manyheads/") for one in told["code"].values())
-    assert told["code"]["manyheads.nn.cores.dense_weights"] == source(dense_weights)
+    assert told["code"]["manyheads.nn.exact_attention.dense_weights"] == source(dense_weights)
     at, text = source(dense_weights).values()
     path, _, line = at.rpartition(":")
     lines = Path(inspect.getfile(inspect.unwrap(dense_weights))).read_text().splitlines()
-    assert path == "manyheads/nn/cores.py"
+    assert path == "manyheads/nn/exact_attention.py"
     assert text.splitlines()[-1] in lines
     assert lines[int(line) - 1].startswith("def dense_weights")
 

@@ -14,7 +14,7 @@ from tests.web import test_page
 from tests.web.small_pages import SENTENCE
 from tests.web.test_page import expect, pixels, settled, visit
 
-from manyheads.opened import open_run
+from manyheads.loading import open_run
 
 folder, address = test_page.folder, test_page.address  # fixtures
 browser, page = test_page.browser, test_page.page

@@ -15,7 +15,7 @@ from tests.web.test_server import HERE, ask, problem, tensor
 from torch.nn import functional as F
 
 from manyheads.data.images import ImageData, read_picture
-from manyheads.opened import TorchRun, open_run
+from manyheads.loading import TorchRun, open_run
 from manyheads.tasks.images import class_chances, from_pixels, seen
 from manyheads.view.capture import capture
 from manyheads.web import image

@@ -12,10 +12,10 @@ from tests.web.test_server import HERE, ask, problem
 from torch import Tensor
 
 from manyheads.decode.translate import Translator
-from manyheads.opened import TorchRun, open_run
+from manyheads.loading import TorchRun, open_run
 from manyheads.web import lens
 from manyheads.web.app import build_app
-from manyheads.web.passes import Room
+from manyheads.web.forward import Room
 
 TARGET = "Der kleine Hund."
 DECODERS = ("translator", "joined", "writer", "post")

@@ -15,7 +15,7 @@ from tests.web.test_server import HERE, ask, problem, tensor
 from manyheads.data.events import ChoraleGrid, PerformanceEvents
 from manyheads.data.midi import performance_in, voices_in, write_midi
 from manyheads.decode.beam import Marks
-from manyheads.opened import open_run
+from manyheads.loading import open_run
 from manyheads.view.capture import capture
 from manyheads.web import music
 from manyheads.web.app import build_app

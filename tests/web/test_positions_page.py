@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from tests.web.small_models import make_models
 from tests.web.test_server import HERE, problem, tensor
 
+from manyheads.loading import open_run
 from manyheads.nn.positions import (
     BucketPosition,
     Buckets,
@@ -23,7 +24,6 @@ from manyheads.nn.positions import (
 )
 from manyheads.nn.relative import Relative, RelativePosition
 from manyheads.nn.scores import ScaledDot
-from manyheads.opened import open_run
 from manyheads.web import formulas, positions
 from manyheads.web.app import build_app
 

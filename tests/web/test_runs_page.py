@@ -16,7 +16,7 @@ shared = pytest.importorskip("tests.web.test_page", reason="there is no chromium
 
 from manyheads.models.gpt import GptConfig  # noqa: E402
 from manyheads.run import Run, save_run  # noqa: E402
-from manyheads.vocabularies import Words  # noqa: E402
+from manyheads.tokenizer.train import Words  # noqa: E402
 
 address, browser, page = shared.address, shared.browser, shared.page  # fixtures
 expect, visit, settled, pixels = shared.expect, shared.visit, shared.settled, shared.pixels

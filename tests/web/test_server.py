@@ -20,16 +20,16 @@ from tests.web.small_pages import SENTENCE, make_runs
 from torch import Tensor
 
 from manyheads.commands import web as command
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.loading import open_run
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.opened import open_run
 from manyheads.run import read_run
 from manyheads.train.optimizer import Train, learning_rate
 from manyheads.view.capture import capture
 from manyheads.web import app as server
+from manyheads.web.forward import Room, look
 from manyheads.web.guard import COOKIE, Door, Limits
 from manyheads.web.heads import Place, knocked_out, rollout, statistics
-from manyheads.web.passes import Room, look
 from manyheads.web.runs import formula, read_metrics, schedule
 from manyheads.web.traces import Trace, Traces
 
@@ -458,18 +458,18 @@ def test_tokens_end_as_the_tokenizer_splits(client: TestClient, folder: Path) ->
 def test_the_command_refuses_in_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Mistake, match="holds no run"):
+    with pytest.raises(UserError, match="holds no run"):
         command.view(tmp_path, port=0)
-    with pytest.raises(Mistake, match="no folder"):
+    with pytest.raises(UserError, match="no folder"):
         command.view(tmp_path / "none", port=0)
     with server.listen("127.0.0.1", 0) as taken:
         taken.listen()
-        with pytest.raises(Mistake, match="--port"):
+        with pytest.raises(UserError, match="--port"):
             command.view(folder, port=taken.getsockname()[1])
-    with pytest.raises(Mistake, match="--port"):
+    with pytest.raises(UserError, match="--port"):
         command.view(folder, port=70000)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    with pytest.raises(Mistake, match=re.escape("pip install 'manyheads[web]'")):
+    with pytest.raises(UserError, match=re.escape("pip install 'manyheads[web]'")):
         command.view(folder)
 
 

@@ -10,15 +10,15 @@ from starlette.testclient import TestClient
 from tests.web.small_pages import SENTENCE, SIZES, make_runs
 from tests.web.test_server import HERE, LIMITS, ask, problem, tensor
 
-from manyheads.data.phrasebook import sentences
+from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode.beam import Marks
 from manyheads.decode.translate import Translator
 from manyheads.evaluate.alignment import alignment_error, word_maps
-from manyheads.models.joined import Joined, JoinedConfig
-from manyheads.models.rnn import RnnConfig
-from manyheads.opened import TorchRun, open_run
+from manyheads.loading import TorchRun, open_run
+from manyheads.models.decoder_only_seq2seq import Joined, JoinedConfig
+from manyheads.phrasebook import sentences
 from manyheads.run import read_run, save_run
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.view.capture import capture
 from manyheads.web import app as server
 from manyheads.web.translating import error_of, gold_links

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyheads.commands.shared import Device, Json, Threads, choose, print_json, say
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 if TYPE_CHECKING:
-    from manyheads.claims.claim import Claim, Setting
-    from manyheads.claims.runner import Result
+    from manyheads.lab.claims.claim import Claim, Setting
+    from manyheads.lab.claims.runner import Result
 
 
 def claims(
@@ -35,21 +35,21 @@ def claims(
 
     manyheads claims --all --report claims goes on where it was stopped.
     """
-    from manyheads.claims import report as pages
-    from manyheads.claims import runner
-    from manyheads.claims.claim import Setting
+    from manyheads.lab.claims import report as pages
+    from manyheads.lab.claims import runner
+    from manyheads.lab.claims.claim import Setting
 
     known = runner.claims()
     names = list(known) if everything else list(dict.fromkeys(run or []))
     if run and everything:
-        raise Mistake("--all is every claim: leave out --run")
+        raise UserError("--all is every claim: leave out --run")
     if not names:
         if report is not None:
-            raise Mistake("--report needs claims to run: add --all or --run NAME")
+            raise UserError("--report needs claims to run: add --all or --run NAME")
         _list(known, as_json)
         return
     if report is not None and report.is_file():
-        raise Mistake(f"{report} is a file: choose a folder with --report")
+        raise UserError(f"{report} is a file: choose a folder with --report")
     for name in names:  # a wrong one is said before anything runs, and the code that runs is noted
         runner.code_of(runner.find(name))
     setting = Setting(
@@ -77,8 +77,8 @@ def _measured(
     names: list[str], setting: "Setting", report: Path | None, again: bool
 ) -> "list[Result]":
     """One after the other, but for what the folder has; each is kept there when it is done."""
-    from manyheads.claims import report as pages
-    from manyheads.claims import runner
+    from manyheads.lab.claims import report as pages
+    from manyheads.lab.claims import runner
     from manyheads.train.progress import Bar
 
     results = []
@@ -99,7 +99,7 @@ def _measured(
 
 
 def _list(known: "Mapping[str, Claim]", as_json: bool) -> None:
-    from manyheads.claims.report import said_in
+    from manyheads.lab.claims.report import said_in
 
     if as_json:
         told = ("sentence", "deck", "criterion")
@@ -117,9 +117,11 @@ def _seeds(given: str) -> tuple[int, ...]:
     try:
         seeds = tuple(int(one) for one in given.split(","))
     except ValueError:
-        raise Mistake(f"--seeds {given} must be whole numbers between commas, e.g. 1,2,3") from None
+        raise UserError(
+            f"--seeds {given} must be whole numbers between commas, e.g. 1,2,3"
+        ) from None
     if len(set(seeds)) < len(seeds):
-        raise Mistake(f"--seeds {given} must be different numbers, e.g. 1,2,3")
+        raise UserError(f"--seeds {given} must be different numbers, e.g. 1,2,3")
     if not all(0 <= seed < 2**63 for seed in seeds):
-        raise Mistake(f"--seeds {given} must be at least 0, below 2^63, e.g. 1,2,3")
+        raise UserError(f"--seeds {given} must be at least 0, below 2^63, e.g. 1,2,3")
     return seeds

@@ -15,7 +15,7 @@ from manyheads.commands.shared import (
     print_json,
     say,
 )
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 
 def cost(
@@ -46,13 +46,13 @@ def cost(
     from rich.console import Console
 
     from manyheads.config import parse
-    from manyheads.cost import Measurement, Setup, read_cores, read_lengths
-    from manyheads.cost_table import as_rows, machine, notes, table_of
+    from manyheads.lab.cost import Measurement, Setup, read_cores, read_lengths
+    from manyheads.lab.cost_table import as_rows, machine, notes, table_of
     from manyheads.train.loop import precision_of
     from manyheads.train.optimizer import Train
 
     if picture is not None and picture.suffix not in PICTURES:
-        raise Mistake(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
+        raise UserError(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
     chosen = choose(device, threads)
     measured, wanted = read_cores(cores), read_lengths(lengths)
     setup = Setup(
@@ -97,5 +97,5 @@ def _draw(costs: list[Any], path: Path) -> None:
     try:
         growth(dict(zip(titles, (times, memory), strict=True)), "length", path)
         say(f"picture: {path}")
-    except Mistake as error:  # no matplotlib: the table is worth having all the same
+    except UserError as error:  # no matplotlib: the table is worth having all the same
         say(str(error))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyheads.commands.shared import command_name, say
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     from manyheads.decode.beam import Decode
@@ -33,7 +33,7 @@ def import_folder(
     Nothing is fetched, unpickled or run. The commands also take DIR itself.
     """
     from manyheads.exchange.huggingface import receive
-    from manyheads.opened import check_vocabulary, notes_of, run_of
+    from manyheads.loading import check_vocabulary, notes_of, run_of
     from manyheads.run import save_run
 
     _refuse_full(out)
@@ -70,20 +70,20 @@ def export(
     from manyheads.exchange.ctranslate2 import write_ctranslate2
     from manyheads.exchange.folder import write_huggingface
     from manyheads.exchange.onnx import write_onnx
-    from manyheads.files import write_text
+    from manyheads.fileio import write_text
+    from manyheads.loading import TorchRun, open_any
     from manyheads.models.gpt import Gpt
     from manyheads.models.seq2seq import Seq2Seq
-    from manyheads.opened import TorchRun, open_any
     from manyheads.run import SETTINGS, TOKENIZER, settings_text
 
     if to not in FORMATS:
-        raise Mistake(f"--to {to}: {nearest(to, FORMATS)}")
+        raise UserError(f"--to {to}: {nearest(to, FORMATS)}")
     if quantization is not None and to != "ctranslate2":
-        raise Mistake("--quantization is for ctranslate2: leave it out")
+        raise UserError("--quantization is for ctranslate2: leave it out")
     _refuse_full(out)
     opened = open_any(run)
     if not isinstance(opened, TorchRun):
-        raise Mistake(f"{run} was exported already: export the run that it came from")
+        raise UserError(f"{run} was exported already: export the run that it came from")
     model, written, note = opened.model, opened.run, ""
     with _written_whole(out) as beside:
         if to == "huggingface":
@@ -122,13 +122,13 @@ def _there(decode: "Decode", program: str, **has: Any) -> tuple["Decode", str]:
 
 def _refuse_full(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Mistake(f"{out} is there and not empty: choose another folder with --out")
+        raise UserError(f"{out} is there and not empty: choose another folder with --out")
 
 
 @contextmanager
 def _written_whole(out: Path) -> Iterator[Path]:
     """A folder to write into, whose files come into `out` once all are there."""
-    from manyheads.files import PARTIAL
+    from manyheads.fileio import PARTIAL
     from manyheads.run import SETTINGS, make_folder
 
     new = [folder for folder in out.parents if not folder.exists()]

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyheads.commands.shared import PICTURES, Device, RunFolder, Threads, choose, say
-from manyheads.errors import Mistake, check_above_zero, check_at_least
+from manyheads.errors import UserError, check_above_zero, check_at_least
 
 if TYPE_CHECKING:
-    from manyheads.data.phrasebook import Pair
-    from manyheads.opened import TorchRun
+    from manyheads.loading import TorchRun
+    from manyheads.phrasebook import Pair
 
 KINDS = ("head", "heads", "alignment", "positions", "curves", "landscape")
 SENTENCE = "The small dog sees the tree."
@@ -52,22 +52,22 @@ def figure(
     residual connections and with them cut.
     """
     from manyheads.config import nearest
-    from manyheads.opened import TorchRun, open_any
+    from manyheads.loading import TorchRun, open_any
 
     if kind not in KINDS:
-        raise Mistake(f"there is no figure '{kind}': {nearest(kind, KINDS)}")
+        raise UserError(f"there is no figure '{kind}': {nearest(kind, KINDS)}")
     path = out or Path(f"{kind}.png")
     if path.suffix.lower() not in PICTURES:
-        raise Mistake(f"--out {path} must end in one of {', '.join(PICTURES)}")
+        raise UserError(f"--out {path} must end in one of {', '.join(PICTURES)}")
     if others and kind != "curves":
-        raise Mistake(f"a figure of {kind} has one run: leave out {others[0]}")
+        raise UserError(f"a figure of {kind} has one run: leave out {others[0]}")
     if kind == "curves":
         _curves([run, *(others or [])], metric, split, path)
     else:
         choose(device, threads)
         opened = open_any(run, device)
         if not isinstance(opened, TorchRun):
-            raise Mistake(f"{run} was exported, and cannot be looked into: draw the run itself")
+            raise UserError(f"{run} was exported, and cannot be looked into: draw the run itself")
         if kind in ("head", "heads"):
             _maps(opened, kind, text, target, which, layer, head, path)
         elif kind == "alignment":
@@ -96,11 +96,11 @@ def _maps(
     found = maps_of(opened, text, target)
     name = which or list(found)[-1]
     if name not in found:
-        raise Mistake(f"--map {name}: {nearest(name, list(found))}")
+        raise UserError(f"--map {name}: {nearest(name, list(found))}")
     chosen = found[name]
     if kind == "heads":
         if layer is not None or head is not None:
-            raise Mistake("heads draws them all: leave out --layer and --head, or draw head")
+            raise UserError("heads draws them all: leave out --layer and --head, or draw head")
         head_grid(chosen.weights, f"{name}: {text}", path)
         return
     at = len(chosen.weights) if layer is None else layer
@@ -180,15 +180,15 @@ def _curves(runs: list[Path], metric: str, split: str, path: Path) -> None:
         found = measured(run, say)
         names = sorted({name for of, name in found if of == split})
         if (split, metric) not in found:
-            raise Mistake(f"{run} has measured no {metric} of {split}: {nearest(metric, names)}")
+            raise UserError(f"{run} has measured no {metric} of {split}: {nearest(metric, names)}")
         lines[str(run)] = found[split, metric]
     curves(lines, f"{metric} ({split})", metric, path)
 
 
 def _landscape(opened: "TorchRun", size: int, reach: float, seed: int, path: Path) -> None:
+    from manyheads.lab.landscape import landscape
     from manyheads.train.progress import Bar
     from manyheads.view.figures import surfaces
-    from manyheads.view.landscape import landscape
 
     check_above_zero("--reach", reach)
     with Bar("landscape", 2 * size * size) as bar:

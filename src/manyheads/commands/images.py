@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from manyheads.commands.shared import say, write
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 if TYPE_CHECKING:
-    from manyheads.opened import OpenRun
+    from manyheads.loading import OpenRun
 
 
 def classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_json: bool) -> None:
@@ -18,13 +18,13 @@ def classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_jso
 
     Of a folder all pictures are labelled, also those in folders inside it, in order of their names.
     """
+    from manyheads.data.image_files import pictures_in
     from manyheads.data.images import read_picture
-    from manyheads.data.pictures import pictures_in
     from manyheads.tasks.images import class_chances
 
     model = opened.labeller()
     if not files:
-        raise Mistake(
+        raise UserError(
             f"{opened.folder} holds a model of images: name the files, classify RUN a.png b.png"
         )
     if not model.config.pixel_mean:
@@ -35,7 +35,7 @@ def classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_jso
     for file in [one for path in files for one in pictures_in(path)]:
         try:
             pixels = read_picture(file, model.config.image_size, model.config.channels)
-        except Mistake as mistake:  # the others are answered all the same
+        except UserError as mistake:  # the others are answered all the same
             say(f"manyheads: {mistake}")
             failed = mistake.exit_code
             continue

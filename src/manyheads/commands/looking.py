@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from manyheads.commands.shared import Json, Overrides, print_json, say
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 
 def info(
@@ -54,16 +54,16 @@ def tokens(
 
     manyheads tokens RUN unbelievable
     """
-    from manyheads.replay import Step
     from manyheads.run import read_tokenizer
-    from manyheads.tokens import Tokenizer
+    from manyheads.tokenizer.tokenizer import Tokenizer
+    from manyheads.tokenizer.trace import Step
 
     tokenizer = read_tokenizer(run) if run.is_dir() else Tokenizer.load(run)
     whole = " ".join(text)
     ids = tokenizer.encode(whole)
     try:
         steps = tokenizer.replay(whole)
-    except Mistake as reason:  # a tokenizer from elsewhere: what it gives can be shown
+    except UserError as reason:  # a tokenizer from elsewhere: what it gives can be shown
         say(f"{reason}; the tokens are:")
         steps = [Step(pieces=tuple(tokenizer.pieces(ids)))]
     if as_json:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from manyheads.commands.shared import PICTURES, say, write
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     from manyheads.data.events import Statistics
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from manyheads.data.music import MusicData
     from manyheads.decode.generate import AnyGenerator
     from manyheads.decode.sample import Sample
-    from manyheads.opened import OpenRun
+    from manyheads.loading import OpenRun
     from manyheads.run import Run
 
 PLACES = ("data.folder", "data.file")
@@ -35,22 +35,22 @@ class MusicFiles:
 
         if not isinstance(opened.run.data, MusicData):
             if self.out or self.prime or self.picture:
-                raise Mistake(
+                raise UserError(
                     f"--out, --prime and --picture are for music, and {opened.folder} writes none: "
                     "leave them out"
                 )
             return
         if self.out is None:
-            raise Mistake(f"{opened.folder} writes music: say where to, --out music.mid")
+            raise UserError(f"{opened.folder} writes music: say where to, --out music.mid")
         if self.prime is not None and self.out.resolve() == self.prime.resolve():
-            raise Mistake(f"--out {self.out} is the prime itself: choose another name")
+            raise UserError(f"--out {self.out} is the prime itself: choose another name")
         if texts:
-            raise Mistake("--prompt and --stop are for texts: leave them out, or give a --prime")
+            raise UserError("--prompt and --stop are for texts: leave them out, or give a --prime")
         for name, path, ends in (("out", self.out, SUFFIXES), ("picture", self.picture, PICTURES)):
             if path is not None and path.suffix.lower() not in ends:
-                raise Mistake(f"--{name} {path} must end in one of {', '.join(ends)}")
+                raise UserError(f"--{name} {path} must end in one of {', '.join(ends)}")
             if path is not None and (path.is_dir() or not path.parent.is_dir()):
-                raise Mistake(f"--{name} {path} must be a file in a folder that is there")
+                raise UserError(f"--{name} {path} must be a file in a folder that is there")
 
 
 def moved(opened: "OpenRun", settings: list[str]) -> "OpenRun":
@@ -60,12 +60,14 @@ def moved(opened: "OpenRun", settings: list[str]) -> "OpenRun":
 
     for setting in settings:
         if setting.partition("=")[0] not in PLACES:
-            raise Mistake(
+            raise UserError(
                 f"'{setting}' has no say here: a text to continue is --prompt, and where the "
                 f"data of a model of music are is {'=... or '.join(PLACES)}=..."
             )
         if not isinstance(opened.run.data, MusicData):
-            raise Mistake(f"{setting} is for music, and {opened.folder} writes none: leave it out")
+            raise UserError(
+                f"{setting} is for music, and {opened.folder} writes none: leave it out"
+            )
     return replace(opened, run=override_all(opened.run, settings)) if settings else opened
 
 
@@ -99,7 +101,7 @@ def write_music(
     from_step = max((note.end for part in first for note in part), default=0)
     new = [[note for note in part if note.start >= from_step] for part in whole]
     if not any(new):
-        raise Mistake(
+        raise UserError(
             f"{len(words)} words were written and no note is among them: choose another --seed, "
             "a longer --min-new-tokens, or train longer"
         )
@@ -117,7 +119,7 @@ def _of_data(data: "MusicData") -> "Statistics | None":
 
     try:
         pieces = data.read("valid").pieces_of_words
-    except Mistake as error:  # the music is worth having all the same
+    except UserError as error:  # the music is worth having all the same
         say(f"no numbers of the data: {error}")
         return None
     return Statistics.of([data.encoding.parts(words) for words in pieces], data.encoding.step)

@@ -20,7 +20,7 @@ from manyheads.commands.shared import (
     print_json,
     say,
 )
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 FEW_STEPS = 300  # docs/scaling.md has a sweep that failed by runs of 265
@@ -50,15 +50,15 @@ def scale(
     """
     from rich.console import Console
 
-    from manyheads.scaling import report
-    from manyheads.scaling.plan import LARGER, Sweep
-    from manyheads.scaling.sweep import Scaling
+    from manyheads.lab.scaling import report
+    from manyheads.lab.scaling.plan import LARGER, Sweep
+    from manyheads.lab.scaling.sweep import Scaling
     from manyheads.train.loop import Stopped
     from manyheads.train.parallel import World
     from manyheads.training import read_recipe
 
     if World.of_environment().several:
-        raise Mistake("torchrun is for `manyheads train`: start scale without it")
+        raise UserError("torchrun is for `manyheads train`: start scale without it")
     sweep = Sweep(sizes=sizes, data=data, budget=_seconds(budget))
     chosen = choose(device, threads)
     extra = [] if seed is None else [f"seed={seed}"]
@@ -86,7 +86,7 @@ def scale(
     try:
         report.draw(scaling.plan, findings, picture)
         say(f"picture: {picture}")
-    except Mistake as error:  # no matplotlib: the tables are worth having all the same
+    except UserError as error:  # no matplotlib: the tables are worth having all the same
         say(str(error))
     if as_json:
         print_json(report.as_dict(scaling.plan, findings))
@@ -116,5 +116,5 @@ def _seconds(text: str | None) -> float | None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if not found:
-        raise Mistake(f"--budget {text} must be a time, e.g. 90s, 15m or 2h")
+        raise UserError(f"--budget {text} must be a time, e.g. 90s, 15m or 2h")
     return float(found[1]) * SECONDS[found[2]]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from manyheads.commands.shared import Device, RunFolder, Threads, choose, say, write
-from manyheads.errors import Mistake, check_at_least
+from manyheads.errors import UserError, check_at_least
 
 PORT = 8422
 
@@ -41,18 +41,18 @@ def serve(
     a language model OpenAI (/v1/completions): docs/serving.md.
     """
     if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise Mistake(
+        raise UserError(
             "a server needs starlette and uvicorn: install them with pip install 'manyheads[web]'"
         )
-    from manyheads.opened import open_any
-    from manyheads.web.serving.app import serve as answer
-    from manyheads.web.serving.app import work_of
-    from manyheads.web.serving.batching import Bounds
+    from manyheads.loading import open_any
+    from manyheads.serve.app import serve as answer
+    from manyheads.serve.app import work_of
+    from manyheads.serve.batching import Bounds
 
     if not 0 <= port < 2**16:
-        raise Mistake(f"--port {port} must be from 0 to {2**16 - 1}")
+        raise UserError(f"--port {port} must be from 0 to {2**16 - 1}")
     if token is not None and not token:
-        raise Mistake("--token is empty: give one, or leave it out")
+        raise UserError("--token is empty: give one, or leave it out")
     check_at_least("--beam", beam, 1)
     check_at_least("--rows", rows, 1)
     check_at_least("--batch-tokens", batch_tokens, 1)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-    from manyheads.opened import OpenRun
+    from manyheads.loading import OpenRun
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[a.b=c]...", help="Settings, e.g. model.dim=256")
@@ -94,7 +94,7 @@ def choose(name: str, threads: int | None) -> "torch.device":
 
     if threads is not None:
         if threads < 1:
-            raise Mistake(f"--threads {threads} must be at least 1")
+            raise UserError(f"--threads {threads} must be at least 1")
         torch.set_num_threads(threads)
     return choose_device(name)
 
@@ -116,12 +116,12 @@ def open_model(
     others: Sequence[Path] = (),
 ) -> "OpenRun":
     """The model of a folder, in the form that was asked for, and others that write with it."""
-    from manyheads.opened import open_any, several
+    from manyheads.loading import open_any, several
 
     if int8 and (half or compile):
-        raise Mistake("--int8 is for a CPU, --half and --compile are for a GPU: choose one")
+        raise UserError("--int8 is for a CPU, --half and --compile are for a GPU: choose one")
     if others and compile:
-        raise Mistake("steps are compiled for one model alone: leave out --compile or --with")
+        raise UserError("steps are compiled for one model alone: leave out --compile or --with")
     choose(device, threads)  # refuses a device that is not here; `auto` is for the folder to say
     opened = [
         open_any(one, "cpu" if int8 and device == "auto" else device, warn)

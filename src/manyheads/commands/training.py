@@ -30,7 +30,7 @@ from manyheads.commands.shared import (
     print_json,
     say,
 )
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def _refuse_torchrun(command: str) -> None:
     from manyheads.train.parallel import World
 
     if World.of_environment().several:
-        raise Mistake(f"torchrun is for `manyheads train`: start {command} without it")
+        raise UserError(f"torchrun is for `manyheads train`: start {command} without it")
 
 
 def _train(run: "Run", out: Path, device: "torch.device", world: "World | None" = None) -> None:
@@ -67,7 +67,7 @@ def _train(run: "Run", out: Path, device: "torch.device", world: "World | None" 
     with locked(out) if world.first else nullcontext():
         try:
             trainer = prepare_training(run, out, device, world)
-        except Mistake:
+        except UserError:
             if (
                 not begun and world.first
             ):  # leave no folder, and nothing that refuses other settings
@@ -101,7 +101,7 @@ def demo(
     threads: Threads = None,
 ) -> None:
     """Train a translator on the built-in phrasebook and show what it learned (minutes)."""
-    from manyheads.demo import show
+    from manyheads.commands.demo import show
 
     _refuse_torchrun("demo")
     chosen = choose(device, threads)
@@ -154,7 +154,7 @@ def _check_parallel(overrides: Sequence[str]) -> None:
     """Refuse what was set and would have no say."""
     given = next((one for one in overrides if one.startswith("train.parallel=")), None)
     if given and given != "train.parallel=ddp" and "RANK" not in os.environ:
-        raise Mistake(
+        raise UserError(
             f"{given} has no say in one process: start with torchrun --nproc-per-node N -m "
             "manyheads train ..., or leave it out"
         )
@@ -200,14 +200,16 @@ def evaluate(
     from manyheads.config import override_all
     from manyheads.data.language import TextData
     from manyheads.run import SETTINGS, save_scores
-    from manyheads.scoring import data_for, score
+    from manyheads.tasks.scoring import data_for, score
     from manyheads.view.figures import confusion
 
     _refuse_torchrun("evaluate")
     opened = open_model(run, device, threads, say, int8=int8, half=half, others=others or ())
     for setting in overrides or []:
         if not setting.startswith(("data", "decode.")):
-            raise Mistake(f"'{setting}' cannot change once a run is trained: only data and decode")
+            raise UserError(
+                f"'{setting}' cannot change once a run is trained: only data and decode"
+            )
     known = opened.run
     _refuse_unfitting(known, beam, picture, int8)
     if known.data is None and overrides:
@@ -221,7 +223,7 @@ def evaluate(
         known, [*(overrides or []), *([f"decode.beam={beam}"] if beam is not None else [])]
     )
     if changed.data is None:
-        raise Mistake(
+        raise UserError(
             f"{run} came without data: name them, e.g. data.folder=corpus data.source=en "
             "data.target=de"
         )
@@ -251,15 +253,15 @@ def _searched_with(old: object, new: object) -> dict[str, str]:
 def _refuse_unfitting(run: "Run", beam: int | None, picture: Path | None, int8: bool) -> None:
     writes = run.task in ("translation", "summaries")
     if beam is not None and not writes:
-        raise Mistake("--beam is for translators: leave it out")
+        raise UserError("--beam is for translators: leave it out")
     if int8 and not writes:
-        raise Mistake(
+        raise UserError(
             "--int8 is for writing, and this run is scored by what it reads: leave it out"
         )
     if picture is not None and run.task != "images":
-        raise Mistake("--picture is for models of images: leave it out")
+        raise UserError("--picture is for models of images: leave it out")
     if picture is not None and picture.suffix not in PICTURES:
-        raise Mistake(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
+        raise UserError(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
 
 
 def _show_scores(scores: dict[str, Any], as_json: bool) -> None:
@@ -293,8 +295,8 @@ def compare(
     """
     from rich.console import Console
 
-    from manyheads.compare import compare_runs, table_of
-    from manyheads.scoring import refuse_unscored
+    from manyheads.commands.comparison import compare_runs, table_of
+    from manyheads.tasks.scoring import refuse_unscored
 
     _refuse_torchrun("compare")
     fixed = [setting for setting in overrides or [] if "," not in setting]
@@ -303,7 +305,7 @@ def compare(
         for path, _, values in (s.partition("=") for s in overrides or [] if "," in s)
     ]
     if not varied:
-        raise Mistake("nothing to compare: give a setting several values, a.b=x,y")
+        raise UserError("nothing to compare: give a setting several values, a.b=x,y")
     chosen = choose(device, threads)
     plans = {
         " ".join(choice): _recipe(recipe, [*fixed, *choice], seed) for choice in product(*varied)

@@ -25,16 +25,16 @@ from manyheads.commands.shared import (
     to_reader,
     write,
 )
-from manyheads.errors import Mistake, check_at_least
+from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
     import numpy as np
 
     from manyheads.decode.generate import AnyGenerator
     from manyheads.decode.sample import Sample
-    from manyheads.encode import Answer
-    from manyheads.opened import OpenRun
+    from manyheads.loading import OpenRun
     from manyheads.run import Run
+    from manyheads.tasks.encode import Answer
 
 
 HowToWrite = Annotated[
@@ -81,23 +81,23 @@ def translate(
         if not setting.startswith("decode."):
             known = "cannot change once a run is trained: only decode"
             piped = "is no setting: lines come from a pipe, manyheads translate RUN < FILE"
-            raise Mistake(f"'{setting}' {known if '=' in setting else piped}")
+            raise UserError(f"'{setting}' {known if '=' in setting else piped}")
     draw = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if draw != Sample() and not sample:
-        raise Mistake("--temperature, --top-k, --top-p and --seed are for drawing: add --sample")
+        raise UserError("--temperature, --top-k, --top-p and --seed are for drawing: add --sample")
     if n_best < 1:
-        raise Mistake(f"--n-best {n_best} must be at least 1")
+        raise UserError(f"--n-best {n_best} must be at least 1")
     if sample and n_best > 1:
-        raise Mistake("--n-best lists what a search found: leave out --sample")
+        raise UserError("--n-best lists what a search found: leave out --sample")
     if sample and beam is not None:
-        raise Mistake("--beam is for searching: leave out --sample")
+        raise UserError("--beam is for searching: leave out --sample")
     form = {"int8": int8, "half": half, "compile": compile}
     opened = open_model(run, device, threads, say, **form, others=others or ())
     own = [] if beam is None else [f"decode.beam={beam}"]
     opened = replace(opened, run=override_all(opened.run, [*(settings or []), *own]))
     width = opened.run.decode.beam
     if compile and opened.run.decode.best_first:
-        raise Mistake("--compile is for a search by length: leave it out, or decode.order")
+        raise UserError("--compile is for a search by length: leave it out, or decode.order")
     translator = opened.translator(beam=width if n_best == 1 else max(width, n_best))
     lines: Iterable[bytes] = sys.stdin.buffer
     if opened.run.task == "summaries":
@@ -198,11 +198,11 @@ def _check(sample: "Sample", beam: int | None, stop: list[str] | None) -> None:
     from manyheads.decode.sample import Sample
 
     if beam is not None and sample != Sample(temperature=TEMPERATURE):
-        raise Mistake(
+        raise UserError(
             "--temperature, --top-k, --top-p, --min-p and --seed are for drawing: leave out --beam"
         )
     if stop and "" in stop:
-        raise Mistake("--stop is empty: give the text to end before, or leave it out")
+        raise UserError("--stop is empty: give the text to end before, or leave it out")
 
 
 def _generator(opened: "OpenRun", how: dict[str, Any], draft: "OpenRun | None") -> "AnyGenerator":
@@ -213,9 +213,9 @@ def _generator(opened: "OpenRun", how: dict[str, Any], draft: "OpenRun | None") 
     if draft is None:
         return generator
     if "beam" in how:
-        raise Mistake("--draft proposes what is drawn: leave out --beam")
+        raise UserError("--draft proposes what is drawn: leave out --beam")
     if getattr(opened, "compiles", False):
-        raise Mistake("--draft has steps of many sizes: leave out --compile")
+        raise UserError("--draft has steps of many sizes: leave out --compile")
     return drafted(generator, draft.generator())
 
 
@@ -279,19 +279,19 @@ def embed(
     """
     from manyheads.config import nearest
     from manyheads.decode.lines import read_lines
-    from manyheads.files import replace_file
+    from manyheads.fileio import replace_file
     from manyheads.train.progress import Bar
 
     if pool not in ("mean", "cls", "tokens"):
-        raise Mistake(f"--pool {pool}: {nearest(pool, ('mean', 'cls', 'tokens'))}")
+        raise UserError(f"--pool {pool}: {nearest(pool, ('mean', 'cls', 'tokens'))}")
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise Mistake(f"--out {out} must be a file in a folder that is there")
+        raise UserError(f"--out {out} must be a file in a folder that is there")
     if out is None and sys.stdout.isatty():
-        raise Mistake("vectors are no text: write them to a file, > out.npy or --out out.npy")
+        raise UserError("vectors are no text: write them to a file, > out.npy or --out out.npy")
     encoder = open_model(run, device, threads).encoder()
     lines = list(read_lines(sys.stdin.buffer))
     if not lines:
-        raise Mistake("there are no lines on standard input: embed RUN < in > out.npy")
+        raise UserError("there are no lines on standard input: embed RUN < in > out.npy")
     with Bar("embed", len(lines)) as bar:
         vectors = encoder.embed(lines, pool, lambda done: bar.update(done, "lines"))  # type: ignore[arg-type]
     if out is None:
@@ -390,7 +390,7 @@ def classify(
         classify_pictures(opened, pictures or [], scores, as_json)
         return
     if pictures:
-        raise Mistake(f"{run} labels lines of text, not files: classify RUN < in.txt")
+        raise UserError(f"{run} labels lines of text, not files: classify RUN < in.txt")
     encoder = opened.encoder()
     data = opened.run.data
     for first, lines in _chunks():

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from manyheads.commands.shared import Threads, choose, say, write
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 PORT = 8421
 
@@ -31,15 +31,15 @@ def view(
     manyheads view runs/demo
     """
     if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise Mistake(
+        raise UserError(
             "the page needs starlette and uvicorn: install them with pip install 'manyheads[web]'"
         )
     from manyheads.web.app import serve
 
     if not 0 <= port < 2**16:
-        raise Mistake(f"--port {port} must be from 0 to {2**16 - 1}")
+        raise UserError(f"--port {port} must be from 0 to {2**16 - 1}")
     if token is not None and not token:
-        raise Mistake("--token is empty: give one, or leave it out")
+        raise UserError("--token is empty: give one, or leave it out")
     choose("cpu", threads)
 
     def ready(address: str) -> None:

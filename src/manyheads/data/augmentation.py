@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from manyheads.errors import Mistake, check_at_least
+from manyheads.errors import UserError, check_at_least
 
 Images = Float[Tensor, "b channels height width"]
 Bytes = UInt8[Tensor, "b channels height width"]
@@ -71,7 +71,7 @@ class Mixing:
 
 def _check_part(name: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise Mistake(f"{name}={value} must be from 0 to 1")
+        raise UserError(f"{name}={value} must be from 0 to 1")
 
 
 def augment(images: Images | Bytes, settings: Augment, generator: Generator) -> Images:
@@ -94,7 +94,7 @@ def crop(
     """y[i, j] = x[i + r, j + c], with r and c from −padding to padding: a crop of the padded x."""
     batch, _, height, width = images.shape
     if beyond == "reflect" and padding >= min(height, width):
-        raise Mistake(
+        raise UserError(
             f"data.augment.crop_padding={padding} cannot be reflected from pictures of "
             f"{height}×{width}: choose a smaller one, or data.augment.padding=zero"
         )

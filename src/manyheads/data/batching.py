@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 Rows = Int[np.ndarray, " _"]  # any number of them: two lists of rows need not be equally long
 
@@ -67,7 +67,7 @@ class Batches:
         self.seed = seed
         longest = int(self.lengths.max(initial=1))
         if longest > batch_tokens:
-            raise Mistake(
+            raise UserError(
                 f"a sentence of {longest} tokens does not fit into a batch: "
                 f"train.batch_tokens={batch_tokens} must be at least as large"
             )

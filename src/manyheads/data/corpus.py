@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -40,13 +40,13 @@ def read_lines(path: Path) -> list[str]:
     content = _read_bytes(path)
     mark = len(BYTE_ORDER_MARK) if content.startswith(BYTE_ORDER_MARK) else 0
     if len(content) == mark:
-        raise BadData(f"{path}: the file is empty; give one with text in it")
+        raise DataError(f"{path}: the file is empty; give one with text in it")
     try:
         text = content[mark:].decode("utf-8")
     except UnicodeDecodeError as error:
         offset = mark + error.start
         line = content.count(b"\n", 0, offset) + 1
-        raise BadData(
+        raise DataError(
             f"{path}: line {line} is not UTF-8 (0x{content[offset]:02x} at byte {offset} of the "
             "text); convert the file, for example with iconv -t UTF-8"
         ) from error
@@ -59,7 +59,7 @@ def read_pairs(source: Path, target: Path, *, empty_lines: Literal["refuse", "sk
     """Two files whose lines translate each other, row by row."""
     source_lines, target_lines = read_lines(source), read_lines(target)
     if len(source_lines) != len(target_lines):
-        raise BadData(
+        raise DataError(
             f"{source} has {len(source_lines)} lines but {target} has {len(target_lines)}; "
             "line n of one must translate line n of the other"
         )
@@ -71,12 +71,12 @@ def read_pairs(source: Path, target: Path, *, empty_lines: Literal["refuse", "sk
         if not blank:
             pairs.append(pair)
         elif empty_lines == "refuse":
-            raise BadData(
+            raise DataError(
                 f"{blank[0]}:{row}: empty line; mend the file, or leave such pairs out with "
                 "data.empty_lines=skip"
             )
     if not pairs:
-        raise BadData(f"{source} and {target}: every pair has an empty side; check the files")
+        raise DataError(f"{source} and {target}: every pair has an empty side; check the files")
     return Pairs(pairs=pairs, skipped=len(source_lines) - len(pairs))
 
 
@@ -87,9 +87,11 @@ SHARES = {"train": "without what is held out", "valid": "what is held out"}
 def hold_out(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:
     """Rows for training and rows for validation, at least one of each, both in rising order."""
     if not 0 < share < 1:
-        raise Mistake(f"cannot hold out a share of {share} for validation: choose between 0 and 1")
+        raise UserError(
+            f"cannot hold out a share of {share} for validation: choose between 0 and 1"
+        )
     if count < 2:
-        raise Mistake(
+        raise UserError(
             f"cannot hold out validation rows from {count} in all: give more data, or "
             "validation files"
         )
@@ -105,14 +107,14 @@ def _find(path: Path) -> Path:
         if candidate.is_file():
             return candidate
     if path.is_dir():
-        raise Mistake(f"{path} is a folder; give a text file in it{_near(path, '')}")
+        raise UserError(f"{path} is a folder; give a text file in it{_near(path, '')}")
     if path.exists():  # a pipe or a device: read it as it is
         return path
     missing = path
     while missing.parent != missing and not missing.parent.is_dir():
         missing = missing.parent
     kind = "file" if missing == path else "folder"
-    raise Mistake(f"no {kind} {missing}{_near(missing.parent, missing.name)}; check the path")
+    raise UserError(f"no {kind} {missing}{_near(missing.parent, missing.name)}; check the path")
 
 
 def _near(folder: Path, name: str) -> str:
@@ -132,9 +134,9 @@ def _read_bytes(path: Path) -> bytes:
                 return file.read()
         return path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadData(
+        raise DataError(
             f"{path}: not a whole gzip file, perhaps cut off; copy it again, or name it without "
             ".gz if it is plain text"
         ) from error
     except OSError as error:
-        raise Mistake(f"cannot read {path} ({error.strerror}); check its permissions") from error
+        raise UserError(f"cannot read {path} ({error.strerror}); check its permissions") from error

@@ -23,7 +23,7 @@ from manyheads.data.midi import (
     settled,
     voices_in,
 )
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 
 LONGEST = 100  # steps that one word lets pass
 EVENT = re.compile(r"(on|off|shift|velocity)(\d+)")
@@ -76,7 +76,7 @@ def performance_of(events: Iterable[str]) -> Performance:
     for event in events:
         found = EVENT.fullmatch(event)
         if found is None:
-            raise Mistake(f"'{event}' is no event of a performance: give on60, off60, shift25, …")
+            raise UserError(f"'{event}' is no event of a performance: give on60, off60, shift25, …")
         name, number = found[1], int(found[2])
         if name == "shift":
             now += number
@@ -119,7 +119,7 @@ def _pitch(token: str) -> int | None:
         return None
     found = PITCHED.fullmatch(token)
     if found is None or found[1] != "p":
-        raise Mistake(f"'{token}' is no token of a chorale: give p60 or {REST}")
+        raise UserError(f"'{token}' is no token of a chorale: give p60 or {REST}")
     return int(found[2])
 
 
@@ -209,7 +209,7 @@ class ChoraleGrid:
         if len(voices) != len(VOICES):  # other tracks say what they like and are no voices
             voices = sounding
         if len(voices) != len(VOICES):
-            raise BadData(
+            raise DataError(
                 f"{name}: {len(voices)} tracks with notes, and a chorale has four, soprano to "
                 "bass; give such a file, or choose data.encoding=performance"
             )
@@ -233,18 +233,18 @@ def _check_end(name: str, milliseconds: int) -> None:
     """A few damaged bytes can name a pause of years, and its words would fill the memory."""
     hours = milliseconds // 3_600_000
     if hours >= MOST_HOURS:
-        raise BadData(
+        raise DataError(
             f"{name}: it lasts {hours:,} hours, and up to {MOST_HOURS} are read; mend its times, "
             "or take the file away"
         )
 
 
-def _no_notes(content: bytes, name: str) -> BadData:
+def _no_notes(content: bytes, name: str) -> DataError:
     if has_drums(content, name):
-        return BadData(
+        return DataError(
             f"{name}: no note but drums (channel 10), which are left out; take the file away"
         )
-    return BadData(f"{name}: no note in any track; take the file away")
+    return DataError(f"{name}: no note in any track; take the file away")
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Statistics:
         played = [[note for part in piece for note in part] for piece in pieces]
         notes = [note for piece in played for note in piece]
         if not notes:
-            raise BadData("music without a note has no statistics; write more of it")
+            raise DataError("music without a note has no statistics; write more of it")
         spans = [max(n.end for n in p) - min(n.start for n in p) for p in played if p]
         counts = [sum(note.pitch % 12 == key for note in notes) for key in range(12)]
         velocities = [4 * note.velocity - 2 for note in notes]

@@ -17,8 +17,16 @@ from torch.nn import functional as F
 from manyheads.config import nearest
 from manyheads.data.augmentation import Augment, Mixing
 from manyheads.data.corpus import STEMS, hold_out
-from manyheads.data.pictures import CHANNELS, Form, Part, Pixels, listed, open_folder, open_picture
-from manyheads.errors import BadData, Mistake, check_at_least
+from manyheads.data.image_files import (
+    CHANNELS,
+    Form,
+    Part,
+    Pixels,
+    listed,
+    open_folder,
+    open_picture,
+)
+from manyheads.errors import DataError, UserError, check_at_least
 
 LUMA = (19595, 38470, 7471)  # 0.299 red, 0.587 green and 0.114 blue, in parts of 2¹⁶
 
@@ -68,11 +76,11 @@ class ImageData:
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
-            raise Mistake(f"data.held_out={self.held_out} must be above 0, below 1")
+            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
         check_at_least("data.size", self.size, 1)
         check_at_least("data.max_train", self.max_train, 2)
         if self.channels not in (None, *CHANNELS):
-            raise Mistake(f"data.channels={self.channels} must be 1 (grey) or 3 (colour)")
+            raise UserError(f"data.channels={self.channels} must be 1 (grey) or 3 (colour)")
 
     def splits(self) -> list[str]:
         form = open_folder(self.folder)
@@ -81,11 +89,11 @@ class ImageData:
     def read(self, split: str) -> Pictures:
         """The pictures of a split."""
         if split not in STEMS:
-            raise Mistake(f"there is no split '{split}': {nearest(split, STEMS)}")
+            raise UserError(f"there is no split '{split}': {nearest(split, STEMS)}")
         form = open_folder(self.folder)
         train = form.own["train"]()
         if len(np.unique(train.labels)) < 2:
-            raise BadData(f"{train.name}: all of one class: add pictures of a second at least")
+            raise DataError(f"{train.name}: all of one class: add pictures of a second at least")
         notes: list[str] = []
         if split in form.own and split != "train":
             part = form.own[split]()
@@ -95,7 +103,7 @@ class ImageData:
             part = train
             rows, notes = self._rows(form, train, split)
         else:
-            raise Mistake(f"{self.folder} has no test split: add its files, or use --split valid")
+            raise UserError(f"{self.folder} has no test split: add its files, or use --split valid")
         pixels = self._pixels(part, rows, train)
         _, channels, height, width = pixels.shape
         counted = f"{len(part.labels):,} pictures of {_counted(part, train.classes)}"
@@ -110,7 +118,7 @@ class ImageData:
         for held in form.held:
             rows["train"], rows[held] = _hold_out(labels, rows["train"], self.held_out)
             if not rows[held]:
-                raise BadData(
+                raise DataError(
                     f"{train.name}: no class has a second picture that could be held out for "
                     f"'{held}': add pictures, or a split of its own"
                 )
@@ -143,12 +151,12 @@ class ImageData:
     def _check_alike(self, name: str, pixels: Pixels, like: str, first: Pixels) -> None:
         (channels, *sides), (wanted, *others) = pixels.shape[1:], first.shape[1:]
         if self.channels is None and channels != wanted:
-            raise BadData(
+            raise DataError(
                 f"{name}: {CHANNELS[channels]} where {like} is {CHANNELS[wanted]}: make all grey "
                 "with data.channels=1, or all colour with data.channels=3"
             )
         if self.size is None and sides != others:
-            raise BadData(
+            raise DataError(
                 f"{name}: {sides[0]}×{sides[1]} pixels where {like} has {others[0]}×{others[1]}: "
                 "bring all to one size, for example with data.size=32"
             )
@@ -192,7 +200,7 @@ def _balanced(labels: list[int], rows: list[int], count: int) -> list[int]:
     """So many of the rows: classes take turns, each with its next of a seeded order."""
     classes = len({labels[row] for row in rows})
     if count < classes:
-        raise Mistake(
+        raise UserError(
             f"data.max_train={count} leaves a class without a picture: choose {classes} or more"
         )
     taken: Counter[int] = Counter()
@@ -218,7 +226,7 @@ def _check_known(part: Part, train: Part) -> None:
     if len(unknown):
         label = int(part.labels[unknown[0]])
         name = train.classes[label] if label < len(train.classes) else str(label)
-        raise BadData(
+        raise DataError(
             f"{part.name}: picture {unknown[0] + 1} is of the class '{name}', of which "
             f"{train.name} has none: add some there, or take it away"
         )

@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from manyheads.config import nearest
 from manyheads.data.corpus import STEMS, hold_out, is_here, read_lines
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 
 Text = str | tuple[str, str]
 
@@ -145,25 +145,25 @@ class LabelledData:
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
-            raise Mistake(f"data.held_out={self.held_out} must be above 0, below 1")
+            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
         for setting in fields(self):
             value = getattr(self, setting.name)
             own = setting.name not in OF_ALL_TASKS
             if self.task != "own" and own and value != setting.default:
-                raise Mistake(
+                raise UserError(
                     f"data.{setting.name}={value} is for tables of your own, and data.task="
                     f"{self.task} has its official ones: leave it out, or set data.task=own"
                 )
         columns = {"text": self.text, "pair": self.pair, "label": self.label}
         for name, value in columns.items():
             if (not value and name != "pair") or (value.isdecimal() and int(value) == 0):
-                raise Mistake(
+                raise UserError(
                     f"data.{name}={value} names no column: give its name in the header, or its "
                     "number from 1 where there is no header"
                 )
         given = [value for value in columns.values() if value]
         if len(set(given)) < len(given):
-            raise Mistake(f"data.text, data.pair and data.label must differ (not {given})")
+            raise UserError(f"data.text, data.pair and data.label must differ (not {given})")
 
     @property
     def regression(self) -> bool:
@@ -187,17 +187,17 @@ class LabelledData:
         if self.task != "own":
             return self._table(self._glue_file(split))
         if split not in STEMS:
-            raise Mistake(f"there is no split '{split}': {nearest(split, STEMS)}")
+            raise UserError(f"there is no split '{split}': {nearest(split, STEMS)}")
         path = self._own_file(split)
         if path is not None and split != "train":
             return self._table(path)
         if split == "test":
-            raise Mistake(
+            raise UserError(
                 "there is no file for the split 'test': give data.test=FILE, or use --split valid"
             )
         train = self._own_file("train")
         if train is None:
-            raise Mistake(
+            raise UserError(
                 "data.train is needed (or train.tsv in data.folder): columns between tabs, e.g. "
                 "data.train=reviews.tsv data.text=review data.label=stars"
             )
@@ -214,7 +214,7 @@ class LabelledData:
             return ("score",)
         found = sorted(set(train.labels))
         if len(found) < 2:
-            raise BadData(
+            raise DataError(
                 f"{train.name}: every label is '{found[0]}', and a classifier needs two: check "
                 f"that the column '{self.columns.label}' holds the labels"
             )
@@ -256,13 +256,13 @@ class LabelledData:
     def _glue_file(self, split: str) -> Path:
         task = GLUE[self.task]
         if split.startswith("test"):
-            raise Mistake(
+            raise UserError(
                 f"the labels of {task.folder}'s test set are not public: use --split valid"
             )
         if split not in task.files:
-            raise Mistake(f"there is no split '{split}': {nearest(split, task.files)}")
+            raise UserError(f"there is no split '{split}': {nearest(split, task.files)}")
         if not self.folder:
-            raise Mistake(
+            raise UserError(
                 f"data.folder is needed: the folder {task.folder} with {task.files['train']}, or "
                 "the one that holds it, e.g. data.folder=glue"
             )
@@ -270,7 +270,7 @@ class LabelledData:
         inside = [path for path in sorted(folder.iterdir()) if _alike(path.name, task.folder)]
         path = next((path for path in inside if path.is_dir()), folder) / task.files[split]
         if not is_here(path):
-            raise Mistake(
+            raise UserError(
                 f"no file {path} (nor {path.name}.gz) for data.task={self.task}: data.folder is "
                 f"the folder {task.folder} of GLUE, or the one that holds it"
             )
@@ -282,7 +282,7 @@ def places(part: Labelled, names: Sequence[str]) -> Int[np.ndarray, " rows"]:
     place = {name: number for number, name in enumerate(names)}
     for line, label in zip(part.lines, part.labels, strict=True):
         if label not in place:
-            raise BadData(
+            raise DataError(
                 f"{part.name}:{line}: the label '{label}' is none of {_listed(names)}: mend "
                 "the row, or train with rows of this label"
             )
@@ -302,7 +302,7 @@ def _read_table(
         cells = [cell.strip() for cell in row.split("\t")]
         broken = _what_is_broken(cells, columns.wanted, at, len(header or []))
         if broken and not skip:
-            raise BadData(
+            raise DataError(
                 f"{path}:{line}: {broken}; mend the row, or leave such rows out with "
                 "data.broken_rows=skip"
             )
@@ -313,7 +313,7 @@ def _read_table(
             kept.append(line)
     if not kept:
         what = "a header" if header and len(lines) == 1 else "broken rows"
-        raise BadData(f"{path}: nothing but {what}; give a file with labelled rows")
+        raise DataError(f"{path}: nothing but {what}; give a file with labelled rows")
     left_out = len(lines) - (header is not None) - len(kept)
     without = f", without {left_out:,} broken ones" if left_out else ""
     return Labelled(
@@ -336,7 +336,7 @@ def _column(path: Path, name: str, header: list[str] | None, remedy: str) -> int
     advice = f"did you mean '{close[0]}'?" if close else remedy
     if len(header) == 1:
         advice = "the columns of a table stand between tabs"
-    raise BadData(f"{path}:1: no column '{name}' in the header {_listed(header)}: {advice}")
+    raise DataError(f"{path}:1: no column '{name}' in the header {_listed(header)}: {advice}")
 
 
 def _what_is_broken(
@@ -363,7 +363,7 @@ def _numbers(path: Path, lines: list[int], texts: list[str]) -> list[float]:
         except ValueError:
             numbers.append(math.nan)
         if not math.isfinite(numbers[-1]):
-            raise BadData(f"{path}:{line}: '{text}' is no number; write it like 3.5")
+            raise DataError(f"{path}:{line}: '{text}' is no number; write it like 3.5")
     return numbers
 
 
@@ -375,7 +375,7 @@ def _hold_out(whole: Labelled, share: float) -> tuple[list[int], list[int]]:
     trained = {whole.labels[row] for row in train}
     held = [row for row in valid if whole.labels[row] in trained]
     if not held:
-        raise BadData(
+        raise DataError(
             f"{whole.name}: too few rows of each label to hold some out for validation; give "
             "more, or a file with data.valid, or say that labels are numbers by data.answer=number"
         )
@@ -396,7 +396,9 @@ def _alike(one: str, other: str) -> bool:
 
 def _folder(name: str) -> Path:
     if Path(name).is_file():
-        raise Mistake(f"data.folder={name} is a file: give data.train={name}")
+        raise UserError(f"data.folder={name} is a file: give data.train={name}")
     if name and not Path(name).is_dir():
-        raise Mistake(f"data.folder={name} is not a folder (seen from here): give data.folder=...")
+        raise UserError(
+            f"data.folder={name} is not a folder (seen from here): give data.folder=..."
+        )
     return Path(name)

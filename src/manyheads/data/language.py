@@ -16,8 +16,8 @@ from jaxtyping import Bool, Int
 
 from manyheads.config import nearest
 from manyheads.data.corpus import read_lines
-from manyheads.errors import BadData, Mistake
-from manyheads.tokens import Tokenizer
+from manyheads.errors import DataError, UserError
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 Lines = Literal["text", "sentences"]
 
@@ -127,7 +127,7 @@ class TextData:
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
-            raise Mistake(f"data.held_out={self.held_out} must be above 0, below 1")
+            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
 
     def splits(self) -> list[str]:
         files = self._files()
@@ -140,13 +140,13 @@ class TextData:
     def read(self, split: str) -> Texts:
         files = self._files()
         if split not in files:
-            raise Mistake(f"there is no split '{split}': {nearest(split, files)}")
+            raise UserError(f"there is no split '{split}': {nearest(split, files)}")
         paths = files[split]
         held_out = not files["valid"] and split != "test"
         if held_out:
             paths = files["train"]
         if not paths:
-            raise Mistake(self._missing(split, files))
+            raise UserError(self._missing(split, files))
         documents = [document for path in paths for document in self._documents(path)]
         name = str(paths[0]) if len(paths) == 1 else f"{self.folder} ({len(paths)} files)"
         if held_out:
@@ -175,14 +175,14 @@ class TextData:
         files: dict[str, list[Path]] = {"train": [], "valid": [], "test": []}
         folder = Path(self.folder)
         if not self.folder and not self.file:
-            raise Mistake(
+            raise UserError(
                 "data.folder or data.file is needed: a folder of text files, or one of them, "
                 "e.g. data.folder=corpus"
             )
         if folder.is_file():
-            raise Mistake(f"data.folder={self.folder} is a file: give data.file={self.folder}")
+            raise UserError(f"data.folder={self.folder} is a file: give data.file={self.folder}")
         if self.folder and not folder.is_dir():
-            raise Mistake(
+            raise UserError(
                 f"data.folder={self.folder} is not a folder (seen from here): give data.folder=..."
             )
         if self.file:
@@ -195,7 +195,7 @@ class TextData:
                 split = next((key for key, words in PURPOSES.items() if parts & words), "train")
                 files[split].append(folder / name)
         if not any(files.values()):
-            raise Mistake(
+            raise UserError(
                 f"data.folder={self.folder} holds no text file (folders in it are not read): put "
                 "some there"
             )
@@ -204,7 +204,7 @@ class TextData:
     def _documents(self, path: Path) -> Iterator[Document]:
         lines = read_lines(path)
         if not any(line.strip() for line in lines):
-            raise BadData(f"{path}: every line is empty; give a file with text in it")
+            raise DataError(f"{path}: every line is empty; give a file with text in it")
         if self.lines == "text":
             yield Document([line + "\n" for line in lines], str(path), 1)
             return
@@ -261,7 +261,7 @@ def _cut_sentences(
     [document] = documents
     sentences, file, line = document.sentences, document.file, document.line
     if len(sentences) < 2:
-        raise BadData(
+        raise DataError(
             f"{file}:{line}: this one sentence cannot be trained on and held out for validation: "
             "give more text, or a folder that has a file NAME.valid.txt too"
         )
@@ -329,7 +329,7 @@ class EncodedText:
         """How many whole stretches of this length there are; none is refused."""
         count = len(self.flat) // length
         if not count:
-            raise BadData(
+            raise DataError(
                 f"{self.name}: {len(self.flat)} tokens held out are too few for a stretch of "
                 f"{length}: give more text, or train with a lower model.max_length"
             )
@@ -390,7 +390,7 @@ class Windows:
         name: str = "the text",
     ) -> None:
         if tokens < length:
-            raise BadData(
+            raise DataError(
                 f"{name}: {tokens} tokens are too few to train on stretches of {length}: give "
                 "more text, or lower model.max_length"
             )

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from jaxtyping import Bool, Int
 
-from manyheads.errors import Mistake, check_above_zero, check_at_least, check_share
+from manyheads.errors import UserError, check_above_zero, check_at_least, check_share
 
 Tokens = Int[np.ndarray, " _"]  # any number of them: texts need not be equally long
 
@@ -43,9 +43,9 @@ class Masked:
         _check_rate("objective.rate", self.rate)
         for name, share in (("mask", self.mask_share), ("random", self.random_share)):
             if not 0 <= share <= 1:
-                raise Mistake(f"objective.{name}_share={share} must be from 0 to 1")
+                raise UserError(f"objective.{name}_share={share} must be from 0 to 1")
         if self.mask_share + self.random_share > 1:
-            raise Mistake(
+            raise UserError(
                 f"objective.mask_share={self.mask_share} and "
                 f"objective.random_share={self.random_share} must be at most 1 together"
             )
@@ -69,7 +69,7 @@ class Replaced:
     def __post_init__(self) -> None:
         _check_rate("objective.rate", self.rate)
         if not 0 < self.generator_share <= 1:
-            raise Mistake(
+            raise UserError(
                 f"objective.generator_share={self.generator_share} must be above 0, at most 1"
             )
         check_above_zero("objective.weight", self.weight)
@@ -116,7 +116,7 @@ Objective = Causal | Masked | Replaced | Spans | Denoising | BothWays
 
 def _check_rate(name: str, rate: float) -> None:
     if not 0 < rate < 1:
-        raise Mistake(f"{name}={rate} must be above 0, below 1")
+        raise UserError(f"{name}={rate} must be above 0, below 1")
 
 
 def hide(
@@ -163,7 +163,7 @@ def _word_draws(
 def span_sizes(length: int, *, rate: float, mean_length: float) -> tuple[int, int]:
     """How many tokens of a text of this length T5 hides, and in how many spans."""
     if length < 2:
-        raise Mistake(f"a text of {length} tokens has no span to hide: give at least 2")
+        raise UserError(f"a text of {length} tokens has no span to hide: give at least 2")
     hidden = min(max(round(length * rate), 1), length - 1)
     return hidden, min(max(round(hidden / mean_length), 1), hidden, length - hidden)
 
@@ -213,7 +213,7 @@ def corrupt_spans(
         raise ValueError("the rows differ in how many tokens or spans are hidden")
     spans = int(counts[1, 0])
     if spans >= len(sentinels):
-        raise Mistake(
+        raise UserError(
             f"{spans} spans need {spans + 1} sentinels, but there are {len(sentinels)}: raise "
             "objective.mean_length, lower objective.rate, or give the tokenizer more of them"
         )
@@ -236,7 +236,7 @@ def restore_spans(
     restored = [before]
     for piece in pieces:
         if int(piece[0]) not in spans:
-            raise Mistake(f"sentinel {piece[0]} of the source has no span in the target")
+            raise UserError(f"sentinel {piece[0]} of the source has no span in the target")
         restored += [spans[int(piece[0])], piece[1:]]
     return np.concatenate(restored)
 

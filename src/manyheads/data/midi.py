@@ -11,8 +11,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from manyheads.errors import BadData, Mistake
-from manyheads.files import replace_file
+from manyheads.errors import DataError, UserError
+from manyheads.fileio import replace_file
 
 Pedal = Literal["extend", "ignore"]
 Clock = Callable[[int], int]  # from ticks of a file to steps
@@ -129,14 +129,14 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Mistake(f"cannot read {path} ({error.strerror}); check the path") from None
+        raise UserError(f"cannot read {path} ({error.strerror}); check the path") from None
 
 
 def _mido() -> Any:
     try:
         import mido
     except ImportError:
-        raise Mistake(
+        raise UserError(
             "MIDI files need mido: install it with pip install 'manyheads[music]'"
         ) from None
     return mido
@@ -145,9 +145,9 @@ def _mido() -> Any:
 def _opened(content: bytes, name: str) -> Any:
     mido = _mido()
     if not content:
-        raise BadData(f"{name}: the file is empty; copy it again, or take it away")
+        raise DataError(f"{name}: the file is empty; copy it again, or take it away")
     if content[: len(BEGINS)] != BEGINS[: len(content)]:
-        raise BadData(
+        raise DataError(
             f"{name}: not a MIDI file, whatever its name (it does not begin with "
             f"{BEGINS.decode()}); take it away"
         )
@@ -155,12 +155,12 @@ def _opened(content: bytes, name: str) -> Any:
         file = mido.MidiFile(file=BytesIO(content))
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split()) or "it is cut off"
-        raise BadData(
+        raise DataError(
             f"{name}: not a whole MIDI file ({reason}); copy it again, or take it away"
         ) from None
     if file.type == 2 or file.ticks_per_beat <= 0:
         what = "tracks that are songs of their own" if file.type == 2 else "no ticks per beat"
-        raise BadData(f"{name}: this MIDI file has {what}; save it as format 0 or 1")
+        raise DataError(f"{name}: this MIDI file has {what}; save it as format 0 or 1")
     return file
 
 

@@ -13,7 +13,7 @@ from manyheads.data.corpus import STEMS, hold_out, is_here, read_lines
 from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, grid_of
 from manyheads.data.language import Document, Texts
 from manyheads.data.midi import PITCHES, SUFFIXES, read_bytes
-from manyheads.errors import BadData, Mistake, check_above_zero
+from manyheads.errors import DataError, UserError, check_above_zero
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 SILENCE = -1  # in files of chorales
@@ -67,15 +67,17 @@ class MusicData:
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
-            raise Mistake(f"data.held_out={self.held_out} must be above 0, below 1")
+            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
         if not 0 <= self.transpose < PITCHES:
-            raise Mistake(f"data.transpose={self.transpose} must be from 0 to {PITCHES - 1}")
+            raise UserError(f"data.transpose={self.transpose} must be from 0 to {PITCHES - 1}")
         for tempo in self.tempi:
             check_above_zero("data.tempi", tempo)
         if isinstance(self.encoding, ChoraleGrid) and self.tempi:
-            raise Mistake("data.tempi has no say where notes are counted, not timed: leave it out")
+            raise UserError(
+                "data.tempi has no say where notes are counted, not timed: leave it out"
+            )
         if self.file and not isinstance(self.encoding, ChoraleGrid):
-            raise Mistake(
+            raise UserError(
                 f"data.file={self.file} is for chorales in JSON: give MIDI files as data.folder, "
                 "or choose data.encoding=chorale"
             )
@@ -88,7 +90,7 @@ class MusicData:
 
     def read(self, split: str) -> Music:
         if split not in STEMS:
-            raise Mistake(f"there is no split '{split}': {nearest(split, STEMS)}")
+            raise UserError(f"there is no split '{split}': {nearest(split, STEMS)}")
         pieces = self._chorales(split) if self.file else self._files(split)
         where = str(Path(self.folder) / self.file) if self.file else self.folder
         name, closing = f"{where}, {split}", self.encoding.closing
@@ -108,13 +110,13 @@ class MusicData:
         if held:
             place = places["train"]
         if place is None:
-            raise Mistake(
+            raise UserError(
                 f"data.folder={self.folder} has no music for the split '{split}': put a folder "
                 f"{split} of MIDI files there, or {split}.tar.gz, or use --split valid"
             )
         files = list(_contents(place))
         if not files:
-            raise BadData(f"{place} holds no MIDI file ({' or '.join(SUFFIXES)}): put some there")
+            raise DataError(f"{place} holds no MIDI file ({' or '.join(SUFFIXES)}): put some there")
         rows = list(range(len(files)))
         if held:
             rows = hold_out(len(files), self.held_out, seed=0)[split == "valid"]
@@ -140,11 +142,11 @@ class MusicData:
         folder = Path(self.folder)
         if not self.folder and not (self.file and is_here(Path(self.file))):
             what = f"the one that holds {self.file}" if self.file else "a folder of MIDI files"
-            raise Mistake(f"data.folder is needed: {what}, e.g. data.folder=music")
+            raise UserError(f"data.folder is needed: {what}, e.g. data.folder=music")
         if folder.is_file():
-            raise Mistake(f"data.folder={folder} is a file: give data.folder={folder.parent}")
+            raise UserError(f"data.folder={folder} is a file: give data.folder={folder.parent}")
         if not folder.is_dir():
-            raise Mistake(
+            raise UserError(
                 f"data.folder={folder} is not a folder (seen from here): give data.folder=..."
             )
         return folder
@@ -152,17 +154,17 @@ class MusicData:
     def _chorales(self, split: str) -> Iterator[tuple[str, list[str]]]:
         path = self._checked() / self.file
         if path.suffix == ".npz":
-            raise BadData(
+            raise DataError(
                 f"{path} holds pickled objects, which could run any program and are not read: "
                 "give the same as JSON"
             )
         try:
             table: Any = json.loads("\n".join(read_lines(path)))
         except json.JSONDecodeError as error:
-            raise BadData(f"{path}:{error.lineno}: not whole JSON ({error.msg})") from None
+            raise DataError(f"{path}:{error.lineno}: not whole JSON ({error.msg})") from None
         pieces = table.get(split) if isinstance(table, dict) else None
         if not isinstance(pieces, list) or not pieces:
-            raise BadData(
+            raise DataError(
                 f"{path}: there is no split '{split}' with pieces in it; give an object with "
                 "train, valid and test, each a list of chorales"
             )
@@ -170,25 +172,25 @@ class MusicData:
             name = f"{path}, {split}, piece {number}"
             words = grid_of(_frames(piece, name))
             if all(word == REST for word in words):
-                raise BadData(f"{name}: no note in this piece; take it out of the file")
+                raise DataError(f"{name}: no note in this piece; take it out of the file")
             yield name, words
 
 
 def _frames(piece: Any, name: str) -> Iterator[list[int | None]]:
     """The sixteenths of a chorale, None for silence."""
     if not isinstance(piece, list):
-        raise BadData(f"{name}: no list of sixteenths; {SEPARATE}")
+        raise DataError(f"{name}: no list of sixteenths; {SEPARATE}")
     for number, frame in enumerate(piece, start=1):
         where = f"{name}, sixteenth {number}"
         if not isinstance(frame, list) or len(frame) != ChoraleGrid.unit:
             found = f"{len(frame)} pitches" if isinstance(frame, list) else "no list"
-            raise BadData(
+            raise DataError(
                 f"{where}: {found}, and a chorale has four voices, −1 for one that is silent; "
                 f"{SEPARATE}"
             )
         wrong = [one for one in frame if type(one) is not int or not SILENCE <= one < PITCHES]
         if wrong:
-            raise BadData(
+            raise DataError(
                 f"{where}: {json.dumps(wrong[0])[:20]} is no pitch, which is a whole number from "
                 f"−1 (silence) to {PITCHES - 1}; mend it, or {SEPARATE}"
             )
@@ -216,5 +218,5 @@ def _contents(place: Path) -> Iterator[tuple[str, bytes]]:
                     assert file is not None  # a plain file
                     found.append((f"{place}:{member.name}", file.read()))
     except (tarfile.TarError, EOFError, OSError, zlib.error):
-        raise BadData(f"{place}: not a whole archive, perhaps cut off; copy it again") from None
+        raise DataError(f"{place}: not a whole archive, perhaps cut off; copy it again") from None
     yield from sorted(found)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from manyheads.config import nearest
 from manyheads.data.corpus import SHARES, STEMS, hold_out, is_here, read_lines
 from manyheads.data.translation import Corpus
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 
 LINE_END = "⏎"
 
@@ -52,12 +52,12 @@ class SummaryData:
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
-            raise Mistake(f"data.held_out={self.held_out} must be above 0, below 1")
+            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
         for name in ("source", "target"):
             if not getattr(self, name):
-                raise Mistake(f"data.{name} is empty: give the key that it has in the files")
+                raise UserError(f"data.{name} is empty: give the key that it has in the files")
         if self.source == self.target:
-            raise Mistake(f"data.source and data.target must differ (not {self.source})")
+            raise UserError(f"data.source and data.target must differ (not {self.source})")
 
     def splits(self) -> list[str]:
         return [split for split in STEMS if split != "test" or self._file(split) is not None]
@@ -65,19 +65,19 @@ class SummaryData:
     def read(self, split: str) -> Corpus:
         """The documents, summaries and references of a split."""
         if split not in STEMS:
-            raise Mistake(f"there is no split '{split}': {nearest(split, STEMS)}")
+            raise UserError(f"there is no split '{split}': {nearest(split, STEMS)}")
         path = self._file(split)
         if path is not None and split != "train":
             return self._read(path)
         if split == "test":
-            raise Mistake(
+            raise UserError(
                 "there is no file for the split 'test': give data.test=FILE, or use --split valid"
             )
         train = self._file("train")
         if train is None:
             empty = f"there is no train.jsonl in data.folder={self.folder}: put it there, or give "
             needed = empty if self.folder else "data.folder with train.jsonl is needed, or "
-            raise Mistake(
+            raise UserError(
                 f"{needed}data.train=FILE: JSON lines, each with the keys {self.source} and "
                 f"{self.target} (or as data.source and data.target say)"
             )
@@ -98,9 +98,9 @@ class SummaryData:
     def _file(self, split: str) -> Path | None:
         """The file of a split: as named, or found in the folder; None if there is none."""
         if Path(self.folder).is_file():
-            raise Mistake(f"data.folder={self.folder} is a file: give data.train={self.folder}")
+            raise UserError(f"data.folder={self.folder} is a file: give data.train={self.folder}")
         if self.folder and not Path(self.folder).is_dir():
-            raise Mistake(
+            raise UserError(
                 f"data.folder={self.folder} is not a folder (seen from here): give data.folder=..."
             )
         named = {"train": self.train, "valid": self.valid, "test": self.test}[split]
@@ -142,11 +142,13 @@ def _parse(line: str, place: str) -> dict[str, Any]:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         why = f"{str(error).partition(': line')[0]}, at character {getattr(error, 'colno', 1)}"
-        raise BadData(
+        raise DataError(
             f"{place}: not JSON ({why}); each line is one object with a document and its summary"
         ) from None
     if not isinstance(row, dict):
-        raise BadData(f"{place}: not a JSON object with a document and its summary; mend the line")
+        raise DataError(
+            f"{place}: not a JSON object with a document and its summary; mend the line"
+        )
     return row
 
 
@@ -156,15 +158,15 @@ def _text(row: dict[str, Any], key: str, setting: str, place: str) -> str:
         names = ", ".join(list(row)[:10])
         close = difflib.get_close_matches(key, row, n=1)
         advice = f"data.{setting}={close[0] if close else 'KEY'}"
-        raise BadData(f"{place}: no key '{key}' among ({names}): name another with {advice}")
+        raise DataError(f"{place}: no key '{key}' among ({names}): name another with {advice}")
     if not isinstance(row[key], str):
-        raise BadData(f"{place}: '{key}' is no text: mend the row")
+        raise DataError(f"{place}: '{key}' is no text: mend the row")
     text = as_line(row[key])
     if not text:
-        raise BadData(f"{place}: '{key}' is empty: mend the row, or take it out")
+        raise DataError(f"{place}: '{key}' is empty: mend the row, or take it out")
     if not text.isprintable():  # seldom, so that the closer look costs nothing
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise BadData(f"{place}: '{key}' holds half a character (\\ud…): mend it") from None
+            raise DataError(f"{place}: '{key}' holds half a character (\\ud…): mend it") from None
     return text

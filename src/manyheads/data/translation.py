@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from manyheads.config import nearest
 from manyheads.data.batching import Ragged, Rows
 from manyheads.data.corpus import SHARES, STEMS, hold_out, is_here, read_pairs
-from manyheads.data.phrasebook import Pair, sentences
-from manyheads.errors import BadData, Mistake
-from manyheads.segments import Segmenter
-from manyheads.tokens import Tokenizer
+from manyheads.errors import DataError, UserError
+from manyheads.phrasebook import Pair, sentences
+from manyheads.tokenizer.bpe_dropout import Segmenter
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class PhrasebookData:
         for split, most in (("train", 300_000), ("valid", 20_000), ("test", 20_000)):
             pairs = getattr(self, f"{split}_pairs")
             if not 1 <= pairs <= most:
-                raise Mistake(f"data.{split}_pairs={pairs} must be from 1 to {most:_}")
+                raise UserError(f"data.{split}_pairs={pairs} must be from 1 to {most:_}")
 
     def splits(self) -> list[str]:
         return ["train", "valid", "test", "compositional"]
 
     def read(self, split: str) -> Corpus:
         if split not in self.splits():
-            raise Mistake(f"there is no split '{split}': {nearest(split, self.splits())}")
+            raise UserError(f"there is no split '{split}': {nearest(split, self.splits())}")
         counts = {"train": self.train_pairs, "valid": self.valid_pairs}
         pairs = sentences(self.pair, split, counts.get(split, self.test_pairs))
         return Corpus([p.source for p in pairs], [p.target for p in pairs], pairs)
@@ -90,7 +90,7 @@ class FilesData:
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
-            raise Mistake(f"data.held_out={self.held_out} must be above 0, below 1")
+            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
 
     def splits(self) -> list[str]:
         return [split for split in ("train", "valid", "test") if self._has(split)]
@@ -100,7 +100,7 @@ class FilesData:
 
     def read(self, split: str) -> Corpus:
         if not self.source or not self.target:
-            raise Mistake(
+            raise UserError(
                 "data.source and data.target are needed: two files, or two file endings in "
                 "data.folder, e.g. data.folder=corpus data.source=en data.target=de"
             )
@@ -109,9 +109,9 @@ class FilesData:
             return self._read(*files)
         if split not in STEMS:
             known = [*STEMS, *self._longer_stems("test")]
-            raise Mistake(f"there is no split '{split}': {nearest(split, known)}")
+            raise UserError(f"there is no split '{split}': {nearest(split, known)}")
         if split == "test":
-            raise Mistake(
+            raise UserError(
                 f"there are no files for the split '{split}': give data.{split}_source and "
                 f"data.{split}_target, or {split}.{self.source} in data.folder, or use --split "
                 "valid"
@@ -134,7 +134,7 @@ class FilesData:
     def _path(self, name: str) -> Path:
         path = Path(self.folder) / name if self.folder else Path(name)
         if self.folder and not Path(self.folder).is_dir():
-            raise Mistake(
+            raise UserError(
                 f"data.folder={self.folder} is not a folder (seen from here): give data.folder=..."
             )
         return path
@@ -147,7 +147,7 @@ class FilesData:
             "test": (self.test_source, self.test_target),
         }.get(split, ("", ""))
         if any(named) and not all(named):
-            raise Mistake(f"data.{split}_source and data.{split}_target go together: give both")
+            raise UserError(f"data.{split}_source and data.{split}_target go together: give both")
         if all(named) and (split != "train" or is_here(self._path(named[0]))):
             return self._path(named[0]), self._path(named[1])
         for stem in (*STEMS.get(split, (split,)), *self._longer_stems(split)):
@@ -270,9 +270,9 @@ class EncodedPairs:
     ) -> None:
         self.frame = Frame.of(tokenizer) if frame is None else frame
         if not corpus.sources:
-            raise BadData(f"{corpus.name} holds no sentence pair")
+            raise DataError(f"{corpus.name} holds no sentence pair")
         if max_length < 2:
-            raise Mistake(f"model.max_length={max_length} leaves no room for text: raise it")
+            raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
         sources = [self.frame.source(ids) for ids in tokenizer.encode_batch(corpus.sources)]
         targets = [[*ids, self.frame.end] for ids in tokenizer.encode_batch(corpus.targets)]
         long = [
@@ -284,7 +284,7 @@ class EncodedPairs:
         numbers = [row + 1 for row in corpus.rows or range(len(sources))]
         if long and too_long == "refuse":
             tokens = max(len(sources[long[0]]), len(targets[long[0]]))
-            raise BadData(
+            raise DataError(
                 f"{corpus.name}: {len(long)} pairs are longer than model.max_length={max_length}, "
                 f"the first is pair {numbers[long[0]]} with {tokens} tokens: raise it, or leave "
                 "them out with train.too_long=skip, or cut them with train.too_long=cut"
@@ -296,7 +296,7 @@ class EncodedPairs:
         left_out = set(long) if too_long == "skip" else set()
         self.kept = [row for row in range(len(sources)) if row not in left_out]
         if not self.kept:
-            raise BadData(
+            raise DataError(
                 f"{corpus.name}: every pair is longer than model.max_length={max_length}: raise it"
             )
         done = "were left out" if too_long == "skip" else "are cut there"

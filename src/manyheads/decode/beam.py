@@ -24,8 +24,8 @@ from manyheads.decode.hypotheses import (
     take,
 )
 from manyheads.decode.logits import foremost, log_mass
-from manyheads.errors import Mistake, check_at_least
-from manyheads.tokens import Tokenizer
+from manyheads.errors import UserError, check_at_least
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 # Settings that are a token, and the tokenizer's tokens that are never written.
 TOKENS = ("first", "start", "end", "source_start")
@@ -94,15 +94,15 @@ class Decode:
         for name in ("longest_ratio", "validate_sentences", "shortest", *TOKENS):
             check_at_least(f"decode.{name}", getattr(self, name), 0)
         if self.beam > WIDEST:
-            raise Mistake(f"decode.beam={self.beam} is wider than {WIDEST}: lower it")
+            raise UserError(f"decode.beam={self.beam} is wider than {WIDEST}: lower it")
         least, most = PENALTIES[self.penalty]
         if not least <= self.length_penalty <= most:
-            raise Mistake(
+            raise UserError(
                 f"decode.length_penalty={self.length_penalty} must be from {least} to {most} "
                 f"with decode.penalty={self.penalty}"
             )
         if self.best_first and self.stopping == "beam-ended":
-            raise Mistake(
+            raise UserError(
                 "decode.order=best-first fills no beams that could end: set "
                 "decode.stopping=none-better-ever or decode.stopping=none-better-now"
             )
@@ -115,7 +115,7 @@ class Decode:
     def refuse_best_first(self) -> None:
         """For all that searches by length alone."""
         if self.best_first:
-            raise Mistake(
+            raise UserError(
                 "decode.order=best-first is for one Transformer that translates, run by PyTorch, "
                 "with dense, fused or flex attention and without experts: set decode.order=length"
             )
@@ -210,7 +210,7 @@ class Marks:
     def _known(self, name: str) -> list[int]:
         try:
             return [getattr(self.tokenizer, name)]
-        except Mistake:  # files from elsewhere do not have them all
+        except UserError:  # files from elsewhere do not have them all
             return []
 
     def check(self, vocabulary: int) -> None:
@@ -219,7 +219,7 @@ class Marks:
         named += [("banned", token) for token in self.decode.banned or ()]
         for name, token in named:
             if token is not None and not 0 <= token < vocabulary:
-                raise Mistake(
+                raise UserError(
                     f"decode.{name}={token} is no token of this model: it has 0 to {vocabulary - 1}"
                 )
 

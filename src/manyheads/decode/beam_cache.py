@@ -15,10 +15,10 @@ from einops import rearrange
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from manyheads.decode.cache import KeyValueCache
-from manyheads.decode.recorded import steady
+from manyheads.decode.cuda_graphs import steady
+from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.nn.attention import KeysAndValues
-from manyheads.nn.masks import Rule, Sight
+from manyheads.nn.masks import AttentionMask, Rule
 from manyheads.nn.shapes import Real
 
 FREED = 16  # slots that are nobody's, for which a copy pays
@@ -53,7 +53,9 @@ class BeamCache(KeyValueCache):
         self.table = torch.empty(0)  # the slots of each hypothesis, in the order of its tokens
         self.places = torch.empty(0)  # the position of what lies in a slot
 
-    def look(self, rule: Rule, length: int, real: Real | None, device: torch.device) -> Sight:
+    def look(
+        self, rule: Rule, length: int, real: Real | None, device: torch.device
+    ) -> AttentionMask:
         if self.beams == 1:
             return super().look(rule, length, real, device)
         sentences, k, _ = self.table.shape
@@ -61,7 +63,7 @@ class BeamCache(KeyValueCache):
         self.table = torch.cat([self.table, own[..., None]], dim=-1)
         now = self.places.new_full((1, k), self._length)
         self.places = torch.cat([self.places, now.expand(len(self.places), k)], dim=1)
-        return Sight(Lineage(self._seen()), now, self.places)
+        return AttentionMask(Lineage(self._seen()), now, self.places)
 
     def _seen(self) -> Bool[Tensor, "n k slots"]:
         """Which slots are whose."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 from manyheads.data.events import Encoding
 from manyheads.decode.generate import AnyGenerator
 from manyheads.decode.sample import Sample
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 
 def prompt_of(
@@ -24,7 +24,9 @@ def prompt_of(
     known = [(word, tokenizer.token_id(word)) for word in prime]
     strange = next((word for word, number in known if number is None), None)
     if strange is not None:
-        raise Mistake(f"the prime has '{strange}', which this model has no token for: leave it out")
+        raise UserError(
+            f"the prime has '{strange}', which this model has no token for: leave it out"
+        )
     ids = [generator.marks.end, *(number for _, number in known if number is not None)]
     room = generator.positions or generator.context
     if room is None:

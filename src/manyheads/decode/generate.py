@@ -10,13 +10,13 @@ from torch import Tensor
 
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
 from manyheads.decode.beam_cache import cache_for
-from manyheads.decode.recorded import Recordings, steady
+from manyheads.decode.cuda_graphs import Recordings, steady
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.writer import Writer
-from manyheads.errors import Mistake, check_at_least
+from manyheads.errors import UserError, check_at_least
 from manyheads.models.gpt import Gpt
 from manyheads.nn.arranged import Arrangement
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 GREEDY = Sample(temperature=0.0)
 Prompts = Int[Tensor, "n length"]
@@ -208,7 +208,7 @@ class AnyGenerator:
         tokens = self.vocabulary
         strange = next((token for token in prompt if not 0 <= token < tokens), None)
         if strange is not None:
-            raise Mistake(
+            raise UserError(
                 f"a prompt holds the token {strange}, but the model has 0 to {tokens - 1}: "
                 "encode it with the model's own tokenizer"
             )
@@ -226,7 +226,7 @@ class AnyGenerator:
                 )
             return limit
         if length > most:
-            raise Mistake(
+            raise UserError(
                 f"a prompt of {length} tokens, but the model's learned positions end at {most}: "
                 "shorten it"
             )

@@ -6,7 +6,7 @@ from itertools import islice
 
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import AnyTranslator
-from manyheads.errors import BadData
+from manyheads.errors import DataError
 
 LINES_AT_ONCE = 512
 BYTE_ORDER_MARK = "\ufeff"
@@ -19,7 +19,7 @@ def read_lines(stream: Iterable[bytes]) -> Iterator[str]:
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise BadData(
+            raise DataError(
                 f"line {number} of the input is not UTF-8 (byte {error.start + 1}): convert it"
             ) from None
         if number == 1:

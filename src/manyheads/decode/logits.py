@@ -1,10 +1,10 @@
-"""What a step of writing asks of rows of logits: on a GPU by our own kernels (nn/foremost.py)."""
+"""What a step of writing asks of rows of logits: on a GPU by our own kernels (kernels/topk.py)."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.nn.trusted import HALF, TRITON, trusted
+from manyheads.kernels.dispatch import HALF, TRITON, trusted
 
 FEW = 32  # up to so many of a row our kernel is faster
 
@@ -12,7 +12,7 @@ FEW = 32  # up to so many of a row our kernel is faster
 def log_mass(logits: Float[Tensor, "rows v"]) -> Float[Tensor, "rows 1"]:
     """The log of what the exponentials of each row sum to, in float32 at least; one is above −∞."""
     if has_kernel(logits):
-        from manyheads.nn.foremost import log_mass
+        from manyheads.kernels.topk import log_mass
 
         total: Tensor = log_mass(logits)
         return total
@@ -27,7 +27,7 @@ def foremost(
 ) -> tuple[Float[Tensor, "rows w"], Int[Tensor, "rows w"]]:
     """The greatest of each row, in order, and where they are; which of equal ones is left open."""
     if most <= FEW and has_kernel(values):
-        from manyheads.nn.foremost import foremost
+        from manyheads.kernels.topk import foremost
 
         best, places = foremost(values, most)
         return best, places
@@ -47,5 +47,5 @@ def has_kernel(values: Tensor) -> bool:
         and values.dtype in (torch.float32, *HALF)
         and len(values) > 0
         and TRITON
-        and trusted("foremost", values.device.index)
+        and trusted("topk", values.device.index)
     )

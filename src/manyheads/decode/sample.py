@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.decode.logits import likeliest
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,13 @@ class Sample:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
-            raise Mistake(f"temperature={self.temperature} must be a number from 0 on")
+            raise UserError(f"temperature={self.temperature} must be a number from 0 on")
         if not 0 < self.top_p <= 1:
-            raise Mistake(f"top_p={self.top_p} must be above 0, at most 1")
+            raise UserError(f"top_p={self.top_p} must be above 0, at most 1")
         if not 0 <= self.min_p <= 1:
-            raise Mistake(f"min_p={self.min_p} must be from 0 to 1; 0 turns it off")
+            raise UserError(f"min_p={self.min_p} must be from 0 to 1; 0 turns it off")
         if self.top_k < 0:
-            raise Mistake(f"top_k={self.top_k} must not be negative; 0 turns it off")
+            raise UserError(f"top_k={self.top_k} must not be negative; 0 turns it off")
 
 
 def filtered(logits: Float[Tensor, "rows v"], sample: Sample) -> Float[Tensor, "rows v"]:

@@ -11,9 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyheads.decode.beam import BeamSearch, Hypothesis, length_penalty
+from manyheads.decode.cuda_graphs import ASKED, Recorded, compiled
 from manyheads.decode.hypotheses import NEVER, Hypotheses, continuations, in_beam, take
 from manyheads.decode.logits import foremost, log_mass
-from manyheads.decode.recorded import ASKED, Recorded, compiled
 from manyheads.decode.steady import AllowedAnywhere, Steps
 
 

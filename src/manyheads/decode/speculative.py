@@ -19,10 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.decode.beam import Allowed
-from manyheads.decode.cache import KeyValueCache
 from manyheads.decode.generate import AnyGenerator, Generator, Prompts, Rows
+from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.decode.sample import Sample, Sampler, filtered, pick
-from manyheads.errors import Mistake, check_at_least
+from manyheads.errors import UserError, check_at_least
 from manyheads.models.gpt import Gpt
 
 Chances = Float[Tensor, "t v"]
@@ -155,7 +155,7 @@ class Speculative(Generator):
         check_at_least("ahead", self.ahead, 1)
         own, other = self.vocabulary, self.draft.tokens.num_embeddings
         if own != other:
-            raise Mistake(
+            raise UserError(
                 f"the draft has {other} tokens and the model {own}: choose one that was trained "
                 "with the same tokenizer"
             )
@@ -183,9 +183,9 @@ class Speculative(Generator):
 def drafted(generator: AnyGenerator, draft: AnyGenerator) -> Speculative:
     """The same generator with the model of another one as its draft."""
     if not isinstance(generator, Generator) or not isinstance(draft, Generator):
-        raise Mistake("a draft and what it helps are runs themselves: one of these was exported")
+        raise UserError("a draft and what it helps are runs themselves: one of these was exported")
     if generator.tokenizer.to_json() != draft.tokenizer.to_json():
-        raise Mistake(
+        raise UserError(
             "the draft has another tokenizer: choose a run that was trained on the same texts with "
             "the same tokens"
         )

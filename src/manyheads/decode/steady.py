@@ -16,12 +16,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.decode.beam import Allowed
-from manyheads.decode.cache import KeyValueCache
-from manyheads.decode.fixed_cache import FixedCache
+from manyheads.decode.cuda_graphs import ASKED, Recorded, compiled, reads_filled_up, room_to_read
 from manyheads.decode.hypotheses import NEVER
+from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.decode.logits import has_kernel, log_mass
-from manyheads.decode.recorded import ASKED, Recorded, compiled, reads_filled_up, room_to_read
 from manyheads.decode.sample import Sample, choose
+from manyheads.decode.static_cache import FixedCache
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Memory, Seq2Seq
 from manyheads.nn.attention import CrossAttention

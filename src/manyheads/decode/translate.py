@@ -12,17 +12,17 @@ from manyheads.data.batching import Ragged, in_order_of_length
 from manyheads.decode.beam import Allowed, BeamSearch, Decode, Hypothesis, Marks, Stepper
 from manyheads.decode.beam_cache import cache_for
 from manyheads.decode.best_first import AT_ONCE, HELD, BestFirst
+from manyheads.decode.cuda_graphs import Recordings, steady
 from manyheads.decode.generate import collect
-from manyheads.decode.recorded import Recordings, steady
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.tree_cache import TreeCache
 from manyheads.decode.writer import Writer
-from manyheads.models.joined import EncoderDecoder
+from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.seq2seq import Memory, Seq2Seq
 from manyheads.nn.arranged import Arrangement
 from manyheads.nn.attention import CrossAttention, KeysAndValues
-from manyheads.nn.masks import Sight, full, look
-from manyheads.tokens import Tokenizer
+from manyheads.nn.masks import AttentionMask, full, look
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 READ = 512  # tokens of sources in a pass, with little padding between long and short ones
 Sources = Int[Tensor, "n s"]
@@ -50,7 +50,8 @@ class Seq2SeqStepper:
         sight = self.memory.sight
         real = None if sight.real is None else sight.real[sentences]
         self.memory = Memory(
-            self.memory.states[sentences], Sight(sight.rule, sight.queries, sight.keys, real)
+            self.memory.states[sentences],
+            AttentionMask(sight.rule, sight.queries, sight.keys, real),
         )
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.nn.attention import KeysAndValues
-from manyheads.nn.masks import Causal, Rule, Sight
+from manyheads.nn.masks import AttentionMask, Causal, Rule
 from manyheads.nn.shapes import Real
 
 ROOM = 32  # positions and slots to begin with
@@ -132,13 +132,15 @@ class TreeCache:
             held.flatten(0, 1).index_copy_(0, into, part)
             begin += heads * channels
 
-    def look(self, rule: Rule, length: int, real: Real | None, device: torch.device) -> Sight:
+    def look(
+        self, rule: Rule, length: int, real: Real | None, device: torch.device
+    ) -> AttentionMask:
         """The sight of the last tokens on their pasts."""
         assert isinstance(rule, Causal)
         assert length == 1
         assert real is None
         every = torch.arange(self.length + 1, device=device)[None]
-        return Sight(rule, self._positions[:, None], every)
+        return AttentionMask(rule, self._positions[:, None], every)
 
     def extend(self, owner: nn.Module, keys: NewKeys, values: NewValues) -> KeysAndValues:
         """Put the last tokens behind their pasts; gives the rows as far as the longest goes."""

@@ -10,16 +10,16 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyheads.decode.beam import Allowed, BeamSearch, Hypothesis
-from manyheads.decode.fixed_cache import FixedCache
-from manyheads.decode.recorded import Recordings, room_for, rows_for, source_room_for
+from manyheads.decode.cuda_graphs import Recordings, room_for, rows_for, source_room_for
 from manyheads.decode.sample import Sampler
 from manyheads.decode.search import Searching
+from manyheads.decode.static_cache import FixedCache
 from manyheads.decode.steady import Drawing, GptSteps, Seq2SeqSteps, Steps, Texts
+from manyheads.kernels.dispatch import TRITON, trusted
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.embedding import Head
 from manyheads.nn.replaced import Separate, with_products_of
-from manyheads.nn.trusted import TRITON, trusted
 
 Rows = Int[Tensor, " rows"]
 
@@ -109,8 +109,8 @@ class Writer:
         device = next(model.parameters()).device
         if torch.is_autocast_enabled(device.type):
             return model
-        if device.type == "cuda" and TRITON and trusted("single", device.index):
-            from manyheads.nn.single import for_one_row
+        if device.type == "cuda" and TRITON and trusted("gemv", device.index):
+            from manyheads.kernels.gemv import for_one_row
 
             return for_one_row(model)
         return with_products_of(model, Separate) if self.recordings.compiled else model

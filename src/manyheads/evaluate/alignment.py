@@ -14,10 +14,10 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.data.phrasebook import Pair
 from manyheads.data.translation import Corpus, EncodedPairs
-from manyheads.models.joined import EncoderDecoder
-from manyheads.tokens import Tokenizer
+from manyheads.models.decoder_only_seq2seq import EncoderDecoder
+from manyheads.phrasebook import Pair
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.view.capture import capture
 
 Spans = Sequence[tuple[int, int]]

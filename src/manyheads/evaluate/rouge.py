@@ -7,7 +7,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores
 
 # By which parts a summary is compared, and how the sentences of a text are told apart.
@@ -26,7 +26,7 @@ def rouge_is_here() -> bool:
 def rouge_scorer(kinds: Sequence[str] = tuple(PARTS)) -> Any:
     """What compares two texts, or one line about what is missing."""
     if not rouge_is_here():
-        raise Mistake("ROUGE needs rouge-score: pip install 'manyheads[summaries]'")
+        raise UserError("ROUGE needs rouge-score: pip install 'manyheads[summaries]'")
     module: Any = importlib.import_module("rouge_score.rouge_scorer")
     return module.RougeScorer(list(kinds), use_stemmer=True)
 
@@ -43,12 +43,12 @@ def rouge_scores(
     the best F1 counts, for each kind of ROUGE by itself.
     """
     if len(summaries) != len(references) or not summaries:
-        raise Mistake(f"{len(summaries)} summaries cannot be scored by {len(references)}")
+        raise UserError(f"{len(summaries)} summaries cannot be scored by {len(references)}")
     if not all(references):
-        raise Mistake("a summary without a reference cannot be scored: give each at least one")
+        raise UserError("a summary without a reference cannot be scored: give each at least one")
     # Any other script would be scored 0 without a word.
     if not any(re.search("[a-z0-9]", one.lower()) for several in references for one in several):
-        raise Mistake(
+        raise UserError(
             "ROUGE by rouge-score knows words of a–z and 0–9, and the references have none: "
             "score them in another way"
         )

@@ -9,7 +9,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from manyheads.config import nearest
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 Scores = dict[str, Any]
 Labels = Sequence[str] | Sequence[int] | np.ndarray
@@ -19,7 +19,7 @@ Numbers = Sequence[float] | np.ndarray
 def translation_scores(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
     """sacreBLEU and chrF of a test set with their signatures, and the share of exact matches."""
     if len(hypotheses) != len(references) or not hypotheses:
-        raise Mistake(f"{len(hypotheses)} translations cannot be scored by {len(references)}")
+        raise UserError(f"{len(hypotheses)} translations cannot be scored by {len(references)}")
     bleu, chrf = BLEU(), CHRF()
     bleu_score = bleu.corpus_score(list(hypotheses), [list(references)]).score
     chrf_score = chrf.corpus_score(list(hypotheses), [list(references)]).score
@@ -45,7 +45,7 @@ def language_scores(
     The log is the natural one, and `unit` says what a token is, as "bpe, 8000 tokens".
     """
     if min(tokens, characters, bytes_, 1 if words is None else words) < 1:
-        raise Mistake("an empty text has no perplexity: give one with words in it")
+        raise UserError("an empty text has no perplexity: give one with words in it")
     _finite([nll])
     bits = nll / math.log(2)
     scores: Scores = {
@@ -89,7 +89,7 @@ def label_scores(
     predicted, wanted = _pair(predicted, wanted)
     for name in metrics:
         if name not in computed:
-            raise Mistake(f"there is no metric '{name}': {nearest(name, computed)}")
+            raise UserError(f"there is no metric '{name}': {nearest(name, computed)}")
     scores: Scores = {name: computed[name][0](predicted, wanted) for name in metrics}
     return scores | {"signature": {name: computed[name][1] for name in metrics}}
 
@@ -136,14 +136,14 @@ def pearson(one: Numbers, other: Numbers) -> float:
 def spearman(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
     """Pearson's correlation of the ranks; equal values share the mean of their ranks."""
     if len(one) != len(other) or len(one) < 2:
-        raise Mistake(f"{len(one)} values cannot be ranked against {len(other)}")
+        raise UserError(f"{len(one)} values cannot be ranked against {len(other)}")
     a, b = _ranks(np.asarray(one)), _ranks(np.asarray(other))
     return _correlation(a, b)
 
 
 def _pair(one: Labels | Numbers, other: Labels | Numbers) -> tuple[np.ndarray, np.ndarray]:
     if len(one) != len(other) or not len(one):
-        raise Mistake(f"{len(one)} answers cannot be scored by {len(other)}")
+        raise UserError(f"{len(one)} answers cannot be scored by {len(other)}")
     return np.asarray(one), np.asarray(other)
 
 
@@ -151,7 +151,7 @@ def _finite(values: Numbers) -> np.ndarray:
     """As float64, or a mistake."""
     numbers = np.asarray(values, dtype=np.float64)
     if not np.isfinite(numbers).all():
-        raise Mistake(
+        raise UserError(
             "the model's answers are no finite numbers: it has diverged; train it again, for "
             "example with a lower train.learning_rate"
         )

@@ -11,7 +11,7 @@ import re
 import torch
 from torch import Tensor
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.block import sizes_alone
 from manyheads.nn.positions import Sinusoidal
@@ -34,7 +34,7 @@ def is_interleaved(config: Seq2SeqConfig) -> bool:
 def with_halves(config: Seq2SeqConfig) -> Seq2SeqConfig:
     """The same settings, the sines before the cosines."""
     if not isinstance(config.position, Sinusoidal):
-        raise Mistake(f"model.position={config.position.kind} has no sines and cosines to part")
+        raise UserError(f"model.position={config.position.kind} has no sines and cosines to part")
     return dataclasses.replace(
         config, position=dataclasses.replace(config.position, layout="halves")
     )
@@ -43,7 +43,7 @@ def with_halves(config: Seq2SeqConfig) -> Seq2SeqConfig:
 def in_halves(model: Seq2Seq) -> Seq2Seq:
     """A model that says the same, with sinusoids in halves instead of interleaved."""
     if not is_interleaved(model.config):
-        raise Mistake("only a model whose one position is interleaved sinusoids has halves")
+        raise UserError("only a model whose one position is interleaved sinusoids has halves")
     channels = torch.arange(model.config.dim)
     order = torch.cat([channels[0::2], channels[1::2]])
     with sizes_alone():

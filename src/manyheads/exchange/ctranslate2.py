@@ -26,15 +26,15 @@ from torch.nn import functional as F
 
 from manyheads.config import nearest
 from manyheads.decode.beam import Decode, Marks
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.foreign import refuse_approximations
-from manyheads.files import PARTIAL
+from manyheads.fileio import PARTIAL
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
-from manyheads.nn.cores import share_heads
 from manyheads.nn.embedding import Embedding, Head
+from manyheads.nn.exact_attention import share_heads
 from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from manyheads.nn.positions import (
     AlibiPosition,
@@ -46,7 +46,7 @@ from manyheads.nn.positions import (
     SinusoidalPosition,
 )
 from manyheads.nn.scores import InnerScore
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 WEIGHTS, SETTINGS, TOKENIZER = "model.bin", "config.json", "tokenizer.json"
 ACTIVATION_NAMES = {
@@ -65,14 +65,14 @@ def library() -> Any:
     try:
         import ctranslate2
     except ImportError:
-        raise Mistake(
+        raise UserError(
             "the package ctranslate2 is not installed: pip install 'manyheads[exchange]'"
         ) from None
     return ctranslate2
 
 
-def _refuse(reason: str) -> Mistake:
-    return Mistake(f"CTranslate2 cannot express this model: {reason}")
+def _refuse(reason: str) -> UserError:
+    return UserError(f"CTranslate2 cannot express this model: {reason}")
 
 
 def write_ctranslate2(
@@ -92,9 +92,11 @@ def write_ctranslate2(
     """
     known = list(library().specs.model_spec.ACCEPTED_MODEL_TYPES)
     if quantization not in known:
-        raise Mistake(f"there is no quantization '{quantization}': {nearest(quantization, known)}")
+        raise UserError(
+            f"there is no quantization '{quantization}': {nearest(quantization, known)}"
+        )
     if (folder / WEIGHTS).exists():
-        raise Mistake(f"{folder} holds a CTranslate2 model already: choose another folder")
+        raise UserError(f"{folder} holds a CTranslate2 model already: choose another folder")
     refuse_approximations(model)
     marks = Marks(tokenizer, decode or Decode())
     with torch.no_grad():
@@ -113,7 +115,7 @@ def write_ctranslate2(
             for path in sorted(Path(beside).iterdir(), key=lambda path: path.name == WEIGHTS):
                 os.replace(path, folder / path.name)
     except OSError as error:
-        raise BadData(f"{folder} could not be written ({error}): make room, try again") from None
+        raise DataError(f"{folder} could not be written ({error}): make room, try again") from None
 
 
 def _seq2seq(model: Seq2Seq, marks: Marks) -> Any:
@@ -169,7 +171,7 @@ def _decoder(stack: Stack, embedding: Embedding, longest: int, *, crossed: bool)
 def vocabulary(tokenizer: Tokenizer, size: int) -> list[str]:
     """A name for each id: a token's own, and for an id without a token one that no token has."""
     if tokenizer.vocab_size > size:
-        raise Mistake(
+        raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {size}: "
             "they do not belong together"
         )
@@ -185,7 +187,7 @@ def _name_specials(config: Any, marks: Marks, names: list[str]) -> None:
     for name, special in (("bos_token", "start"), ("unk_token", "unknown")):
         try:
             token = getattr(marks.tokenizer, special)
-        except Mistake:  # files from elsewhere do not have them all; nothing is done with them
+        except UserError:  # files from elsewhere do not have them all; nothing is done with them
             token = marks.end
         setattr(config, name, names[token])
 

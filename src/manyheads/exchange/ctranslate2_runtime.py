@@ -12,9 +12,9 @@ from manyheads.decode.beam import Decode, Hypothesis, Marks, length_penalty
 from manyheads.decode.generate import GREEDY, AnyGenerator
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import AnyTranslator
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.ctranslate2 import SETTINGS, WEIGHTS, library
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 
 class Ctranslate2Model:
@@ -27,10 +27,12 @@ class Ctranslate2Model:
     def __init__(self, folder: Path, kind: str, device: str = "cpu") -> None:
         runner = getattr(library(), kind)
         if not (folder / WEIGHTS).is_file():
-            raise Mistake(f"there is no {folder / WEIGHTS}: give a folder exported to ctranslate2")
+            raise UserError(
+                f"there is no {folder / WEIGHTS}: give a folder exported to ctranslate2"
+            )
         place, _, number = device.partition(":")
         if place == "cuda" and not library().get_cuda_device_count():
-            raise Mistake("CTranslate2 has no GPU to compute on here: use --device cpu or auto")
+            raise UserError("CTranslate2 has no GPU to compute on here: use --device cpu or auto")
         try:
             self.runner = runner(
                 str(folder),
@@ -43,7 +45,7 @@ class Ctranslate2Model:
             self.source, self.target = _vocabularies(folder)
         except (RuntimeError, ValueError, KeyError, OSError) as error:
             reason = " ".join(str(error).split())
-            raise BadData(f"{folder} is no model of ours ({reason}): export it again") from None
+            raise DataError(f"{folder} is no model of ours ({reason}): export it again") from None
         self.ids = {name: number for number, name in enumerate(self.target)}
 
     def check(self, marks: Marks) -> None:
@@ -57,13 +59,13 @@ class Ctranslate2Model:
             wanted |= {} if before is None else {"bos_token": self.target[before]}
         for name, value in wanted.items():
             if self.settings[name] != value:
-                raise Mistake(
+                raise UserError(
                     f"this folder has {name} {self.settings[name]!r}, the settings {value!r}: "
                     "export the model again with these settings"
                 )
         marks.decode.refuse_best_first()
         if marks.decode.beam > 1 and marks.decode.stopping != "beam-ended":
-            raise Mistake(
+            raise UserError(
                 f"CTranslate2 cannot stop by decode.stopping={marks.decode.stopping}: "
                 "set decode.stopping=beam-ended"
             )
@@ -103,8 +105,8 @@ def _vocabularies(folder: Path) -> tuple[list[str], list[str]]:
     return json.loads(source.read_bytes()), json.loads(target.read_bytes())
 
 
-def _no_draws() -> Mistake:
-    return Mistake(
+def _no_draws() -> UserError:
+    return UserError(
         "CTranslate2 draws all texts from one stream of random numbers, seeded once, so that no "
         "seed gives a text again: search (--temperature 0, --beam), or use the run itself"
     )
@@ -187,7 +189,7 @@ class Ctranslate2Translator(AnyTranslator):
 
     def _limit(self, length: int) -> int:
         if length > self.max_length:
-            raise Mistake(
+            raise UserError(
                 f"a source of {length} tokens, but this folder's positions end at "
                 f"{self.max_length}: shorten it, or export a model with a larger max_length"
             )
@@ -230,7 +232,7 @@ class Ctranslate2Generator(AnyGenerator):
         marks, wanted = self.marks, min(n_best or self.decode.beam, self.decode.beam)
         self.model.check(marks)
         if self.decode.first is not None:
-            raise Mistake("decode.first is for translations: put the token at the prompt's end")
+            raise UserError("decode.first is for translations: put the token at the prompt's end")
         results: list[list[Hypothesis]] = [[] for _ in prompts]
         # Prompts of one length are read at once; in a mixed batch the ends of longer ones would
         # be written under constraint, and then only the first beam may end at once.

@@ -10,19 +10,19 @@ from typing import Any
 import tokenizers
 from torch import nn
 
+from manyheads.baselines.elmo import ElmoConfig
 from manyheads.decode.beam import Decode, Marks
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.exchange.families.images import PREPROCESSOR, write_spread
 from manyheads.exchange.huggingface import import_transformers, to_huggingface
 from manyheads.exchange.writing import changed_there, known, special_of, tell
-from manyheads.files import PARTIAL
+from manyheads.fileio import PARTIAL
 from manyheads.models.bert import BertConfig
-from manyheads.models.elmo import ElmoConfig
+from manyheads.models.decoder_only_seq2seq import EncoderDecoderConfig
 from manyheads.models.gpt import Gpt
-from manyheads.models.joined import EncoderDecoderConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import Vit
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 # Their names for the special tokens that a tokenizer may have.
 NAMED = {
@@ -76,7 +76,7 @@ def in_frame(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokenizer:
         return tokenizer
     first, last = known(tokenizer, "classify"), known(tokenizer, "separator")
     if first is None or last is None:
-        raise Mistake(
+        raise UserError(
             "this tokenizer puts nothing around a text and has no [CLS] and [SEP] to put there, "
             "which the model reads: use the model's own tokenizer.json"
         )
@@ -88,7 +88,7 @@ def _their_tokenizer(tokenizer: Tokenizer, model: nn.Module, decode: Decode) -> 
     special = {name: tokenizer.content(x) for name, x in ids.items() if x is not None}
     try:
         framed = in_frame(tokenizer, decode, model.config)
-    except Mistake:  # nothing is read here: the tokenizer leaves as it came
+    except UserError:  # nothing is read here: the tokenizer leaves as it came
         framed = tokenizer
     inner = tokenizers.Tokenizer.from_str(framed.to_json())
     kind = import_transformers().PreTrainedTokenizerFast

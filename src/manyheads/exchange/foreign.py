@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import SelfAttention
 from manyheads.presets import TransformerConfig
@@ -37,7 +37,7 @@ SAME_ACTIVATION = "feedforward.activation"
 def activation(name: str) -> str:
     """Ours by its foreign name."""
     if name not in ACTIVATIONS:
-        raise Mistake(f"the activation {name} is not supported: only {', '.join(ACTIVATIONS)}")
+        raise UserError(f"the activation {name} is not supported: only {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -45,7 +45,7 @@ def refuse_approximations(model: nn.Module) -> None:
     """Every program that models go out to computes attention in full."""
     for name, module in model.named_modules():
         if isinstance(module, SelfAttention) and not module.heads.core.exact:
-            raise Mistake(
+            raise UserError(
                 f"{_set_by(model.config, name)}={module.heads.core.kind} is not known outside, "
                 "where a query sees every key: export a model that was trained with a core that "
                 "computes attention in full (model.core=fused)"
@@ -168,7 +168,7 @@ def moves(family: Family, model: nn.Module) -> list[Move]:
         module = general
         while module not in names:
             if "." not in module:
-                raise Mistake(f"{family.kind} has no place for {ours}")
+                raise UserError(f"{family.kind} has no place for {ours}")
             module = module.rpartition(".")[0]
         leaf = general.removeprefix(module)
         named = names[module]
@@ -201,13 +201,13 @@ def take(family: Family, model: nn.Module, tensors: Mapping[str, Tensor]) -> dic
     for move in routes:
         missing = [name for name in move.theirs if name not in given]
         if missing:
-            raise BadData(f"the weights have no {missing[0]}, which config.json calls for")
+            raise DataError(f"the weights have no {missing[0]}, which config.json calls for")
         shape = wanted[move.ours].shape
         parts = []
         for name, rows in zip(move.theirs, move.rows, strict=True):
             turned = (*shape[1:], rows) if move.transposed else (rows, *shape[1:])
             if _bare(given[name].shape) != _bare(turned):
-                raise BadData(
+                raise DataError(
                     f"{name} is {list(given[name].shape)}, but config.json calls for {list(turned)}"
                 )
             part = given[name].reshape(turned)
@@ -233,9 +233,9 @@ def _refuse_other(
 ) -> None:
     """A tensor that nothing is made from is the second name of one, or too much."""
     if first is None or first not in used:
-        raise BadData(f"the weights hold {name}, which config.json does not call for")
+        raise DataError(f"the weights hold {name}, which config.json does not call for")
     if not torch.equal(given[name], given[first]):
-        raise BadData(f"{name} and {first} should be one tensor, and differ")
+        raise DataError(f"{name} and {first} should be one tensor, and differ")
 
 
 def give(family: Family, model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

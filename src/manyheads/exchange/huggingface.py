@@ -15,8 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from manyheads.baselines.bytenet import ByteNet
+from manyheads.baselines.convs2s import ConvS2S
+from manyheads.baselines.elmo import Elmo
 from manyheads.config import nearest
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.channels import in_halves, is_interleaved, with_halves
 from manyheads.exchange.families.decoders import GPT2, LLAMA
 from manyheads.exchange.families.encoders import BERT, DISTILBERT, ELECTRA, ROBERTA
@@ -30,15 +33,12 @@ from manyheads.exchange.foreign import (
     take,
 )
 from manyheads.exchange.settings import Departure, read_settings, write_settings
-from manyheads.models.bytenet import ByteNet
-from manyheads.models.convs2s import ConvS2S
-from manyheads.models.elmo import Elmo
-from manyheads.models.joined import Baseline, Joined
+from manyheads.models.decoder_only_seq2seq import Baseline, Joined
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.block import sizes_alone
 from manyheads.presets import TransformerConfig
-from manyheads.tokens import SPECIALS, Tokenizer
+from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
 
 # In the order in which they are tried for a model of ours.
 FAMILIES = [BERT, ROBERTA, DISTILBERT, ELECTRA, GPT2, LLAMA, T5, BART, MARIAN, PEGASUS, VIT]
@@ -105,7 +105,7 @@ def receive(model_or_dir: Any) -> Arrival:
     if isinstance(model_or_dir, str | Path):
         return _receive_folder(Path(model_or_dir))
     if not hasattr(model_or_dir, "config") or not hasattr(model_or_dir, "state_dict"):
-        raise Mistake(f"neither a folder nor a transformers model: {type(model_or_dir).__name__}")
+        raise UserError(f"neither a folder nor a transformers model: {type(model_or_dir).__name__}")
     settings = model_or_dir.config.to_dict()
     settings["architectures"] = [type(model_or_dir).__name__]
     tensors = {name: tensor.clone() for name, tensor in model_or_dir.state_dict().items()}
@@ -122,7 +122,7 @@ def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         try:
             head = family.heads[architecture].get("head.kind")
             model = _assemble(family, Foreign(settings, named, architecture, head))
-        except BadData as refusal:
+        except DataError as refusal:
             refusals.append(refusal)
         else:
             settings["architectures"] = [architecture]
@@ -135,8 +135,8 @@ def _assemble(family: Family, foreign: Foreign) -> nn.Module:
     try:
         with sizes_alone():  # sizes are compared before any memory is asked for
             model = config.build()
-    except (Mistake, RuntimeError, OverflowError) as error:
-        raise BadData(
+    except (UserError, RuntimeError, OverflowError) as error:
+        raise DataError(
             f"{CONFIG} of a {family.kind} model describes none that could be built: {error}"
         ) from None
     model.load_state_dict(take(family, model, foreign.tensors), assign=True)
@@ -150,10 +150,10 @@ def _by_canonical_name(family: Family, tensors: dict[str, Tensor]) -> dict[str, 
         if tensor.dtype not in HALVES + WHOLE:
             if family.nobody_needs(canonical):
                 continue
-            raise BadData(f"{name} is kept as {tensor.dtype}: save the weights as floats")
+            raise DataError(f"{name} is kept as {tensor.dtype}: save the weights as floats")
         other = named.setdefault(canonical, tensor)
         if not torch.equal(other, tensor):
-            raise BadData(f"the weights hold {name} in two spellings that differ")
+            raise DataError(f"the weights hold {name} in two spellings that differ")
     return named
 
 
@@ -162,42 +162,44 @@ def _candidates(family: Family, architectures: Any) -> list[str]:
     if not architectures:
         return list(family.heads)
     if not isinstance(architectures, list) or not isinstance(architectures[0], str):
-        raise BadData(f"{CONFIG} has architectures={architectures}: name one class")
+        raise DataError(f"{CONFIG} has architectures={architectures}: name one class")
     name = architectures[0]
     if name not in family.heads:
         advice = nearest(name, family.heads)
-        raise Mistake(f"{name} is not among the {family.kind} models read: {advice}")
+        raise UserError(f"{name} is not among the {family.kind} models read: {advice}")
     return [name, family.fuller[name]] if name in family.fuller else [name]
 
 
 def _family(settings: dict[str, Any]) -> Family:
     kind = settings.get("model_type")
     if kind is None:
-        raise BadData(f"{CONFIG} has no model_type, which says what its weights are: copy it again")
+        raise DataError(
+            f"{CONFIG} has no model_type, which says what its weights are: copy it again"
+        )
     if not isinstance(kind, str) or kind not in KINDS:
-        raise Mistake(f"models of type '{kind}' are not read: {nearest(str(kind), KINDS)}")
+        raise UserError(f"models of type '{kind}' are not read: {nearest(str(kind), KINDS)}")
     if settings.get("quantization_config") is not None:
-        raise Mistake(
+        raise UserError(
             "the weights are quantized (quantization_config), and only whole ones are read: "
             "save them as floats"
         )
     if settings.get("per_layer_config"):
-        raise Mistake(f"a {kind} model with per_layer_config is not supported: its layers differ")
+        raise UserError(f"a {kind} model with per_layer_config is not supported: its layers differ")
     return KINDS[kind]
 
 
 def _receive_folder(folder: Path) -> Arrival:
     if not folder.is_dir():
-        raise Mistake(f"there is no folder {folder}: give one with {CONFIG} and {WEIGHTS}")
+        raise UserError(f"there is no folder {folder}: give one with {CONFIG} and {WEIGHTS}")
     if not (folder / CONFIG).is_file():
         if (folder / "run.toml").is_file():
-            raise Mistake(f"{folder} is a run already: use it as it is")
-        raise BadData(f"{folder} is no model folder: it has no {CONFIG}")
+            raise UserError(f"{folder} is a run already: use it as it is")
+        raise DataError(f"{folder} is no model folder: it has no {CONFIG}")
     settings = _read_json(folder / CONFIG)
     code = sorted(folder.glob("*.py"))
     if code or settings.get("auto_map"):
         named = code[0].name if code else "auto_map in config.json"
-        raise Mistake(
+        raise UserError(
             f"{folder} comes with code ({named}), and code is never run: only weights are"
         )
     if settings.get("model_type") == VIT.kind and (folder / PREPROCESSOR).is_file():
@@ -205,7 +207,7 @@ def _receive_folder(folder: Path) -> Arrival:
     tensors = _read_weights(folder)
     try:
         model = _convert(settings, tensors)
-    except Mistake as error:
+    except UserError as error:
         # It may hold words of the file, of any length and on several lines.
         line = " ".join(str(error).split())
         short = line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}…"
@@ -220,9 +222,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BadData(f"{path} cannot be read as JSON ({error}): copy it again") from None
+        raise DataError(f"{path} cannot be read as JSON ({error}): copy it again") from None
     if not isinstance(table, dict):
-        raise BadData(f"{path} is no table of settings: copy it again")
+        raise DataError(f"{path} is no table of settings: copy it again")
     return table
 
 
@@ -233,7 +235,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         try:
             tensors |= load_file(file)
         except (SafetensorError, OSError, ValueError) as error:
-            raise BadData(f"{file} is damaged or cut off ({error}): copy it again") from None
+            raise DataError(f"{file} is damaged or cut off ({error}): copy it again") from None
     mixed = any(x.dtype == torch.float64 for x in tensors.values())
     wide = torch.float64 if mixed else torch.float32
     return {name: x.to(wide) if x.dtype in HALVES + WHOLE else x for name, x in tensors.items()}
@@ -246,19 +248,19 @@ def _weight_files(folder: Path) -> Iterator[Path]:
     if not (folder / SHARDS).is_file():
         pickled = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
         if pickled:
-            raise Mistake(
+            raise UserError(
                 f"{folder} holds its weights as {pickled[0]} alone, which could run code when "
                 "read: save them as safetensors first (save_pretrained does)"
             )
-        raise BadData(f"{folder} has no {WEIGHTS}: copy it again")
+        raise DataError(f"{folder} has no {WEIGHTS}: copy it again")
     places = _read_json(folder / SHARDS).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise BadData(f"{folder / SHARDS} has no weight_map: copy it again")
+        raise DataError(f"{folder / SHARDS} has no weight_map: copy it again")
     for name in sorted({str(place) for place in places.values()}):
         if Path(name).name != name:
-            raise BadData(f"{folder / SHARDS} names a file outside of its folder: {name}")
+            raise DataError(f"{folder / SHARDS} names a file outside of its folder: {name}")
         if not (folder / name).is_file():
-            raise BadData(f"{folder} has no {name}, which {SHARDS} names: copy it again")
+            raise DataError(f"{folder} has no {name}, which {SHARDS} names: copy it again")
         yield folder / name
 
 
@@ -273,7 +275,7 @@ def to_huggingface(model: nn.Module) -> Any:
     settings = {**unpadded, **special, **departure.settings}
     padding = settings.get("pad_token_id")
     if padding != special.get("pad_token_id", padding):
-        raise Mistake(
+        raise UserError(
             f"{family.kind} counts positions from its padding token on, which here would be "
             f"{padding}, and is {special['pad_token_id']}: there is no way to write this model"
         )
@@ -289,7 +291,7 @@ def to_huggingface(model: nn.Module) -> Any:
     read = missing - set(family.same.values())  # a table that separate ones stand for
     lost = sorted(name for name in read if not family.nobody_needs(name))
     if lost:
-        raise Mistake(f"{architecture} wants {lost[0]}, which this model has not")
+        raise UserError(f"{architecture} wants {lost[0]}, which this model has not")
     return theirs
 
 
@@ -323,12 +325,12 @@ def _departure(model: nn.Module) -> tuple[nn.Module, Departure]:
     """How a model leaves, its channels in another order where that alone is in the way."""
     if isinstance(model, Baseline | Elmo):
         parts = "convolutions" if isinstance(model, ConvS2S | ByteNet) else "LSTMs"
-        raise Mistake(
+        raise UserError(
             f"no model of transformers is like {model.config.kind}, which is made of {parts}: "
             "export a Transformer"
         )
     if isinstance(model, Joined):
-        raise Mistake(
+        raise UserError(
             "no model of transformers is a joined one, a decoder with the face of an "
             "encoder–decoder: export a seq2seq or a gpt model"
         )
@@ -340,7 +342,7 @@ def _departure(model: nn.Module) -> tuple[nn.Module, Departure]:
             return in_halves(model), turned
         nearest_one = turned
     if nearest_one.obstacles:
-        raise Mistake(
+        raise UserError(
             f"no model of transformers has these parts: {nearest_one.family.kind}, the nearest, "
             f"{nearest_one.obstacles[0]}"
         )
@@ -357,7 +359,7 @@ def import_transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise Mistake(
+        raise UserError(
             "writing for HuggingFace needs transformers: pip install 'manyheads[exchange]'"
         ) from None
     return transformers

@@ -31,17 +31,17 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.export import Dim
 
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.foreign import DECODER, ENCODER, HEAD, refuse_approximations
-from manyheads.files import PARTIAL
+from manyheads.fileio import PARTIAL
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Memory, Seq2Seq
 from manyheads.models.vit import Vit
 from manyheads.nn.attention import CrossAttention, KeysAndValues, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.cores import Exact, share_heads
-from manyheads.nn.masks import Rule, Sight, full, look
+from manyheads.nn.exact_attention import Exact, share_heads
+from manyheads.nn.masks import AttentionMask, Rule, full, look
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
 
@@ -79,7 +79,7 @@ def write_onnx(model: nn.Module, folder: Path) -> None:
             for path in Path(beside).iterdir():
                 os.replace(path, folder / path.name)
     except OSError as error:
-        raise BadData(f"{folder} could not be written ({error}): make room, try again") from None
+        raise DataError(f"{folder} could not be written ({error}): make room, try again") from None
 
 
 def needed(name: str) -> Any:
@@ -87,7 +87,7 @@ def needed(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise Mistake(
+        raise UserError(
             f"the package {name} is not installed: pip install 'manyheads[exchange]'"
         ) from None
 
@@ -113,7 +113,7 @@ def _graphs(model: nn.Module) -> dict[str, Graph]:
         return _text_graphs(model)
     if isinstance(model, Vit):
         return _image_graphs(model)
-    raise Mistake(
+    raise UserError(
         f"no ONNX graph is known for a {type(model).__name__}: export a seq2seq, gpt, bert or vit "
         "model"
     )
@@ -137,7 +137,7 @@ def _write(graph: Graph, path: Path) -> None:
         except torch.onnx.errors.OnnxExporterError as error:
             lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
             reason = next((line for line in lines if line), type(error).__name__)
-            raise Mistake(
+            raise UserError(
                 f"PyTorch's exporter does not take this model ({reason}): change that part of it"
             ) from None
         assert program is not None
@@ -161,7 +161,7 @@ def _check_free(graph: Graph, program: torch.onnx.ONNXProgram) -> None:
     ):
         fixed = [axis for axis in free if value.shape is None or isinstance(value.shape[axis], int)]
         if fixed:
-            raise Mistake(
+            raise UserError(
                 f"PyTorch's exporter fixes axis {fixed[0]} of {name} to the example's size: a part "
                 "of the model asks for it as a number, so change that part"
             )
@@ -200,7 +200,7 @@ class GraphCore(Exact):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        sight: Sight,
+        sight: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
@@ -237,7 +237,9 @@ class GraphCache:
         self.past, self.cross = iter(_pairs(past)), iter(_pairs(cross))
         self.present: list[Tensor] = []
 
-    def look(self, rule: Rule, length: int, real: Tensor | None, device: torch.device) -> Sight:
+    def look(
+        self, rule: Rule, length: int, real: Tensor | None, device: torch.device
+    ) -> AttentionMask:
         return look(rule, length, start=self.length, real=real, device=device)
 
     def advance(self, positions: int) -> None:

@@ -13,13 +13,13 @@ from torch.utils.dlpack import from_dlpack
 from manyheads.decode.beam import Decode, Stepper
 from manyheads.decode.generate import AnyGenerator, say_nothing
 from manyheads.decode.translate import AnyTranslator
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.foreign import DECODER, ENCODER, HEAD
 from manyheads.exchange.onnx import needed
 from manyheads.models.vit import Images, VitConfig
 from manyheads.nn.positions import Position
 from manyheads.nn.shapes import Hidden, Logits, Tokens
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 Given = Tensor | np.ndarray
 Answer = Float[Tensor, "b *n"]
@@ -34,7 +34,7 @@ class OnnxGraph:
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 4  # what goes wrong is raised, so not printed too
         if not path.is_file():
-            raise Mistake(f"there is no {path}: give a folder that was exported to onnx")
+            raise UserError(f"there is no {path}: give a folder that was exported to onnx")
         try:
             self.session = onnxruntime.InferenceSession(
                 path, options, providers=["CPUExecutionProvider"]
@@ -45,7 +45,7 @@ class OnnxGraph:
             self.position.max_length = int(properties["positions"]) or None
         except Exception as error:  # onnxruntime has a class for each kind of broken file
             reason = str(error).splitlines()[0]
-            raise BadData(f"{path} is no graph of ours ({reason}): export it again") from None
+            raise DataError(f"{path} is no graph of ours ({reason}): export it again") from None
         self.inputs = {value.name: value.shape for value in self.session.get_inputs()}
         self.outputs = [value.name for value in self.session.get_outputs()]
         self.value = onnxruntime.OrtValue.ortvalue_from_numpy
@@ -112,7 +112,7 @@ class OnnxVit:
         self.encoder = OnnxEncoder(folder)
         wanted = [config.channels, config.image_size, config.image_size]
         if self.encoder.graph.inputs.get("images", [])[1:] != wanted:
-            raise BadData(
+            raise DataError(
                 f"{folder / ENCODER} does not take the images of {wanted} (channels, height, "
                 "width) that the settings beside it name: export it again"
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.config import dump, parse
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.foreign import (
     OWN_ACTIVATIONS,
     SAME_ACTIVATION,
@@ -43,7 +43,7 @@ def read_settings(family: Family, foreign: Foreign) -> TransformerConfig:
     for name, allowed in only.items():
         if known.get(name, allowed[0]) not in allowed:
             choices = " or ".join(map(str, allowed))
-            raise Mistake(
+            raise UserError(
                 f"a {family.kind} model with {name}={known[name]} is not supported: only {choices}"
             )
     for name in family.squares:
@@ -62,11 +62,11 @@ def read_settings(family: Family, foreign: Foreign) -> TransformerConfig:
             flat[path] = flat[SAME_ACTIVATION]
         # Each layer has tensors of its own: no time is spent on what they can never fill.
         if path.endswith("layers") and value is not None and value > len(foreign.tensors):
-            raise BadData(f"config.json calls for {value} layers, and the weights have far fewer")
+            raise DataError(f"config.json calls for {value} layers, and the weights have far fewer")
     try:
         return parse(family.model, _nested(_tidy(flat)), "model")
-    except Mistake as error:
-        raise BadData(
+    except UserError as error:
+        raise DataError(
             f"config.json of a {family.kind} model does not hold together: {error}"
         ) from None
 
@@ -76,7 +76,7 @@ def _side(family: Family, name: str, given: Any) -> Any:
     if not isinstance(given, list | tuple):
         return given
     if len(given) != 2 or given[0] != given[1]:
-        raise Mistake(f"a {family.kind} model with {name}={given} is not supported: only squares")
+        raise UserError(f"a {family.kind} model with {name}={given} is not supported: only squares")
     return given[0]
 
 
@@ -84,10 +84,10 @@ def _check_kinds(family: Family, known: Mapping[str, Any]) -> None:
     """A setting is what its usual value is; what has none is a size."""
     for name in (*family.fields, *family.defaults):
         if name not in known:
-            raise BadData(f"config.json has no '{name}', which a {family.kind} model needs")
+            raise DataError(f"config.json has no '{name}', which a {family.kind} model needs")
         wanted = _wanted(known[name], family.defaults.get(name, 1))
         if wanted:
-            raise BadData(f"config.json has {name}={known[name]!r}, which should be {wanted}")
+            raise DataError(f"config.json has {name}={known[name]!r}, which should be {wanted}")
 
 
 def _wanted(value: Any, usual: Any) -> str:
@@ -115,15 +115,15 @@ def _labels(settings: Mapping[str, Any], foreign: Foreign) -> list[str]:
     count = settings.get("num_labels", len(named) if isinstance(named, dict) and named else 2)
     most = max(tensor.numel() for tensor in foreign.tensors.values())
     if _wanted(count, 1) or count > most:
-        raise BadData(f"config.json has num_labels={count!r}, and the weights have not")
+        raise DataError(f"config.json has num_labels={count!r}, and the weights have not")
     try:
         found = {int(number): str(label) for number, label in named.items()}
     except (AttributeError, TypeError, ValueError):
-        raise BadData("config.json has an id2label that is no table of numbers") from None
+        raise DataError("config.json has an id2label that is no table of numbers") from None
     if sorted(found) != list(range(len(named))):
-        raise BadData("config.json has an id2label whose numbers do not count up from 0")
+        raise DataError("config.json has an id2label whose numbers do not count up from 0")
     if foreign.head == "classify" and settings.get("problem_type") == "regression" and count > 1:
-        raise Mistake(f"problem_type=regression of {count} numbers is not supported: only of one")
+        raise UserError(f"problem_type=regression of {count} numbers is not supported: only of one")
     if len(found) == count:
         return [found[number] for number in range(count)]
     return [f"LABEL_{number}" for number in range(count)]
@@ -269,7 +269,7 @@ def _implied(path: str, config: TransformerConfig) -> bool:
     unsaid: dict[str, Any] = {path: None}
     try:
         return _attentions(config) == _attentions(dataclasses.replace(config, **unsaid))
-    except Mistake:
+    except UserError:
         return False
 
 

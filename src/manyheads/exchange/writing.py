@@ -6,11 +6,11 @@ from typing import Any
 from torch import nn
 
 from manyheads.decode.beam import Decode, Marks
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.huggingface import CONFIG, GENERATION, TOKENIZER, Arrival
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 
 STOPPING: dict[Any, Any] = {
     False: "none-better-now",
@@ -101,8 +101,8 @@ class Told:
         value = " ".join(str(self.values[name]).split())
         return f"{name}={value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + '…'}"
 
-    def refusal(self, name: str, wanted: str) -> BadData:
-        return BadData(f"{self.files[name]} has {self.said(name)}: it must be {wanted}")
+    def refusal(self, name: str, wanted: str) -> DataError:
+        return DataError(f"{self.files[name]} has {self.said(name)}: it must be {wanted}")
 
     def _tokens(self, name: str, found: list[Any]) -> list[int]:
         if not all(_is_count(token) and token < self.vocabulary for token in found):
@@ -146,8 +146,8 @@ def decode_of(arrival: Arrival) -> Decode:
     }
     try:
         return Decode(**settings)
-    except Mistake as error:
-        raise BadData(f"the model is told to write as cannot be done here: {error}") from None
+    except UserError as error:
+        raise DataError(f"the model is told to write as cannot be done here: {error}") from None
 
 
 def _shortest(told: Told, paired: bool) -> int:
@@ -167,7 +167,7 @@ def _source_start(tokenizer: Tokenizer | None, end: int | None) -> int | None:
     if len(before) > 1 or after not in ([], [last]):
         shown = [str(tokenizer.content(token)) for token in (*before, *after)]
         frame = " ".join([*shown[: len(before)], "TEXT", *shown[len(before) :]])
-        raise Mistake(
+        raise UserError(
             f"{TOKENIZER} frames a source as {frame}: only one token before it, and the end after "
             "it, are supported"
         )
@@ -205,7 +205,7 @@ def known(tokenizer: Tokenizer | None, name: str) -> int | None:
     """A special token, where the tokenizer has it; files from elsewhere do not have them all."""
     try:
         return None if tokenizer is None else int(getattr(tokenizer, name))
-    except Mistake:
+    except UserError:
         return None
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake, check_at_least
+from manyheads.errors import UserError, check_at_least
 from manyheads.models.heads import Answer, Crowned, EncoderHead, Masked, Pooler
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.masks import full, look
@@ -35,7 +35,7 @@ class BertConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.next_sentence is not None and self.pooler is None:
-            raise Mistake("model.next_sentence reads the pooled vector: set model.pooler=tanh")
+            raise UserError("model.next_sentence reads the pooled vector: set model.pooler=tanh")
 
     def build(self) -> "Bert":
         return Bert(self)

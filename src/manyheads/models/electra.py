@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.heads import Detect, Masked
 from manyheads.nn.positions import LearnedPosition
@@ -23,7 +23,7 @@ class Electra(nn.Module):
     def __init__(self, model: Bert, share: float) -> None:
         super().__init__()
         if not isinstance(model.config.head, Detect):
-            raise Mistake("objective=replaced trains a model that detects: set model.head=detect")
+            raise UserError("objective=replaced trains a model that detects: set model.head=detect")
         self.model = model
         self.generator = Bert(generator_of(model.config, share))
         # Held without being registered: a tensor that two share is saved and updated once.

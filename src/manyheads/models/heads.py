@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake, check_at_least, check_share
+from manyheads.errors import UserError, check_at_least, check_share
 from manyheads.nn.block import Architecture
 from manyheads.nn.embedding import Output
 from manyheads.nn.feedforward import ACTIVATIONS, Activation
@@ -89,7 +89,7 @@ class MaskedHead(nn.Module):
     def __init__(self, config: Masked, sizes: HeadSizes) -> None:
         super().__init__()
         if sizes.vocab_size is None:
-            raise Mistake("model.head=masked predicts tokens, and this model has none")
+            raise UserError("model.head=masked predicts tokens, and this model has none")
         width = sizes.embedded_dim
         self.project = nn.Linear(sizes.dim, width)
         self.activation = ACTIVATIONS[config.activation]
@@ -114,7 +114,7 @@ class _Labelled:
 
     def __post_init__(self) -> None:
         if not self.labels:
-            raise Mistake("model.head.labels is empty: name them, a,b,c")
+            raise UserError("model.head.labels is empty: name them, a,b,c")
         check_share("head.dropout", self.dropout)
 
 

@@ -7,12 +7,12 @@ from typing import ClassVar, Literal, Protocol
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake, check_at_least, check_share
+from manyheads.errors import UserError, check_at_least, check_share
 from manyheads.nn.attention import Cache, CoreConfig, sight_after
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Head, Output
 from manyheads.nn.experts import FeedForwardConfig
-from manyheads.nn.masks import Sight, causal, full, look
+from manyheads.nn.masks import AttentionMask, causal, full, look
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.shapes import Hidden, Logits, Real, Tokens
 
@@ -63,7 +63,7 @@ class Seq2SeqConfig(Architecture):
             check_share(f"model.{name}.dropout", side.dropout)
         check_at_least("model.target_vocab_size", self.target_vocab_size, 1)
         if self.shares_inputs and self.target_vocab_size not in (None, self.vocab_size):
-            raise Mistake(
+            raise UserError(
                 f"model.tie={self.tie} shares one table, so model.target_vocab_size="
                 f"{self.target_vocab_size} must be left out: or choose model.tie=target"
             )
@@ -86,7 +86,7 @@ class Memory:
     """The top of the encoder, and the sight of it that the decoder has."""
 
     states: Tensor
-    sight: Sight
+    sight: AttentionMask
 
 
 class Tables(Protocol):

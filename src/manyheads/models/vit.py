@@ -8,7 +8,7 @@ from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake, check_above_zero, check_at_least
+from manyheads.errors import UserError, check_above_zero, check_at_least
 from manyheads.models.heads import Answer, Classify, Crowned, Pooler, mean_of
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.grid_positions import Sinusoidal2d, resize_places
@@ -50,18 +50,18 @@ class VitConfig(Architecture):
         for name in ("image_size", "patch_size", "channels"):
             check_at_least(f"model.{name}", getattr(self, name), 1)
         if self.image_size < self.patch_size:
-            raise Mistake(
+            raise UserError(
                 f"model.image_size={self.image_size} holds no patch of {self.patch_size}: "
                 "choose a smaller model.patch_size"
             )
         if self.first == "none" and self.pooler is not None and self.pooler.over == "first":
-            raise Mistake(
+            raise UserError(
                 "model.pooler.over=first reads the class token, which model.first=none leaves out: "
                 "choose model.pooler.over=mean"
             )
         mean, deviation = self.pixel_mean, self.pixel_deviation
         if len(mean) != len(deviation) or len(mean) not in (0, self.channels):
-            raise Mistake(
+            raise UserError(
                 f"model.pixel_mean has {len(mean)} and model.pixel_deviation {len(deviation)} "
                 f"numbers: give one for each of {self.channels} channels, or leave them out"
             )
@@ -74,7 +74,7 @@ class VitConfig(Architecture):
         """Refuse a size of one's own choice that leaves an edge unseen."""
         if self.unseen:
             fits = self.image_size - self.unseen
-            raise Mistake(
+            raise UserError(
                 f"model.image_size={self.image_size} is no multiple of model.patch_size="
                 f"{self.patch_size}, and the last {self.unseen} rows and columns would not be "
                 f"seen: choose {fits} or {fits + self.patch_size}, as data.size too"
@@ -140,7 +140,7 @@ class Vit(Crowned):
     def hidden(self, images: Images) -> Hidden:
         size = self.config.image_size
         if images.shape[1:] != (self.config.channels, size, size):
-            raise Mistake(
+            raise UserError(
                 f"images of {list(images.shape[1:])} (channels, height, width), but the model "
                 f"takes {[self.config.channels, size, size]}: resize them"
             )

@@ -15,9 +15,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.config import parse
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.kernels.dispatch import HALF, SHORT, TRITON, trusted, unheard
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.cores import (
+from manyheads.nn.exact_attention import (
     Core,
     CoreSizes,
     Dense,
@@ -29,7 +30,7 @@ from manyheads.nn.cores import (
 from manyheads.nn.flex import Flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
-from manyheads.nn.masks import Causal, Full, Rule, Sight, full, look
+from manyheads.nn.masks import AttentionMask, Causal, Full, Rule, full, look
 from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Position, PositionSizes, RotaryPosition
@@ -37,7 +38,6 @@ from manyheads.nn.relative import PositionConfig
 from manyheads.nn.scores import InnerScore, ScaledDot, Score, ScoreConfig
 from manyheads.nn.shapes import Hidden, Keys, Queries, Real, Values, Weights
 from manyheads.nn.tiled import Tiled
-from manyheads.nn.trusted import HALF, SHORT, TRITON, trusted, unheard
 
 CoreConfig = (
     Dense
@@ -58,7 +58,7 @@ P = TypeVar("P", bound=nn.Module)
 def check_parts(core: Core, score: Score, position: Position) -> None:
     """Refuse, when a model is built, a combination that would be wrong or cannot be computed."""
     if isinstance(position, RotaryPosition) and type(score) is not InnerScore:
-        raise Mistake(
+        raise UserError(
             "rotary positions make a dot product depend on distance; a matrix or a network "
             "between query and key undoes that: choose a dot score "
             "(model.score=scaled-dot) or another position"
@@ -98,12 +98,12 @@ def attend(
     )
     chosen = settings if isinstance(settings, nn.Module) else settings.build(sizes)
     if chosen is not settings and isinstance(chosen, nn.Module):
-        raise Mistake(
+        raise UserError(
             f"core={settings.kind} has numbers of its own, and each call would draw others: build "
             f"it once and pass that, e.g. core={type(settings).__name__}().build(CoreSizes(...))"
         )
     if chosen is not settings and not isinstance(chosen, type(settings)):
-        raise Mistake(
+        raise UserError(
             f"core={settings.kind} is another core in each layer: build the one that you mean, "
             f"e.g. core={type(settings).__name__}(layers='M').build(CoreSizes(...))"
         )
@@ -135,7 +135,7 @@ def _prepare(
     real: Real | None,
     position: Position | PositionConfig | str,
     scale: float | None,
-) -> tuple[Tensor, Tensor, Sight, Score, Position]:
+) -> tuple[Tensor, Tensor, AttentionMask, Score, Position]:
     heads, head_dim, length = q.shape[1], q.shape[3], k.shape[2]
     chosen: Rule = parse(Full | Causal, rule, "rule") if isinstance(rule, str) else rule
     sizes = PositionSizes(
@@ -153,11 +153,11 @@ def _prepare(
     )
     if scale is not None:
         if type(scored) is not InnerScore:
-            raise Mistake("scale belongs to the dot product: leave it out with another score")
+            raise UserError("scale belongs to the dot product: leave it out with another score")
         scored = ScaledDot(scale=scale).build(heads, head_dim)
     keys = torch.arange(length, device=q.device)[None]
     queries = torch.arange(length - q.shape[2], length, device=q.device)[None]
-    sight = Sight(chosen, queries, keys, real, square=q.shape[2] == length)
+    sight = AttentionMask(chosen, queries, keys, real, square=q.shape[2] == length)
     return placed.rotate(q, queries), placed.rotate(k, keys), sight, scored, placed
 
 
@@ -169,7 +169,7 @@ def _built(part: object, module: type[P], config: Any, where: str, build: Callab
     built = build(chosen)
     if any(True for _ in built.parameters()):
         sizes = "heads, head_dim" if module is Score else "PositionSizes(...)"
-        raise Mistake(
+        raise UserError(
             f"{where}={chosen.kind} has weights, and each call would draw others: build it once "
             f"and pass that, e.g. {where}={type(chosen).__name__}().build({sizes})"
         )
@@ -189,7 +189,9 @@ class Cache(Protocol):
     @property
     def beams(self) -> int: ...
 
-    def look(self, rule: Rule, length: int, real: Real | None, device: torch.device) -> Sight:
+    def look(
+        self, rule: Rule, length: int, real: Real | None, device: torch.device
+    ) -> AttentionMask:
         """The sight that the next positions have of all that it holds."""
         ...
 
@@ -208,7 +210,7 @@ class Cache(Protocol):
 
 def sight_after(
     cache: Cache | None, rule: Rule, length: int, real: Real | None, device: torch.device
-) -> Sight:
+) -> AttentionMask:
     """The sight of the positions after those in the cache, if there is one."""
     if cache is None:
         return look(rule, length, real=real, device=device)
@@ -232,7 +234,7 @@ class Heads:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise Mistake(
+            raise UserError(
                 f"{self.heads} heads cannot share {self.kv_heads} key/value heads evenly: "
                 "choose a kv_heads that divides heads"
             )
@@ -275,7 +277,7 @@ class SelfAttention(nn.Module):
         self.core: Core = heads.core.build(heads.core_sizes(causal=causal, layer=layer))
 
     def forward(
-        self, x: Hidden, sight: Sight, position: Position, cache: Cache | None = None
+        self, x: Hidden, sight: AttentionMask, position: Position, cache: Cache | None = None
     ) -> Hidden:
         projected, (q, k, v) = self._projected(x, position)
         dropout = self.heads.dropout if self.training else 0.0
@@ -324,7 +326,7 @@ class SelfAttention(nn.Module):
         )
 
     def _has_kernel(self, x: Hidden, position: Position) -> bool:
-        """Whether this is a training on a GPU over texts that are too long for nn/short."""
+        """Whether this is a training on a GPU over texts that are too long for kernels/short_attention."""
         head = self.heads.head_dim
         return (
             self.training
@@ -342,11 +344,11 @@ class SelfAttention(nn.Module):
             and self.project.bias is not None
             and unheard(self.project)
             and TRITON
-            and trusted("beside", x.device.index)
+            and trusted("qkv", x.device.index)
         )
 
     def _by_kernel(self, x: Hidden) -> tuple[Tensor, Tensor, Tensor]:
-        from manyheads.nn.beside import part
+        from manyheads.kernels.qkv import part
 
         bias = self.project.bias
         projected = nn.functional.linear(x, self.project.weight, bias.detach())
@@ -382,7 +384,7 @@ class CrossAttention(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, memory: Tensor, sight: Sight, cache: Cache | None = None
+        self, x: Tensor, memory: Tensor, sight: AttentionMask, cache: Cache | None = None
     ) -> Tensor:
         projected = None
         if cache is None:

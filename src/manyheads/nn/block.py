@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.kernels.dispatch import TRITON
 from manyheads.nn.attention import (
     Cache,
     CoreConfig,
@@ -22,17 +23,16 @@ from manyheads.nn.attention import (
     SelfAttention,
     check_parts,
 )
-from manyheads.nn.cores import Fused
 from manyheads.nn.embedding import Embed
+from manyheads.nn.exact_attention import Fused
 from manyheads.nn.experts import FeedForwardConfig, Projections
 from manyheads.nn.feedforward import BY_KERNEL, FeedForward, Plain
-from manyheads.nn.masks import Sight
+from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position, PositionSizes, Sinusoidal
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.residual import Norm, Residual, narrowed, normed
 from manyheads.nn.scores import ScaledDot, ScoreConfig
 from manyheads.nn.shapes import Hidden
-from manyheads.nn.trusted import TRITON
 
 GRAPHS = 32  # of a block: with padding and without, short texts and long
 KEPT = 0.9  # of the activations: a feed-forward's inner ones are made again by one kernel
@@ -70,31 +70,31 @@ class Architecture:
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "max_length"):
             if getattr(self, name) < 1:
-                raise Mistake(f"model.{name}={getattr(self, name)} must be at least 1")
+                raise UserError(f"model.{name}={getattr(self, name)} must be at least 1")
         for name in ("head_dim", "kv_heads", "hidden", "vocab_size"):
             given = getattr(self, name)
             if given is not None and given < 1:
-                raise Mistake(f"model.{name}={given} must be at least 1")
+                raise UserError(f"model.{name}={given} must be at least 1")
         if self.head_dim is None and self.dim % self.heads:
-            raise Mistake(
+            raise UserError(
                 f"model.dim={self.dim} does not divide into {self.heads} heads: "
                 "change one of them, or give model.head_dim"
             )
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
-                raise Mistake(f"model.{name}={getattr(self, name)} must be at least 0, below 1")
+                raise UserError(f"model.{name}={getattr(self, name)} must be at least 0, below 1")
 
     def refuse_narrow_table(self) -> None:
         """For models whose head may be their table: it has to be as wide as they are."""
         if self.embed.width(self.dim) != self.dim:
-            raise Mistake(
+            raise UserError(
                 f"model.embed.dim={self.embed.dim} is for encoders (model.kind=bert): leave it out"
             )
 
     @property
     def vocabulary(self) -> int:
         if self.vocab_size is None:
-            raise Mistake("model.vocab_size is needed: a run takes it from its tokenizer")
+            raise UserError("model.vocab_size is needed: a run takes it from its tokenizer")
         return self.vocab_size
 
     def attention_heads(self) -> Heads:
@@ -132,10 +132,10 @@ class Block(nn.Module):
     def forward(
         self,
         x: Hidden,
-        sight: Sight,
+        sight: AttentionMask,
         position: Position,
         memory: Tensor | None = None,
-        memory_sight: Sight | None = None,
+        memory_sight: AttentionMask | None = None,
         cache: Cache | None = None,
     ) -> Hidden:
         x = self.attention_residual(x, lambda y: self.attention(y, sight, position, cache))
@@ -207,9 +207,9 @@ class Stack(nn.Module):
     def forward(
         self,
         x: Hidden,
-        sight: Sight,
+        sight: AttentionMask,
         memory: Tensor | None = None,
-        memory_sight: Sight | None = None,
+        memory_sight: AttentionMask | None = None,
         cache: Cache | None = None,
     ) -> Hidden:
         if self.compiled:
@@ -240,9 +240,9 @@ class Stack(nn.Module):
             yield
 
 
-def _anew(block: nn.Module, x: Hidden, sight: Sight, *given: Any) -> Hidden:
+def _anew(block: nn.Module, x: Hidden, sight: AttentionMask, *given: Any) -> Hidden:
     """With sights that hold nothing: the second time is to be as the first."""
-    fresh = (replace(one) if isinstance(one, Sight) else one for one in (sight, *given))
+    fresh = (replace(one) if isinstance(one, AttentionMask) else one for one in (sight, *given))
     return block(x, *fresh)
 
 
@@ -250,7 +250,7 @@ def recompute_blocks(model: nn.Module) -> None:
     """Of each block keep its input alone, and compute the rest again in the backward pass."""
     stacks = [part for part in model.modules() if isinstance(part, Stack)]
     if not stacks:
-        raise Mistake(
+        raise UserError(
             "train.recompute is for models of blocks, and this one has none: leave it out"
         )
     for stack in stacks:

@@ -20,10 +20,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.errors import Mistake, check_at_least
-from manyheads.nn.cores import Besides, Core, CoreSizes, dense_weights, exact_core
+from manyheads.errors import UserError, check_at_least
+from manyheads.nn.exact_attention import AttentionCost, Core, CoreSizes, dense_weights, exact_core
 from manyheads.nn.local import Local
-from manyheads.nn.masks import Causal, Full, Sight, causal
+from manyheads.nn.masks import AttentionMask, Causal, Full, causal
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Keys, Queries, Values
@@ -52,14 +52,14 @@ class CompressedCore(nn.Module):
 
     def check(self, score: Score, position: Position) -> None:
         if any(getattr(type(position), hook) is not getattr(Position, hook) for hook in HOOKS):
-            raise Mistake(
+            raise UserError(
                 "memory-compressed attention joins keys of several positions, and this position "
                 "speaks of each key's own: choose one that is added to the embeddings "
                 "(model.position=sinusoidal or learned) or none"
             )
 
     def weights(
-        self, q: Queries, k: Keys, sight: Sight, score: Score, position: Position
+        self, q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
     ) -> BlockWeights:
         """Over the blocks."""
         blocks = self._compress(k, self.keys, sight)
@@ -68,10 +68,10 @@ class CompressedCore(nn.Module):
     def meets(self, length: int) -> int:
         return math.ceil(length / self.stride)
 
-    def besides(self, length: int) -> Besides:
+    def besides(self, length: int) -> AttentionCost:
         """A key meets the matrices of its own place in a block, and pays its part of the block."""
         kernels = (self.keys, self.values)
-        return Besides(
+        return AttentionCost(
             key=sum(kernel.numel() // self.stride for kernel in kernels),
             kept_key=sum(kernel[:, :, 0, 0].numel() for kernel in kernels) // self.stride,
         )
@@ -81,7 +81,7 @@ class CompressedCore(nn.Module):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: Sight,
+        sight: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
@@ -92,10 +92,10 @@ class CompressedCore(nn.Module):
         )
         return core(q, keys, values, self._sight(sight, k), score, position, dropout)
 
-    def _sight(self, sight: Sight, k: Tensor) -> Sight:
+    def _sight(self, sight: AttentionMask, k: Tensor) -> AttentionMask:
         """Which blocks a query sees, each at its last position; real if one of its own is."""
         if not isinstance(sight.rule, Full | Causal):
-            raise Mistake(
+            raise UserError(
                 f"memory-compressed attention cannot keep the rule {sight.rule.kind}, whose edges "
                 "may lie inside a block (of packed documents for one): choose another model.core, "
                 "or texts that are not packed"
@@ -104,19 +104,19 @@ class CompressedCore(nn.Module):
         rule = causal if self.causal else sight.rule
         last = torch.arange(self.meets(k.shape[2]), device=k.device) * self.stride + self.stride - 1
         if sight.real is None:
-            return Sight(rule, sight.queries, last[None])
+            return AttentionMask(rule, sight.queries, last[None])
         real = self._in_place(rearrange(sight.real, "b s -> b 1 s 1"), sight)
         real = rearrange(self._filled(real), "b 1 (j i) 1 -> b j i", i=self.stride).any(-1)
-        return Sight(rule, sight.queries, last[None], real)
+        return AttentionMask(rule, sight.queries, last[None], real)
 
-    def _compress(self, x: Sequence, kernel: Kernel, sight: Sight) -> Blocks:
+    def _compress(self, x: Sequence, kernel: Kernel, sight: AttentionMask) -> Blocks:
         """A convolution whose kernels do not overlap: a matrix for each place in a block."""
         if sight.real is not None:
             x = self._in_place(x, sight)
         blocks = rearrange(self._filled(x), "b g (j i) c -> b g j i c", i=self.stride)
         return einsum(blocks, kernel.to(x.dtype), "b g j i c, g o c i -> b g j o")
 
-    def _in_place(self, x: Tensor, sight: Sight) -> Tensor:
+    def _in_place(self, x: Tensor, sight: AttentionMask) -> Tensor:
         """[b g s c] with each real key in the slot of its position, and zeros in all others.
 
         Padding in the middle of a row does not move what stands behind it into another block.
@@ -158,7 +158,7 @@ class MemoryCompressed:
         check_at_least("core.stride", self.stride, 1)
         check_at_least("core.size", self.size, 1)
         if not self.layers or {*self.layers} - {*"LM"}:
-            raise Mistake(
+            raise UserError(
                 f"core.layers={self.layers} is made of the letters L (local) and M (compressed): "
                 "choose e.g. LM"
             )

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.errors import Mistake, check_above_zero, check_at_least, check_share
+from manyheads.errors import UserError, check_above_zero, check_at_least, check_share
 from manyheads.nn.feedforward import ACTIVATIONS, Activation, Gated, Plain
 from manyheads.nn.shapes import Hidden
 
@@ -48,7 +48,7 @@ class Experts:
         check_at_least("feedforward.balance", self.balance, 0)
         check_share("feedforward.dropout", self.dropout)
         if self.top > self.experts:
-            raise Mistake(f"feedforward.top={self.top} of {self.experts} experts: choose fewer")
+            raise UserError(f"feedforward.top={self.top} of {self.experts} experts: choose fewer")
 
     def build(self, dim: int, hidden: int, bias: bool) -> nn.Module:
         return ExpertFeedForward(self, dim, hidden, bias)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import check_share
+from manyheads.kernels.dispatch import HALF, TRITON, trusted, unheard
 from manyheads.nn.shapes import Hidden
-from manyheads.nn.trusted import HALF, TRITON, trusted, unheard
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
-BY_KERNEL = ("relu", "gelu", "gelu-tanh")  # that nn/fed.py has
+BY_KERNEL = ("relu", "gelu", "gelu-tanh")  # that kernels/mlp.py has
 
 
 class FeedForward(nn.Module):
@@ -54,11 +54,11 @@ class FeedForward(nn.Module):
             and all(type(part) is nn.Linear and part.bias is not None for part in parts)
             and unheard(*parts, self.dropout)
             and TRITON
-            and trusted("fed", x.device.index)
+            and trusted("mlp", x.device.index)
         )
 
     def _by_kernel(self, x: Hidden) -> Hidden:
-        from manyheads.nn.fed import feed
+        from manyheads.kernels.mlp import feed
 
         dtype = torch.get_autocast_dtype("cuda")
         weights = (self.inner.weight, self.inner.bias, self.outer.weight, self.outer.bias)

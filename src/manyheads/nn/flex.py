@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from manyheads.errors import Mistake
-from manyheads.nn.cores import CoreSizes, Exact, Fused, share_heads
-from manyheads.nn.masks import Both, Either, Full, Rule, SameDocument, Sight
+from manyheads.errors import UserError
+from manyheads.nn.exact_attention import CoreSizes, Exact, Fused, share_heads
+from manyheads.nn.masks import AttentionMask, Both, Either, Full, Rule, SameDocument
 from manyheads.nn.positions import Position, by_distance
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values
@@ -40,7 +40,7 @@ class Flex(Exact):
 
     def build(self, sizes: CoreSizes) -> "Flex":
         if sizes.dropout:
-            raise Mistake(
+            raise UserError(
                 "the flex core drops no weights: set model.attention_dropout=0, or choose another "
                 "core (model.core=fused)"
             )
@@ -54,7 +54,7 @@ class Flex(Exact):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: Sight,
+        sight: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
@@ -70,7 +70,7 @@ def flexible(
     q: Queries,
     k: Keys,
     v: Values,
-    sight: Sight,
+    sight: AttentionMask,
     score: Score,
     position: Position,
     kernel: Callable[..., Any] = flex_attention,
@@ -97,17 +97,17 @@ def flexible(
     return mixed
 
 
-_known: WeakKeyDictionary[Sight, BlockMask | None] = WeakKeyDictionary()
+_known: WeakKeyDictionary[AttentionMask, BlockMask | None] = WeakKeyDictionary()
 
 
-def blocks_of(sight: Sight, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
+def blocks_of(sight: AttentionMask, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
     """Which blocks of pairs are seen whole, in part or not at all; None where all are whole."""
     if sight not in _known:  # one sight serves all layers
         _known[sight] = _blocks(sight, rows, make)
     return _known[sight]
 
 
-def _blocks(sight: Sight, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
+def _blocks(sight: AttentionMask, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
     if isinstance(sight.rule, Full) and sight.real is None:
         return None
     length, real = sight.keys.shape[1], sight.real

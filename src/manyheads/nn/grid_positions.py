@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.errors import Mistake, check_above_zero
+from manyheads.errors import UserError, check_above_zero
 from manyheads.nn.positions import Position, PositionSizes, SinusoidalPosition
 from manyheads.nn.shapes import Hidden, Positions
 
@@ -59,7 +59,7 @@ class Sinusoidal2d:
 
     def build(self, sizes: PositionSizes) -> Position:
         if sizes.dim % 2:
-            raise Mistake(
+            raise UserError(
                 f"positions of rows and columns share the channels: model.dim={sizes.dim} is odd, "
                 "so choose an even one"
             )

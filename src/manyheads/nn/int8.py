@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.nn.embedding import Head
 from manyheads.nn.replaced import with_products
 
@@ -55,9 +55,9 @@ def in_int8(model: M) -> M:
     table = getattr(model, "target_table", getattr(model, "tokens", None))
     head = getattr(model, "head", None)
     if not isinstance(head, Head) or not isinstance(table, nn.Embedding):
-        raise Mistake(
+        raise UserError(
             "eight bits are for models that write (translators, language models): leave them out"
         )
     if next(model.parameters()).device.type != "cpu":
-        raise Mistake("eight bits are for the CPU: choose --device cpu, or leave them out")
+        raise UserError("eight bits are for the CPU: choose --device cpu, or leave them out")
     return with_products(model, head, table, Product)

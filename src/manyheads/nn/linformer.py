@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.errors import Mistake, check_at_least
-from manyheads.nn.cores import Besides, CoreSizes, share_heads
-from manyheads.nn.masks import Full, Sight
+from manyheads.errors import UserError, check_at_least
+from manyheads.nn.exact_attention import AttentionCost, CoreSizes, share_heads
+from manyheads.nn.masks import AttentionMask, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Keys, Queries, Values
@@ -47,14 +47,14 @@ class Linformer:
 
     def build(self, sizes: CoreSizes) -> "LinformerCore":
         if sizes.causal:
-            raise Mistake(
+            raise UserError(
                 "the linformer core mixes all positions before a query meets them, and here a "
                 "query must not see later ones: choose another core (model.core=fused), or in an "
                 "encoder–decoder linformer for the encoder alone (model.encoder.core=linformer "
                 f"model.encoder.core.rank={_advised(sizes)})"
             )
         if self.rank > sizes.max_length:
-            raise Mistake(
+            raise UserError(
                 f"core.rank={self.rank} is no reduction: a text has at most "
                 f"{sizes.max_length} positions (model.max_length), so choose a smaller rank, as "
                 f"in model.core.rank={_advised(sizes)}, in an encoder–decoder for the encoder "
@@ -91,7 +91,7 @@ class LinformerCore(nn.Module):
     def check(self, score: Score, position: Position) -> None:
         hooks = ("rotate", "score", "value")
         if any(getattr(type(position), hook) is not getattr(Position, hook) for hook in hooks):
-            raise Mistake(
+            raise UserError(
                 "the linformer core meets mixtures of keys, and a mixture stands at no position: "
                 "choose positions that are added to the embeddings (model.position=sinusoidal "
                 "or learned)"
@@ -100,22 +100,22 @@ class LinformerCore(nn.Module):
     def meets(self, length: int) -> int:
         return self.rank
 
-    def besides(self, length: int) -> Besides:
+    def besides(self, length: int) -> AttentionCost:
         """E K and F V, whose rows all positions share, and the weights over those."""
         mixed = self.rank * self.channels
-        return Besides(key=mixed, kept_key=mixed // length, weights=1)
+        return AttentionCost(key=mixed, kept_key=mixed // length, weights=1)
 
     def weights(
-        self, q: Queries, k: Keys, sight: Sight, score: Score, position: Position
+        self, q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
     ) -> OverRank:
         """softmax(score(q, E k)): over the mixtures of keys, not over the keys."""
         if not isinstance(sight.rule, Full):
-            raise Mistake(
+            raise UserError(
                 "the linformer core mixes all positions before a query meets them and knows no "
                 f"rule but full, not {sight.rule.kind}: choose another core (model.core=fused)"
             )
         if k.shape[2] > self.max_length:
-            raise Mistake(
+            raise UserError(
                 f"{k.shape[2]} positions, but the linformer core projects {self.max_length}: "
                 "shorten the text, or train with a larger model.max_length"
             )
@@ -127,7 +127,7 @@ class LinformerCore(nn.Module):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: Sight,
+        sight: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
@@ -136,7 +136,7 @@ class LinformerCore(nn.Module):
         mixed = self._project(v, self.keys if self.values is None else self.values, sight)
         return einsum(weights, share_heads(mixed, q.shape[1]), "b h t r, b h r c -> b h t c")
 
-    def _project(self, x: OfPositions, matrix: Tensor, sight: Sight) -> OfRank:
+    def _project(self, x: OfPositions, matrix: Tensor, sight: AttentionMask) -> OfRank:
         """E x over the positions that there are; what is padding counts as zero.
 
         So where nothing is real, values are zero and with them what a query gets.

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.errors import check_at_least
-from manyheads.nn.cores import CoreSizes, Mixed, dense_weights, exact_core
-from manyheads.nn.masks import Both, Either, Globals, Rule, SameBlock, Sight, Window
+from manyheads.nn.exact_attention import CoreSizes, Mixed, dense_weights, exact_core
+from manyheads.nn.masks import AttentionMask, Both, Either, Globals, Rule, SameBlock, Window
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Keys, Queries, Values, Weights
@@ -107,10 +107,10 @@ class Near:
         """Honours everything: what no kernel takes, the textbook's core computes in blocks."""
 
     def weights(
-        self, q: Queries, k: Keys, sight: Sight, score: Score, position: Position
+        self, q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
     ) -> Weights:
         rule = Both(sight.rule, self.pattern)
-        near = Sight(rule, sight.queries, sight.keys, sight.real)
+        near = AttentionMask(rule, sight.queries, sight.keys, sight.real)
         return dense_weights(q, k, near, score, position)
 
     def __call__(
@@ -118,7 +118,7 @@ class Near:
         q: Queries,
         k: Keys,
         v: Values,
-        sight: Sight,
+        sight: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
@@ -140,8 +140,8 @@ class Near:
         return torch.cat([first, mixed[:, :, cut.first :]], dim=2)
 
     def _folded(
-        self, cut: Cut, q: Queries, k: Keys, v: Values, sight: Sight
-    ) -> tuple[Tensor, Tensor, Tensor, Sight]:
+        self, cut: Cut, q: Queries, k: Keys, v: Values, sight: AttentionMask
+    ) -> tuple[Tensor, Tensor, Tensor, AttentionMask]:
         """Every block of every row as a row, its keys apart from its queries."""
         rows, _, length, _ = q.shape
         alone, blocks = Cut(cut.block), cut.blocks(length)
@@ -156,7 +156,7 @@ class Near:
             rule = Both(rule, self.pattern)
         elif sight.real is None and length % cut.block == 0:
             real = None  # a block alone is near and real as a whole: that needs no mask
-        folded = Sight(
+        folded = AttentionMask(
             rule,
             repeat(queries, "m t -> (b m) t", b=rows),
             repeat(keys, "m w -> (b m) w", b=rows),
@@ -165,14 +165,16 @@ class Near:
         return alone.fold(q), cut.fold(k), cut.fold(v), folded
 
 
-def _reached(k: Keys, v: Values, sight: Sight, pattern: Rule) -> tuple[Tensor, Tensor, Sight]:
+def _reached(
+    k: Keys, v: Values, sight: AttentionMask, pattern: Rule
+) -> tuple[Tensor, Tensor, AttentionMask]:
     """The keys that a step or a chunk can see: near to its first or last query, or between."""
     ends = torch.stack([sight.queries.min(), sight.queries.max()])
     near = pattern(rearrange(ends, "t -> 1 t 1"), rearrange(sight.keys, "b s -> b 1 s")).any(1)
     between = (sight.keys >= ends[0]) & (sight.keys <= ends[1])
     index = (near | between).any(0).nonzero()[:, 0]
     real = None if sight.real is None else sight.real[:, index]
-    reached = Sight(Both(sight.rule, pattern), sight.queries, sight.keys[:, index], real)
+    reached = AttentionMask(Both(sight.rule, pattern), sight.queries, sight.keys[:, index], real)
     return k[:, :, index], v[:, :, index], reached
 
 

@@ -1,4 +1,4 @@
-"""Who may look at whom: rules over positions, and `Sight`, a rule with its positions.
+"""Who may look at whom: rules over positions, and `AttentionMask`, a rule with its positions.
 
 A rule is a predicate: True where the query at position i may see the key at position j.
 Because it speaks of positions and not of matrix indices, the same rule serves a full pass,
@@ -201,7 +201,7 @@ either = Either
 
 
 @dataclass(eq=False)
-class Sight:
+class AttentionMask:
     """A rule, the positions it is asked about, and which keys are real (not padding).
 
     `square` says that queries and keys are the same positions 0 … n−1 in every row, so that a
@@ -250,17 +250,17 @@ class Sight:
         """Whether this is the plain causal triangle, which kernels know without a mask."""
         return self.square and self.real is None and isinstance(self.rule, Causal)
 
-    def across(self, queries: int) -> "Sight":
+    def across(self, queries: int) -> "AttentionMask":
         """Of the same keys, by so many queries that stand nowhere among them."""
-        found = Sight(self.rule, self.keys.new_zeros(1, queries), self.keys, self.real)
+        found = AttentionMask(self.rule, self.keys.new_zeros(1, queries), self.keys, self.real)
         if isinstance(self.rule, Full):  # where queries stand changes nothing
             found._held = self._held
         return found
 
-    def block(self, rows: slice, columns: slice) -> "Sight":
+    def block(self, rows: slice, columns: slice) -> "AttentionMask":
         """The same sight for some of the queries and some of the keys."""
         real = None if self.real is None else self.real[:, columns]
-        return Sight(self.rule, self.queries[:, rows], self.keys[:, columns], real)
+        return AttentionMask(self.rule, self.queries[:, rows], self.keys[:, columns], real)
 
 
 def look(
@@ -270,9 +270,9 @@ def look(
     start: int = 0,
     real: Real | None = None,
     device: torch.device | str | None = None,
-) -> Sight:
+) -> AttentionMask:
     """The sight of `length` positions after `start` cached ones on all positions so far."""
     if length == 1 and isinstance(rule, Causal):
         rule = full  # the newest position sees all there is: no mask to compute
     keys = torch.arange(start + length, device=device)[None]
-    return Sight(rule, keys[:, start:], keys, real, square=start == 0)
+    return AttentionMask(rule, keys[:, start:], keys, real, square=start == 0)

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.nn.cores import Exact, Fused, share_heads
-from manyheads.nn.masks import Both, Causal, Full, Rule, SameDocument, Sight
+from manyheads.nn.exact_attention import Exact, Fused, share_heads
+from manyheads.nn.masks import AttentionMask, Both, Causal, Full, Rule, SameDocument
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values
@@ -40,7 +40,7 @@ class Packed(Exact):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: Sight,
+        sight: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
@@ -71,17 +71,17 @@ class Texts:
     sizes: list[int]
 
 
-_known: WeakKeyDictionary[Sight, Texts | None] = WeakKeyDictionary()
+_known: WeakKeyDictionary[AttentionMask, Texts | None] = WeakKeyDictionary()
 
 
-def texts_of(sight: Sight, rows: int) -> Texts | None:
+def texts_of(sight: AttentionMask, rows: int) -> Texts | None:
     """The texts of a batch; None where packing gains nothing or the rule asks for more."""
     if sight not in _known:  # one sight serves all layers
         _known[sight] = _find(sight, rows)
     return _known[sight]
 
 
-def _find(sight: Sight, rows: int) -> Texts | None:
+def _find(sight: AttentionMask, rows: int) -> Texts | None:
     plain, documents = _parts(sight.rule)
     if not rows or not plain or not sight.square or (documents is None and sight.real is None):
         return None

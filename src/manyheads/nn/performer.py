@@ -27,9 +27,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.errors import Mistake, check_at_least
-from manyheads.nn.cores import Besides, CoreSizes, share_heads
-from manyheads.nn.masks import Causal, Full, Sight
+from manyheads.errors import UserError, check_at_least
+from manyheads.nn.exact_attention import AttentionCost, CoreSizes, share_heads
+from manyheads.nn.masks import AttentionMask, Causal, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values, Weights
@@ -110,7 +110,7 @@ class Performer:
 
 def _refuse_dropout(dropout: float) -> None:
     if dropout:
-        raise Mistake(
+        raise UserError(
             "the performer core never holds the weights, so that none can be dropped: choose "
             "model.attention_dropout=0, or another core (model.core=fused)"
         )
@@ -140,13 +140,13 @@ class PerformerCore(nn.Module):
 
     def check(self, score: Score, position: Position) -> None:
         if type(score) is not InnerScore:
-            raise Mistake(
+            raise UserError(
                 "the performer core estimates the exponential of a dot product: choose "
                 "model.score=scaled-dot or dot, or another core (model.core=fused)"
             )
         kind = type(position)
         if kind.score is not Position.score or kind.value is not Position.value:
-            raise Mistake(
+            raise UserError(
                 "the performer core never holds scores or weights, and this position adds to "
                 "them: choose one that does not (model.position=rotary, sinusoidal or learned)"
             )
@@ -154,7 +154,7 @@ class PerformerCore(nn.Module):
     def meets(self, length: int) -> int:
         return self.settings.features
 
-    def besides(self, length: int) -> Besides:
+    def besides(self, length: int) -> AttentionCost:
         """φ(k), φ(K)ᵀ [V 1], and of a chunk its pairs and the state before it.
 
         What `meets` tells of are φ(q) and its product with φ(K)ᵀ V.
@@ -163,7 +163,7 @@ class PerformerCore(nn.Module):
         others, chunk = self.sizes.kv_heads * own, min(self.settings.chunk, length)
         near = chunk if self.sizes.causal else 0
         state = heads * features * (own + 1)
-        return Besides(
+        return AttentionCost(
             query=heads * (features + near * (features + own + 1)),
             key=features * others + state,
             kept_query=heads * (features + own + 2 + near),
@@ -171,7 +171,7 @@ class PerformerCore(nn.Module):
         )
 
     def weights(
-        self, q: Queries, k: Keys, sight: Sight, score: Score, position: Position
+        self, q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
     ) -> Weights:
         """The estimated weights, which a pass never holds unless queries are few."""
         with torch.autocast(q.device.type, enabled=False):
@@ -183,7 +183,7 @@ class PerformerCore(nn.Module):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: Sight,
+        sight: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
@@ -207,11 +207,11 @@ class PerformerCore(nn.Module):
         return mixed
 
     def _exponents(
-        self, q: Queries, k: Keys, sight: Sight, score: Score
+        self, q: Queries, k: Keys, sight: AttentionMask, score: Score
     ) -> tuple[QueryFeatures, KeyFeatures]:
         """The logarithms of √m φ(q) and √m φ(k), −∞ of what is padding."""
         if not isinstance(sight.rule, Full | Causal):
-            raise Mistake(
+            raise UserError(
                 "the performer core sums over all keys or over all earlier ones, and knows no "
                 f"rule like {sight.rule.kind}: choose another core (model.core=fused)"
             )
@@ -262,7 +262,7 @@ def _meet(queries: OfQueries, p: OfAll, state: State) -> Sums:
     return einsum(features, state, "... t m, ... m c -> ... t c"), r
 
 
-def _seen(queries: QueryFeatures, keys: KeyFeatures, sight: Sight) -> Weights:
+def _seen(queries: QueryFeatures, keys: KeyFeatures, sight: AttentionMask) -> Weights:
     """φ(q)ᵀ φ(k) of every pair up to a factor for each query, zero where it must not see."""
     mask = sight.mask()
     if mask is None:

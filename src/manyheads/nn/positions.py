@@ -15,8 +15,8 @@ from einops import rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake, check_above_zero, check_at_least
-from manyheads.nn.masks import Sight
+from manyheads.errors import UserError, check_above_zero, check_at_least
+from manyheads.nn.masks import AttentionMask
 from manyheads.nn.shapes import Hidden, KeyPositions, Positions, Queries, Weights
 from manyheads.nn.skew import shrink, skew, stretch, unskew
 
@@ -47,21 +47,21 @@ class Position(nn.Module):
     def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> Bias | None:
         return None
 
-    def bias(self, q: Queries, sight: Sight) -> Bias | None:
+    def bias(self, q: Queries, sight: AttentionMask) -> Bias | None:
         """What `score` adds for the pairs of a sight; a key that is not seen may get any number."""
         return self.score(q, sight.queries, sight.keys)
 
     def value(self, weights: Weights, queries: Positions, keys: KeyPositions) -> Spread | None:
         return None
 
-    def spread(self, weights: Weights, sight: Sight) -> Spread | None:
+    def spread(self, weights: Weights, sight: AttentionMask) -> Spread | None:
         """What `value` adds for the pairs of a sight, of which the unseen have no weight."""
         return self.value(weights, sight.queries, sight.keys)
 
     def refuse_past(self, length: int) -> None:
         """A learned table has an end; going past it is an error, not a wrap-around."""
         if self.max_length is not None and length > self.max_length:
-            raise Mistake(
+            raise UserError(
                 f"{length} positions, but the learned ones end at {self.max_length}: shorten the "
                 "text, or train with a larger model.max_length or another model.position"
             )
@@ -163,7 +163,7 @@ class ShawPosition(Position):
         by_distance = weights.new_zeros(*weights.shape[:3], len(self.values))
         return by_distance.scatter_add(-1, rows, weights) @ self.values
 
-    def bias(self, q: Queries, sight: Sight) -> Bias | None:
+    def bias(self, q: Queries, sight: AttentionMask) -> Bias | None:
         """Of a full pass nothing is gathered: all is skewed."""
         if not sight.square:
             return self.score(q, sight.queries, sight.keys)
@@ -171,7 +171,7 @@ class ShawPosition(Position):
         ahead = 0 if sight.rule.past_only else far
         return skew(stretch(every, -self.max_distance, -far, ahead))
 
-    def spread(self, weights: Weights, sight: Sight) -> Spread | None:
+    def spread(self, weights: Weights, sight: AttentionMask) -> Spread | None:
         if not sight.square:
             return self.value(weights, sight.queries, sight.keys)
         far, most = weights.shape[2] - 1, self.max_distance
@@ -308,7 +308,7 @@ class Rotary:
 
     def build(self, sizes: PositionSizes) -> Position:
         if sizes.head_dim % 2:
-            raise Mistake(
+            raise UserError(
                 f"rotary positions turn pairs of channels: head_dim={sizes.head_dim} "
                 "is odd, so choose an even one"
             )
@@ -342,7 +342,7 @@ class Buckets:
     def build(self, sizes: PositionSizes) -> Position:
         least = 2 if sizes.causal else 4
         if self.buckets < least or self.max_distance <= self.buckets // least:
-            raise Mistake(
+            raise UserError(
                 f"position.buckets={self.buckets} must be at least {least}, and "
                 f"position.max_distance={self.max_distance} beyond the exact buckets"
             )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import check_at_least
-from manyheads.nn.masks import Sight
+from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import (
     Alibi,
     Bias,
@@ -96,7 +96,7 @@ class RelativePosition(Position):
             bias = bias + self.steps.pick(q, steps) + self.voices.pick(q, voices)
         return bias if self.both_ways else _without_later(bias, queries, keys)
 
-    def bias(self, q: Queries, sight: Sight) -> Bias | None:
+    def bias(self, q: Queries, sight: AttentionMask) -> Bias | None:
         """Of a full pass nothing is picked: all is skewed."""
         if not sight.square:
             return self.score(q, sight.queries, sight.keys)

@@ -1,7 +1,7 @@
 """Models that only write, with their matrices held or multiplied in another form.
 
 In eight bits (nn/int8), as a CPU reads them best (nn/arranged), by a kernel for one row
-(nn/single), or by a product and a sum.
+(kernels/gemv), or by a product and a sum.
 """
 
 import copy

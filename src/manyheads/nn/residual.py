@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import check_above_zero
+from manyheads.kernels.dispatch import HALF, TRITON, trusted, unheard
 from manyheads.nn.shapes import Hidden
-from manyheads.nn.trusted import HALF, TRITON, trusted, unheard
 
 WIDEST = 4096  # row that one program of our kernel holds
 
@@ -54,7 +54,7 @@ def _forked(norm: nn.Module, x: Hidden, dtype: torch.dtype) -> tuple[Hidden, Hid
     """(norm(x), x): what goes into a part, in that type if by our kernel, and what goes on."""
     if not (torch.is_grad_enabled() and _serves(norm, x, _product_type(x))):
         return norm(x), x
-    from manyheads.nn.normed import fork
+    from manyheads.kernels.layer_norm import fork
 
     assert isinstance(norm, nn.LayerNorm)
     return fork(x, norm.weight, norm.bias, norm.eps, dtype)
@@ -84,7 +84,7 @@ def _serves(norm: nn.Module, x: Hidden, dtype: torch.dtype) -> bool:
         and norm.bias is not None
         and unheard(norm)
         and TRITON
-        and trusted("normed", x.device.index)
+        and trusted("layer_norm", x.device.index)
     )
 
 
@@ -94,7 +94,7 @@ class Residual(nn.Module):
     Where it is compiled, sum and norm are one kernel that computes in float32 and writes the type
     of the products. As it stands, PyTorch would have to convert back and forth between the two.
     On a GPU that of the norm after the sum is ours, and in training so is the backward pass of the
-    norm before a part, with the sum of what comes back (nn/normed.py).
+    norm before a part, with the sum of what comes back (kernels/layer_norm.py).
     """
 
     def __init__(self, dim: int, norm: Norm, dropout: float) -> None:
@@ -120,7 +120,7 @@ class Residual(nn.Module):
         )
 
     def _by_kernel(self, x: Hidden, added: Hidden) -> Hidden:
-        from manyheads.nn.normed import add_norm
+        from manyheads.kernels.layer_norm import add_norm
 
         p = self.dropout.p if self.dropout.training else 0.0
         seed = torch.randint(2**62, (1,), device=x.device) if p else None

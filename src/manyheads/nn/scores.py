@@ -14,7 +14,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake, check_at_least
+from manyheads.errors import UserError, check_at_least
 
 Query = Float[Tensor, "b h t c"]
 Key = Float[Tensor, "b h s e"]
@@ -114,7 +114,7 @@ class ScaledDot:
 
     def __post_init__(self) -> None:
         if self.scale is not None and not math.isfinite(self.scale):
-            raise Mistake(f"score.scale={self.scale} must be a finite number")
+            raise UserError(f"score.scale={self.scale} must be a finite number")
 
     def key_dim(self, head_dim: int) -> int:
         return head_dim
@@ -157,7 +157,7 @@ class ReducedRank:
 
     def build(self, heads: int, head_dim: int) -> Score:
         if self.rank > head_dim:
-            raise Mistake(
+            raise UserError(
                 f"score.rank={self.rank} is no reduction: a head has {head_dim} channels, "
                 "so choose a smaller rank"
             )

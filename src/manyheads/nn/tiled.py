@@ -22,9 +22,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from manyheads.errors import Mistake
-from manyheads.nn.cores import Exact, share_heads
-from manyheads.nn.masks import Sight
+from manyheads.errors import UserError
+from manyheads.nn.exact_attention import Exact, share_heads
+from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Keys, Queries, Values
@@ -41,7 +41,7 @@ class Tiled(Exact):
 
     def __post_init__(self) -> None:
         if self.block < 1:
-            raise Mistake(f"core.block={self.block} must be at least 1")
+            raise UserError(f"core.block={self.block} must be at least 1")
 
     def check(self, score: Score, position: Position) -> None:
         """Honours everything: it sees the scores, one block at a time."""
@@ -51,7 +51,7 @@ class Tiled(Exact):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: Sight,
+        sight: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
@@ -85,7 +85,7 @@ class _Parts(nn.Module):
 class _Tiles:
     """What the forward and the backward pass compute alike for one block."""
 
-    sight: Sight
+    sight: AttentionMask
     parts: _Parts
     dropout: float
     seed: int

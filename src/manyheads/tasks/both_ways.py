@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from manyheads.baselines.elmo import Elmo
 from manyheads.data.batching import split
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
-from manyheads.models.elmo import Elmo
-from manyheads.tokens import Tokenizer
-from manyheads.train.objective import Loss, cross_entropy
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.optimizer import Train
 
 HELD_OUT_ROWS = 32
@@ -36,7 +36,7 @@ class FramedText:
         self.before, self.after = tokenizer.frame()
         self.room = max_length - len(self.before) - len(self.after)
         if self.room < 2:
-            raise Mistake(f"model.max_length={max_length} leaves no room for text: raise it")
+            raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
         self.text = EncodedText(texts, tokenizer, ends=False)
 
     def stretches(self, starts: Starts, device: torch.device) -> Stretches:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyheads.baselines.elmo import Elmo
 from manyheads.data.batching import (
     Batches,
     Ragged,
@@ -20,13 +21,12 @@ from manyheads.data.batching import (
     split,
 )
 from manyheads.data.labelled import Labelled, LabelledData, places
-from manyheads.encode import TextEncoder
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores, label_scores
 from manyheads.models.bert import Bert
-from manyheads.models.elmo import Elmo
-from manyheads.tokens import Tokenizer
-from manyheads.train.objective import Loss
+from manyheads.tasks.encode import TextEncoder
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.loss import Loss
 from manyheads.train.optimizer import TooLong, Train
 
 SHOWN = 8  # labels that are named
@@ -63,7 +63,7 @@ class EncodedLabels:
         framed = tokenizer.framed(part.texts)
         long = [row for row, (ids, _) in enumerate(framed) if len(ids) > max_length]
         if long and too_long == "refuse":
-            raise BadData(
+            raise DataError(
                 f"{part.name}:{part.lines[long[0]]}: {len(framed[long[0]][0])} tokens, and the "
                 f"model reads {max_length} ({len(long)} such rows): cut them with "
                 "train.too_long=cut, or leave them out with train.too_long=skip"
@@ -71,7 +71,7 @@ class EncodedLabels:
         if long and too_long == "skip":
             kept = sorted({*range(len(framed))} - {*long})
             if not kept:
-                raise BadData(f"{part.name}: every row is longer than {max_length} tokens")
+                raise DataError(f"{part.name}: every row is longer than {max_length} tokens")
             part, framed = part.rows(kept), [framed[row] for row in kept]
         elif long:
             shorter = tokenizer.framed([part.texts[row] for row in long], max_length)
@@ -214,7 +214,7 @@ def evaluate_classification(encoder: TextEncoder, data: LabelledData, split_name
     answers = [answer for [answer] in encoder.classify(lines)]
     if data.regression:
         if len(names) > 1:
-            raise Mistake(
+            raise UserError(
                 f"the model answers with labels ({', '.join(names)}), and the data asks for a "
                 "number: leave out data.answer=number, or use a model that was trained for it"
             )

@@ -6,7 +6,6 @@ from torch import nn
 
 from manyheads.config import dump
 from manyheads.data.batching import Ragged, Rows, split
-from manyheads.data.hidden import BREAKING, HELD_OUT, drawing
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import (
     Denoising,
@@ -17,13 +16,14 @@ from manyheads.data.masking import (
     permute,
     span_places,
 )
+from manyheads.data.mlm import BREAKING, HELD_OUT, drawing
 from manyheads.data.translation import Batch, Frame
 from manyheads.decode.beam import Decode, Marks
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.translation import translation_loss
-from manyheads.tokens import Tokenizer
-from manyheads.train.objective import Loss
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
 
 # What is broken for validation is the same for every run: by this seed, so many rows at a time.

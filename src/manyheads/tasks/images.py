@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from manyheads.data.augmentation import augment, mix
 from manyheads.data.batching import Rows, Shuffled, split
 from manyheads.data.images import ImageData, Pictures
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Images, ReadsImages, Vit, VitConfig
-from manyheads.train.objective import Loss
+from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
 
 Pixels = UInt8[np.ndarray, "n channels height width"]
@@ -41,7 +41,7 @@ def check_size(model: VitConfig, part: Pictures) -> None:
     size = model.image_size
     if (channels, height, width) != (model.channels, size, size):
         own = f"model.image_size={height} model.channels={channels} or " * (height == width)
-        raise Mistake(
+        raise UserError(
             f"pictures of {channels}×{height}×{width} (channels, height, width), and the model "
             f"reads {model.channels}×{size}×{size}: set {own}data.size={size} "
             f"data.channels={model.channels}"
@@ -58,9 +58,9 @@ def fitted(model: VitConfig, part: Pictures) -> VitConfig:
     check_size(model, part)
     labels, head = tuple(part.classes), model.head
     if head is None:
-        raise Mistake("task=images needs model.head=classify: leave model.head out")
+        raise UserError("task=images needs model.head=classify: leave model.head out")
     if head.labels not in (Classify().labels, labels):
-        raise Mistake(
+        raise UserError(
             f"model.head.labels={','.join(head.labels)} are not the classes of the pictures "
             f"({','.join(labels)}): leave them out"
         )
@@ -186,7 +186,7 @@ def places(part: Pictures, names: Sequence[str]) -> Classes:
     """The class number of each picture: where its class stands among the names."""
     unknown = [one for one in part.classes if one not in names]
     if unknown:
-        raise BadData(
+        raise DataError(
             f"the model knows no class '{unknown[0]}' ({', '.join(names[:10])}"
             f"{' …' if len(names) > 10 else ''}): give pictures of its own classes"
         )

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from manyheads.data.batching import split
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import Causal
-from manyheads.errors import BadData, check_at_least
+from manyheads.errors import DataError, check_at_least
 from manyheads.evaluate.scores import Scores, language_scores
 from manyheads.models.gpt import Gpt
-from manyheads.tokens import Tokenizer
-from manyheads.train.objective import Loss, cross_entropy
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
 
@@ -105,7 +105,7 @@ def stream_nll(
 ) -> tuple[float, int]:
     """Summed −log P of a stream, and the tokens that were predicted."""
     if len(text.flat) < 2:
-        raise BadData(f"{text.name}: one token has nothing before it; give more text")
+        raise DataError(f"{text.name}: one token has nothing before it; give more text")
     passes = Passes.over(len(text.flat), model.config.max_length, stride)
     return passes_nll(model, text, passes, objective, batch_tokens=batch_tokens, bar=bar)
 

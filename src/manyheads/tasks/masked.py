@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.data.batching import split
-from manyheads.data.hidden import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText, drawing
 from manyheads.data.language import TextData, Texts
 from manyheads.data.masking import Masked, Replaced
+from manyheads.data.mlm import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText, drawing
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.bert import Bert
 from manyheads.models.electra import Electra
-from manyheads.tokens import Tokenizer
-from manyheads.train.objective import Loss, cross_entropy
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.optimizer import Train
 
 # What is hidden for validation is the same for every run: by this seed, so many rows at a time.

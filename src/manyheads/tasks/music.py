@@ -14,11 +14,11 @@ from manyheads.data.events import transposed
 from manyheads.data.language import EncodedText
 from manyheads.data.masking import Causal
 from manyheads.data.music import Music, MusicData
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.gpt import Gpt
 from manyheads.tasks.language import LanguageBatch, LanguageTask, Passes, passes_nll
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
 
@@ -31,7 +31,7 @@ def check_words(music: Music, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer for which a word of the encoding is not one token."""
     missing = next((word for word in music.vocabulary if tokenizer.token_id(word) is None), None)
     if missing is not None:
-        raise Mistake(
+        raise UserError(
             f"'{missing}' is no token of this model, and music has tokens=words: leave tokens out, "
             "or begin with a model of the same encoding"
         )
@@ -41,7 +41,7 @@ def check_enough(music: Music, length: int) -> None:
     """Refuse music with less than one stretch to train on: every event and end but the first."""
     tokens = music.words + len(music.documents) - 1
     if tokens < length:
-        raise BadData(
+        raise DataError(
             f"{music.name}: {tokens} tokens are too few to train on stretches of {length}: give "
             "more or longer pieces, or lower model.max_length"
         )

@@ -15,7 +15,7 @@ from manyheads.decode.lines import pieces, read_lines
 from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.evaluate.rouge import rouge_is_here, rouge_scorer, rouge_scores
 from manyheads.evaluate.scores import Scores, perplexity
-from manyheads.models.joined import EncoderDecoder
+from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.tasks.translation import TranslationTask, corpus_nll, gives_loss
 from manyheads.train.progress import Bar
 

@@ -8,21 +8,21 @@ from torch import nn
 from manyheads.data.batching import Batches, in_order_of_length, split
 from manyheads.data.translation import Batch, Corpus, EncodedPairs, TranslationData
 from manyheads.decode.beam import Decode, Marks
+from manyheads.decode.cuda_graphs import Recordings
 from manyheads.decode.lines import translate_whole
-from manyheads.decode.recorded import Recordings
 from manyheads.decode.translate import AnyTranslator, Translator
-from manyheads.errors import BadData
+from manyheads.errors import DataError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
-from manyheads.models.joined import EncoderDecoder
+from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.nn.embedding import Head
 from manyheads.nn.shapes import Hidden
-from manyheads.segments import Segmenter
-from manyheads.tokens import Tokenizer
-from manyheads.train.agreement import disagreement
-from manyheads.train.objective import Loss, cross_entropy
+from manyheads.tokenizer.bpe_dropout import Segmenter
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
+from manyheads.train.rdrop import disagreement
 from manyheads.view.capture import looks_across
 
 COMPOSITIONAL = "compositional"
@@ -181,7 +181,7 @@ def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
     tokenizer, frame = translator.tokenizer, translator.marks.frame
     try:
         encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "skip", frame)
-    except BadData:
+    except DataError:
         return {}
     nll, tokens = corpus_nll(translator.model, encoded, translator.decode.read_at_once)
     return {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}

@@ -23,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from manyheads.errors import BadData
-from manyheads.files import check_sum, check_sum_of, replace_file, write_text
+from manyheads.errors import DataError
+from manyheads.fileio import check_sum, check_sum_of, replace_file, write_text
 
 WEIGHTS = "model.safetensors"
 STATE = "state"
@@ -68,26 +68,26 @@ def _told(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file that `write_tensors` wrote; anything else is BadData."""
+    """Tensors and header of a file that `write_tensors` wrote; anything else is DataError."""
     if not path.is_file():
-        raise BadData(f"{path} is missing: is {path.parent} a run folder?")
+        raise DataError(f"{path} is missing: is {path.parent} a run folder?")
     try:
         with safe_open(path, framework="pt") as file:
             header = (file.metadata() or {}).get(HEADER)
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise BadData(f"{path} is damaged or no safetensors file ({error})") from None
+        raise DataError(f"{path} is damaged or no safetensors file ({error})") from None
     if header is None:
-        raise BadData(f"{path} was not written by Manyheads: import foreign weights instead")
+        raise DataError(f"{path} was not written by Manyheads: import foreign weights instead")
     try:
         facts = json.loads(header)
         known, sound = facts["format"] == FORMAT, facts["checksum"] == checksum(tensors)
         about = dict(facts["about"])
         told = facts.get("told") in (None, _told(tensors, about))  # older files have none
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise BadData(f"{path} is damaged: its header cannot be read") from None
+        raise DataError(f"{path} is damaged: its header cannot be read") from None
     if not known or not sound or not told:
-        raise BadData(f"{path} is damaged: its bytes do not match their check sum")
+        raise DataError(f"{path} is damaged: its bytes do not match their check sum")
     return tensors, about
 
 
@@ -96,14 +96,14 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> No
     wanted = model.state_dict()
     missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or extra:
-        raise BadData(
+        raise DataError(
             f"{path} does not fit the model of run.toml: "
             f"{len(missing)} tensors missing {sorted(missing)[:1]}, "
             f"{len(extra)} unknown {sorted(extra)[:1]}"
         )
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
-            raise BadData(
+            raise DataError(
                 f"{path} does not fit the model of run.toml: {name} is "
                 f"{list(tensor.shape)}, not {list(wanted[name].shape)}"
             )
@@ -172,7 +172,7 @@ def _has_moments(name: str, known: Collection[str], path: Path) -> bool:
     """Whether a parameter has been updated: where no loss has ever reached it there is nothing."""
     found = [f"adam.{key}.{name}" in known for key in MOMENTS]
     if any(found) and not all(found):
-        raise BadData(f"{path} has no optimizer state for {name}: it cannot be gone on from")
+        raise DataError(f"{path} has no optimizer state for {name}: it cannot be gone on from")
     return all(found)
 
 
@@ -180,7 +180,7 @@ def _progress(about: dict[str, Any], path: Path) -> Progress:
     try:
         return Progress(**about)
     except TypeError:
-        raise BadData(f"{path} is damaged: its header does not say how far it is") from None
+        raise DataError(f"{path} is damaged: its header does not say how far it is") from None
 
 
 def _spread_like(wanted: Any, tensor: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def save_shards(
     try:
         save(state_of(model, optimizer), checkpoint_id=path)
     except CheckpointException as error:
-        raise BadData(
+        raise DataError(
             f"{path} could not be saved ({_short(error)}): the one before it is untouched; make "
             "room and go on"
         ) from None
@@ -248,7 +248,7 @@ def _read_shards(folder: Path) -> tuple[str, dict[str, str], Progress] | None:
         sums = dict(facts.get("files", {}))
         return str(facts["folder"]), sums, _progress(dict(facts["about"]), path)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise BadData(f"{path} is damaged: it does not say where the state is") from None
+        raise DataError(f"{path} is damaged: it does not say where the state is") from None
 
 
 def load_shards(
@@ -271,11 +271,11 @@ def load_shards(
             raise ValueError(f"the bytes of {damaged[0]} do not match their check sum")
         known = FileSystemReader(path).read_metadata().state_dict_metadata
     except Exception as error:  # whatever a damaged file makes of it
-        raise BadData(f"{path} is damaged or not there ({error})") from None
+        raise DataError(f"{path} is damaged or not there ({error})") from None
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     unknown = {name for name in known if name.startswith("model.")} ^ tensors.keys()
     if unknown:
-        raise BadData(f"{path} does not fit the model of run.toml: {min(unknown)}")
+        raise DataError(f"{path} does not fit the model of run.toml: {min(unknown)}")
     for name, parameter in model.named_parameters():
         if _has_moments(name, known, path):
             for key in MOMENTS:
@@ -287,7 +287,7 @@ def load_shards(
             warnings.simplefilter("ignore")  # that one process loads alone is meant
             load(tensors, checkpoint_id=path)
     except (CheckpointException, ValueError, RuntimeError, OSError) as error:
-        raise BadData(f"{path} is damaged, or not of this model ({_short(error)})") from None
+        raise DataError(f"{path} is damaged, or not of this model ({_short(error)})") from None
     return progress
 
 

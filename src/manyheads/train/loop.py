@@ -18,20 +18,20 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import nn
 
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.nn.block import Stack, recompute_blocks
 from manyheads.nn.experts import ExpertFeedForward, Routing, take_routing
 from manyheads.train import checkpoint, parallel
-from manyheads.train.ahead import Ahead
+from manyheads.train.async_checkpoint import Saver
 from manyheads.train.checkpoint import Progress
-from manyheads.train.graphs import Recorder, Shares, recordable
+from manyheads.train.cuda_graphs import Recorder, Shares, recordable
+from manyheads.train.loss import Loss
 from manyheads.train.metrics import Metrics
-from manyheads.train.objective import Loss
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from manyheads.train.parallel import ALONE, World
+from manyheads.train.prefetch import Ahead
 from manyheads.train.progress import Bar
-from manyheads.train.saving import Saver
-from manyheads.train.steps import Step, Window
+from manyheads.train.stats import Step, Window
 
 B = TypeVar("B")
 MUCH = 3e15  # multiply-adds, twice over, that take a GPU longer than to compile a block
@@ -187,12 +187,12 @@ class Trainer:
         if checkpoint.is_begun(folder):
             self.progress = checkpoint.load_state(folder, model, self.optimizer)
             if self.progress.data != task.digest:
-                raise BadData(
+                raise DataError(
                     f"the training data is not what {folder} was trained on to step "
                     f"{self.progress.step}: bring it back, or choose another --out"
                 )
             if self.progress.step > train.steps:
-                raise Mistake(
+                raise UserError(
                     f"{folder} is at step {self.progress.step} already, past "
                     f"train.steps={train.steps}"
                 )
@@ -368,8 +368,8 @@ class Trainer:
             step = self.progress.step - 1
             raise self._broken(f"the weights after step {step + 1} are not finite", step)
 
-    def _broken(self, what: str, step: int) -> Mistake:
-        return Mistake(
+    def _broken(self, what: str, step: int) -> UserError:
+        return UserError(
             f"{what} ({self.task.describe(step)}): lower train.learning_rate, raise "
             "train.warmup_steps or set train.clip=1; what was saved before is untouched"
         )

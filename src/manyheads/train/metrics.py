@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from manyheads.errors import BadData
-from manyheads.files import replace_file
+from manyheads.errors import DataError
+from manyheads.fileio import replace_file
 
 
 class Metrics:
@@ -33,7 +33,7 @@ class Metrics:
             self.file.write(json.dumps({"step": step, "split": split, **scores}) + "\n")
             self.file.flush()
         except OSError as error:
-            raise BadData(
+            raise DataError(
                 f"{self.path} could not be saved ({error}): make room and go on"
             ) from None
         if self.has_board and self.board is None:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from manyheads.errors import Mistake, check_above_zero, check_at_least, check_share
+from manyheads.errors import UserError, check_above_zero, check_at_least, check_share
 
 TooLong = Literal["refuse", "skip", "cut"]  # what becomes of a text longer than the model reads
 
@@ -68,13 +68,13 @@ class Train:
         for name in ("label_smoothing", "beta1", "beta2", "warmup_share", "merge_dropout"):
             check_share(f"train.{name}", getattr(self, name))
         if not 0 <= self.final_share <= 1:
-            raise Mistake(f"train.final_share={self.final_share} must be in [0, 1]")
+            raise UserError(f"train.final_share={self.final_share} must be in [0, 1]")
         for name in ("warmup_steps", "weight_decay", "eps", "agreement"):
             check_at_least(f"train.{name}", getattr(self, name), 0)
         for name in ("learning_rate", "clip", "epochs"):
             check_above_zero(f"train.{name}", getattr(self, name))
         if self.learning_rate is None and self.schedule != "transformer":
-            raise Mistake(f"train.schedule={self.schedule} needs a train.learning_rate")
+            raise UserError(f"train.schedule={self.schedule} needs a train.learning_rate")
 
     def settled(self, per_epoch: int) -> "Train":
         """The same with the steps and the warm-up as numbers, for data of so many steps."""

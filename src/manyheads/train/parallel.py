@@ -23,7 +23,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.nn.block import Block
 from manyheads.nn.performer import PerformerCore
 
@@ -48,7 +48,7 @@ class World:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size or self.local_rank < 0:
-            raise Mistake(
+            raise UserError(
                 f"RANK={self.rank} WORLD_SIZE={self.size} LOCAL_RANK={self.local_rank} name no "
                 "process: start with torchrun"
             )
@@ -63,10 +63,10 @@ class World:
         try:
             return World(*(int(one or 0) for one in told))
         except ValueError as error:
-            if isinstance(error, Mistake):
+            if isinstance(error, UserError):
                 raise
             said = " ".join(f"{name}={one}" for name, one in zip(names, told, strict=True))
-            raise Mistake(f"{said} in the environment are no numbers: use torchrun") from None
+            raise UserError(f"{said} in the environment are no numbers: use torchrun") from None
 
     @property
     def several(self) -> bool:
@@ -82,10 +82,10 @@ class World:
         if not self.several or chosen.type != "cuda":
             return chosen
         if chosen.index is not None:
-            raise Mistake(f"each process has a GPU of its own: use --device cuda, not {chosen}")
+            raise UserError(f"each process has a GPU of its own: use --device cuda, not {chosen}")
         here, processes = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         if max(processes, self.local_rank + 1) > here:
-            raise Mistake(
+            raise UserError(
                 f"{processes} processes and {here} GPUs here: start torchrun with "
                 f"--nproc-per-node {here}, or train with --device cpu"
             )
@@ -100,7 +100,7 @@ class World:
             return
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
-            raise Mistake(f"RANK is set and {missing[0]} is not: start with torchrun")
+            raise UserError(f"RANK is set and {missing[0]} is not: start with torchrun")
         found, rank, size = next(iter(rendezvous("env://", timeout=PATIENCE)))
         # torchrun keeps the store when it starts all again, with the addresses of those who died.
         store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), found)
@@ -113,7 +113,7 @@ class World:
             if code is None:  # of which the others may know nothing, and wait: torchrun ends them
                 raise
             # torchrun ends all as soon as one has ended: the first has to have spoken by then.
-            if isinstance(error, Mistake) and (self.first or not _is_said(store)):
+            if isinstance(error, UserError) and (self.first or not _is_said(store)):
                 say(f"manyheads: {error}")
                 store.set(SAID, "")
             dist.destroy_process_group()
@@ -200,7 +200,7 @@ def divided(task: Any, ways: int) -> Any:
     A task settles the rows of a step when it is made, and parts them by `train.accumulate`.
     """
     if not hasattr(task, "train"):
-        raise Mistake(f"{type(task).__name__} cannot be divided among processes: train with one")
+        raise UserError(f"{type(task).__name__} cannot be divided among processes: train with one")
     parted = copy.copy(task)
     parted.train = dataclasses.replace(task.train, accumulate=task.train.accumulate * ways)
     return parted

@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake
+from manyheads.baselines.luong_attention import MemoryAttention
+from manyheads.errors import UserError
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.cores import Core
-from manyheads.nn.masks import Sight
-from manyheads.nn.memory import MemoryAttention
+from manyheads.nn.exact_attention import Core
+from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Weights
@@ -53,13 +53,19 @@ class Chosen:
     heads: Sequence[int] | None = None
 
     def weights(
-        self, core: Core, q: Tensor, k: Tensor, sight: Sight, score: Score, position: Position
+        self,
+        core: Core,
+        q: Tensor,
+        k: Tensor,
+        sight: AttentionMask,
+        score: Score,
+        position: Position,
     ) -> Tensor:
         if self.rows is not None:
             _refuse_past("rows", self.rows, q.shape[2])
             rows = list(self.rows)
             queries = sight.queries[:, rows]
-            q, sight = q[:, :, rows], Sight(sight.rule, queries, sight.keys, sight.real)
+            q, sight = q[:, :, rows], AttentionMask(sight.rule, queries, sight.keys, sight.real)
         weights = core.weights(q, k, sight, score, position).detach()
         if self.heads is None:
             return weights
@@ -69,7 +75,7 @@ class Chosen:
 
 def _refuse_past(name: str, wanted: Sequence[int], there: int) -> None:
     if any(not 0 <= one < there for one in wanted):
-        raise Mistake(f"{name}={list(wanted)}: choose among 0 to {there - 1}")
+        raise UserError(f"{name}={list(wanted)}: choose among 0 to {there - 1}")
 
 
 class _Recorder(nn.Module):
@@ -83,7 +89,7 @@ class _Recorder(nn.Module):
         self.core.check(score, position)
 
     def weights(
-        self, q: Tensor, k: Tensor, sight: Sight, score: Score, position: Position
+        self, q: Tensor, k: Tensor, sight: AttentionMask, score: Score, position: Position
     ) -> Tensor:
         return self.core.weights(q, k, sight, score, position)
 
@@ -95,7 +101,7 @@ class _Recorder(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        sight: Sight,
+        sight: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,

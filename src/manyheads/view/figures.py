@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 MOST_VELOCITY = 127
 PART_COLOURS = ("#2b6cb0", "#2f9e44", "#8d5fd3", "#4a4a4a")
@@ -24,7 +24,7 @@ def _pyplot() -> Any:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        raise Mistake(
+        raise UserError(
             "pictures need matplotlib: install it with pip install 'manyheads[figures]'"
         ) from None
     return pyplot

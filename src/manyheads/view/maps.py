@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.decode.translate import Translator
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.loading import TorchRun
 from manyheads.models.bert import Bert
+from manyheads.models.decoder_only_seq2seq import Baseline
 from manyheads.models.gpt import Gpt
-from manyheads.models.joined import Baseline
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.opened import TorchRun
 from manyheads.view.capture import Maps, attentions, capture
 
 
@@ -31,7 +31,7 @@ class TextMaps:
         layers, heads = self.weights.shape[:2]
         for name, value, most in (("layer", layer, layers), ("head", head, heads)):
             if value is not None and not 1 <= value <= most:
-                raise Mistake(f"--{name} {value}: choose among 1 to {most}")
+                raise UserError(f"--{name} {value}: choose among 1 to {most}")
         chosen = self.weights[layer - 1]
         return chosen.mean(0) if head is None else chosen[head - 1]
 
@@ -60,7 +60,7 @@ def maps_of(opened: TorchRun, text: str, target: str | None = None) -> dict[str,
     else:
         raise opened.cannot("has maps of a text", "a model that reads one")
     if target is not None:
-        raise Mistake("--target is what an encoder–decoder writes: leave it out")
+        raise UserError("--target is what an encoder–decoder writes: leave it out")
     _check(ids, model.config.max_length)
     with capture(model) as maps:
         model.hidden(_batch(ids, opened))
@@ -100,15 +100,15 @@ def _written(opened: TorchRun, text: str, target: str | None) -> dict[str, TextM
 
 def _check(ids: Sequence[int], most: int) -> None:
     if not ids:
-        raise Mistake("there is nothing to look at: give a text with --text")
+        raise UserError("there is nothing to look at: give a text with --text")
     if len(ids) > most:
-        raise Mistake(f"the text has {len(ids)} tokens, and the model reads {most}: shorten it")
+        raise UserError(f"the text has {len(ids)} tokens, and the model reads {most}: shorten it")
 
 
 def _stacked(maps: Maps, stack: str, kind: Any, rows: list[str], columns: list[str]) -> TextMaps:
     layers = [layer[0].float().cpu() for layer in maps.all(kind, stack)]
     if len({layer.shape for layer in layers}) > 1:
-        raise Mistake(f"the layers of {stack}.{kind} have maps of different sizes: none is drawn")
+        raise UserError(f"the layers of {stack}.{kind} have maps of different sizes: none is drawn")
     return TextMaps(torch.stack(layers), rows, columns)
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 
 Curve = list[tuple[int, float]]
 
@@ -18,7 +18,7 @@ def measured(
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise Mistake(f"{path}: nothing was measured there ({error.strerror})") from None
+        raise UserError(f"{path}: nothing was measured there ({error.strerror})") from None
     found: dict[tuple[str, str], Curve] = {}
     broken = 0
     for number, line in enumerate(lines, start=1):

@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.web import (
     attention,
     decoding,
@@ -31,9 +31,9 @@ from manyheads.web import (
     tokens,
     translating,
 )
-from manyheads.web.answers import Problem, answer_of
 from manyheads.web.guard import Door, Guard, Limits
 from manyheads.web.library import Library
+from manyheads.web.responses import Problem, answer_of
 from manyheads.web.traces import Traces
 
 PAGE = Path(__file__).parent / "page"
@@ -63,7 +63,7 @@ async def failed(request: Request, error: Exception) -> Response:
 def build_app(folder: Path, door: Door | None = None, limits: Limits | None = None) -> ASGIApp:
     """The page over a run or a folder of runs."""
     door, limits = door or Door(), limits or Limits()
-    expected = (Problem, Mistake, HTTPException, OSError, RecursionError)
+    expected = (Problem, UserError, HTTPException, OSError, RecursionError)
     app = Starlette(
         routes=[
             Route("/health", health),
@@ -92,9 +92,9 @@ def build_app(folder: Path, door: Door | None = None, limits: Limits | None = No
 def check_folder(folder: Path) -> None:
     """Refuse at the start what could show nothing."""
     if not folder.is_dir():
-        raise Mistake(f"there is no folder {folder}: train a run, or give the folder of one")
+        raise UserError(f"there is no folder {folder}: train a run, or give the folder of one")
     if not Library(folder).folders():
-        raise Mistake(f"{folder} holds no run: train one with `manyheads train RECIPE --out RUN`")
+        raise UserError(f"{folder} holds no run: train one with `manyheads train RECIPE --out RUN`")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -108,7 +108,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         found.close()
         reason = getattr(error, "strerror", None) or error
-        raise Mistake(
+        raise UserError(
             f"{host}:{port} cannot be used ({reason}): choose another --host or --port"
         ) from None
     return found

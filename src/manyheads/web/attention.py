@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from manyheads.view.capture import Kind
-from manyheads.web.answers import Dtype, Fields, Problem, dtype_of, json_answer, tensor_answer
+from manyheads.web.forward import Pass, Room, continuation, look
 from manyheads.web.guard import Limits
 from manyheads.web.heads import Place, rollout, statistics
 from manyheads.web.library import Library
-from manyheads.web.passes import Pass, Room, continuation, look
+from manyheads.web.responses import Dtype, Fields, Problem, dtype_of, json_answer, tensor_answer
 from manyheads.web.traces import Trace, Traces
 
 MOST_OFF = 4096  # heads of the largest models here

@@ -12,9 +12,9 @@ from starlette.routing import Route
 
 from manyheads.decode.beam import Hypothesis
 from manyheads.decode.sample import Sample
-from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
+from manyheads.web.responses import Fields, Problem, json_answer
 from manyheads.web.watching import Watched, watched
 from manyheads.web.writing import Writing, writing_of
 

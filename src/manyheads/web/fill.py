@@ -8,15 +8,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from manyheads.encode import MASKS, Guess, TextEncoder
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.bert import Bert
 from manyheads.models.heads import Masked
-from manyheads.tokens import Tokenizer
-from manyheads.web.answers import Fields, Problem, json_answer
+from manyheads.tasks.encode import MASKS, Guess, TextEncoder
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.web.forward import Room
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
-from manyheads.web.passes import Room
+from manyheads.web.responses import Fields, Problem, json_answer
 
 TOP = 10  # words that are told of a mask
 RANKED = 1000  # words among which that which was masked is looked for
@@ -58,7 +58,7 @@ def filled(encoder: TextEncoder, parts: list[str], hidden: list[str]) -> dict[st
     text = str(encoder.tokenizer.content(encoder.tokenizer.mask)).join(parts)
     [masks] = encoder.fill([text], RANKED)
     if not masks:
-        raise Mistake("there is no mask in the text: write [MASK] for a word")
+        raise UserError("there is no mask in the text: write [MASK] for a word")
     words = [*hidden, *[""] * len(masks)]
     whole = [
         {

@@ -17,15 +17,15 @@ from starlette.routing import Route
 from torch import Tensor
 
 import manyheads
+from manyheads.loading import TorchRun
 from manyheads.models.bert import Bert
-from manyheads.opened import TorchRun
-from manyheads.tokens import Tokenizer
-from manyheads.web.answers import Fields, Problem, json_answer
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.web.forward import Room, look
 from manyheads.web.guard import Limits
-from manyheads.web.journey import Column, Part, calls_of, journey, stacks
 from manyheads.web.library import Library
 from manyheads.web.outcome import crowned
-from manyheads.web.passes import Room, look
+from manyheads.web.responses import Fields, Problem, json_answer
+from manyheads.web.trace import Column, Part, calls_of, journey, stacks
 from manyheads.web.traces import Trace, Traces
 
 MOST_TOKENS = 256  # more than that are no boxes that a person reads

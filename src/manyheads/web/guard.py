@@ -21,7 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from manyheads.web.answers import Problem, answer_of
+from manyheads.web.responses import Problem, answer_of
 
 COOKIE = "manyheads-token"
 OPEN = ("/health",)  # what needs no token

@@ -11,9 +11,9 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import Mistake
+from manyheads.baselines.luong_attention import MemoryAttention
+from manyheads.errors import UserError
 from manyheads.nn.attention import SelfAttention
-from manyheads.nn.memory import MemoryAttention
 from manyheads.view.capture import Kind, Maps, attentions, capture
 
 LayerMaps = Float[Tensor, "layers h t s"]
@@ -35,9 +35,9 @@ class Place:
     def parse(cls, text: str) -> "Place":
         parts = text.rsplit(".", 3)
         if len(parts) != 4 or parts[1] not in ("self", "cross"):
-            raise Mistake(f"'{text[:40]}' names no head: write it like encoder.self.0.1")
+            raise UserError(f"'{text[:40]}' names no head: write it like encoder.self.0.1")
         if not all(part.isdecimal() and len(part) <= DIGITS for part in parts[2:]):
-            raise Mistake(f"'{text[:40]}' names no head: layer and head are whole numbers")
+            raise UserError(f"'{text[:40]}' names no head: layer and head are whole numbers")
         kind: Kind = "self" if parts[1] == "self" else "cross"
         return cls(parts[0], kind, int(parts[2]), int(parts[3]))
 
@@ -67,11 +67,11 @@ def knocked_out(model: nn.Module, places: Sequence[Place]) -> Iterator[None]:
                 hook = _zero([p.head for p in own], heads)
                 handles.append(attention.output.register_forward_pre_hook(hook))
         if left and any(isinstance(part, MemoryAttention) for part in model.modules()):
-            raise Mistake(
+            raise UserError(
                 "a model without heads, as LSTMs with attention are, has none to knock out"
             )
         if left:
-            raise Mistake(f"the model has no head {min(map(str, left))}: look which it has")
+            raise UserError(f"the model has no head {min(map(str, left))}: look which it has")
         yield
     finally:
         for handle in handles:

@@ -22,17 +22,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.data.images import ImageData, Pictures, read_picture
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.loading import TorchRun
 from manyheads.models.vit import Vit
 from manyheads.nn.positions import Position
-from manyheads.opened import TorchRun
 from manyheads.tasks.images import check_size, from_pixels, seen
-from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.attention import trace_of
+from manyheads.web.forward import Pass, Room
 from manyheads.web.guard import Limits
 from manyheads.web.heads import recorded
 from manyheads.web.library import Library
-from manyheads.web.passes import Pass, Room
+from manyheads.web.responses import Fields, Problem, json_answer
 from manyheads.web.traces import Trace, Traces
 
 SPLIT = "valid"
@@ -81,7 +81,7 @@ def unpacked(upload: str, size: int, channels: int) -> Picture:
     """An uploaded file, brought to what the model reads as `classify` does it."""
     from PIL import Image
 
-    broken = Mistake("the upload is broken, or no PNG or JPEG picture: choose another file")
+    broken = UserError("the upload is broken, or no PNG or JPEG picture: choose another file")
     try:
         content = base64.b64decode(upload, validate=True)
         with Image.open(BytesIO(content), formats=FORMATS) as file:
@@ -95,7 +95,7 @@ def unpacked(upload: str, size: int, channels: int) -> Picture:
         path.write_bytes(content)
         try:
             return read_picture(path, size, channels)
-        except Mistake:
+        except UserError:
             raise broken from None
 
 
@@ -103,7 +103,7 @@ def of_split(opened: TorchRun, number: int) -> tuple[Picture, dict[str, Any]]:
     """A picture of the validation split, and which class it is of."""
     data = opened.run.data
     if not isinstance(data, ImageData):
-        raise Mistake(f"{opened.folder.name} came without pictures: upload one")
+        raise UserError(f"{opened.folder.name} came without pictures: upload one")
     pictures = _pictures(data)
     check_size(opened.model.config, pictures)  # type: ignore[arg-type]
     count = len(pictures.labels)

@@ -22,16 +22,16 @@ from torch import Tensor, nn
 
 from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
+from manyheads.loading import TorchRun
+from manyheads.models.decoder_only_seq2seq import Joined
 from manyheads.models.gpt import Gpt
-from manyheads.models.joined import Joined
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.residual import Residual
-from manyheads.opened import TorchRun
-from manyheads.web.answers import Fields, json_answer
+from manyheads.web.forward import Room
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
-from manyheads.web.passes import Room
+from manyheads.web.responses import Fields, json_answer
 
 TOP = 10  # tokens that are told of a cell
 MOST_TOKENS = 128  # every cell is told with its tokens

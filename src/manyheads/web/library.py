@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.exchange.huggingface import CONFIG
-from manyheads.opened import TorchRun, open_any
+from manyheads.loading import TorchRun, open_any
 from manyheads.run import SETTINGS
-from manyheads.web.answers import Problem
 from manyheads.web.guard import check_asker
+from manyheads.web.responses import Problem
 
 OPEN_MODELS = 2
 DEPTH = 2  # how far below the folder a run may lie
@@ -82,7 +82,9 @@ class Library:
 def _torch_run(folder: Path) -> TorchRun:
     opened = open_any(folder)
     if not isinstance(opened, TorchRun):
-        raise Mistake(f"{folder.name} was exported, and cannot be looked into: view the run itself")
+        raise UserError(
+            f"{folder.name} was exported, and cannot be looked into: view the run itself"
+        )
     opened.model.eval()
     return opened
 

@@ -29,16 +29,16 @@ from manyheads.data.midi import (
 )
 from manyheads.data.music import MusicData
 from manyheads.decode.beam import Marks
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
+from manyheads.loading import TorchRun
 from manyheads.models.gpt import Gpt
-from manyheads.opened import TorchRun
 from manyheads.view.capture import Kind
-from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.attention import trace_of
+from manyheads.web.forward import Pass, Room
 from manyheads.web.guard import Limits
 from manyheads.web.heads import recorded
 from manyheads.web.library import Library
-from manyheads.web.passes import Pass, Room
+from manyheads.web.responses import Fields, Problem, json_answer
 from manyheads.web.traces import Trace, Traces
 
 SPLIT = "valid"
@@ -120,7 +120,7 @@ def _words(data: MusicData, number: int, upload: str | None) -> tuple[list[str],
         try:
             content = base64.b64decode(upload, validate=True)
         except (binascii.Error, ValueError):
-            raise Mistake("the upload is no base64: choose a MIDI file") from None
+            raise UserError("the upload is no base64: choose a MIDI file") from None
         check_length(content, data.encoding)
         return data.encoding.words(content, UPLOAD), {"source": "upload"}
     pieces = _pieces(data)
@@ -159,7 +159,9 @@ def listened(
     known = [tokenizer.token_id(word) for word in words]
     strange = next((word for word, one in zip(words, known, strict=True) if one is None), None)
     if strange is not None:
-        raise Mistake(f"'{strange}' is no token of this model: choose a piece of its own encoding")
+        raise UserError(
+            f"'{strange}' is no token of this model: choose a piece of its own encoding"
+        )
     end = Marks(tokenizer, opened.run.decode).end
     ids = [end, *(one for one in known if one is not None)]
     room.check(ids, model, "the piece")

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from manyheads.models.heads import DetectHead, LabelHead, MaskedHead
 from manyheads.nn.embedding import Head
-from manyheads.tokens import Tokenizer
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web import formulas
-from manyheads.web.journey import Calls, Column, Labels, Part
-from manyheads.web.passes import TOP
+from manyheads.web.forward import TOP
+from manyheads.web.trace import Calls, Column, Labels, Part
 
 Scores = Float[Tensor, "t v"]
 

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.models.vit import VitConfig
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.grid_positions import GridPosition, Sinusoidal2d
@@ -43,8 +43,8 @@ from manyheads.nn.positions import (
 from manyheads.nn.relative import PositionConfig, Relative, RelativePosition
 from manyheads.nn.skew import skew
 from manyheads.web import formulas
-from manyheads.web.answers import Fields, Problem, json_answer
 from manyheads.web.library import Library
+from manyheads.web.responses import Fields, Problem, json_answer
 from manyheads.web.traces import Trace, Traces
 
 OF_RUN = "run"  # the scheme that a run has, with its weights
@@ -134,11 +134,11 @@ def of_run(model: Any, stack: str | None, layer: int) -> Placed:
     """The scheme of a trained model, in one of its stacks and layers."""
     found = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
     if not found:
-        raise Mistake("this model has no positions: it reads one token after another")
+        raise UserError("this model has no positions: it reads one token after another")
     name = stack or next(iter(found))
     chosen = found.get(name)
     if chosen is None:
-        raise Mistake(f"the model has no stack '{name[:40]}': it has {', '.join(found)}")
+        raise UserError(f"the model has no stack '{name[:40]}': it has {', '.join(found)}")
     position = chosen.positions[min(layer, len(chosen.positions) - 1)]
     block = chosen.blocks[min(layer, len(chosen.blocks) - 1)]
     assert isinstance(position, Position)
@@ -259,7 +259,7 @@ def _positions(fields: Fields, library: Library, traces: Traces) -> Response:
     if kind in WITHOUT_HEADS:
         sizes["heads"] = 1
     if sizes["dim"] % sizes["heads"]:
-        raise Mistake(f"dim={sizes['dim']} does not divide into {sizes['heads']} heads")
+        raise UserError(f"dim={sizes['dim']} does not divide into {sizes['heads']} heads")
     if kind == "sinusoidal-2d":  # a square grid, whose last row is whole
         length = sizes["trained"] = math.isqrt(length) ** 2
     built = PositionSizes(

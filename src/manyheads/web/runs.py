@@ -13,12 +13,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from manyheads.account import account
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.run import SCORES, SETTINGS, Run, read_run
 from manyheads.train.optimizer import Train, learning_rate
-from manyheads.web.answers import Fields, problem_of
 from manyheads.web.fitting import EXAMPLE, abilities, example
 from manyheads.web.library import Library
+from manyheads.web.responses import Fields, problem_of
 
 METRICS = "metrics.jsonl"
 MOST_BYTES = 4 * 2**20  # of a metrics file, in one answer
@@ -58,7 +58,7 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
             return {"name": name, "kind": "imported", "task": "", "example": EXAMPLE}
         run = read_run(folder)
         parameters = account(run.model).parameters
-    except (Mistake, OSError, RecursionError) as error:
+    except (UserError, OSError, RecursionError) as error:
         return {"name": name, "error": str(problem_of(error))}
     records = list(all_records(folder / METRICS))
     valid = [r for r in records if r.get("split") == "valid" and _is_number(r.get("loss"))]

@@ -5,11 +5,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from manyheads.errors import Mistake
+from manyheads.errors import UserError
 from manyheads.run import TOKENIZER, read_tokenizer
-from manyheads.web.answers import Fields, Problem
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
+from manyheads.web.responses import Fields, Problem
 
 
 async def tokens(request: Request) -> Response:
@@ -22,7 +22,7 @@ async def tokens(request: Request) -> Response:
 def _tokens(fields: Fields, library: Library, limits: Limits) -> Response:
     folder, text = library.find(fields.text("run")), fields.text("text", "")
     if not (folder / TOKENIZER).is_file():
-        raise Mistake(f"{folder.name} has no {TOKENIZER}: it reads no text")
+        raise UserError(f"{folder.name} has no {TOKENIZER}: it reads no text")
     tokenizer = read_tokenizer(folder)
     ids = tokenizer.encode(text)
     if len(ids) > limits.tokens:
@@ -35,7 +35,7 @@ def _tokens(fields: Fields, library: Library, limits: Limits) -> Response:
     elif text:
         try:
             steps = tokenizer.replay(text)
-        except Mistake as mistake:
+        except UserError as mistake:
             reason = str(mistake)
     return JSONResponse(
         {

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from manyheads.web.answers import Problem
+from manyheads.web.responses import Problem
 
 
 @dataclass(frozen=True)

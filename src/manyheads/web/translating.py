@@ -15,19 +15,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from torch import Tensor
 
-from manyheads.data.phrasebook import Pair, sentences
 from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Hypothesis
 from manyheads.evaluate.alignment import word_maps
-from manyheads.models.joined import Joined
-from manyheads.opened import TorchRun
+from manyheads.loading import TorchRun
+from manyheads.models.decoder_only_seq2seq import Joined
+from manyheads.phrasebook import Pair, sentences
 from manyheads.run import SETTINGS, read_run
 from manyheads.view.capture import looks_across
-from manyheads.web.answers import Fields, json_answer
+from manyheads.web.forward import Pass, Room
 from manyheads.web.guard import Limits
 from manyheads.web.heads import recorded
 from manyheads.web.library import Library
-from manyheads.web.passes import Pass, Room
+from manyheads.web.responses import Fields, json_answer
 from manyheads.web.traces import Trace, Traces
 from manyheads.web.writing import MOST_BEAM, Writing, writing_of
 

@@ -14,12 +14,12 @@ from manyheads.decode.hypotheses import NEVER
 from manyheads.decode.sample import Sample, Sampler, filtered
 from manyheads.decode.translate import Translator
 from manyheads.errors import check_at_least
+from manyheads.loading import TorchRun
+from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
-from manyheads.models.joined import EncoderDecoder
-from manyheads.opened import TorchRun
-from manyheads.tokens import Tokenizer
-from manyheads.web.answers import Fields, Problem
-from manyheads.web.passes import Room
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.web.forward import Room
+from manyheads.web.responses import Fields, Problem
 
 MOST_READ = 128  # tokens of a text that is written from while somebody types
 MOST_BEAM = 8

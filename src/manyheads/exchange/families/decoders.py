@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from manyheads.errors import BadData, Mistake
+from manyheads.errors import DataError, UserError
 from manyheads.exchange.foreign import Family, Flat, Foreign
 from manyheads.models.gpt import GptConfig
 
@@ -97,10 +97,10 @@ def _read_llama(foreign: Foreign) -> Flat:
     settings = foreign.settings
     rotary = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
     if not isinstance(rotary, dict):
-        raise BadData(f"config.json has rope_parameters={rotary!r}, which should be a table")
+        raise DataError(f"config.json has rope_parameters={rotary!r}, which should be a table")
     form = rotary.get("rope_type", rotary.get("type", "default"))
     if form != "default":
-        raise Mistake(f"a llama model with rope_type={form} is not supported: only default")
+        raise UserError(f"a llama model with rope_type={form} is not supported: only default")
     base = rotary.get("rope_theta", settings["rope_theta"])
     return {"position.base": base, **_tie(foreign, "embed_tokens.weight")}
 

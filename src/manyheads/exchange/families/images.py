@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from manyheads.errors import BadData
+from manyheads.errors import DataError
 from manyheads.exchange.foreign import Family, Flat, Foreign, activation
 from manyheads.models.vit import VitConfig
 
@@ -20,7 +20,7 @@ def read_spread(table: Mapping[str, Any], channels: int) -> Flat:
     """
     factor = table.get("rescale_factor", 1 / 255) if table.get("do_rescale", True) else 1
     if not _is_positive(factor):
-        raise BadData(f"{PREPROCESSOR} has rescale_factor={factor!r}, which should be above 0")
+        raise DataError(f"{PREPROCESSOR} has rescale_factor={factor!r}, which should be above 0")
     if not table.get("do_normalize", True):
         table = {"image_mean": 0, "image_std": 1}
     spread: Flat = {}
@@ -29,7 +29,7 @@ def read_spread(table: Mapping[str, Any], channels: int) -> Flat:
         numbers = given if isinstance(given, list) else [given] * channels
         fits = [_is_positive(x) or (x == 0 and ours == "pixel_mean") for x in numbers]
         if len(numbers) != channels or not all(fits):
-            raise BadData(
+            raise DataError(
                 f"{PREPROCESSOR} has {theirs}={given!r}, which should be a number for each of "
                 f"{channels} channels: copy it again, or take it away"
             )

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.errors import BadData
+from manyheads.errors import DataError
 from manyheads.exchange.foreign import ACTIVATIONS, OWN_ACTIVATIONS, Family, Flat, Foreign
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import SinusoidalPosition
@@ -24,13 +24,13 @@ def _read_t5(foreign: Foreign) -> Flat:
     gated, word = words[0] == "gated", words[-1]
     word = "gelu_new" if gated and word == "gelu" else word
     if word not in ACTIVATIONS or len(words) > 2 or (len(words) == 2 and not gated):
-        raise BadData(f"config.json has feed_forward_proj={'-'.join(words)}, which T5 has not")
+        raise DataError(f"config.json has feed_forward_proj={'-'.join(words)}, which T5 has not")
     for name, value in (
         ("dense_act_fn", word),
         ("is_gated_act", gated),
     ):  # newer files say it again
         if foreign.settings.get(name, value) != value:
-            raise BadData(
+            raise DataError(
                 f"config.json has {name}={foreign.settings[name]} beside {'-'.join(words)}"
             )
     # In older files the flag says both; newer ones keep the scale by itself.
@@ -284,7 +284,9 @@ def _check_waves(foreign: Foreign) -> None:
         nothing = torch.zeros_like(table, dtype=torch.float64)[None]
         waves = SinusoidalPosition(10_000.0, "halves").embed(nothing, positions)[0]
         if not torch.allclose(waves, table.double(), rtol=0.0, atol=COARSEST):
-            raise BadData(f"{name} holds other positions than the sinusoids its config.json means")
+            raise DataError(
+                f"{name} holds other positions than the sinusoids its config.json means"
+            )
 
 
 def _read_marian(foreign: Foreign) -> Flat:

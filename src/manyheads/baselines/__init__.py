@@ -1,0 +1,1 @@
+"""Translators and encoders from before the Transformer, to compare with."""

@@ -1,0 +1,91 @@
+"""Runs that differ in a few settings, side by side: one table, one picture."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from manyheads.errors import UserError
+from manyheads.loading import open_run
+from manyheads.run import Run
+from manyheads.tasks.scoring import score
+from manyheads.view.figures import curves
+
+SHOWN = (
+    "loss",
+    "perplexity",
+    "nll",
+    "bleu",
+    "chrf",
+    "exact_match",
+    "compositional_bleu",
+    "alignment_error",
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "rougeLsum",
+    "word_perplexity",
+    "bits_per_character",
+    "accuracy",
+    "top5",
+    "f1",
+    "matthews",
+    "pearson",
+    "spearman",
+)
+
+
+def compare_runs(
+    plans: Mapping[str, Run],
+    out: Path,
+    split: str,
+    device: torch.device,
+    train: Callable[[Run, Path], None],
+) -> list[dict[str, Any]]:
+    """Train each plan into a folder of its own, score it, draw the curves."""
+    for data in {run.data for run in plans.values() if run.data is not None}:
+        data.read(split)  # a split that is not there is said now, not after hours
+    rows: list[dict[str, Any]] = []
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for name, run in plans.items():
+        folder = out / re.sub(r"[^\w.=-]+", "_", name)
+        train(run, folder)
+        opened = open_run(folder, device)
+        assert run.data is not None  # a recipe has them
+        scores = score(opened, run.data, split)
+        count = sum(p.numel() for p in opened.model.parameters())
+        rows.append({"settings": name, "parameters": count, "folder": str(folder), **scores})
+        lines[name] = validation_curve(folder)
+    picture = out / "compare.png"
+    try:
+        curves(lines, "validation loss", "loss", picture)
+        said = f"picture: {picture}"
+    except UserError as error:  # no matplotlib: the table is worth having all the same
+        said = str(error)
+    Console(stderr=True).print(said, markup=False, soft_wrap=True)
+    return rows
+
+
+def table_of(rows: list[dict[str, Any]], title: str) -> Table:
+    """One line a run, one column a score."""
+    table = Table(title=title)
+    columns = [name for name in SHOWN if any(name in row for row in rows)]
+    for column in ("settings", "parameters", *columns):
+        first = column == "settings"
+        table.add_column(column, justify="left" if first else "right", no_wrap=first)
+    for row in rows:
+        numbers = [f"{row[name]:.3f}" if name in row else "" for name in columns]
+        table.add_row(row["settings"], f"{row['parameters']:,}", *numbers)
+    return table
+
+
+def validation_curve(folder: Path) -> list[tuple[int, float]]:
+    """(step, validation loss) of a run, from its metrics."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return [(r["step"], r["loss"]) for r in records if r["split"] == "valid"]

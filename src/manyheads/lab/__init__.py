@@ -1,0 +1,1 @@
+"""Experiments: the lectures' claims, scaling laws, attention cost, loss landscapes."""

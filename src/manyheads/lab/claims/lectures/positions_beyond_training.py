@@ -1,0 +1,154 @@
+"""Texts longer than any in training: which position schemes still know where they are."""
+
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch.nn import functional as F
+
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
+from manyheads.lab.claims.reading import Vocabulary, words_of
+from manyheads.lab.claims.trial import learn
+from manyheads.models.gpt import Gpt, GptConfig
+from manyheads.nn.embedding import Embed
+from manyheads.nn.positions import Alibi, Learned, Rotary, Sinusoidal
+from manyheads.nn.relative import PositionConfig
+from manyheads.phrasebook import Pair, sentences
+
+FACTORS = (1, 2, 4, 8)
+TOLERANCE = 1.1
+SCHEMES: tuple[PositionConfig, ...] = (Learned(), Sinusoidal(), Rotary(), Alibi())
+
+
+@dataclass(frozen=True)
+class Size:
+    """`length` words a text in training."""
+
+    length: int
+    dim: int
+    layers: int
+    steps: int
+    rows: int
+    rate: float
+    train_pairs: int
+    test_rows: int
+
+
+SMALL = Size(32, 64, 2, 220, 32, 6e-3, 18_000, 32)
+LARGE = Size(128, 256, 4, 3000, 64, 1e-3, 100_000, 128)
+
+
+def stream(vocabulary: Vocabulary, pairs: list[Pair]) -> torch.Tensor:
+    words = (word for pair in pairs for word in words_of(pair.source, pair.source_words))
+    return torch.tensor([vocabulary.numbers[word] for word in words])
+
+
+def loss(model: Gpt, texts: torch.Tensor, first: int) -> torch.Tensor:
+    """−log P of each word from the place `first` on, the mean of all."""
+    logits = model(texts[:, :-1])[:, first - 1 :]
+    return F.cross_entropy(logits.flatten(0, 1), texts[:, first:].flatten())
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Running words to train on and to be scored on, as numbers below `words`."""
+
+    train: torch.Tensor
+    test: torch.Tensor
+    words: int
+
+
+def texts_for(size: Size, device: torch.device) -> Texts:
+    tested = size.test_rows * size.length * FACTORS[-1] // 8  # sentences have more words than 8
+    pairs = sentences("en-de", "train", size.train_pairs + tested)
+    vocabulary = Vocabulary.of(pairs)
+    train, test = (stream(vocabulary, part) for part in (pairs[tested:], pairs[:tested]))
+    return Texts(train.to(device), test.to(device), len(vocabulary))
+
+
+def later_losses(position: PositionConfig, texts: Texts, size: Size, seed: int) -> list[float]:
+    """For each factor the loss in the later half of texts so many times as long as in training.
+
+    Each scheme as its paper has it: sinusoids stand beside word vectors times √d, learned vectors
+    beside vectors of their own size. Rows of their table past the trained length stay as drawn.
+    """
+    torch.manual_seed(seed)
+    random = torch.Generator().manual_seed(seed)
+    longest = size.length * FACTORS[-1]
+    config = GptConfig(
+        vocab_size=texts.words,
+        dim=size.dim,
+        layers=size.layers,
+        heads=4,
+        max_length=longest,
+        position=position,
+        embed=Embed(scale="one" if position.kind == "learned" else "sqrt-dim"),
+        dropout=0.0,
+    )
+    model = config.build().to(texts.train.device)
+
+    def loss_of(step: int) -> torch.Tensor:
+        last = len(texts.train) - size.length
+        places = torch.randint(last, (size.rows, 1), generator=random) + torch.arange(size.length)
+        return loss(model, texts.train[places.to(texts.train.device)], 1)
+
+    learn(model, loss_of, steps=size.steps, rate=size.rate, warmup=size.steps // 10)
+    rows = texts.test[: size.test_rows * longest].view(size.test_rows, longest)
+    lengths = [factor * size.length for factor in FACTORS]
+    with torch.no_grad():
+        return [float(loss(model, rows[:, :length], length // 2)) for length in lengths]
+
+
+def reach(losses: list[float]) -> float:
+    """Up to which factor the loss stays within the tolerance, of those measured."""
+    kept = 0
+    while kept < len(FACTORS) and losses[kept] <= TOLERANCE * losses[0]:
+        kept += 1
+    return float(FACTORS[kept - 1])
+
+
+def measure(setting: Setting) -> Measured:
+    size = LARGE if setting.large else SMALL
+    texts = texts_for(size, setting.device)
+    numbers, lines = {}, {}
+    for position in SCHEMES:
+        found = [later_losses(position, texts, size, seed) for seed in setting.seeds]
+        numbers[position.kind] = [reach(losses) for losses in found]
+        numbers[f"{position.kind} loss"] = [losses[0] for losses in found]
+        numbers[f"{position.kind} twice"] = [losses[1] / losses[0] for losses in found]
+        means = [fmean(column) for column in zip(*found, strict=True)]
+        lines[position.kind] = list(zip(FACTORS, means, strict=True))
+    return Measured(
+        numbers=numbers,
+        lines=lines,
+        across="length, in lengths of training",
+        up="loss in the later half (nats a word)",
+        logarithmic=("across",),
+    )
+
+
+def judge(measured: Measured) -> Judged:
+    names = ("sinusoidal", "rotary", "alibi")
+    on = [name for name in names if measured.least(name) >= 2]
+    told = ", ".join(f"{name} {measured.told(name)}" for name in ("learned", *names))
+    why = (
+        f"up to how many times the trained length, of {FACTORS[-1]} measured, the loss is at most "
+        f"{100 * (TOLERANCE - 1):.0f} % higher: {told}"
+    )
+    if measured.most("learned") >= 2 or not on:
+        return Judged("fails", why)
+    if len(on) < len(names):
+        return Judged("depends", f"holds only for {' and '.join(on)}; {why}")
+    return Judged("holds", why)
+
+
+CLAIM = Claim(
+    sentence="Learned positions end where training ended, and sinusoidal ones carry on to longer "
+    "texts; so do rotary and ALiBi's, which tell of distances, as their papers say.",
+    deck="001, 002, 003",
+    criterion="in the later half of texts twice as long as any in training the loss is within "
+    "10 % of that at the trained length, in every seed: with sinusoidal, rotary and ALiBi "
+    "positions, and not with learned ones",
+    measure=measure,
+    judge=judge,
+)

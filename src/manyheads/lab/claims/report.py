@@ -1,0 +1,131 @@
+"""What claims came to, for people: one page that opens anywhere, and a page for the docs."""
+
+import base64
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from manyheads.fileio import write_text
+from manyheads.lab.claims.claim import mean, spread
+from manyheads.lab.claims.runner import Result
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
+section { border-top: 1px solid #8886; padding: 1rem 0; }
+img { max-width: 100%; background: white; }
+table { border-collapse: collapse; } td, th { padding: .1rem .8rem .1rem 0; text-align: left; }
+code { overflow-wrap: anywhere; }
+.holds { color: #1a7f37; } .fails { color: #cf222e; } .depends { color: #9a6700; }
+"""
+WORDS = {"holds": "holds", "depends": "it depends", "fails": "fails"}
+
+
+def counted(results: Sequence[Result]) -> str:
+    """12 hold, 2 depend, 1 fails."""
+    counts = Counter(result.verdict for result in results)
+    found = [(verdict, counts[verdict]) for verdict in WORDS if counts[verdict]]
+    return ", ".join(
+        f"{count} {verdict if count == 1 else verdict.removesuffix('s')}"
+        for verdict, count in found
+    )
+
+
+def said_in(deck: str) -> str:
+    return "in no deck" if deck == "none" else f"in deck{'s' * (',' in deck)} {deck}"
+
+
+def how(results: Sequence[Result]) -> str:
+    """What the numbers of a page are."""
+    seeds = sorted({seed for result in results for seed in result.seeds})
+    return (
+        f"Each experiment is run with the seeds {', '.join(map(str, seeds))}; a number is the mean "
+        "over them ± their standard deviation. A verdict is computed from the numbers by the "
+        "criterion that stands beside it."
+    )
+
+
+def as_html(results: Sequence[Result], folder: Path, command: str) -> str:
+    """All of them on one page, pictures inside it."""
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        "<meta name=viewport content='width=device-width'><title>Claims of the lectures</title>",
+        f"<style>{STYLE}</style><h1>Claims of the lectures, put to the test</h1>",
+        f"<p>{escape(counted(results))}.</p>",
+        f"<p>Written by <code>{escape(command)}</code>. {escape(how(results))}</p>",
+    ]
+    for result in results:
+        rows = "".join(
+            f"<tr><th>{escape(name)}<td>{mean(values):.4g}{spread(values)}"
+            for name, values in result.numbers.items()
+        )
+        parts.append(
+            f"<section id={escape(result.name)}><h2>{escape(result.sentence)}</h2>"
+            f"<p><strong class={result.verdict}>{WORDS[result.verdict]}</strong>: "
+            f"{escape(result.why)}.</p><p>Said {escape(said_in(result.deck))}. Criterion: "
+            f"{escape(result.criterion)}.</p><table>{rows}</table>{_image(result, folder)}"
+            f"<p><code>{escape(result.command)}</code><br>seeds "
+            f"{', '.join(map(str, result.seeds))}; {result.seconds:.1f} s; "
+            f"{escape(result.machine)}</p></section>"
+        )
+    return "\n".join(parts) + "\n"
+
+
+def _image(result: Result, folder: Path) -> str:
+    if result.picture is None:
+        return ""
+    inside = base64.b64encode((folder / result.picture).read_bytes()).decode("ascii")
+    return f"<p><img alt='{escape(result.name)}' src='data:image/png;base64,{inside}'></p>"
+
+
+def as_markdown(results: Sequence[Result], command: str) -> str:
+    """The same as a page of the docs, from the results alone: a table, and a section a claim.
+
+    Its pictures lie in a folder beside it, wherever both are copied to.
+    """
+    lines = [
+        "# The lectures' claims, put to the test",
+        "",
+        f"Written by `{command}`: {counted(results)}.",
+        "",
+        f"{_plain(how(results))} Each claim is a file in `src/manyheads/lab/claims/lectures`.",
+        "",
+        "| claim | sentence | verdict |",
+        "|---|---|---|",
+    ]
+    for result in results:
+        link = f"[{result.name}](#{result.name})"
+        lines.append(f"| {link} | {_plain(result.sentence)} | {WORDS[result.verdict]} |")
+    for result in results:
+        lines += ["", f"## {result.name}", "", *_section(result)]
+    return "\n".join([*lines, ""])
+
+
+def _section(result: Result) -> list[str]:
+    lines = [
+        f"{_plain(result.sentence)} Said {said_in(result.deck)}.",
+        "",
+        f"**{WORDS[result.verdict].capitalize()}**: {_plain(result.why)}.",
+        "",
+        f"- criterion: {_plain(result.criterion)}",
+        f"- run: `{result.command}`, {result.seconds:.1f} s on {_plain(result.machine)}",
+    ]
+    shown = f"![What {result.name} measured]({result.picture})"
+    return lines if result.picture is None else [*lines, "", shown]
+
+
+def _plain(text: str) -> str:
+    """Words that Markdown takes as they are."""
+    return re.sub(r"([\\`*_\[\]<>|$~])", r"\\\1", text)
+
+
+def write_report(results: Sequence[Result], folder: Path, command: str) -> None:
+    """index.html, claims.json and claims.md in the folder where the pictures are."""
+    write_text(folder / "index.html", as_html(results, folder, command))
+    write_text(folder / "claims.md", as_markdown(results, command))
+    rows = [result.as_json() for result in results]
+    text = json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False)
+    write_text(folder / "claims.json", text + "\n")

@@ -1,0 +1,189 @@
+"""Runs claims, keeps what they found, and goes on where it was stopped."""
+
+import ast
+import inspect
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib import import_module
+from math import isfinite
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import torch
+
+from manyheads.config import nearest
+from manyheads.errors import DataError, UserError
+from manyheads.fileio import check_sum, write_text
+from manyheads.lab.claims import lectures
+from manyheads.lab.claims.claim import Claim, Measured, Setting
+from manyheads.view.figures import curves
+
+ROOMS = "manyheads.lab.claims."
+PICTURES = "claims"  # the folder beside the pages
+
+
+def claims() -> dict[str, Claim]:
+    """All of them by name: the name of the file, with hyphens."""
+    names = sorted(module.name for module in iter_modules(lectures.__path__))
+    return {
+        name.replace("_", "-"): import_module(f"{lectures.__name__}.{name}").CLAIM for name in names
+    }
+
+
+def find(name: str) -> Claim:
+    known = claims()
+    if name not in known:
+        raise UserError(f"there is no claim '{name}': {nearest(name, list(known))}")
+    return known[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a claim came to, how to run it again, and with which code it was run.
+
+    `picture` is a path in the folder of the report.
+    """
+
+    name: str
+    sentence: str
+    deck: str
+    criterion: str
+    verdict: str
+    why: str
+    numbers: dict[str, list[float]]
+    seeds: list[int]
+    seconds: float
+    command: str
+    machine: str
+    threads: int
+    code: str
+    picture: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON has no infinite numbers: such are words, "inf" and "nan"."""
+        told = {
+            name: [value if isfinite(value) else str(value) for value in values]
+            for name, values in self.numbers.items()
+        }
+        return asdict(self) | {"numbers": told}
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> "Result":
+        numbers = {name: list(map(float, values)) for name, values in found["numbers"].items()}
+        return cls(**{**found, "numbers": numbers})
+
+
+def command_of(what: str, setting: Setting) -> str:
+    """What a person would write; `what` chooses the claims."""
+    words = ["manyheads claims", what, f"--seeds {','.join(map(str, setting.seeds))}"]
+    words += ["--large"] if setting.large else []
+    words.append(f"--device {setting.device.type}")
+    words += [] if setting.threads is None else [f"--threads {setting.threads}"]
+    return " ".join(words)
+
+
+def code_of(claim: Claim) -> str:
+    """A check sum of the claim's file, and of those of this package that it is made with.
+
+    The models that it tries have none here: whoever changes them has to run it again.
+    """
+    return _code(claim.measure.__module__, claim.judge.__module__)
+
+
+@cache  # as it was when it was loaded, whatever becomes of the files in the meantime
+def _code(*names: str) -> str:
+    sources: dict[str, str] = {}
+    waiting = list(names)
+    while waiting:
+        room = waiting.pop()
+        if room not in sources:
+            sources[room] = inspect.getsource(sys.modules[room])
+            waiting += _rooms_in(sources[room])
+    return check_sum("".join(sources[room] for room in sorted(sources)).encode())
+
+
+def _rooms_in(source: str) -> list[str]:
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    named = [node.module or "" for node in imports]
+    named += [f"{node.module}.{name.name}" for node in imports for name in node.names]
+    return [name for name in named if name.startswith(ROOMS) and name in sys.modules]
+
+
+def run(name: str, setting: Setting, folder: Path | None = None) -> Result:
+    """Measure and judge a claim; with a folder, keep the result and the picture there."""
+    claim = find(name)
+    code, allocated = code_of(claim), _allocated(setting.device)
+    begun = time.monotonic()
+    measured = claim.measure(setting)
+    judged = claim.judge(measured)
+    seconds = time.monotonic() - begun
+    used = _allocated(setting.device) > allocated
+    machine = torch.cuda.get_device_name(setting.device) if used else "CPU"
+    threads = torch.get_num_threads()
+    result = Result(
+        name=name,
+        sentence=claim.sentence,
+        deck=claim.deck,
+        criterion=claim.criterion,
+        verdict=judged.verdict,
+        why=judged.why,
+        numbers=measured.numbers,
+        seeds=list(setting.seeds),
+        seconds=seconds,
+        command=command_of(f"--run {name}", setting),
+        machine=f"{machine}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}",
+        threads=threads,
+        code=code,
+        picture=f"{PICTURES}/{name}.png" if folder is not None and measured.lines else None,
+    )
+    if folder is not None:
+        _keep(result, measured, folder)
+    return result
+
+
+def _allocated(device: torch.device) -> int:
+    """How many bytes of a GPU were ever asked for: a claim that asks for none has not used it."""
+    if device.type != "cuda":
+        return 0
+    count: int = torch.cuda.memory_stats(device).get("allocated_bytes.all.allocated", 0)
+    return count
+
+
+def _keep(result: Result, measured: Measured, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if result.picture is not None:
+        draw(result.name, measured, folder / result.picture)
+    text = json.dumps(result.as_json(), indent=1, allow_nan=False)
+    write_text(folder / f"{result.name}.json", text + "\n")
+
+
+def draw(name: str, measured: Measured, path: Path) -> None:
+    title = name.replace("-", " ").capitalize()
+    up, across = measured.up, measured.across
+    curves(measured.lines, title, up, path, across, logarithmic=measured.logarithmic)
+
+
+def kept(name: str, setting: Setting, folder: Path) -> Result | None:
+    """What the folder holds of this claim, if it was run like this, by the code of today."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        return None
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        if found.keys() != {field.name for field in fields(Result)}:
+            return None  # of a version that noted other things
+        result = Result.of_json(found)
+    except (ValueError, TypeError, AttributeError):
+        raise DataError(f"{path} is no result of a claim: delete it, and it is run again") from None
+    current = (
+        result.command == command_of(f"--run {name}", setting)
+        and result.threads == torch.get_num_threads()
+        and result.code == code_of(find(name))
+        and (result.picture is None or (folder / result.picture).is_file())
+    )
+    return result if current else None

@@ -1,0 +1,91 @@
+"""Small trainings for experiments: a recipe trained in memory, or a model on losses of one's own.
+
+Nothing is written but a tokenizer in a passing folder, and nothing is chosen by validation: what
+comes out are the weights of the last step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import nn
+
+from manyheads.loading import TorchRun
+from manyheads.run import TOKENIZER, read_run
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.loop import Trainer
+from manyheads.training import read_recipe, train
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a training came to: the model as a run that can be asked, and how it got there.
+
+    `losses` has a step's mean in nats.
+    """
+
+    opened: TorchRun
+    losses: list[float]
+
+
+def trained(recipe: str, *changes: str, seed: int, device: torch.device) -> Trial:
+    """The recipe with these changes, anew each time: no claim rests on what ran before it."""
+    wanted = read_recipe(recipe, [*changes, f"seed={seed}"])
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        trainer = train(wanted, folder, device)
+        run = read_run(folder)
+        own = folder / TOKENIZER
+        tokenizer = Tokenizer.load(own) if own.exists() else None
+        losses = _losses(trainer)
+    opened = TorchRun(Path(recipe), run, tokenizer, device, trainer.kept.eval())
+    return Trial(opened, losses)
+
+
+def _losses(trainer: Trainer) -> list[float]:
+    """All steps, and the loss of each."""
+    losses = []
+    for step in range(trainer.train.steps):
+        done = trainer.step(step)
+        losses.append(done.nll() / max(1, sum(done.counts.values())))
+    if trainer.ahead is not None:
+        trainer.ahead.close()
+    return losses
+
+
+def learn(
+    model: nn.Module,
+    loss_of: Callable[[int], torch.Tensor],
+    *,
+    steps: int,
+    rate: float,
+    warmup: int = 0,
+) -> list[float]:
+    """Adam on a loss that is a function of the step; gives each step's loss.
+
+    The rate climbs for `warmup` steps and then stays. Gradients are clipped to a norm of 1.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98))
+    losses = []
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / (warmup + 1))
+        loss = loss_of(step)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    model.eval()
+    return losses
+
+
+def stretches(losses: list[float], count: int = 20) -> list[tuple[int, float]]:
+    """A line to draw: the means of so many stretches of the steps, each at its last one."""
+    width = max(1, len(losses) // count)
+    ends = range(width, len(losses) + 1, width)
+    return [(end, fmean(losses[end - width : end])) for end in ends]

@@ -1,0 +1,395 @@
+"""What a core costs against the length: time and peak memory, forward and backward, measured.
+
+A core is called alone, on random queries, keys and values that want gradients, with a scaled dot
+product and no position; backward is that of the sum of its output times a fixed random direction.
+It is built for each length anew, as for the second layer of a model: where layers take turns
+(memory-compressed attention begins with a local one), the second kind is what is measured.
+
+Time is the median over rounds that are interleaved over the cores, after a call that warms up.
+Memory is the most that was held at once beyond the inputs and the core's weights: outputs,
+gradients, masks, what is kept for backward, and what kernels take for themselves.
+"""
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar, get_args, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.account_table import human_bytes
+from manyheads.config import parse
+from manyheads.errors import UserError, check_at_least
+from manyheads.nn.attention import CoreConfig, check_parts
+from manyheads.nn.exact_attention import Core, CoreSizes
+from manyheads.nn.flex import Flex
+from manyheads.nn.linformer import Linformer
+from manyheads.nn.local import Near
+from manyheads.nn.masks import causal, full, look
+from manyheads.nn.packed import Packed
+from manyheads.nn.positions import Position
+from manyheads.nn.scores import ScaledDot
+from manyheads.train.device_memory import free_memory, peak_memory
+from manyheads.train.progress import Bar
+
+OUT_OF_MEMORY = "out of memory"
+LONGEST_STEP = 4  # from one length to the next, where what it needs is told from those before
+SHORTEST = 128
+SHARE_OF_MEMORY = 0.9
+SECONDS_A_ROUND = 0.02
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class CoreSettings(Protocol):
+    """What builds a core, and whether that is softmax attention as it is defined."""
+
+    exact: ClassVar[bool]
+
+    def build(self, sizes: CoreSizes) -> Core: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is the same for every core and every length."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    causal: bool = False
+    heads: int = 2
+    head_dim: int = 64
+    batch: int = 1
+    rounds: int = 3
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "head_dim", "batch", "rounds"):
+            check_at_least(f"--{name.replace('_', '-')}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A core at one length: seconds, and bytes at the peak of forward and of the whole."""
+
+    length: int
+    forward: float
+    backward: float
+    forward_memory: int
+    memory: int
+
+    @property
+    def time(self) -> float:
+        return self.forward + self.backward
+
+
+@dataclass(kw_only=True)
+class Cost:
+    """A core at every length that it got to, and why it got no further.
+
+    Up to `reach` positions it computes something else, exact attention: exponents are those of
+    longer lengths.
+    """
+
+    core: str
+    exact: bool
+    points: list[Point] = field(default_factory=list)
+    stopped: str | None = None
+    reach: int = 0
+
+    @property
+    def growing(self) -> list[Point]:
+        return [point for point in self.points if point.length > self.reach]
+
+    @property
+    def time_exponent(self) -> float | None:
+        return exponent([(point.length, point.time) for point in self.growing])
+
+    @property
+    def memory_exponent(self) -> float | None:
+        return exponent([(point.length, point.memory) for point in self.growing])
+
+
+def read_cores(text: str | None) -> dict[str, Any]:
+    """Settings of cores, as "dense,tiled block=256" names them; all that there are for None.
+
+    All but those that are the fused core in what is measured: packed, as nothing is padded, and
+    flex, which for a rule that kernels know gains nothing.
+    """
+    if text is None:
+        kinds = [option for option in get_args(CoreConfig) if option not in (Packed, Flex)]
+        return {option.kind: option() for option in kinds}
+    cores = {}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        kind, *settings = name.split()
+        for setting in settings:
+            if "=" not in setting:
+                raise UserError(
+                    f"--cores: '{setting}' is no setting of {kind}: write it as name=value, "
+                    "and a comma before another core"
+                )
+        table = dict(setting.split("=", 1) for setting in settings)
+        cores[name] = parse(CoreConfig, {**table, "kind": kind}, "core")
+    if not cores:
+        raise UserError("--cores names none: write for example --cores dense,fused")
+    return cores
+
+
+def read_lengths(text: str) -> list[int]:
+    """Lengths from "512,1024", from the shortest on."""
+    lengths = sorted(set(parse(tuple[int, ...], text, "--lengths")))
+    if not lengths:
+        raise UserError("--lengths names none: write for example --lengths 512,1024,2048")
+    check_at_least("--lengths", lengths[0], 1)
+    return lengths
+
+
+# --- what the numbers say ---
+
+
+def exponent(points: Sequence[tuple[int, float | int]]) -> float | None:
+    """The p of y ∝ n^p: the slope of log y on log n by least squares, None for one point."""
+    if len(points) < 2:
+        return None
+    x, y = zip(*((math.log(n), math.log(value)) for n, value in points), strict=True)
+    return statistics.linear_regression(x, y).slope
+
+
+# --- measuring ---
+
+
+class Trial:
+    """A core at one length, ready to be called again and again."""
+
+    def __init__(self, settings: CoreSettings, setup: Setup, inputs: tuple[Tensor, ...]) -> None:
+        self.setup, self.length = setup, inputs[0].shape[2]
+        *self.inputs, self.direction = inputs
+        self.score = ScaledDot().build(setup.heads, setup.head_dim)
+        self.position = Position()
+        refuse(settings, setup, self.length)
+        torch.manual_seed(setup.seed)
+        self.core = settings.build(
+            CoreSizes(
+                heads=setup.heads,
+                kv_heads=setup.heads,
+                head_dim=setup.head_dim,
+                key_dim=setup.head_dim,
+                max_length=self.length,
+                causal=setup.causal,
+                layer=1,
+            )
+        )
+        self.wanted = list(self.inputs)
+        if isinstance(self.core, nn.Module):
+            self.core.to(setup.device)
+            self.wanted += [weight for weight in self.core.parameters() if weight.requires_grad]
+        check_parts(self.core, self.score, self.position)
+
+    def forward(self) -> Tensor:
+        """In half precision as a model in training would call it."""
+        device, dtype = self.setup.device, self.setup.dtype
+        # Anew: a sight keeps the mask that it has computed once.
+        sight = look(causal if self.setup.causal else full, self.length, device=device)
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            q, k, v = self.inputs
+            return self.core(q, k, v, sight, self.score, self.position)
+
+    def backward(self, mixed: Tensor) -> tuple[Tensor | None, ...]:
+        direction = self.direction.to(mixed.dtype)
+        return torch.autograd.grad(mixed, self.wanted, direction, allow_unused=True)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes at the peak of forward, and of forward and backward together."""
+        device = self.setup.device
+        forward = peak_memory(self.forward, device)
+        return forward, peak_memory(lambda: self.backward(self.forward()), device)
+
+    def round(self) -> list[tuple[float, float]]:
+        """Seconds of a call, or of as many as a short while holds where calls are short."""
+        began, calls = self._now(), [self.seconds()]
+        while self._now() - began < SECONDS_A_ROUND:
+            calls.append(self.seconds())
+        return calls
+
+    def seconds(self) -> tuple[float, float]:
+        """Of forward and of backward."""
+        began = self._now()
+        mixed = self.forward()
+        between = self._now()
+        gradients = self.backward(mixed)
+        ended = self._now()
+        del gradients  # after the clock: giving back is no part of it
+        return between - began, ended - between
+
+    def _now(self) -> float:
+        if self.setup.device.type == "cuda":
+            torch.cuda.synchronize(self.setup.device)
+        return time.perf_counter()
+
+
+def draw(setup: Setup, length: int) -> tuple[Tensor, ...]:
+    """Queries, keys, values and the direction of backward, the same for every core."""
+    generator = torch.Generator().manual_seed(setup.seed)
+    shape = (setup.batch, setup.heads, length, setup.head_dim)
+    drawn = [torch.randn(shape, generator=generator).to(setup.device, setup.dtype) for _ in "qkvy"]
+    return *(x.requires_grad_() for x in drawn[:3]), drawn[3]
+
+
+def refuse(settings: CoreSettings, setup: Setup, length: int) -> None:
+    """What a core would refuse in a model, in the words of this command."""
+    if not isinstance(settings, Linformer):
+        return
+    if setup.causal:
+        raise UserError("it mixes all positions, also later ones: leave out --causal, or this core")
+    if settings.rank > length:
+        smaller = max(1, min(64, length // 2))
+        raise UserError(
+            f"rank={settings.rank} is no reduction of {length} positions: choose a smaller one, "
+            f'--cores "linformer rank={smaller}"'
+        )
+
+
+def attempt(act: Callable[[], T]) -> tuple[T | None, str]:
+    """What comes of it, or why nothing does."""
+    try:
+        return act(), ""
+    except (UserError, NotImplementedError) as refusal:
+        return None, str(refusal).partition("\n")[0]
+    except (torch.OutOfMemoryError, MemoryError):
+        pass
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # how the CPU's allocator says it
+            raise
+    # Outside of the handlers, where no traceback holds tensors any more.
+    gc.collect()
+    torch.cuda.empty_cache()
+    return None, OUT_OF_MEMORY
+
+
+def needed(known: Sequence[tuple[int, int]], length: int) -> float:
+    """Bytes at another length, told from the last two: growing at least as n, at most as n²."""
+    if not known:
+        return 0.0
+    power = exponent(known[-2:])
+    last, held = known[-1]
+    return held * (length / last) ** (2.0 if power is None else min(max(power, 1.0), 2.0))
+
+
+def rungs(lengths: Sequence[int]) -> list[int]:
+    """The lengths, and others between them where the way from one to the next is long."""
+    ladder: list[int] = []
+    last = SHORTEST
+    for length in lengths:
+        while last * LONGEST_STEP < length:
+            last *= LONGEST_STEP
+            ladder.append(last)
+        ladder.append(length)
+        last = max(last, length)
+    return ladder
+
+
+class Measurement:
+    """Cores side by side, from the shortest length to the longest."""
+
+    def __init__(
+        self, cores: Mapping[str, CoreSettings], lengths: Sequence[int], setup: Setup
+    ) -> None:
+        self.cores, self.lengths, self.setup = cores, lengths, setup
+        self.costs = {name: Cost(core=name, exact=cores[name].exact) for name in cores}
+        self.peaks: dict[str, list[tuple[int, int]]] = {name: [] for name in cores}
+        self.refused: dict[str, dict[int, str]] = {name: {} for name in cores}
+        self.done = 0
+        self.bar = Bar("cost", len(cores) * (len(rungs(lengths)) + setup.rounds * len(lengths)))
+
+    def run(self) -> list[Cost]:
+        with self.bar:
+            for length in rungs(self.lengths):
+                self._measure(length)
+        if not any(cost.points for cost in self.costs.values()):
+            name, cost = next(iter(self.costs.items()))
+            raise UserError(f"no core can be measured: {name}: {cost.stopped}")
+        for line in self._left_out():
+            self.bar.say(line)
+        return list(self.costs.values())
+
+    def _measure(self, length: int) -> None:
+        """Memory first, which tells what the machine can bear; then the rounds."""
+        inputs = draw(self.setup, length)
+        trials, memory = {}, {}
+        for name in self.cores:
+            self._step(f"{name}, memory at {length}")
+            # What is refused at one length may be taken at a longer one; what is full stays full.
+            if not self._full(name) and (found := self._prepare(name, length, inputs)):
+                trials[name], memory[name] = found
+        if length not in self.lengths:
+            return
+        rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in trials}
+        for number in range(self.setup.rounds):
+            for name in self.cores:
+                self._step(f"{name}, round {number + 1} at {length}")
+                if name in trials:
+                    rounds[name] += trials[name].round()
+        for name, times in rounds.items():
+            forward, backward = (statistics.median(each) for each in zip(*times, strict=True))
+            self.costs[name].points.append(
+                Point(
+                    length=length,
+                    forward=forward,
+                    backward=backward,
+                    forward_memory=memory[name][0],
+                    memory=memory[name][1],
+                )
+            )
+
+    def _prepare(
+        self, name: str, length: int, inputs: tuple[Tensor, ...]
+    ) -> tuple[Trial, tuple[int, int]] | None:
+        """A trial that has warmed up, and what it holds; none where it is too much or refused."""
+        estimate, free = needed(self.peaks[name], length), free_memory(self.setup.device)
+        if free is not None and estimate > SHARE_OF_MEMORY * free:
+            wanted, there = human_bytes(int(estimate)), human_bytes(free)
+            self._stop(name, length, f"{OUT_OF_MEMORY}: needs about {wanted}, {there} are free")
+            return None
+
+        def prepared() -> tuple[Trial, tuple[int, int]]:
+            trial = Trial(self.cores[name], self.setup, inputs)
+            trial.seconds()
+            return trial, trial.memory()
+
+        found, reason = attempt(prepared)
+        if found is None:
+            self._stop(name, length, reason)
+            return None
+        core = found[0].core
+        self.costs[name].stopped = None
+        self.costs[name].reach = core.reach if isinstance(core, Near) else 0
+        self.peaks[name].append((length, found[1][1]))
+        return found
+
+    def _full(self, name: str) -> bool:
+        return (self.costs[name].stopped or "").startswith(OUT_OF_MEMORY)
+
+    def _stop(self, name: str, length: int, reason: str) -> None:
+        """What is full is said at once; what is refused when it is known at which lengths."""
+        self.costs[name].stopped = reason
+        if self._full(name):
+            self.bar.say(f"{name} is left out from {length} on: {reason}")
+        elif length in self.lengths:
+            self.refused[name][length] = reason
+
+    def _left_out(self) -> list[str]:
+        """Which cores were refused, where, and why."""
+        lines = []
+        for name, reasons in self.refused.items():
+            some = len(reasons) < len(self.lengths)
+            where = f" at {', '.join(map(str, reasons))}" if some else ""
+            lines += [f"{name} is left out{where}: {why}" for why in [*reasons.values()][:1]]
+        return lines
+
+    def _step(self, note: str) -> None:
+        self.done += 1
+        self.bar.update(self.done, note)

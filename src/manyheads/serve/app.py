@@ -1,0 +1,134 @@
+"""The server for programs: its routes, how it starts, and how it stops without losing anything."""
+
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from manyheads.errors import UserError
+from manyheads.loading import OpenRun
+from manyheads.serve import completions, deepl, libretranslate
+from manyheads.serve.batching import Batcher, Bounds, Work
+from manyheads.serve.completing import Completions
+from manyheads.serve.requests import MANNER, refuse
+from manyheads.serve.translating import Translations, languages_of
+from manyheads.web.app import listen
+from manyheads.web.guard import Door, Guard, Limits
+from manyheads.web.responses import Problem
+
+BODY_BYTES = 256 * 2**10
+BACKLOG = 1024
+GRACE_SECONDS = 60  # for what is being computed when the server is told to stop
+
+
+async def health(request: Request) -> Response:
+    batcher: Batcher[Any] = request.app.state.batcher
+    about = {"status": "ok", "model": request.app.state.name, "waiting": batcher.waiting}
+    return JSONResponse(about)
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    return refuse(request.url.path, error)
+
+
+def work_of(
+    opened: OpenRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
+) -> Work[Any]:
+    """What a run does for programs: translate, or continue texts."""
+    if opened.run.task == "translation":
+        languages = languages_of(opened.run, source, target)
+        return Translations(opened, languages, bounds, beam)
+    if opened.run.task == "language":
+        for name, value in (("source", source), ("target", target), ("beam", beam)):
+            if value is not None:
+                raise UserError(f"--{name} is for translators, and {opened.folder} continues texts")
+        return Completions(opened, bounds)
+    raise opened.cannot("is served", "a translator or a language model")
+
+
+def build_app(
+    name: str, work: Work[Any], bounds: Bounds | None = None, door: Door | None = None
+) -> ASGIApp:
+    """The three interfaces over one model."""
+    door, bounds = door or Door(), bounds or Bounds()
+    batcher = Batcher(work, bounds.waiting)
+
+    @asynccontextmanager
+    async def open_until_stopped(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(batcher.close)
+
+    expected = (Problem, UserError, HTTPException, OSError)
+    app = Starlette(
+        routes=[
+            Route("/health", health),
+            *libretranslate.ROUTES,
+            *deepl.ROUTES,
+            *completions.ROUTES,
+        ],
+        exception_handlers=dict.fromkeys(expected, failed) | {Exception: failed},
+        lifespan=open_until_stopped,
+    )
+    app.state.batcher, app.state.door = batcher, door
+    app.state.name, app.state.started = name, int(time.time())
+    # One more than may wait and be computed, so that it is the queue that refuses.
+    limits = Limits(body_bytes=BODY_BYTES, requests=bounds.waiting + bounds.rows + 1)
+    return Guard(app, door, limits, MANNER)
+
+
+def name_of(folder: Path) -> str:
+    return folder.resolve().name or "model"
+
+
+def serve(
+    opened: OpenRun,
+    work: Work[Any],
+    bounds: Bounds,
+    host: str,
+    port: int,
+    token: str | None,
+    ready: Callable[[str, str | None], None],
+) -> None:
+    """Answer until SIGTERM or Ctrl-C: then nothing new is taken, and what is in work is finished.
+
+    `ready` gets the address and the token that is needed, if one is.
+    """
+    import uvicorn
+
+    door = Door.at(host, token)
+    listening = listen(host.strip("[]"), port)
+    name = f"[{host.strip('[]')}]" if ":" in host else host
+    config = uvicorn.Config(
+        build_app(name_of(opened.folder), work, bounds, door),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    server = uvicorn.Server(config)
+
+    def stop(*given: object) -> None:
+        server.should_exit = True
+
+    # It comes here before the server is ready for it, and once more when that has ended: to be
+    # told to end is no failure.
+    before = signal.signal(signal.SIGTERM, stop)
+    listening.listen(BACKLOG)  # whoever reads the address may ask at once
+    ready(f"http://{name}:{listening.getsockname()[1]}", door.token)
+    try:
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        listening.close()

@@ -1,0 +1,280 @@
+"""The frame of the claims: results are kept while they are current, and shown as they are."""
+
+import dataclasses
+import inspect
+import json
+import re
+from itertools import count
+from math import inf, isfinite, isnan, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from manyheads.cli import app
+from manyheads.errors import DataError, UserError
+from manyheads.lab.claims import runner
+from manyheads.lab.claims.claim import Claim, Measured, Setting, holds_if, spread
+from manyheads.lab.claims.clock import side_by_side
+from manyheads.lab.claims.lectures import scaled_scores
+from manyheads.lab.claims.report import as_html, as_markdown, counted
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A claim of its own that notes each time that it is measured."""
+    calls: list[int] = []
+
+    def measure(setting: Setting) -> Measured:
+        calls.append(len(setting.seeds))
+        numbers = [float(seed) for seed in setting.seeds]
+        lines = {"a <line>": [(1.0, 2.0), (2.0, 4.0)]}
+        return Measured(numbers={"x": numbers}, lines=lines, across="n", up="x")
+
+    claim = Claim(
+        sentence="One & one is <two>.",
+        deck="000",
+        criterion="x above 0",
+        measure=measure,
+        judge=lambda measured: holds_if(measured.least("x") > 0, f"x is {measured.told('x')}"),
+    )
+    monkeypatch.setattr(runner, "claims", lambda: {"counting": claim})
+    return calls
+
+
+def call(*words: str) -> tuple[int, str]:
+    found = CliRunner().invoke(app, ["claims", *words], catch_exceptions=True)
+    return found.exit_code, found.output if found.exception is None else str(found.exception)
+
+
+def test_results_are_kept_and_not_computed_again(counting: list[int], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = str(tmp_path / "out")
+    assert call("--all", "--report", out)[0] == 0
+    assert call("--all", "--report", out)[0] == 0
+    assert counting == [3]
+    assert call("--all", "--report", out, "--seeds", "1,2")[0] == 0
+    assert counting == [3, 2]
+    assert call("--all", "--report", out, "--seeds", "1,2", "--again")[0] == 0
+    assert counting == [3, 2, 2]
+    [row] = json.loads((tmp_path / "out" / "claims.json").read_text())
+    assert row["numbers"] == {"x": [1.0, 2.0]}
+    assert row["command"] == "manyheads claims --run counting --seeds 1,2 --device cpu"
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<code>manyheads claims --all --seeds 1,2 --device cpu --report out</code>" in page
+    assert "One &amp; one is &lt;two&gt;." in page
+    assert "data:image/png;base64," in page
+    assert not re.search(r"(src|href)=.?https?:", page)
+    for broken in ("{", "3", json.dumps({**row, "numbers": {"x": 1}})):
+        (tmp_path / "out" / "counting.json").write_text(broken)
+        with pytest.raises(DataError, match="delete it"):
+            runner.kept("counting", Setting(), tmp_path / "out")
+
+
+def test_a_report_has_what_was_run_into_it_before(
+    counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same way; what was run with other seeds is left out, and stays in the folder."""
+    pytest.importorskip("matplotlib")
+    claim = runner.find("counting")
+    known = dict.fromkeys(("counting", "first-of-two", "second"), claim)
+    monkeypatch.setattr(runner, "claims", lambda: known)
+    out = tmp_path / "out"
+    assert call("--run", "second", "--run", "second", "--report", str(out))[0] == 0
+    assert counting == [3]
+    assert call("--run", "first-of-two", "--report", str(out))[0] == 0
+    assert call("--run", "counting", "--seeds", "4", "--report", str(out))[0] == 0
+    assert [one["name"] for one in json.loads((out / "claims.json").read_text())] == ["counting"]
+    assert call("--run", "first-of-two", "--report", str(out))[0] == 0
+    rows = json.loads((out / "claims.json").read_text())
+    assert [one["name"] for one in rows] == ["first-of-two", "second"]
+    assert "--run first-of-two --run second --seeds 1,2,3" in (out / "index.html").read_text()
+    assert "did you mean 'first-of-two'?" in call("--run", "first")[1]
+    assert "is a file" in call("--run", "second", "--report", str(out / "claims.json"))[1]
+
+
+def test_stopped_by_a_person_it_says_what_is_kept(
+    counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(setting: Setting) -> Measured:
+        raise KeyboardInterrupt
+
+    claim = runner.find("counting")
+    stopping = dataclasses.replace(claim, measure=stop)
+    monkeypatch.setattr(runner, "claims", lambda: {"a": claim, "b": stopping})
+    monkeypatch.setattr(runner, "draw", lambda name, measured, path: None)
+    found = CliRunner().invoke(app, ["claims", "--all", "--report", str(tmp_path / "out")])
+    assert found.exit_code == 130
+    assert "stopped in b" in found.output
+    assert "the same command goes on" in found.output
+    assert (tmp_path / "out" / "a.json").is_file()
+
+
+def test_a_result_is_kept_as_long_as_it_is_what_would_be_found(
+    counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "draw", lambda name, measured, path: path.write_bytes(b""))
+    (tmp_path / "claims").mkdir()
+    setting = Setting(seeds=(1, 2))
+    result = runner.run("counting", setting, tmp_path)
+    assert runner.kept("counting", setting, tmp_path) == result
+    for other in ({"seeds": (1, 3)}, {"large": True}, {"threads": 1}):
+        assert runner.kept("counting", dataclasses.replace(setting, **other), tmp_path) is None
+    for words in ({"threads": result.threads + 1}, {"code": "00000000"}):
+        text = json.dumps({**result.as_json(), **words})
+        (tmp_path / "counting.json").write_text(text)
+        assert runner.kept("counting", setting, tmp_path) is None
+    old = {name: value for name, value in result.as_json().items() if name != "code"}
+    (tmp_path / "counting.json").write_text(json.dumps(old))
+    assert runner.kept("counting", setting, tmp_path) is None
+    (tmp_path / "counting.json").write_text(json.dumps(result.as_json()))
+    assert runner.kept("counting", setting, tmp_path) == result
+    (tmp_path / "claims" / "counting.png").unlink()
+    assert runner.kept("counting", setting, tmp_path) is None
+
+
+DECK = """
+from manyheads.lab.claims.{room} import {name}
+
+def measure(setting):
+    return {name}
+
+def judge(measured):
+    return {constant}
+"""
+
+
+def test_the_code_of_a_claim_is_its_file_and_the_rooms_it_uses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rooms: dict[str, str] = {}
+    monkeypatch.setattr(inspect, "getsource", lambda module: rooms[module.__name__])
+
+    def code(**changed: str) -> str:
+        rooms.clear()
+        rooms["manyheads.lab.claims.lectures.scaled_scores"] = DECK.format(
+            room="report", name="counted", constant=changed.get("constant", "1")
+        )
+        rooms["manyheads.lab.claims.report"] = (
+            "from manyheads.lab.claims import clock\nimport torch"
+        )
+        rooms["manyheads.lab.claims.clock"] = changed.get("clock", "A = 1")
+        runner._code.cache_clear()
+        return runner.code_of(scaled_scores.CLAIM)
+
+    assert code() == code()
+    assert len({code(), code(constant="2"), code(clock="A = 2")}) == 3
+    runner._code.cache_clear()
+
+
+def test_a_gpu_is_named_if_it_was_used(
+    counting: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter([5, 5, 5, 6])
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats", lambda device: {"allocated_bytes.all.allocated": next(asked)}
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A large one")
+    setting = Setting(device=torch.device("cuda"))
+    assert runner.run("counting", setting).machine.startswith("CPU, ")
+    assert runner.run("counting", setting).machine.startswith("A large one, ")
+
+
+def test_what_is_infinite_or_no_number_is_told_kept_and_read(
+    counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    numbers = {"x": [1.0, inf, 2.0], "y": [nan, 1.0, 2.0], "z": [inf, -inf, 1.0]}
+    points = [(1.0, inf), (2.0, 1.0), (3.0, nan)]
+    measured = Measured(numbers=numbers, lines={"x": points}, logarithmic=("up",))
+    claim = dataclasses.replace(
+        runner.find("counting"),
+        measure=lambda setting: measured,
+        judge=lambda measured: holds_if(False, " ".join(map(measured.told, "xyz"))),
+    )
+    monkeypatch.setattr(runner, "claims", lambda: {"counting": claim})
+    status, printed = call("--all", "--json", "--report", str(tmp_path))
+    assert status == 0
+
+    def read(text: str) -> Any:
+        return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+    one = read((tmp_path / "counting.json").read_text())
+    assert one["numbers"] == {k: [x if isfinite(x) else str(x) for x in numbers[k]] for k in "xyz"}
+    assert one["why"] == "inf nan nan"
+    assert read((tmp_path / "claims.json").read_text()) == [one]
+    assert read(printed[printed.index("{") : printed.rindex("}") + 1]) == {"claims": [one]}
+    found = runner.kept("counting", Setting(), tmp_path)
+    assert found is not None
+    assert str(found.numbers) == str(numbers)  # NaN is not equal to itself
+
+
+def test_the_clock_on_the_wall_is_read_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clocks, of which one goes on by 1 each time that it is read, the other by 2."""
+    ours, wall = count(0.0, 1.0), count(0.0, 2.0)
+    monkeypatch.setattr("time.thread_time", lambda: next(ours))
+    monkeypatch.setattr("time.perf_counter", lambda: next(wall))
+    acts, cpu = {"one": lambda: None}, torch.device("cpu")
+    assert side_by_side(acts, 1, cpu) == {"one": 1}
+    assert side_by_side(acts, 1, cpu, wall=True) == {"one": 2}
+
+
+def test_no_seed_is_passed_over() -> None:
+    for values in ([nan, 1.0], [1.0, nan]):
+        measured = Measured(numbers={"x": values})
+        assert isnan(measured.least("x"))
+        assert isnan(measured.most("x"))
+    assert spread([1.0, 3.0]) == " ± 1.4"
+    assert spread([2.0]) == spread([2.0, 2.0]) == spread([1.0, inf]) == ""
+
+
+def test_pages_are_made_of_the_results_alone(counting: list[int], tmp_path: Path) -> None:
+    result = runner.run("counting", Setting(seeds=(1, 3)))
+    failed = dataclasses.replace(result, name="other", verdict="fails", why="no", deck="none")
+    both, command = [result, failed], "manyheads claims --all --seeds 1,3"
+    assert counted([*both, result]) == "2 hold, 1 fails"
+    page, text = as_html(both, tmp_path, command), as_markdown(both, command)
+    assert "2 ± 1.4" in page
+    assert text.count("**Holds**") == text.count("**Fails**") == 1
+    assert r"One & one is \<two\>." in text
+    for told in (page, text):
+        assert command in told
+        assert "seeds 1, 3" in told
+        assert told.count("x above 0") == 2
+        assert told.count("in deck 000") == told.count("in no deck") == 1
+
+
+def test_pictures_of_a_page_lie_beside_it(counting: list[int], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert call("--all", "--report", str(tmp_path))[0] == 0
+    text = (tmp_path / "claims.md").read_text()
+    assert re.findall(r"\]\(([^#)]+)\)", text) == ["claims/counting.png"]
+    assert (tmp_path / "claims" / "counting.png").read_bytes().startswith(b"\x89PNG")
+    assert set(re.findall(r"\(#(.+)\)", text)) == set(re.findall(r"^## (.+)$", text, flags=re.M))
+
+
+def test_mistakes_are_said_before_anything_runs(counting: list[int]) -> None:
+    for words in (
+        ["--run", "countin"],
+        ["--run", "counting", "--all"],
+        ["--report", "somewhere"],
+        ["--all", "--seeds", "1,x"],
+        ["--all", "--seeds", "1,1"],
+        ["--all", "--seeds", "-1,2"],
+        ["--all", "--seeds", f"1,{2**63}"],
+        ["--all", "--threads", "0"],
+    ):
+        with pytest.raises(UserError) as caught:
+            CliRunner().invoke(app, ["claims", *words], catch_exceptions=False)
+        assert "\n" not in str(caught.value)
+    assert counting == []
+    assert call()[1] == "counting: One & one is <two>. (in deck 000)\n"
+    [row] = json.loads(call("--json")[1])["claims"]
+    assert row == {
+        "name": "counting",
+        "sentence": "One & one is <two>.",
+        "deck": "000",
+        "criterion": "x above 0",
+    }

@@ -1,0 +1,193 @@
+"""Claims about reading: small runs give the numbers that are judged, broken parts are found."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads.data.masking import Masked
+from manyheads.lab.claims import reading
+from manyheads.lab.claims.claim import Judged, Measured, Setting
+from manyheads.lab.claims.lectures import (
+    both_directions,
+    masking_recipe,
+    positions_beyond_training,
+    pretraining_and_labels,
+    rare_words,
+)
+from manyheads.models.bert import Bert
+from manyheads.tokenizer.train import Words
+
+ONCE = Setting(seeds=(1,))
+Tiny = Callable[[pytest.MonkeyPatch], ModuleType]
+
+
+def tiny_both_directions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(both_directions, "TRAIN_PAIRS", 300)
+    monkeypatch.setattr(both_directions, "TEST_PAIRS", 50)
+    small = replace(both_directions.SMALL, dim=16, layers=1, steps=3)
+    monkeypatch.setattr(both_directions, "SMALL", small)
+    return both_directions
+
+
+def tiny_masking_recipe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    for name, count in (("TEXTS", 200), ("TEST_TEXTS", 50), ("PROBE_STEPS", 5)):
+        monkeypatch.setattr(masking_recipe, name, count)
+    monkeypatch.setattr(masking_recipe, "TUNING_STEPS", 3)
+    small = replace(masking_recipe.SMALL, dim=16, layers=1, steps=3)
+    monkeypatch.setattr(masking_recipe, "SMALL", small)
+    return masking_recipe
+
+
+def tiny_positions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    small = positions_beyond_training.SMALL
+    small = replace(small, length=8, dim=16, layers=1, steps=3, train_pairs=100, test_rows=8)
+    monkeypatch.setattr(positions_beyond_training, "SMALL", small)
+    return positions_beyond_training
+
+
+def tiny_pretraining(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    for name, count in (("TEXTS", 200), ("TEST_TEXTS", 50), ("TUNING_STEPS", 3)):
+        monkeypatch.setattr(pretraining_and_labels, name, count)
+    small = replace(pretraining_and_labels.SMALL, dim=16, layers=1, steps=3)
+    monkeypatch.setattr(pretraining_and_labels, "SMALL", small)
+    return pretraining_and_labels
+
+
+def tiny_rare_words(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    small = replace(rare_words.SMALL, nouns=10, pairs=80, tested=2, dim=16, steps=2, rows=8)
+    monkeypatch.setattr(rare_words, "ROOM", 32)
+    monkeypatch.setattr(rare_words, "SMALL", small)
+    return rare_words
+
+
+TINY = (
+    *(tiny_both_directions, tiny_masking_recipe, tiny_positions, tiny_pretraining),
+    tiny_rare_words,
+)
+
+
+@pytest.mark.parametrize("tiny", TINY)
+def test_a_small_run_gives_what_is_judged(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = tiny(monkeypatch).CLAIM
+    measured = claim.measure(ONCE)
+    assert all(len(values) == 1 for values in measured.numbers.values())
+    assert claim.judge(measured).verdict in ("holds", "depends", "fails")
+
+
+def judged(module: ModuleType, **numbers: float) -> Judged:
+    found: Judged = module.CLAIM.judge(
+        Measured(numbers={name.replace("_", " "): [value] for name, value in numbers.items()})
+    )
+    return found
+
+
+def test_where_it_depends_the_part_is_named() -> None:
+    some = judged(positions_beyond_training, learned=1.0, sinusoidal=1.0, rotary=2.0, alibi=8.0)
+    assert some.verdict == "depends"
+    assert some.why.startswith("holds only for rotary and alibi")
+    none = judged(positions_beyond_training, learned=1.0, sinusoidal=1.0, rotary=1.0, alibi=1.0)
+    assert none.verdict == "fails"
+    numbers = {"words_both": 0.9, "words_causal": 0.8, "texts_both": 0.6, "texts_causal": 0.6}
+    assert judged(both_directions, **numbers).why.startswith("holds only for words")
+    assert judged(both_directions, **numbers | {"words_both": 0.8}).verdict == "fails"
+
+
+def test_a_lead_that_stays_is_told() -> None:
+    few = {"pretrained_few": 0.8, "scratch_few": 0.4}
+    stays = judged(pretraining_and_labels, **few, pretrained_many=0.9, scratch_many=0.6)
+    assert stays.verdict == "depends"
+    behind = judged(pretraining_and_labels, **few, pretrained_many=0.9, scratch_many=0.95)
+    assert behind.verdict == "fails"
+
+
+def test_the_reach_is_the_last_factor_without_a_break() -> None:
+    assert positions_beyond_training.reach([2.0, 2.1, 2.19, 2.0]) == 8
+    assert positions_beyond_training.reach([2.0, 2.1, 2.5, 2.0]) == 2
+    assert positions_beyond_training.reach([2.0, 2.21, 2.0, 2.0]) == 1
+
+
+def test_every_double_word_has_two_topics_and_every_clear_one_has_one() -> None:
+    language = reading.Topics(topics=4, clear=20, double=12, plain=5)
+    rows, topics = language.draw(3000, np.random.default_rng(1))
+    met: dict[int, set[int]] = {}
+    for row, topic in zip(rows[:, 1:].tolist(), topics.tolist(), strict=True):
+        for word in row:
+            met.setdefault(word - reading.FIRST - 1, set()).add(topic)
+    assert [len(met[word]) for word in range(37)] == [1] * 20 + [2] * 12 + [4] * 5
+    double = set(rows[language.is_double(rows)].tolist())
+    assert double == {word + reading.FIRST + 1 for word in range(20, 32)}
+
+
+def test_only_words_are_hidden_and_only_they_are_scored() -> None:
+    language = reading.Topics()
+    rows, _ = language.draw(50, np.random.default_rng(1))
+    rows[:, -3:] = reading.PAD
+    inputs, places = reading.hidden_words(
+        rows, language.words, Masked(mask_share=1.0, random_share=0.0), np.random.default_rng(2)
+    )
+    assert not places[:, 0].any()
+    assert not places[:, -3:].any()
+    assert bool((inputs[places] == reading.MASK).all())
+    assert bool((inputs[~places] == rows[~places]).all())
+
+
+def test_an_encoder_that_forgets_has_no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretraining that leaves the weights as drawn is no better than none."""
+    tiny = tiny_pretraining(monkeypatch)
+
+    def untrained(rows: torch.Tensor, words: int, size: reading.Size, *_: object) -> Bert:
+        return reading.encoder(words, size, 1)
+
+    monkeypatch.setattr(tiny, "pretrained", untrained)
+    assert tiny.CLAIM.judge(tiny.CLAIM.measure(ONCE)).verdict == "fails"
+
+
+def test_a_reader_with_a_mask_has_no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = tiny_both_directions(monkeypatch)
+    causal = tiny.reader
+    monkeypatch.setattr(tiny, "reader", lambda both, *rest: causal(False, *rest))
+    assert tiny.CLAIM.judge(tiny.CLAIM.measure(ONCE)).verdict == "fails"
+
+
+def test_a_causal_reader_of_words_never_knows_what_comes() -> None:
+    torch.manual_seed(1)
+    size = replace(both_directions.SMALL, dim=16, layers=1)
+    rows = torch.randint(3, 20, (4, 9))
+    later = torch.cat([rows[:, :5], torch.randint(3, 20, (4, 4))], 1)
+    for both in (True, False):
+        model = both_directions.reader(both, 20, size, 1).eval()
+        same = torch.allclose(model.hidden(rows)[:, :5], model.hidden(later)[:, :5])
+        assert same is not both
+
+
+def test_labels_are_where_the_words_are() -> None:
+    pairs = reading.short("train", 40, 8)
+    rows = reading.Vocabulary.of(pairs).rows(pairs, 8)
+    words, classes = both_directions.german_words(pairs, rows)
+    assert int(words.max()) == classes - 1
+    assert not bool((words[rows <= reading.FIRST] != reading.UNLABELLED).any())
+    last, _ = both_directions.last_german_word(pairs, rows)
+    assert bool(((last != reading.UNLABELLED).sum(1) == 1).all())
+    ends = {pair.source[-1] for pair in pairs}
+    found = reading.Vocabulary.of(pairs).numbers
+    assert set(rows[last != reading.UNLABELLED].tolist()) <= {found[end] for end in ends}
+
+
+def test_rare_compounds_are_not_in_training() -> None:
+    asked = rare_words.compounds(rare_words.SMALL, 1)
+    assert not set(asked.rare.targets) & set(asked.train.targets)
+    assert all(asked.train.targets.count(target) >= 5 for target in asked.common.targets)
+
+
+def test_pieces_that_lose_rare_words_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole words in place of the pieces: what is rare is unknown again."""
+    tiny = tiny_rare_words(monkeypatch)
+    kinds = {"pieces": Words(vocab_size=300), "words": Words(vocab_size=300)}
+    monkeypatch.setattr(tiny, "KINDS", tiny.KINDS | kinds)
+    measured = tiny.CLAIM.measure(ONCE)
+    assert measured.numbers["unknown, pieces"] == [1]
+    assert tiny.CLAIM.judge(measured).verdict == "fails"

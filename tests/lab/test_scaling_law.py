@@ -1,0 +1,106 @@
+"""Laws of the loss: they find what points were made by, and say how sure they are."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from manyheads.errors import UserError
+from manyheads.lab.scaling.law import LEVEL, Band, Frontier, Law, Losses, Price, fit
+
+TRUTH = Law(1.2, (40.0, 300.0), (0.35, 0.45))
+SIZES, TOKENS = (5e4, 1e5, 2e5, 4e5), (2.5e5, 5e5, 1e6, 2e6)
+GRID = np.array(list(product(SIZES, TOKENS)))
+LARGER = (8e5, 4e6)
+
+
+def losses(noise: float, seed: int = 0) -> Losses:
+    exact = np.array([TRUTH.loss(*place) for place in GRID])
+    found: Losses = exact * np.exp(noise * np.random.default_rng(seed).normal(size=len(GRID)))
+    return found
+
+
+def test_exact_points_give_their_law_back() -> None:
+    found = fit(GRID, losses(0.0), draws=2).law
+    assert found.floor == pytest.approx(TRUTH.floor, rel=0.02)
+    assert found.exponents == pytest.approx(TRUTH.exponents, rel=0.02)
+    assert found.loss(*LARGER) == pytest.approx(TRUTH.loss(*LARGER), rel=1e-4)
+
+
+def test_noisy_points_give_it_within_the_band() -> None:
+    """A band of nine in ten: of ten sets of points, it may miss a few."""
+    inside = np.zeros(3)
+    for seed in range(10):
+        found = fit(GRID, losses(0.003, seed), draws=60)
+        for place, truth in enumerate(TRUTH.exponents):
+            drawn = [law.exponents[place] for law in found.draws]
+            band = Band.of(found.law.exponents[place], drawn)
+            inside[place] += band.low <= truth <= band.high
+        band = found.curve(*LARGER)
+        inside[2] += band.low <= TRUTH.loss(*LARGER) <= band.high
+        assert band.high / band.low < 1.05  # a band that says something
+    assert (inside >= 7).all(), inside
+
+
+def test_an_outlier_moves_the_law_little() -> None:
+    """What the Huber loss is for: squares would follow it four times as far."""
+    broken = losses(0.001)
+    broken[5] *= 1.2
+    found = fit(GRID, broken, draws=2).law
+    assert found.loss(*LARGER) == pytest.approx(TRUTH.loss(*LARGER), rel=0.03)
+
+
+def test_the_band_holds_the_truth_about_as_often_as_it_says() -> None:
+    law, sizes = Law(1.0, (20.0,), (0.3,)), np.geomspace(1e4, 1e6, 8)[:, None]
+    exact = np.array([law.loss(*size) for size in sizes])
+    random = np.random.default_rng(3)
+    inside = {"curve": 0, "run": 0}
+    tries = 40
+    for _ in range(tries):
+        found = fit(sizes, exact * np.exp(0.005 * random.normal(size=len(sizes))), draws=50)
+        curve, run = found.curve(4e6), found.run(4e6)
+        inside["curve"] += curve.low <= law.loss(4e6) <= curve.high
+        inside["run"] += run.low <= law.loss(4e6) * np.exp(0.005 * random.normal()) <= run.high
+    for count in inside.values():
+        assert LEVEL - 0.15 <= count / tries <= 1.0
+    assert inside["curve"] < tries  # a band of everything would be none
+
+
+def test_more_noise_makes_wider_bands() -> None:
+    narrow, wide = (fit(GRID, losses(noise), draws=60).run(*LARGER) for noise in (0.001, 0.01))
+    assert wide.high - wide.low > 3 * (narrow.high - narrow.low)
+
+
+def test_nothing_of_the_same_compute_beats_the_frontier() -> None:
+    frontier = Frontier(TRUTH, Price(9.0, 0.9))
+    for flops in (1e11, 1e13):
+        size, tokens = frontier.optimum(flops)
+        assert 9.0 * size**0.9 * tokens == pytest.approx(flops)
+        for factor in (0.8, 0.97, 1.03, 1.25):
+            assert TRUTH.loss(size * factor, tokens / factor**0.9) > frontier.loss(flops)
+
+
+def test_the_frontier_grows_by_its_exponents() -> None:
+    frontier = Frontier(TRUTH, Price(6.0, 1.0))
+    before, after = frontier.optimum(1e12), frontier.optimum(1e14)
+    grown = [np.log(b / a) / np.log(100) for a, b in zip(before, after, strict=True)]
+    assert grown == pytest.approx(frontier.exponents)
+    assert sum(grown) == pytest.approx(1.0)
+    fallen = (frontier.loss(1e12) - TRUTH.floor) / (frontier.loss(1e14) - TRUTH.floor)
+    assert fallen == pytest.approx(100**frontier.loss_exponent)
+
+
+def test_the_price_of_blocks_alone_is_six() -> None:
+    price = Price.of([1000, 4000, 9000], [6000, 24000, 54000])
+    assert (price.factor, price.exponent) == (pytest.approx(6.0), pytest.approx(1.0))
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0, -1.0])
+def test_losses_that_are_none_are_refused(broken: float) -> None:
+    with pytest.raises(UserError, match="finite and above 0"):
+        fit(GRID, np.where(np.arange(len(GRID)) == 3, broken, losses(0.0)))
+
+
+def test_too_few_runs_are_refused() -> None:
+    with pytest.raises(UserError, match="needs more than 5 runs"):
+        fit(GRID[:5], losses(0.0)[:5])

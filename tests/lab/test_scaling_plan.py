@@ -1,0 +1,138 @@
+"""The plan of a sweep: what it costs, how its runs differ, and what it refuses."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from manyheads.account import account
+from manyheads.errors import UserError
+from manyheads.lab.scaling.plan import (
+    LARGER,
+    Plan,
+    Sweep,
+    check_recipe,
+    make_plan,
+    sizes_of,
+    steps_within,
+)
+from manyheads.run import Run
+from manyheads.train.optimizer import learning_rate
+from manyheads.training import read_recipe
+
+STEP_TOKENS = 2048
+
+
+def recipe(*settings: str) -> Run:
+    return read_recipe("shakespeare-char", ["data.folder=x", "model.vocab_size=65", *settings])
+
+
+def plan_of(run: Run, sweep: Sweep, steps: int = 900) -> Plan:
+    return make_plan(run, sweep, steps=steps, step_tokens=STEP_TOKENS)
+
+
+def test_flops_are_those_of_the_account() -> None:
+    plan = plan_of(recipe(), Sweep())
+    for one in plan.runs:
+        counted = account(one.run.model)
+        tokens = one.run.train.steps * STEP_TOKENS
+        assert one.flops == counted.training_flops["token"] * tokens
+        assert one.parameters == counted.block_parameters
+        assert one.parameters < counted.parameters  # without what embeds
+    assert plan.flops == sum(one.flops for one in plan.runs)
+
+
+def test_the_predicted_run_is_the_recipe_and_so_many_times_larger() -> None:
+    run = recipe()
+    plan = plan_of(run, Sweep())
+    assert plan.target.run.model == run.model
+    largest = max(one.flops for one in plan.fitted)
+    assert LARGER <= plan.target.flops / largest < LARGER * 1.01
+    for name in ("parameters", "tokens"):
+        assert getattr(plan.target, name) > max(getattr(one, name) for one in plan.fitted)
+
+
+def test_every_size_meets_every_amount_of_text() -> None:
+    plan = plan_of(recipe(), Sweep(sizes=3, data=4))
+    pairs = {(one.parameters, one.tokens) for one in plan.fitted}
+    assert len(plan.fitted) == len(pairs) == 12
+    assert len({one.name for one in plan.runs}) == 13
+
+
+@pytest.mark.parametrize("name", ["shakespeare-char", "language", "gpt-mini"])
+def test_sizes_halve_at_one_aspect(name: str) -> None:
+    run = read_recipe(name, ["data.folder=x", "model.vocab_size=500"])
+    models = [one.model for one in sizes_of(run, Sweep())]
+    counts = [account(model).block_parameters for model in models]
+    aspect = run.model.dim / run.model.layers
+    for small, large in pairwise(counts):
+        assert 1.3 < large / small < 2.7
+    assert counts[-1] / counts[0] == pytest.approx(16, rel=0.25)
+    for model in models:
+        assert 0.5 < model.dim / model.layers / aspect < 1.5
+        assert model.dim % model.heads == 0
+
+
+def test_narrower_models_learn_faster_by_the_root() -> None:
+    runs = sizes_of(recipe(), Sweep())
+    rates = [(one.train.learning_rate or 0.0) * one.model.dim**0.5 for one in runs]
+    assert rates == pytest.approx([rates[0]] * len(rates))
+    own = sizes_of(recipe("train.schedule=transformer", "train.learning_rate=none"), Sweep())
+    assert all(one.train.learning_rate is None for one in own)  # that formula has the root
+
+
+def test_every_run_ends_its_own_schedule() -> None:
+    for one in plan_of(recipe(), Sweep()).runs:
+        train = one.run.train.settled(1)
+        rates = [learning_rate(train, one.run.model.dim, step + 1) for step in range(train.steps)]
+        peak = rates.index(max(rates))
+        assert peak / train.steps == pytest.approx(100 / 900, abs=0.02)
+        assert rates[-1] < 0.12 * rates[peak]
+        assert train.validate_every == train.steps
+
+
+def test_a_budget_is_kept() -> None:
+    run, sweep = recipe(), Sweep(budget=600.0)
+    each = {f"{one.model.dim}x{one.model.layers}": 0.05 for one in sizes_of(run, sweep)}
+    steps = steps_within(
+        run, sweep, step_tokens=STEP_TOKENS, seconds=each, valid_tokens=20 * STEP_TOKENS
+    )
+    plan = make_plan(
+        run,
+        sweep,
+        steps=steps,
+        step_tokens=STEP_TOKENS,
+        seconds=each,
+        valid_tokens=20 * STEP_TOKENS,
+    )
+    assert 0.97 * 600 < plan.seconds < 600.5
+
+
+def test_what_cannot_be_planned_is_said() -> None:
+    with pytest.raises(UserError, match="too few for a law"):
+        Sweep(sizes=2, data=2)
+    with pytest.raises(UserError, match="--sizes=1 must be at least 2"):
+        Sweep(sizes=1)
+    with pytest.raises(UserError, match=r"is too small for 4 sizes|has no model of"):
+        sizes_of(recipe("model.dim=12", "model.layers=1", "model.heads=1"), Sweep())
+    with pytest.raises(UserError, match="end before the warm-up of 100 steps"):
+        plan_of(recipe("train.steps=5", "train.warmup_steps=100"), Sweep(), steps=5)
+    with pytest.raises(UserError, match="fewer than 8: lower --data, or raise"):
+        plan_of(recipe(), Sweep(), steps=50)
+
+
+def test_a_budget_for_less_than_the_validations_is_refused() -> None:
+    run, sweep = recipe(), Sweep(budget=5.0)
+    each = {f"{one.model.dim}x{one.model.layers}": 1.0 for one in sizes_of(run, sweep)}
+    with pytest.raises(UserError, match="less than the validations take"):
+        steps_within(run, sweep, step_tokens=STEP_TOKENS, seconds=each, valid_tokens=10**6)
+
+
+def test_what_does_not_scale_is_refused() -> None:
+    check_recipe(recipe())
+    with pytest.raises(UserError, match="leave it out, so that heads keep"):
+        check_recipe(recipe("model.kv_heads=2"))
+    with pytest.raises(UserError, match="language models of text"):
+        check_recipe(read_recipe("phrasebook"))
+    with pytest.raises(UserError, match="leave out model=FOLDER"):
+        check_recipe(replace(recipe(), start="runs/other"))

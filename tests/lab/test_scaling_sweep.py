@@ -1,0 +1,285 @@
+"""A whole sweep, tiny: ordinary runs, nothing trained twice, and no prediction after the fact."""
+
+import dataclasses
+import json
+import random
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyheads import cli
+from manyheads.data.language import TextData
+from manyheads.errors import DataError, UserError
+from manyheads.lab.scaling import prediction, report, sweep
+from manyheads.lab.scaling.law import Band, Law
+from manyheads.lab.scaling.plan import TARGET, Planned, Sweep
+from manyheads.lab.scaling.prediction import Trained
+from manyheads.lab.scaling.sweep import Scaling, with_text
+from manyheads.loading import open_run
+from manyheads.phrasebook import sentences
+from manyheads.run import read_run
+from manyheads.tasks.scoring import score
+from manyheads.training import read_recipe
+
+CPU = torch.device("cpu")
+ASKED = Sweep(sizes=2, data=3)
+SETTINGS = (
+    *("model.dim=32", "model.layers=2", "model.heads=2", "model.max_length=16"),
+    *("train.batch_tokens=64", "train.steps=80", "train.warmup_steps=8"),
+    *("train.save_every=20", "train.log_every=20"),
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    drawn = random.Random(1)
+    for name, count in (("a.train.txt", 1200), ("a.valid.txt", 60)):
+        words = [" ".join(drawn.choices(("ba", "da", "ga", "la"), k=4)) for _ in range(count)]
+        (folder / name).write_text("\n".join(words) + "\n", encoding="utf-8")
+    return folder
+
+
+def scaling(text: Path, out: Path, *settings: str) -> Scaling:
+    run = read_recipe("shakespeare-char", [f"data.folder={text}", *SETTINGS, *settings])
+    return Scaling(run, ASKED, out, CPU)
+
+
+@pytest.fixture(scope="module")
+def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("scale") / "out"
+    scaling(text, out).go()
+    return out
+
+
+@pytest.fixture
+def out(finished: Path, tmp_path: Path) -> Path:
+    """A finished sweep to do harm to."""
+    return Path(shutil.copytree(finished, tmp_path / "out"))
+
+
+def untrained(one: Scaling, planned: Planned) -> None:
+    raise AssertionError(f"{planned.name} is trained again")
+
+
+def test_every_run_is_an_ordinary_one_with_that_loss(text: Path, finished: Path) -> None:
+    again = scaling(text, finished)
+    results = again.results()
+    assert list(results) == [one.name for one in again.plan.runs]
+    for planned in (again.plan.fitted[0], again.plan.target):
+        opened = open_run(finished / planned.name, CPU)
+        assert read_run(finished / planned.name).model == planned.run.model
+        assert opened.run.data is not None
+        found = score(opened, opened.run.data, "valid")["loss"]
+        assert found == pytest.approx(results[planned.name], rel=1e-4)
+
+
+def test_what_is_done_is_not_done_again(
+    text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (out / prediction.FILE).read_bytes()
+    monkeypatch.setattr(Scaling, "_train", untrained)
+    monkeypatch.setattr(Scaling, "_seconds", lambda one: pytest.fail("planned again"))
+    scaling(text, out).go()
+    assert (out / prediction.FILE).read_bytes() == before
+
+
+def test_a_sweep_that_was_stopped_goes_on(
+    text: Path, finished: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a run, and with the same losses as if it had never stopped."""
+    whole = scaling(text, finished)
+    last = whole.plan.fitted[-1]
+    for name in (last.name, TARGET):
+        shutil.rmtree(out / name)
+    (out / prediction.FILE).unlink()
+    kept = {name: loss for name, loss in whole.results().items() if name not in (last.name, TARGET)}
+    (out / sweep.RESULTS).write_text(json.dumps(kept))
+    step, count = sweep.Trainer.step, [0]
+
+    def stopping(trainer: sweep.Trainer, number: int) -> object:
+        count[0] += 1
+        if count[0] == 25:
+            raise KeyboardInterrupt
+        return step(trainer, number)
+
+    monkeypatch.setattr(sweep.Trainer, "step", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        scaling(text, out).go()
+    assert not (out / prediction.FILE).exists()
+    scaling(text, out).go()
+    assert scaling(text, out).results() == whole.results()
+    # No more than since the last save is done twice.
+    assert count[0] <= last.run.train.steps + whole.plan.target.run.train.steps + 25 - 20
+
+
+def test_the_prediction_was_there_before_the_run(text: Path, finished: Path) -> None:
+    made = prediction.read(finished)
+    assert made is not None
+    begun = (finished / TARGET / "run.toml").stat().st_mtime
+    assert datetime.fromisoformat(made.made).timestamp() <= begun
+    assert [one.name for one in made.fitted] == [
+        one.name for one in scaling(text, finished).plan.fitted
+    ]
+    assert made.measured == scaling(text, finished).results()[TARGET]
+
+
+def drawn_by(law: Law, shortest: float) -> tuple[Trained, ...]:
+    """Four sizes by four amounts of text as a law has them; the shortest are off by a factor."""
+    return tuple(
+        Trained(
+            name=f"{size}-{tokens}",
+            parameters=size,
+            tokens=tokens,
+            flops=6 * size * tokens,
+            loss=law.loss(size, tokens) * (shortest if tokens == 10**6 else 1.0),
+        )
+        for size in (10**4, 3 * 10**4, 10**5, 3 * 10**5)
+        for tokens in (10**6, 2 * 10**6, 4 * 10**6, 8 * 10**6)
+    )
+
+
+def test_runs_that_are_too_short_are_told() -> None:
+    law, wanted = Law(1.0, (40.0, 3e3), (0.4, 0.6)), (10**6, 2 * 10**7)
+    for shortest in (1.0, 1.1):
+        runs = drawn_by(law, shortest)
+        longer = sweep.without_shortest(runs, *wanted)
+        assert longer is not None
+        assert longer.value == pytest.approx(law.loss(*wanted), rel=3e-3)
+        misled = sweep.joint_fit(runs).run(*wanted).value
+        assert (abs(misled / longer.value - 1) > 1e-2) == (shortest > 1)
+    few = tuple(one for one in drawn_by(law, 1.0) if one.tokens < 8 * 10**6)
+    assert sweep.without_shortest(few, *wanted) is None
+
+
+def test_nothing_is_predicted_after_the_fact(text: Path, out: Path) -> None:
+    (out / prediction.FILE).unlink()
+    with pytest.raises(UserError, match="cannot be made after the fact"):
+        scaling(text, out).go()
+    assert not (out / prediction.FILE).exists()
+
+
+def test_nor_by_other_results(text: Path, out: Path) -> None:
+    results = json.loads((out / sweep.RESULTS).read_text())
+    results[min(results)] *= 0.9
+    (out / sweep.RESULTS).write_text(json.dumps(results))
+    kept = (out / prediction.FILE).read_bytes()
+    with pytest.raises(UserError, match="predicted of other results"):
+        scaling(text, out).go()
+    assert (out / prediction.FILE).read_bytes() == kept
+
+
+@pytest.mark.parametrize("name", ["loss", "low", "made", "flops"])
+def test_a_prediction_that_was_changed_is_noticed(text: Path, out: Path, name: str) -> None:
+    table = json.loads((out / prediction.FILE).read_text())
+    table[name] = "2000-01-01" if name == "made" else table[name] + 1
+    (out / prediction.FILE).write_text(json.dumps(table))
+    with pytest.raises(DataError, match="was changed after it was made"):
+        scaling(text, out).go()
+
+
+def test_what_was_measured_stays(finished: Path, out: Path) -> None:
+    made = prediction.read(finished)
+    assert made is not None
+    assert made.measured is not None
+    with pytest.raises(UserError, match="another measured loss"):
+        prediction.measure(out, made.measured * 0.99)
+    assert prediction.measure(out, made.measured) == made
+
+
+def test_a_folder_has_one_sweep(text: Path, out: Path) -> None:
+    with pytest.raises(UserError, match=r"holds another sweep \(recipe.model.dim is 32 there"):
+        scaling(text, out, "model.dim=48")
+    with pytest.raises(UserError, match="holds another sweep"):
+        scaling(text, out, "seed=2")
+
+
+def test_tables_and_picture_and_values(text: Path, finished: Path, tmp_path: Path) -> None:
+    one = scaling(text, finished)
+    found = one.findings()
+    assert report.runs_table(found).row_count == len(one.plan.runs)
+    table = json.loads(json.dumps(report.as_dict(one.plan, found)))
+    assert set(table["laws"]) == {"L(N, D)", "frontier"}  # too few for laws of one alone
+    assert table["prediction"]["measured"] == one.results()[TARGET]
+    assert table["prediction"]["inside"] == ("inside" in report.said(found))
+    report.draw(one.plan, found, tmp_path / "scale.png")
+    assert (tmp_path / "scale.png").stat().st_size > 10_000
+
+
+def test_what_is_said_of_a_prediction(text: Path, finished: Path) -> None:
+    """Above or below in words; and whether the shortest runs have moved it far."""
+    found = scaling(text, finished).findings()
+    made = dataclasses.replace(found.prediction, loss=2.0, low=1.9, high=2.2, measured=1.8)
+    alone = dataclasses.replace(found, prediction=made, longer=None)
+    assert "outside the band, 10.00% below the prediction" in report.said(alone)
+    for value, share, words in ((2.02, "10%", "near"), (1.92, "80%", "longer runs are needed")):
+        longer = dataclasses.replace(alone, longer=Band(value, 1.7, 2.3))
+        first, second = report.said(longer).splitlines()
+        assert first == report.said(alone)
+        assert f"{value:.4f} (1.7000 to 2.3000), {share} of the way" in second
+        assert words in second
+
+
+def test_without_a_folder_the_text_is_built_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "SENTENCES", {"train": (2, 20), "valid": (1, 5)})
+    run = with_text(read_recipe("shakespeare-char"), tmp_path)
+    assert isinstance(run.data, TextData)
+    read = {split: "".join(run.data.read(split).strings()) for split in ("train", "valid")}
+    assert read["train"].count("\n") == 40
+    assert read["train"].startswith(sentences("en-de", "train", 1)[0].source)
+    assert not set(read["train"].splitlines()) & set(read["valid"].splitlines())
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr("sys.argv", ["manyheads", "scale", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_the_plan_alone_trains_nothing(
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Scaling, "_train", untrained)
+    words = ("shakespeare-char", f"data.folder={text}", *SETTINGS, "--sizes", 2, "--data", 3)
+    words = (*words, "--out", tmp_path / "out", "--plan", "--json", "--device", "cpu")
+    assert command(monkeypatch, *words) == 0
+    printed = capsys.readouterr()
+    shown = json.loads(printed.out)
+    assert len(shown["runs"]) == 7
+    fewest = min(one["tokens"] for one in shown["runs"]) // 64  # train.batch_tokens
+    assert f"the shortest runs have {fewest} steps" in printed.err
+    assert shown["seconds"] == pytest.approx(sum(one["seconds"] for one in shown["runs"]))
+    assert shown["seconds"] > 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [sweep.PLAN]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("shakespeare-char", "--budget", "soon"), "--budget soon must be a time"),
+        (("shakespeare-char", "--sizes", "1"), "--sizes=1 must be at least 2"),
+        (("phrasebook",), "scale is for language models of text"),
+        (("language", "model.kv_heads=2"), "model.kv_heads would have to grow"),
+        (("language", "data.folder=nowhere"), "data.folder=nowhere is not a folder"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command(monkeypatch, *words, "--out", tmp_path / "out", "--device", "cpu") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert list(tmp_path.iterdir()) == []

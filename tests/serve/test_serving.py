@@ -1,0 +1,408 @@
+"""The server for programs: documented requests work as they are, and what is wrong is said so."""
+
+import asyncio
+import json
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+from tests.web.small_pages import SENTENCE, make_runs
+
+from manyheads.data.translation import FilesData
+from manyheads.decode.lines import translate_whole
+from manyheads.errors import UserError
+from manyheads.loading import open_run
+from manyheads.serve.app import build_app, work_of
+from manyheads.serve.batching import Batcher, Bounds, Job, Work
+from manyheads.serve.translating import languages_of
+from manyheads.web.guard import Door
+from manyheads.web.responses import Problem
+
+HERE = "http://localhost"
+OTHER = "The cat sleeps."
+BOUNDS = Bounds(rows=8, tokens=600)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+def client_of(folder: Path, door: Door | None = None, where: str = HERE) -> TestClient:
+    opened = open_run(folder)
+    app = build_app("small", work_of(opened, BOUNDS, None, None, None), BOUNDS, door)
+    return TestClient(app, where)
+
+
+@pytest.fixture(scope="module")
+def translator(folder: Path) -> TestClient:
+    return client_of(folder / "translator")
+
+
+@pytest.fixture(scope="module")
+def writer(folder: Path) -> TestClient:
+    return client_of(folder / "deep" / "writer")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, str]:
+    """What the run's own translator writes."""
+    own = open_run(folder / "translator").translator()
+    return dict(zip((SENTENCE, OTHER), translate_whole(own, [SENTENCE, OTHER]), strict=True))
+
+
+def test_libretranslate_as_it_is_documented(
+    translator: TestClient, expected: dict[str, str]
+) -> None:
+    body = {"q": SENTENCE, "source": "en", "target": "de", "format": "text", "api_key": ""}
+    assert translator.post("/translate", json=body).json() == {"translatedText": expected[SENTENCE]}
+    assert translator.post("/translate", data=body).json() == {"translatedText": expected[SENTENCE]}
+    several = translator.post("/translate", json={**body, "q": [SENTENCE, OTHER]}).json()
+    assert several == {"translatedText": [expected[SENTENCE], expected[OTHER]]}
+    auto = translator.post("/translate", json={**body, "source": "auto"}).json()
+    assert auto["detectedLanguage"] == {"confidence": 0.0, "language": "en"}
+    more = translator.post("/translate", json={**body, "alternatives": 3}).json()
+    assert more.keys() == {"translatedText", "alternatives"}
+    assert 1 <= len(more["alternatives"]) <= 3
+    assert len({more["translatedText"], *more["alternatives"]}) == 1 + len(more["alternatives"])
+    listed = translator.get("/languages").json()
+    assert listed[0] == {"code": "en", "name": "English", "targets": ["de"]}
+    assert translator.post("/detect", json={"q": "Hi"}).json()[0]["language"] == "en"
+
+
+def test_deepl_as_it_is_documented(translator: TestClient, expected: dict[str, str]) -> None:
+    key = {"Authorization": "DeepL-Auth-Key some-key:fx"}
+    wanted = [
+        {"detected_source_language": "EN", "text": expected[text]} for text in (SENTENCE, OTHER)
+    ]
+    body = {"text": [SENTENCE, OTHER], "target_lang": "DE"}
+    for given in ({"json": body}, {"data": body}):
+        answer = translator.post("/v2/translate", headers=key, **given)  # type: ignore[arg-type]
+        assert answer.json() == {"translations": wanted}
+    counted = {**body, "show_billed_characters": True}
+    found = translator.post("/v2/translate", json=counted).json()["translations"]
+    assert [one["billed_characters"] for one in found] == [len(SENTENCE), len(OTHER)]
+    regional = {"text": [OTHER], "target_lang": "de-DE", "source_lang": "EN-GB"}
+    assert translator.post("/v2/translate", json=regional).json() == {"translations": wanted[1:]}
+
+
+def test_lines_stay_lines_and_empty_ones_empty(
+    translator: TestClient, expected: dict[str, str]
+) -> None:
+    body = {"q": f"{SENTENCE}\n\n{OTHER}", "source": "en", "target": "de"}
+    written = translator.post("/translate", json=body).json()["translatedText"]
+    assert written == f"{expected[SENTENCE]}\n\n{expected[OTHER]}"
+    for empty in ("", "\n", " "):
+        answer = translator.post("/translate", json={**body, "q": empty}).json()
+        assert answer["translatedText"].strip() == ""
+    assert translator.post("/translate", json={**body, "q": []}).json() == {"translatedText": []}
+
+
+def test_more_than_the_model_reads_at_once_goes_in_pieces(translator: TestClient) -> None:
+    long = " ".join([SENTENCE] * 40)  # more than 128 tokens
+    body = {"q": long, "source": "en", "target": "de"}
+    assert translator.post("/translate", json=body).status_code == 200
+
+
+def said(answer: Any, path: str) -> str:
+    """The words of a refusal, which must have the shape that the interface documents."""
+    found = answer.json()
+    if path.startswith("/v1"):
+        assert found["error"].keys() == {"message", "type", "param", "code"}
+        message = found["error"]["message"]
+    else:
+        name = "message" if path.startswith("/v2") else "error"
+        assert found.keys() == {name}
+        message = found[name]
+    assert isinstance(message, str)
+    assert "\n" not in message
+    return str(message)
+
+
+BAD = [b"", b"{", b"[]", b"7", b"\xff", b"[" * 5000, b'{"q": 3, "text": 3, "prompt": 3.5}']
+
+
+@pytest.mark.parametrize("path", ["/translate", "/v2/translate", "/v1/completions"])
+@pytest.mark.parametrize("body", BAD)
+def test_malformed_bodies_are_refused_and_the_server_lives(
+    translator: TestClient, writer: TestClient, path: str, body: bytes
+) -> None:
+    client = writer if path.startswith("/v1") else translator
+    kind = {"Content-Type": "application/json"}
+    answer = client.post(path, content=body, headers=kind)
+    assert answer.status_code == 400
+    said(answer, path)
+    plain = client.post(path, content=body, headers={"Content-Type": "text/plain"})
+    assert plain.status_code == 415
+    said(plain, path)
+    foreign = client.post(path, json={}, headers={"Host": "evil.example"})
+    assert foreign.status_code == 403
+    assert "Host" in said(foreign, path)
+    page = client.post(path, json={}, headers={"Origin": "http://evil.example"})
+    assert page.status_code == 403
+    assert client.get("/health").json()["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"target": "fr"}, "writes de"),
+        ({"target": 3}, "target"),
+        ({"source": "xx"}, "reads en"),
+        ({"format": "html"}, "format"),
+        ({"alternatives": 99}, "alternatives"),
+        ({"alternatives": "x"}, "alternatives"),
+        ({"alternatives": True}, "alternatives"),
+        ({"q": [1]}, "q"),
+        ({"q": None}, "q"),
+        ({"q": "dog " * 10_000}, "tokens"),
+        ({"q": "x" * 300_000}, "bytes"),
+    ],
+)
+def test_wrong_values_are_refused(translator: TestClient, wrong: dict[str, Any], word: str) -> None:
+    body = {"q": SENTENCE, "source": "en", "target": "de", **wrong}
+    answer = translator.post("/translate", json=body)
+    assert answer.status_code == 400
+    assert word in said(answer, "/translate")
+
+
+def test_wrong_values_of_deepl_are_refused(translator: TestClient) -> None:
+    right = {"text": [OTHER], "target_lang": "DE"}
+    for wrong, status in (
+        ({"target_lang": "FR"}, 400),
+        ({"target_lang": None}, 400),
+        ({"source_lang": "JA"}, 400),
+        ({"glossary_id": "x"}, 400),
+        ({"text": ["dog " * 10_000]}, 413),
+        ({"text": ["a"] * 51}, 413),
+        ({"text": [None]}, 400),
+    ):
+        answer = translator.post("/v2/translate", json={**right, **wrong})
+        assert answer.status_code == status, wrong
+        said(answer, "/v2/translate")
+    half = json.dumps({**right, "text": ["\ud800"]})  # half of a surrogate pair
+    kind = {"Content-Type": "application/json"}
+    answer = translator.post("/v2/translate", content=half, headers=kind)
+    assert "Unicode" in said(answer, "/v2/translate")
+
+
+def test_what_a_run_does_not_do_is_said(translator: TestClient, writer: TestClient) -> None:
+    answer = translator.post("/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 404
+    assert "translates" in said(answer, "/v1/completions")
+    for path in ("/translate", "/v2/translate"):
+        answer = writer.post(path, json={"q": "a", "text": ["a"], "target": "de"})
+        assert answer.status_code == 404
+        assert "continues" in said(answer, path)
+
+
+def test_off_loopback_each_interface_has_a_place_for_the_token(folder: Path) -> None:
+    door = Door.at("0.0.0.0")
+    assert door.token
+    client = client_of(folder / "translator", door, "http://10.1.2.3:8422")
+    assert client.get("/health").status_code == 200
+    libre = {"q": OTHER, "source": "en", "target": "de"}
+    deepl = {"text": [OTHER], "target_lang": "DE"}
+    for key in ({}, {"api_key": "wrong"}, {"api_key": 3}):
+        answer = client.post("/translate", json={**libre, **key})
+        assert answer.status_code == 403
+        assert "api_key" in said(answer, "/translate")
+    half = json.dumps({**libre, "api_key": "\ud800"})  # of a character
+    kind = {"Content-Type": "application/json"}
+    assert client.post("/translate", content=half, headers=kind).status_code == 403
+    assert client.post("/translate", data={**libre, "api_key": door.token}).status_code == 200
+    for key in ({}, {"Authorization": "DeepL-Auth-Key wrong"}):
+        answer = client.post("/v2/translate", json=deepl, headers=key)
+        assert answer.status_code == 403
+        said(answer, "/v2/translate")
+    for kind in ("DeepL-Auth-Key", "Bearer"):
+        key = {"Authorization": f"{kind} {door.token}"}
+        assert client.post("/v2/translate", json=deepl, headers=key).status_code == 200
+    assert client.get("/v1/models").status_code == 401
+    key = {"Authorization": f"Bearer {door.token}"}
+    assert client.get("/v1/models", headers=key).json()["data"][0]["id"] == "small"
+
+
+def test_languages_come_from_the_settings_or_the_options(folder: Path) -> None:
+    run = open_run(folder / "translator").run
+    assert languages_of(run, None, None).target == "de"
+    assert languages_of(run, None, "fr").target == "fr"
+    for source, target, found in (
+        ("en", "de", ("en", "de")),
+        ("train.en", "train.pt-br.gz", ("en", "pt-br")),
+        ("a/b/c.fr", "d.nl", ("fr", "nl")),
+    ):
+        files = replace(run, data=FilesData(source=source, target=target))
+        known = languages_of(files, None, None)
+        assert (known.source, known.target) == found
+    for data in (None, FilesData(source="left.txt.zip0", target="right")):
+        with pytest.raises(UserError, match="--source"):
+            languages_of(replace(run, data=data), None, None)
+    with pytest.raises(UserError, match="--source deutsch"):
+        languages_of(run, "deutsch", None)
+
+
+def test_a_run_that_vanishes_is_still_served(folder: Path, tmp_path: Path) -> None:
+    """Its model is in memory, and nothing is read again."""
+    own = tmp_path / "gone"
+    shutil.copytree(folder / "translator", own)
+    client = client_of(own)
+    shutil.rmtree(own)
+    body = {"text": [OTHER], "target_lang": "DE"}
+    assert client.post("/v2/translate", json=body).status_code == 200
+    assert client.get("/health").status_code == 200
+    with pytest.raises(UserError):
+        client_of(own)
+
+
+def test_only_translators_and_language_models_are_served(folder: Path) -> None:
+    with pytest.raises(UserError, match="a translator or a language model"):
+        work_of(open_run(folder / "reader"), BOUNDS, None, None, None)
+    with pytest.raises(UserError, match="--beam"):
+        work_of(open_run(folder / "deep" / "writer"), BOUNDS, None, None, 2)
+
+
+class Slow(Work[int]):
+    """Gives every number back; the first batch waits until it may."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def fits(self, asks: Sequence[int]) -> bool:
+        return len(asks) <= 10
+
+    def compute(self, jobs: Sequence[Job[int]]) -> None:
+        self.batches.append([job.ask for job in jobs])
+        self.begun.set()
+        assert self.may.wait(10)
+        for job in jobs:
+            if job.ask < 0:
+                raise ValueError("a failure that nobody expected")
+            job.tell(job.ask)
+
+
+async def everything(job: Job[int]) -> list[Any]:
+    return [part async for part in job.news()]
+
+
+def test_what_comes_while_a_batch_computes_is_the_next_one() -> None:
+    work = Slow()
+
+    async def run() -> list[list[Any]]:
+        batcher = Batcher(work, waiting=100)
+        jobs = [batcher.submit(0)]
+        await asyncio.to_thread(work.begun.wait)
+        jobs += [batcher.submit(number) for number in range(1, 16)]
+        work.may.set()
+        found = [await everything(job) for job in jobs]
+        await asyncio.to_thread(batcher.close)
+        with pytest.raises(Problem, match="stopping"):
+            batcher.submit(1)
+        return found
+
+    assert asyncio.run(run()) == [[number] for number in range(16)]
+    assert work.batches == [[0], [*range(1, 11)], [*range(11, 16)]]
+
+
+def test_the_queue_has_an_end_and_who_leaves_makes_room() -> None:
+    work = Slow()
+
+    async def run() -> None:
+        batcher = Batcher(work, waiting=2)
+        first = batcher.submit(0)
+        await asyncio.to_thread(work.begun.wait)
+        second, third = batcher.submit(1), batcher.submit(2)
+        with pytest.raises(Problem) as refused:
+            batcher.submit(3)
+        assert refused.value.status == 503
+        batcher.drop(second)
+        fourth = batcher.submit(4)
+        work.may.set()
+        assert [await everything(job) for job in (first, third, fourth)] == [[0], [2], [4]]
+
+    asyncio.run(run())
+    assert work.batches == [[0], [2, 4]]
+
+
+def test_what_is_in_work_is_finished_before_it_is_closed() -> None:
+    work = Slow()
+
+    async def run() -> list[Any]:
+        batcher = Batcher(work, waiting=9)
+        jobs = [batcher.submit(0)]
+        await asyncio.to_thread(work.begun.wait)
+        jobs.append(batcher.submit(1))
+        closing = asyncio.ensure_future(asyncio.to_thread(batcher.close))
+        work.may.set()
+        await closing
+        return [await everything(job) for job in jobs]
+
+    assert asyncio.run(run()) == [[0], [1]]
+
+
+def test_a_batch_that_fails_is_answered_and_the_next_one_is_computed() -> None:
+    work = Slow()
+    work.may.set()
+
+    async def run() -> None:
+        batcher = Batcher(work, waiting=9)
+        with pytest.raises(ValueError, match="nobody expected"):
+            await everything(batcher.submit(-1))
+        assert await everything(batcher.submit(5)) == [5]
+
+    asyncio.run(run())
+
+
+def test_a_full_queue_is_503_with_retry_after(folder: Path) -> None:
+    bounds = replace(BOUNDS, waiting=0)
+    work = work_of(open_run(folder / "translator"), bounds, None, None, None)
+    client = TestClient(build_app("small", work, bounds), HERE)
+    for path in ("/translate", "/v2/translate"):
+        answer = client.post(
+            path,
+            json={"q": "a", "source": "en", "target": "de", "text": ["a"], "target_lang": "DE"},
+        )
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        said(answer, path)
+
+
+def test_what_nobody_expected_is_500_without_its_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = work_of(open_run(folder / "translator"), BOUNDS, None, None, None)
+    app = build_app("small", work, BOUNDS)
+    client = TestClient(app, HERE, raise_server_exceptions=False)
+    body = {"text": [OTHER], "target_lang": "DE"}
+    with monkeypatch.context() as patched:
+        patched.setattr(work, "compute", lambda jobs: 1 / 0)
+        answer = client.post("/v2/translate", json=body)
+        assert answer.status_code == 500
+        assert "zero" not in said(answer, "/v2/translate")
+    assert client.post("/v2/translate", json=body).status_code == 200
+
+
+def test_batches_give_what_each_sentence_gets_alone(
+    translator: TestClient, folder: Path, expected: dict[str, str]
+) -> None:
+    """Several requests in one batch, by the work itself: each gets its own texts back."""
+    work: Any = work_of(open_run(folder / "translator"), BOUNDS, None, None, None)
+    torch.manual_seed(0)
+
+    async def run() -> list[list[Any]]:
+        jobs = [Job(work.ask(texts)) for texts in ([SENTENCE], [OTHER, SENTENCE], [])]
+        assert work.fits([job.ask for job in jobs])
+        await asyncio.to_thread(work.compute, jobs)
+        for job in jobs:
+            job.end()
+        return [await everything(job) for job in jobs]
+
+    best = [[ranked[0] for ranked in found] for found in asyncio.run(run())]
+    assert best == [[expected[SENTENCE]], [expected[OTHER], expected[SENTENCE]], []]

@@ -1,0 +1,187 @@
+"""A served model by real connections: OpenAI's own client, load, clients that leave, SIGTERM."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.serving import memory_of, put_under_load, served
+from tests.web.small_pages import SENTENCE, make_runs
+
+from manyheads.commands import serve as command
+from manyheads.errors import UserError
+from manyheads.loading import open_run
+from manyheads.serve.app import build_app, work_of
+from manyheads.serve.batching import Bounds
+from manyheads.web.app import listen
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+class Live:
+    """A server in a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        import uvicorn
+
+        self.work: Any = work_of(open_run(folder), Bounds(), None, None, None)
+        self.app: Any = build_app("small", self.work)
+        config = uvicorn.Config(self.app, log_level="warning", server_header=False)
+        self.server = uvicorn.Server(config)
+        self.socket = listen("127.0.0.1", 0)
+        self.socket.listen()
+        self.port = self.socket.getsockname()[1]
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
+
+    @property
+    def batcher(self) -> Any:
+        return self.app.app.state.batcher
+
+
+@pytest.fixture(scope="module")
+def live(folder: Path) -> Iterator[Live]:
+    found = Live(folder / "deep" / "writer")
+    found.thread.start()
+    yield found
+    found.server.should_exit = True
+    found.thread.join(20)
+    assert not found.thread.is_alive()
+
+
+def test_the_client_of_openai(live: Live) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(
+        base_url=f"http://127.0.0.1:{live.port}/v1", api_key="none", max_retries=0
+    )
+    assert [model.id for model in client.models.list()] == ["small"]
+    how = {"model": "small", "prompt": "The dog", "max_tokens": 12, "seed": 1, "temperature": 0.7}
+    whole = client.completions.create(**how, n=2, logprobs=2, echo=True)
+    assert len(whole.choices) == 2
+    assert whole.choices[0].text.startswith("The dog")
+    assert whole.choices[0].logprobs.tokens
+    assert whole.usage.completion_tokens <= 24
+    plain = client.completions.create(**how).choices[0].text
+    assert whole.choices[0].text == "The dog" + plain
+    parts = list(client.completions.create(**how, stream=True))
+    assert "".join(part.choices[0].text for part in parts) == plain
+    assert parts[-1].choices[0].finish_reason in ("stop", "length")
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.completions.create(**{**how, "max_tokens": 10**6})
+    with pytest.raises(openai.NotFoundError, match="it is small"):
+        client.completions.create(**{**how, "model": "other"})
+
+
+def request(port: int, body: dict[str, Any]) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    content = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+def until(true: Any) -> bool:
+    """Whether something becomes true within some seconds."""
+    end = time.monotonic() + 10
+    while not true() and time.monotonic() < end:
+        threading.Event().wait(0.01)
+    return bool(true())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_leaves_the_queue(
+    live: Live, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    begun, may = threading.Event(), threading.Event()
+    compute, computed = live.work.compute, []
+
+    def wait(jobs: Any) -> None:
+        begun.set()
+        assert may.wait(20)
+        computed.extend(job.ask.most for job in jobs if not job.gone)
+        compute(jobs)
+
+    monkeypatch.setattr(live.work, "compute", wait)
+    first = request(live.port, {"prompt": "A", "max_tokens": 3})
+    assert begun.wait(10)
+    second = request(live.port, {"prompt": "B", "max_tokens": 4, "stream": stream})
+    assert until(lambda: live.batcher.waiting == 1)
+    second.close()
+    assert until(lambda: live.batcher.waiting == 0)
+    may.set()
+    assert first.recv(100).startswith(b"HTTP/1.1 200")
+    first.close()
+    assert computed == [3]
+
+
+@pytest.mark.slow
+def test_under_load_and_stopped_by_sigterm(folder: Path) -> None:
+    """A short form of benchmarks/serving.py: no error, and many clients are worth four of one."""
+    texts = [SENTENCE, "The cat sleeps.", "We will see the old tree.", "A child reads."]
+    bodies = [json.dumps({"q": q, "source": "en", "target": "de"}).encode() for q in texts]
+    many = json.dumps({"q": [SENTENCE] * 60, "source": "en", "target": "de"}).encode()
+    ratios = []
+    with served(folder / "translator", "--threads", "1") as (address, process):
+        put_under_load(address, "/translate", bodies, 16, 0.2)
+        memory = memory_of(process.pid)
+        for _ in range(3):  # the machine may be busy with something else for a moment
+            one, all_ = (put_under_load(address, "/translate", bodies, n, 0.5) for n in (1, 16))
+            assert not one.errors + all_.errors
+            assert all_.percentile(0.5) <= all_.percentile(0.99)
+            ratios.append(all_.rate / one.rate)
+            if ratios[-1] >= 4:
+                break
+        assert memory_of(process.pid) < memory + 100 * 2**20
+        answer = asyncio.run(_asked_and_told_to_stop(address, many, process))
+    assert max(ratios) >= 4, ratios
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert process.returncode == 0
+
+
+def test_a_signal_that_comes_at_once_is_heard(folder: Path) -> None:
+    with served(folder / "translator", "--threads", "1") as (address, process):
+        assert address
+    assert process.returncode == 0
+
+
+async def _asked_and_told_to_stop(address: str, body: bytes, process: Any) -> bytes:
+    """A request, SIGTERM as soon as it is computed, and the answer that must come still."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    process.terminate()
+    answer = await reader.read()  # to the end: the server closes what it has answered
+    writer.close()
+    return answer
+
+
+def test_the_command_refuses_in_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = folder / "translator"
+    with pytest.raises(UserError):
+        command.serve(tmp_path / "none", port=0)
+    with pytest.raises(UserError, match="--port"):
+        command.serve(run, port=70000)
+    with pytest.raises(UserError, match="--token"):
+        command.serve(run, token="")
+    with pytest.raises(UserError, match="--beam"):
+        command.serve(run, beam=0)
+    with listen("127.0.0.1", 0) as taken:
+        taken.listen()
+        assert taken.proto == socket.IPPROTO_TCP  # else no answer leaves before an ACK has come
+        with pytest.raises(UserError, match="--port"):
+            command.serve(run, port=taken.getsockname()[1])
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install 'manyheads"):
+        command.serve(run)

@@ -1,0 +1,313 @@
+"""A run that begins with a trained model: its stack is there, what is new on top is new."""
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.exchange.folders import saved
+from tests.tasks.small_texts import CASES, SIZES, STEPS, recipe_trainer, trainer, write_texts
+from tests.train.small_runs import assert_same_bits, hurt
+from torch import Tensor
+
+from manyheads.errors import UserError
+from manyheads.finetune import ON_TOP, give_weights
+from manyheads.loading import open_any, open_run
+from manyheads.models.bert import Bert
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.run import read_run
+from manyheads.train.checkpoint import read_tensors, write_tensors
+from manyheads.train.loop import Trainer
+
+SHORT = ("train.steps=4", "train.save_every=4", "train.validate_every=4")
+TRAIN = tuple(setting for setting in SIZES if setting.startswith("train."))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="module")
+def starts(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs to begin with, one of each kind."""
+    folder = tmp_path_factory.mktemp("starts")
+    names = ("causal stream", "masked pairs", "replaced", "spans", "labels")
+    for name in names:
+        trainer(name, texts, folder / name, *SHORT).run()
+    return {name: folder / name for name in names}
+
+
+def classifier(start: Path, texts: Path, out: Path, *overrides: str) -> Trainer:
+    """What `train classify data.folder=TABLES model=START` makes."""
+    table = f"data.folder={texts / 'tables'}"
+    return recipe_trainer("classify", out, *TRAIN, *STEPS, table, f"model={start}", *overrides)
+
+
+def of_stack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensors[name] for name in tensors if not name.startswith(ON_TOP)}
+
+
+def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("name", ["masked pairs", "replaced"])
+def test_the_stack_of_an_encoder_is_kept(
+    name: str, starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    found = classifier(starts[name], texts, tmp_path / "run")
+    model, state = found.model, dict(found.model.state_dict())
+    begun = read_tensors(starts[name] / "model.safetensors")[0]
+    assert isinstance(model, Bert)
+    assert_equal(of_stack(state), of_stack(begun))
+    assert {name for name in state if name.startswith("head.")} == {
+        "head.output.weight",
+        "head.output.bias",
+    }
+    assert state["head.output.weight"].std() < 0.1  # small first weights
+    assert not state["head.output.bias"].any()
+    assert model.config.head is not None
+    assert model.config.head.labels == ("again", "once")  # type: ignore[union-attr]
+    pooled = "pooler.project.weight"
+    if name == "masked pairs":  # trained to say what follows
+        assert torch.equal(state[pooled], begun[pooled])
+    else:
+        assert pooled not in begun
+    assert not any(name.startswith("next_sentence") for name in state)
+    given = (tmp_path / "run/tokenizer.json").read_bytes()
+    assert given == (starts[name] / "tokenizer.json").read_bytes()
+    found.run()
+    opened = open_run(tmp_path / "run")
+    assert opened.run.start == str(starts[name])
+    assert not torch.equal(opened.model.state_dict()["tokens.weight"], begun["tokens.weight"])
+    assert opened.encoder().labels == ("again", "once")
+
+
+def test_the_encoder_of_an_encoder_decoder_has_the_states_that_it_had(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    found = classifier(starts["spans"], texts, tmp_path / "run")
+    before = open_run(starts["spans"]).model
+    assert isinstance(before, Seq2Seq)
+    assert isinstance(found.model, Bert)
+    [batch] = found.task.batches(0)
+    assert batch.real is not None
+    found.model.eval()
+    with torch.no_grad():
+        ours = found.model.hidden(batch.tokens, batch.real)
+        theirs = before.encode(batch.tokens, batch.real).states
+    assert torch.equal(ours[batch.real], theirs[batch.real])
+    # No position of it was made a summary: the mean of all is.
+    assert found.model.config.pooler is not None
+    assert found.model.config.pooler.over == "mean"
+    found.run()
+
+
+def test_an_imported_encoder(texts: Path, tmp_path: Path) -> None:
+    folders = pytest.importorskip("tests.exchange.folders")
+    folder, theirs = folders.saved(tmp_path / "theirs", "bert")
+    found = classifier(folder, texts, tmp_path / "run")
+    [batch] = found.task.batches(0)
+    found.model.eval()
+    with torch.no_grad():
+        ours = found.model.hidden(batch.tokens, batch.real, batch.segments)  # type: ignore[operator]
+        real = torch.ones_like(batch.tokens) if batch.real is None else batch.real
+        given = {"input_ids": batch.tokens, "attention_mask": real.long()}
+        expected = theirs.bert(**given, token_type_ids=batch.segments).last_hidden_state
+    torch.testing.assert_close(ours[real.bool()], expected[real.bool()], rtol=1e-4, atol=1e-4)
+    found.run()
+    assert open_any(tmp_path / "run").encoder().classify(["one two", "the dog"])
+
+
+@pytest.mark.parametrize("labels", [("yes", "no"), ("a", "b", "c")])
+def test_a_classifier_for_other_labels_begins_with_a_new_head(
+    labels: tuple[str, ...], starts: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also where there are as many of them: no label is another's heir."""
+    rows = [f"one two {'three ' * place}\t{label}" for place, label in enumerate(labels * 8)]
+    table = tmp_path / "train.tsv"
+    table.write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
+    settings = (f"data.train={table}", f"model={starts['labels']}")
+    found = recipe_trainer("classify", tmp_path / "run", *TRAIN, *STEPS, *settings)
+    state = dict(found.model.state_dict())
+    begun = read_tensors(starts["labels"] / "model.safetensors")[0]
+    assert_equal(of_stack(state), of_stack(begun))
+    assert torch.equal(state["pooler.project.weight"], begun["pooler.project.weight"])
+    assert len(state["head.output.weight"]) == len(labels)
+    assert not state["head.output.bias"].any()
+    assert not torch.equal(state["head.output.weight"], begun["head.output.weight"])
+
+
+def test_a_classifier_for_the_same_labels_keeps_its_head(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    found = classifier(starts["labels"], texts, tmp_path / "run")
+    begun = read_tensors(starts["labels"] / "model.safetensors")[0]
+    assert_equal(dict(found.model.state_dict()), begun)
+
+
+@pytest.mark.parametrize("name", ["causal stream", "masked pairs", "replaced", "spans"])
+def test_pretraining_goes_on_from_its_own_kind(
+    name: str, starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    given = [setting for setting in CASES[name].all(texts) if not setting.startswith("tokens")]
+    own = [setting for setting in given if not setting.startswith("model.")]
+    start = f"model={starts[name]}"
+    found = recipe_trainer(CASES[name].recipe, tmp_path / "run", *own, start, *SHORT)
+    assert_equal(dict(found.kept.state_dict()), read_tensors(starts[name] / "model.safetensors")[0])
+    found.run()
+    assert read_run(tmp_path / "run").start == str(starts[name])
+
+
+def test_a_masked_model_becomes_one_that_detects(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    """The head for words has a part of the same name and shape as that for detection: not taken."""
+    settings = (*TRAIN, f"data.folder={texts}", f"model={starts['masked pairs']}")
+    found = recipe_trainer("electra-mini", tmp_path / "run", *settings)
+    state = dict(found.kept.state_dict())
+    begun = read_tensors(starts["masked pairs"] / "model.safetensors")[0]
+    assert_equal(of_stack(state), of_stack(begun))
+    assert state["head.project.weight"].shape == begun["head.project.weight"].shape
+    assert not torch.equal(state["head.project.weight"], begun["head.project.weight"])
+
+
+def test_going_on_does_not_begin_again(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    """Once it is saved, a run hangs on its start no more: there may be other weights by then."""
+    start = shutil.copytree(starts["masked pairs"], tmp_path / "start")
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    classifier(start, texts, whole).run()
+    found = classifier(start, texts, out)
+
+    class Killed(Exception):
+        pass
+
+    def kill() -> None:
+        raise Killed
+
+    hurt(found, 6, kill)
+    with pytest.raises(Killed):
+        found.run()
+    tensors, about = read_tensors(start / "model.safetensors")
+    other = {name: tensor + 1 for name, tensor in tensors.items()}
+    write_tensors(start / "model.safetensors", other, about)
+    again = classifier(start, texts, out)
+    assert again.progress.step == 4
+    again.run()
+    assert_same_bits(out, whole)
+
+
+def refused(recipe: str, out: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        recipe_trainer(recipe, out, *overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_start_that_does_not_fit_is_refused_in_one_line(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    def with_start(recipe: str, name: str, *overrides: str) -> str:
+        data = texts / "tables" if recipe == "classify" else texts
+        start = f"model={starts[name]}"
+        return refused(recipe, tmp_path / "run", f"data.folder={data}", start, *overrides)
+
+    line = with_start("classify", "causal stream")
+    assert f"{starts['causal stream']} holds a gpt model" in line
+    assert "task=classification begins with a bert one or an encoder–decoder" in line
+    assert "holds a bert model" in with_start("language", "masked pairs")
+    assert "holds a bert model" in with_start("t5-mini", "masked pairs")
+    assert not (tmp_path / "run").exists()
+    line = with_start("classify", "masked pairs", "model.dim=32")
+    assert str(starts["masked pairs"]) in line
+    assert "model.dim is 16 there and 32 here" in line
+    line = refused("classify", tmp_path / "run", "model=nowhere")
+    assert "model=nowhere is no folder" in line
+
+
+def test_weights_of_another_shape_are_refused_by_name(starts: dict[str, Path]) -> None:
+    start = open_run(starts["masked pairs"])
+    model = dataclasses.replace(start.run.model, hidden=7).build()
+    with pytest.raises(UserError) as caught:
+        give_weights(model, start)
+    assert re.search(
+        r"does not fit this model: encoder\.\S+ is of \[32, 16\], not of", str(caught.value)
+    )
+
+
+def test_a_vocabulary_without_room_for_sentinels(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    """A denoiser has none, and span corruption needs some."""
+    trainer("denoising", texts, tmp_path / "bart", *SHORT).run()
+    data = f"data.folder={texts}"
+    line = refused("t5-mini", tmp_path / "run", data, f"model={tmp_path / 'bart'}")
+    assert "has room for 17 tokens" in line
+    assert "begin with a model that was trained for it" in line
+
+
+def test_the_settings_of_the_start_are_taken(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    """All but what stands on top; a setting that no weight hangs on may still be changed."""
+    found: Any = classifier(starts["replaced"], texts, tmp_path / "run", "model.dropout=0.3")
+    begun: Any = read_run(starts["replaced"]).model
+    for name in ("dim", "layers", "heads", "hidden", "max_length", "position", "embed"):
+        assert getattr(found.model.config, name) == getattr(begun, name)
+    assert found.model.config.dropout == 0.3
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "marian"])
+def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
+    family: str, tmp_path: Path
+) -> None:
+    """A model from elsewhere begins and ends texts in its own way, in training as in use."""
+    start, _ = saved(tmp_path / family, family)
+    for side in ("en", "de"):
+        (tmp_path / f"train.{side}").write_text("a small dog\nthe cat\n" * 20, encoding="utf-8")
+    data = (f"data.folder={tmp_path}", "data.source=en", "data.target=de")
+    settings = (f"model={start}", *data, "train.steps=2", "train.batch_tokens=64")
+    found = recipe_trainer("translation", tmp_path / "run", *settings, "train.validate_every=2")
+    found.run()
+    opened = open_run(tmp_path / "run")
+    marks = opened.translator().marks
+    [batch] = found.task.batches(0)
+    row = batch.source[0][batch.source_real[0]].tolist()
+    text = opened.tokenizer.decode(row)
+    assert row == marks.source(opened.tokenizer.encode(text))
+    assert set(batch.target[:, 0].tolist()) == {marks.start}
+    ends = batch.wanted.gather(1, batch.real.sum(1, keepdim=True) - 1)
+    assert set(ends.flatten().tolist()) == {marks.end}
+
+
+def test_masked_training_goes_on_from_a_model_without_segments(texts: Path, tmp_path: Path) -> None:
+    """What is asked for on the command line counts, not what the recipe had before."""
+    start, _ = saved(tmp_path / "roberta", "roberta", "RobertaForMaskedLM")
+    settings = (*TRAIN, f"data.folder={texts}", f"model={start}", "objective.pairs=none")
+    found = recipe_trainer("bert-mini", tmp_path / "run", *settings, "data.lines=text")
+    assert isinstance(found.model, Bert)
+    assert found.model.config.next_sentence is None
+    begun = dict(open_any(start).model.state_dict())  # type: ignore[attr-defined]
+    state = dict(found.model.state_dict())
+    assert_equal(of_stack(state), of_stack(begun))
+    assert torch.equal(state["head.project.weight"], begun["head.project.weight"])
+
+
+def test_an_encoder_reads_on_in_the_frame_that_it_was_pretrained_with(
+    starts: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    found = classifier(starts["spans"], texts, tmp_path / "run")
+    tokenizer = open_run(starts["spans"]).tokenizer
+    [batch] = found.task.batches(0)
+    real = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.real is None else batch.real
+    for row, own in zip(batch.tokens, real, strict=True):
+        ids = row[own].tolist()
+        assert ids[-1] == tokenizer.end
+        assert tokenizer.classify not in ids

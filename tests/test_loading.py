@@ -1,0 +1,273 @@
+"""Folders opened: the same model whatever the folder, or one line on what is wrong with it."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.exchange.folders import FAMILIES, saved
+from torch import Tensor
+
+import manyheads
+from manyheads.config import dump, to_toml
+from manyheads.errors import DataError, UserError
+from manyheads.exchange.ctranslate2 import write_ctranslate2
+from manyheads.exchange.folder import write_huggingface
+from manyheads.exchange.huggingface import receive
+from manyheads.loading import TorchRun, open_any, open_run, run_of
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.run import Run, save_run
+from manyheads.tokenizer.train import Bpe
+
+ENCODERS = ("bert", "roberta", "electra", "distilbert")
+Folder = Callable[[str], tuple[Path, Any]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    known: dict[str, tuple[Path, Any]] = {}
+
+    def find(family: str) -> tuple[Path, Any]:
+        if family not in known:
+            known[family] = saved(tmp_path_factory.mktemp(family), family)
+        return known[family]
+
+    return find
+
+
+@pytest.fixture
+def copy(folders: Folder, tmp_path: Path) -> Callable[[str], Path]:
+    """A folder to break."""
+    return lambda family: shutil.copytree(folders(family)[0], tmp_path / "broken")
+
+
+def imported(folder: Path, out: Path) -> Path:
+    arrival = receive(folder)
+    save_run(run_of(arrival), arrival.tokenizer, arrival.model, out)
+    return out
+
+
+def logits(family: str, theirs: Any, ours: Any) -> tuple[Tensor, Tensor]:
+    """What the two say of the same input."""
+    with torch.no_grad():
+        if family == "vit":
+            images = torch.randn(2, 3, 8, 8)
+            return theirs(images).logits, ours(images)
+        words = torch.randint(6, 60, (2, 9))
+        if isinstance(ours, Seq2Seq):
+            written = torch.randint(6, 60, (2, 5))
+            return theirs(words, decoder_input_ids=written).logits, ours(words, written)
+        return theirs(words).logits, ours(words)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_and_the_run_made_of_it_are_one_model(
+    family: str, folders: Folder, tmp_path: Path
+) -> None:
+    folder, theirs = folders(family)
+    run = imported(folder, tmp_path / "run")
+    models = [
+        manyheads.load(folder),
+        manyheads.load(str(run)),
+        open_run(run).model,
+        open_any(run).model,  # type: ignore[attr-defined]
+        manyheads.from_huggingface(folder),
+    ]
+    torch.manual_seed(1)
+    wanted, said = logits(family, theirs, models[0])
+    torch.testing.assert_close(said, wanted, atol=1e-5, rtol=1e-5)
+    for model in models[1:]:
+        assert not model.training
+        torch.manual_seed(1)
+        assert torch.equal(logits(family, theirs, model)[1], said)
+    assert models[0].run == models[1].run == open_any(run).run
+    back = manyheads.to_huggingface(models[1])
+    assert type(back) is type(theirs)
+    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        kept = family not in ENCODERS or name == "pad_token_id"
+        ours = getattr(back.config, name, None)
+        assert not kept or ours == getattr(theirs.config, name, None), name
+    tokenizers = [model.tokenizer for model in models[:2]]
+    if family == "vit":
+        assert tokenizers == [None, None]
+    else:
+        assert tokenizers[0].to_json() == tokenizers[1].to_json()
+
+
+def test_a_run_can_be_moved(folders: Folder, tmp_path: Path) -> None:
+    run = imported(folders("bert")[0], tmp_path / "here")
+    before = open_any(run).encoder().embed(["a dog"])
+    shutil.move(run, tmp_path / "there")
+    assert (open_any(tmp_path / "there").encoder().embed(["a dog"]) == before).all()
+
+
+def test_no_digit_of_a_double_is_lost(copy: Callable[[str], Path], tmp_path: Path) -> None:
+    for number, family in enumerate(("marian", "t5", "roberta")):
+        folder = copy(family).rename(tmp_path / family)
+        weights = load_file(folder / "model.safetensors")
+        fine = {name: x.double() + 1e-10 for name, x in weights.items()}
+        save_file(fine, folder / "model.safetensors", {"format": "pt"})
+        run = imported(folder, tmp_path / str(number))
+        there, here = manyheads.load(folder).state_dict(), open_run(run).model.state_dict()
+        assert {x.dtype for x in here.values()} == {torch.float64}
+        assert all(torch.equal(here[name], there[name]) for name in there)
+        assert all(x.dtype == torch.float64 for x in open_run(run).model.buffers())
+
+
+def test_settings_of_an_exported_model_are_those_of_its_weights(tmp_path: Path) -> None:
+    """Sines and cosines leave in halves; the run that they came from had them by turns."""
+    tokenizer = Bpe(vocab_size=270).train(["a dog"])
+    sizes: Any = {"dim": 16, "layers": 1, "heads": 2, "hidden": 16, "max_length": 20}
+    config = Seq2SeqConfig(vocab_size=tokenizer.vocab_size, **sizes)
+    run = Run(data=None, tokens=None, model=config)
+    model = config.build().eval()
+    write_huggingface(model, tokenizer, run.decode, tmp_path / "out")
+    (tmp_path / "out" / "run.toml").write_text(to_toml(dump(run)))
+    loaded: Any = manyheads.load(tmp_path / "out")
+    assert loaded.config != config
+    assert loaded.run == dataclasses.replace(run, model=loaded.config)
+
+
+# --- devices ---
+
+
+def test_graphs_run_on_a_cpu_alone(folders: Folder, tmp_path: Path) -> None:
+    opened = open_any(folders("gpt2")[0])
+    assert isinstance(opened, TorchRun)
+    save_run(opened.run, opened.own_tokenizer, opened.model, tmp_path)
+    (tmp_path / "decoder.onnx").write_bytes(b"")
+    for device in ("auto", "cpu"):
+        assert open_any(tmp_path, device).device == torch.device("cpu")
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(UserError, match="run on a CPU alone: --device cpu or auto"):
+            open_any(tmp_path, device)
+
+
+def test_ctranslate2_is_given_the_device(
+    folders: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    opened = open_any(folders("gpt2")[0])
+    assert isinstance(opened, TorchRun)
+    save_run(opened.run, opened.own_tokenizer, opened.model, tmp_path)
+    write_ctranslate2(opened.model, opened.tokenizer, tmp_path)  # type: ignore[arg-type]
+    real, given = ctranslate2.Generator, []
+
+    def runner(folder: str, device: str, device_index: int, intra_threads: int) -> Any:
+        given.append((device, device_index))
+        return real(folder, "cpu", intra_threads=intra_threads)
+
+    monkeypatch.setattr(ctranslate2, "Generator", runner)
+    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 2)
+    for device in ("cpu", "auto", "cuda", torch.device("cuda:1")):
+        open_any(tmp_path, device).generator()
+    assert given == [("cpu", 0), ("auto", 0), ("cuda", 0), ("cuda", 1)]
+    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 0)
+    with pytest.raises(UserError, match="CTranslate2 has no GPU to compute on here"):
+        open_any(tmp_path, "cuda").generator()
+
+
+# --- what a folder cannot ---
+
+
+@pytest.mark.parametrize(
+    ("family", "asked", "part"),
+    [
+        ("bert", "translator", "holds a bert model: what translates is an encoder–decoder"),
+        ("bert", "generator", "what continues texts is a decoder-only model"),
+        ("gpt2", "translator", "holds a gpt model"),
+        ("t5", "generator", "holds a seq2seq model"),
+        ("vit", "encoder", "holds a model of images, which reads no text"),
+        ("bert", "labeller", "what labels pictures is a vit model"),
+        ("vit", "translator", "holds a vit model"),
+    ],
+)
+def test_what_a_model_is_not_for_is_said(
+    family: str, asked: str, part: str, folders: Folder
+) -> None:
+    opened = open_any(folders(family)[0])
+    with pytest.raises(UserError, match=part) as raised:
+        getattr(opened, asked)()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "asked"), [("bert", "encoder"), ("gpt2", "generator"), ("t5", "translator")]
+)
+def test_a_folder_without_a_tokenizer_holds_a_model_and_reads_no_text(
+    family: str, asked: str, copy: Callable[[str], Path]
+) -> None:
+    folder = copy(family)
+    (folder / "tokenizer.json").unlink()
+    assert manyheads.load(folder).tokenizer is None
+    with pytest.raises(UserError, match=r"has no tokenizer.json: put the model's own there"):
+        getattr(open_any(folder), asked)()
+
+
+def test_an_exported_folder_only_writes(folders: Folder, tmp_path: Path) -> None:
+    folder = folders("gpt2")[0]
+    opened = open_any(folder)
+    assert isinstance(opened, TorchRun)
+    out = tmp_path / "ctranslate2"
+    save_run(opened.run, opened.own_tokenizer, opened.model, out)
+    (out / "model.safetensors").unlink()
+    write_ctranslate2(opened.model, opened.tokenizer, out)  # type: ignore[arg-type]
+    exported = open_any(out)
+    assert exported.run == opened.run
+    assert exported.generator().vocabulary == opened.generator().vocabulary
+    with pytest.raises(UserError, match="gives no vectors or labels: use the run"):
+        exported.encoder()
+    with pytest.raises(UserError, match="load the run itself"):
+        manyheads.load(out)
+
+
+# --- folders that are wrong ---
+
+
+def test_a_tokenizer_of_another_model_is_refused(
+    folders: Folder, copy: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copy("bert")
+    run = imported(folder, tmp_path / "run")
+    for place in (folder, run):
+        shutil.copy(folders("roberta")[0] / "tokenizer.json", place)
+        if place == run:
+            with pytest.raises(DataError, match="not as it was written"):
+                open_any(run)
+            settings = (run / "run.toml").read_text().splitlines(keepends=True)
+            (run / "run.toml").write_text("".join(settings[1:]))  # accepted, as the message says
+        with pytest.raises(DataError, match=r"has \d+ tokens, the model \d+: they do not belong"):
+            open_any(place)
+
+
+def test_a_folder_whose_settings_do_not_say_what_it_is(copy: Callable[[str], Path]) -> None:
+    folder = copy("bert")
+    settings = json.loads((folder / "config.json").read_text())
+    del settings["model_type"]
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(DataError, match="no model_type"):
+        open_any(folder)
+
+
+def test_a_folder_that_is_not_there_or_holds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no run folder"):
+        open_any(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="is no run folder"):
+        open_any(tmp_path)
+    (tmp_path / "model.bin").write_bytes(b"")
+    with pytest.raises(DataError, match="is no run folder"):
+        open_any(tmp_path)
+
+
+def test_weights_of_another_model_are_refused(folders: Folder, tmp_path: Path) -> None:
+    one = imported(folders("bert")[0], tmp_path / "one")
+    other = imported(folders("electra")[0], tmp_path / "other")
+    shutil.copy(one / "model.safetensors", other)
+    line = "belongs to another model .* or was written by an older version: run its train command"
+    with pytest.raises(DataError, match=line):
+        open_any(other)

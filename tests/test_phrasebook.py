@@ -1,0 +1,514 @@
+"""The phrasebook against independent statements of German and French grammar.
+
+The paradigms here are written by hand and look at the sentences from outside; nothing of the
+grammar's own tables is used to judge its output, except where two draws are compared.
+"""
+
+import re
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+from tests.checks import unchecked
+
+from manyheads.phrasebook import PAIRS, SPLITS, Pair, english, french, german, sentences
+from manyheads.phrasebook.grammar import Grammar
+from manyheads.phrasebook.layout import write
+from manyheads.phrasebook.modifiers import ADJECTIVES
+from manyheads.phrasebook.nominals import held_out
+from manyheads.phrasebook.nouns import NOUNS
+from manyheads.phrasebook.numbers import FRENCH, GERMAN
+
+PINNED = (
+    "Our brother comes from Paris and he hid many strange books.",
+    "Unser Bruder kommt aus Paris und er hat viele seltsame Bücher versteckt.",
+    "Notre frère vient de Paris et il a caché beaucoup de livres étranges.",
+)
+Draws = dict[tuple[str, str], list[Pair]]
+VOWEL = "[aeiouâéèêîôœhAEIOU]"
+
+
+def listed(text: str) -> set[str]:
+    return set(text.split())
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Draws:
+    """Pairs of every language pair and split, drawn once."""
+    counts = {"train": 8_000, "valid": 150, "test": 150, "compositional": 1_000}
+    with unchecked():
+        return {(p, s): sentences(p, s, counts[s]) for p in PAIRS for s in SPLITS}
+
+
+def words(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
+    """The words of a text, the first one as it is written inside a sentence."""
+    found = [text[start:end] for start, end in spans]
+    return [found[0][0].lower() + found[0][1:], *found[1:]]
+
+
+def targets(drawn: Draws, pair: str) -> list[str]:
+    return [p.target for split in ("train", "compositional") for p in drawn[pair, split]]
+
+
+# The contract
+
+
+def test_the_same_arguments_give_the_same_pairs_and_more_begin_with_fewer() -> None:
+    first = sentences("en-de", "train", 300, seed=3)
+    assert sentences("en-de", "train", 300, seed=3) == first
+    assert sentences("en-de", "train", 500, seed=3)[:300] == first
+    assert sentences("en-de", "train", 300, seed=4) != first
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_types_are_kept_in_every_split(drawn: Draws, pair: str) -> None:
+    """The first pairs again, with the types of every call checked: `drawn` is without checks."""
+    for split, count in {"train": 800, "valid": 10, "test": 10, "compositional": 100}.items():
+        assert sentences(pair, split, count) == drawn[pair, split][:count]
+
+
+def test_the_draw_is_pinned_so_that_it_is_the_same_on_every_machine() -> None:
+    pairs = {pair: sentences(pair, "train", 50)[-1] for pair in PAIRS}
+    assert pairs["en-de"].source == pairs["en-fr"].source == PINNED[0]
+    assert (pairs["en-de"].target, pairs["en-fr"].target) == PINNED[1:]
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="en-de, en-fr"):
+        sentences("en-it", "train", 1)
+    with pytest.raises(ValueError, match="compositional"):
+        sentences("en-de", "dev", 1)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_sources_are_distinct_and_splits_disjoint(drawn: Draws, pair: str) -> None:
+    seen: set[str] = set()
+    for split in SPLITS:
+        sources = [p.source for p in drawn[pair, split]]
+        assert len(set(sources)) == len(sources)
+        assert not seen & set(sources)
+        seen |= set(sources)
+
+
+def test_many_distinct_sentences_are_within_reach() -> None:
+    grammar = Grammar("reach")
+    with unchecked():
+        found = {write(english.sentence(grammar.sentence()))[0] for _ in range(30_000)}
+    assert len(found) > 28_000
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_spans_are_words_and_cover_all_but_spaces(drawn: Draws, pair: str) -> None:
+    for p in drawn[pair, "train"][:4000]:
+        for text, spans in ((p.source, p.source_words), (p.target, p.target_words)):
+            assert all(start < end for start, end in spans)
+            assert all(a[1] <= b[0] for a, b in pairwise(spans))
+            assert not any(" " in text[start:end] for start, end in spans)
+            assert "".join(text[start:end] for start, end in spans) == text.replace(" ", "")
+            assert text[0].isupper()
+            assert text[-1] in ".?!"
+            assert "  " not in text
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_word_is_aligned(drawn: Draws, pair: str) -> None:
+    for split in SPLITS:
+        for p in drawn[pair, split]:
+            assert {i for i, _ in p.alignment} == set(range(len(p.source_words)))
+            assert {j for _, j in p.alignment} == set(range(len(p.target_words)))
+
+
+def links(p: Pair) -> dict[str, set[str]]:
+    """What each source word is aligned to."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for i, j in p.alignment:
+        source = p.source[slice(*p.source_words[i])]
+        found[source.lower()].add(p.target[slice(*p.target_words[j])].lower())
+    return found
+
+
+def test_alignments_are_the_ones_a_reader_would_draw(drawn: Draws) -> None:
+    this_german = listed("dieser diese dieses diesen diesem")
+    this_french = listed("ce cet cette")
+    expected = {
+        "en-de": {"dog": {"hund", "hundes"}, "because": {",", "weil"}, "this": this_german},
+        "en-fr": {"dog": {"chien"}, "because": {"parce", "que", "qu'"}, "this": this_french},
+    }
+    for pair, table in expected.items():
+        seen = set()
+        for p in drawn[pair, "train"]:
+            found = links(p)
+            for word, allowed in table.items():
+                if word in found:
+                    seen.add(word)
+                    assert found[word] <= allowed, p
+        assert seen == set(table)
+    for p in drawn["en-fr", "train"]:
+        if p.source.count(" not ") == 1 and "cannot" not in p.source:
+            assert links(p)["not"] in ({"ne", "pas"}, {"n'", "pas"})
+
+
+def test_each_english_sentence_has_one_translation() -> None:
+    grammar = Grammar("function")
+    known: dict[str, tuple[str, str, bool]] = {}
+    repeated = 0
+    with unchecked():
+        for _ in range(25_000):
+            tree = grammar.sentence()
+            source = write(english.sentence(tree))[0]
+            result = write(german.sentence(tree))[0], write(french.sentence(tree))[0], tree.held_out
+            repeated += source in known
+            assert known.setdefault(source, result) == result, source
+    assert repeated > 100
+
+
+# Held-out combinations
+
+
+def adjective_noun(p: Pair) -> set[tuple[str, str]]:
+    adjectives = {adjective.name for adjective in ADJECTIVES}
+    nouns = {form: noun.name for noun in NOUNS for form in noun.english}
+    found = words(p.source, p.source_words)
+    return {(a, nouns[b]) for a, b in pairwise(found) if a in adjectives and b in nouns}
+
+
+def test_held_out_combinations_are_only_in_the_compositional_split(drawn: Draws) -> None:
+    train = {c for p in drawn["en-de", "train"] for c in adjective_noun(p)}
+    others = {c for s in ("valid", "test") for p in drawn["en-de", s] for c in adjective_noun(p)}
+    held = {c for p in drawn["en-de", "compositional"] for c in adjective_noun(p)}
+    secret = {c for c in held if held_out("adjective", *c)}
+    assert len(secret) > 50
+    assert not secret & (train | others)
+    assert not any(held_out("adjective", *c) for c in train | others)
+
+
+def test_words_of_the_compositional_split_occur_in_training(drawn: Draws) -> None:
+    with unchecked():
+        pairs = drawn["en-de", "train"] + sentences("en-de", "train", 12_000, seed=1)
+    train = {w for p in pairs for w in words(p.source, p.source_words)}
+    for p in drawn["en-de", "compositional"]:
+        missing = set(words(p.source, p.source_words)) - train
+        assert not missing, missing
+
+
+# Numbers
+
+KNOWN_GERMAN = {
+    0: "null", 1: "eins", 6: "sechs", 7: "sieben", 11: "elf", 12: "zwölf", 13: "dreizehn",
+    16: "sechzehn", 17: "siebzehn", 20: "zwanzig", 21: "einundzwanzig", 26: "sechsundzwanzig",
+    30: "dreißig", 31: "einunddreißig", 34: "vierunddreißig", 45: "fünfundvierzig", 58:
+    "achtundfünfzig", 60: "sechzig", 67: "siebenundsechzig", 70: "siebzig", 73: "dreiundsiebzig",
+    80: "achtzig", 82: "zweiundachtzig", 96: "sechsundneunzig", 99: "neunundneunzig",
+}  # fmt: skip
+KNOWN_FRENCH = {
+    0: "zéro", 1: "un", 6: "six", 10: "dix", 14: "quatorze", 16: "seize", 17: "dix-sept",
+    20: "vingt", 21: "vingt et un", 22: "vingt-deux", 31: "trente et un", 45: "quarante-cinq",
+    50: "cinquante", 60: "soixante", 61: "soixante et un", 69: "soixante-neuf",
+    70: "soixante-dix", 71: "soixante et onze", 72: "soixante-douze", 77: "soixante-dix-sept",
+    80: "quatre-vingts", 81: "quatre-vingt-un", 90: "quatre-vingt-dix", 91: "quatre-vingt-onze",
+    92: "quatre-vingt-douze", 99: "quatre-vingt-dix-neuf",
+}  # fmt: skip
+
+
+def test_number_words() -> None:
+    for number, word in KNOWN_GERMAN.items():
+        assert "".join(part for part, _ in GERMAN[number]) == word
+    for number, word in KNOWN_FRENCH.items():
+        written = " ".join(part for part, _ in FRENCH[number]).replace(" - ", "-")
+        assert written == word
+    for table in (GERMAN, FRENCH):
+        assert len({"".join(part for part, _ in number) for number in table}) == 100
+
+
+def test_numbers_in_sentences(drawn: Draws) -> None:
+    text = " ".join(targets(drawn, "en-fr"))
+    assert re.search(r"vingt et une \w+", text)
+    assert not re.search(r"et un (pommes|reines|femmes|tasses|filles|souris|lettres)\b", text)
+    pairs = {p.source: p.target for p in drawn["en-de", "train"]}
+    digits = {"thirty-four": "vierunddreißig", "ninety-two": "zweiundneunzig"}
+    for source, target in pairs.items():
+        for number, word in digits.items():
+            if number in source.lower():
+                assert word in target.lower()
+
+
+# German
+
+GENDERS = {
+    "m": "Hund Vogel Apfel Tisch Stuhl Mantel Hut Brief Baum Garten Bahnhof Arzt Vater Bruder",
+    "f": "Katze Kuh Maus Birne Tasse Lampe Blume Jacke Kirche Schule Königin Frau Uhr Flasche",
+    "n": "Pferd Kind Buch Hemd Auto Bild Haus Schloss Geschenk Fahrrad Boot Bett Dorf Kleid",
+    "p": "Hunde Katzen Vögel Pferde Kühe Äpfel Birnen Tische Bücher Häuser Kinder Frauen Ärzte "
+    "Bilder Schulen Kirchen Tassen Hüte Jacken Hunden Pferden Häusern Kindern Bäume",
+}  # fmt: skip
+# What an article may be before each gender, and the ending of the adjective that follows it.
+ALLOWED = {
+    "m": "der:e den:en dem:en des:en ein:er einen:en einem:en eines:en",
+    "f": "die:e der:en eine:e einer:en",
+    "n": "das:e dem:en des:en ein:es einem:en eines:en",
+    "p": "die:en den:en der:en",
+}
+LIKE_THE = {
+    "m": "er:e en:en em:en es:en",
+    "f": "e:e er:en",
+    "n": "es:e em:en es:en",
+    "p": "e:en en:en er:en",
+}
+
+
+def german_paradigm() -> tuple[dict[str, str], dict[str, set[tuple[str, str]]]]:
+    genders = {noun: gender for gender, nouns in GENDERS.items() for noun in nouns.split()}
+    for noun in ("Mannes", "Hundes", "Kindes", "Hauses", "Buches"):
+        genders[noun] = "n" if noun in ("Kindes", "Hauses", "Buches") else "m"
+    allowed: dict[str, set[tuple[str, str]]] = {}
+    for gender, pairs in ALLOWED.items():
+        found = {(article, ending) for article, ending in (p.split(":") for p in pairs.split())}
+        for article, ending in list(found):
+            if article.startswith("ein"):
+                for other in ("kein", "mein", "dein", "sein", "ihr", "unser"):
+                    found.add((other + article[3:], ending))
+        for end, ending in (p.split(":") for p in LIKE_THE[gender].split()):
+            found |= {(stem + end, ending) for stem in ("dies", "jed", "welch", "all")}
+            if gender == "p":
+                stems = ("mein", "dein", "sein", "ihr", "unser")
+                found |= {(stem + end, ending) for stem in stems}
+        allowed[gender] = found
+    return genders, allowed
+
+
+def test_german_articles_adjectives_and_nouns_agree(drawn: Draws) -> None:
+    genders, allowed = german_paradigm()
+    articles = {article for found in allowed.values() for article, _ in found}
+    triple = re.compile(r"\b(\w+) ([a-zäöüß]+) ([A-ZÄÖÜ]\w+)")
+    checked = 0
+    for text in targets(drawn, "en-de"):
+        for match in triple.finditer(text[0].lower() + text[1:]):
+            article, adjective, noun = match.groups()
+            if article not in articles or noun not in genders:
+                continue
+            endings = {e for a, e in allowed[genders[noun]] if a == article}
+            ending = re.search(r"(en|er|es|em|e)$", adjective)
+            if ending and adjective[: ending.start()] in STEMS:
+                checked += 1
+                assert ending.group() in endings, (text, match.groups())
+    assert checked > 400
+
+
+STEMS = listed(
+    "groß klein alt neu schön hübsch hässlich jung freundlich klug mutig faul reich stark "
+    "berühmt glücklich traurig müd krank hungrig neugierig vorsichtig schüchtern höflich nervös "
+    "teur sauber schmutzig schwer kaputt nützlich modern leer ruhig seltsam rot blau grün weiß "
+    "schwarz gelb braun grau frisch süß gut köstlich"
+)
+
+
+def test_german_articles_fit_their_nouns(drawn: Draws) -> None:
+    genders, allowed = german_paradigm()
+    articles = {article for found in allowed.values() for article, _ in found}
+    checked = 0
+    for text in targets(drawn, "en-de"):
+        for article, noun in re.findall(r"\b(\w+) ([A-ZÄÖÜ]\w+)", text[0].lower() + text[1:]):
+            if article in articles and noun in genders:
+                checked += 1
+                assert any(a == article for a, _ in allowed[genders[noun]]), text
+    assert checked > 1500
+
+
+FINITE = listed(
+    "hat haben habe hast ist sind bin bist wird werden werde wirst kann können kannst muss müssen "
+    "musst will wollen willst war waren warst hatte hatten hattest"
+)
+SUBORDINATE = re.compile(r"\b(?:dass|weil|ob|wenn|während) ([^,.?!]*)([,.?!])(?: (\w+))?", re.I)
+
+
+def test_german_subordinate_clauses_end_with_their_finite_verb(drawn: Draws) -> None:
+    checked = 0
+    for text in targets(drawn, "en-de"):
+        for body, mark, following in SUBORDINATE.findall(text):
+            if mark == "," and following in ("der", "die", "das", "den", "dem", "denen", "aber"):
+                continue
+            found = body.split()
+            checked += 1
+            assert re.fullmatch(
+                r"[a-zäöüß]*(t|e|n|ß|gab|war|wird|will|muss|kann|sind)", found[-1]
+            ), text
+            assert found[-1] not in ("nicht", "oft", "heute", "alt", "leise", "laut"), text
+            for position, word in enumerate(found):
+                if word in FINITE:
+                    assert position == len(found) - 1, text
+    assert checked > 1500
+
+
+DETERMINERS_AND_PRONOUNS = listed(
+    "der die das den dem des ein eine einen einem mein meine dein deine sein seine ihr ihre unser "
+    "unsere diese dieser dieses jeder jede jedes alle viele einige ich du er sie es wir nicht"
+)
+
+
+def test_german_main_clauses_have_the_verb_second(drawn: Draws) -> None:
+    fronted = re.compile(
+        r"^(?:Heute|Jetzt|Gestern|Morgen|Heute Abend|Jeden Tag|Letzte Woche|Nächstes Jahr"
+        r"|Am \w+|Im (?:Sommer|Winter|Herbst|Frühling)|In der Nacht|Um \w+ Uhr"
+        r"|(?:Vor|In) \w+ (?:Tagen|Wochen|Monaten|Jahren)) (?!Abend)(\w+)"
+    )
+    checked = 0
+    for text in targets(drawn, "en-de"):
+        match = fronted.match(text)
+        if match:
+            checked += 1
+            assert match.group(1).islower(), text
+            assert match.group(1) not in DETERMINERS_AND_PRONOUNS, text
+    assert checked > 150
+
+
+def test_german_questions_begin_with_the_verb_and_separable_verbs_part(drawn: Draws) -> None:
+    question_words = listed("wer wen wem was wo wann warum wie")
+    parted = joined = 0
+    for p in drawn["en-de", "train"]:
+        first = words(p.target, p.target_words)[0]
+        if p.source.endswith("?") and re.match(r"(Do|Does|Did|Is|Are|Will|Can|Must) ", p.source):
+            assert first not in DETERMINERS_AND_PRONOUNS | question_words, p.target
+        parted += bool(
+            re.search(r"\b(ruft|macht|lädt|kommt) .*\b(an|auf|zu|ein|zurück)[.?!]", p.target)
+        )
+        joined += bool(re.search(r"\b(anruft|aufmacht|zumacht|einlädt|ankommt)\b", p.target))
+    assert parted > 20
+    assert joined > 5
+
+
+def test_german_commas_and_negation(drawn: Draws) -> None:
+    for text in targets(drawn, "en-de"):
+        assert not re.search(r",\s*[,.?!]", text), text
+        assert not re.search(r"[^,] (dass|weil|ob)\b", text), text
+        assert not re.search(r"\bnicht ein(e|en|em|er|es) ", text), text
+        assert not re.search(r"\b(in|zu) dem\b|\bzu der\b", text), text
+
+
+# French
+
+FRENCH_GENDERS = {
+    "m": "chien chat cheval lapin lion livre manteau chapeau train bateau jardin musée parc roi "
+    "garçon médecin frère gâteau biscuit journal sac panier lit couteau château magasin pont",
+    "f": "vache souris grenouille pomme poire tomate lettre chemise robe jupe veste voiture table "
+    "chaise lampe clé tasse boîte porte fenêtre fleur maison gare cuisine femme reine fille mère",
+}
+VOWEL_NOUNS = {
+    "m": "homme ami oncle oiseau ours éléphant âne œuf arbre hôtel",
+    "f": "école église orange histoire horloge",
+}
+
+
+def test_french_determiners_have_the_gender_of_their_noun(drawn: Draws) -> None:
+    tables = (*FRENCH_GENDERS.items(), *VOWEL_NOUNS.items())
+    genders = {noun: gender for gender, nouns in tables for noun in nouns.split()}
+    vowels = {noun for nouns in VOWEL_NOUNS.values() for noun in nouns.split()}
+    of = {"m": {"le", "un", "ce", "cet", "du", "au", "quel"}}
+    of["f"] = {"la", "une", "cette", "quelle"}
+    possessive = {"m": {"mon", "ton", "son"}, "f": {"ma", "ta", "sa"}}
+    all_of = of["m"] | of["f"] | possessive["m"] | possessive["f"]
+    checked = 0
+    for text in targets(drawn, "en-fr"):
+        for determiner, noun in pairwise(re.findall(r"\w+", text[0].lower() + text[1:])):
+            if determiner not in all_of or noun not in genders:
+                continue
+            checked += 1
+            gender = genders[noun]
+            if noun in vowels:
+                assert determiner not in ("le", "la", "ce", "du", "au", "ma", "ta", "sa"), text
+                assert determiner in of[gender] | possessive["m"], text
+            else:
+                assert determiner in of[gender] | possessive[gender], text
+                assert determiner != "cet", text
+    assert checked > 1500
+
+
+def test_french_adjectives_agree_and_stand_on_their_side(drawn: Draws) -> None:
+    text = " ".join(targets(drawn, "en-fr"))
+    for noun in FRENCH_GENDERS["f"].split():
+        assert not re.search(rf"\b(petit|grand|vieux|nouveau|beau) {noun}\b", text), noun
+        assert not re.search(rf"\b(une|la|cette) {noun} (noir|blanc|vert|bleu|gris|brun)\b", text)
+    for noun in FRENCH_GENDERS["m"].split():
+        assert not re.search(rf"\b(petite|grande|vieille|nouvelle|belle) {noun}\b", text), noun
+        assert not re.search(rf"\b(un|le|ce) {noun} (noire|blanche|verte|bleue|grise)\b", text)
+    assert not re.search(
+        r"\b(rouges?|bleue?s?|noire?s?|blanc|blanche) (chien|voiture|robe)s?\b", text
+    )
+    masculine = r"\b(?:un|le|cet?|mon|ton|son|notre|leur|chaque|quel) (?:très )?"
+    assert not re.search(rf"{masculine}(?:beau|vieux|nouveau) {VOWEL}(?!t )", text)
+    assert not re.search(rf"{masculine}(?:bel|vieil|nouvel) (?!{VOWEL})", text)
+    assert re.search(
+        r"\b(bel|vieil|nouvel) (arbre|ami|homme|oiseau|ours|hôtel|hôpital|âne)\b", text
+    )
+
+
+def test_french_elides_and_contracts(drawn: Draws) -> None:
+    short = re.compile(rf"\b(?:le|la|de|ne|que|je|me|te|se|ce) (?!huit|onze){VOWEL}", re.I)
+    for text in targets(drawn, "en-fr"):
+        assert not short.search(text), text
+        assert not re.search(r"\b(de|à|De|À) (le|les) ", text), text
+        assert not re.search(r"\b[Ss]i ils? ", text), text
+        assert not re.search(r"\b(l|d|n|qu|j|m|t|s)' |' ", text), text
+        assert not re.search(rf"\b[ldnjmts]'(?!{VOWEL}|y )", text, re.I), text
+
+
+def test_french_negation_has_both_halves(drawn: Draws) -> None:
+    half = re.compile(r"\b(ne |n')", re.I)
+    for text in targets(drawn, "en-fr"):
+        first, second = half.findall(text), re.findall(r"\b(?:pas|jamais)\b", text)
+        assert len(first) == len(second), text
+        for match in half.finditer(text):
+            assert re.match(r"(?:[mtls]'|\w+ )?(?:\w+ )*?\w+ (?:pas|jamais)\b", text[match.end() :])
+
+
+def test_french_participles_agree(drawn: Draws) -> None:
+    text = " ".join(targets(drawn, "en-fr"))
+    assert not re.search(r"\b[Ee]lle est (arrivé|parti|resté|revenu|allé|venu)\b", text)
+    assert not re.search(
+        r"\b([Ii]ls|[Nn]ous) (sont|sommes) (arrivé|parti|resté|revenu|allé)\b", text
+    )
+    assert not re.search(r"\b(a|ont|avons|as) (arrivé|parti|resté|allé|venu)\b", text)
+    assert re.search(r"\b[Ee]lle est (arrivée|partie|restée|revenue|allée)\b", text)
+    assert re.search(r"que [^.,]* (a|ont|as|avons) \w+(ées|ée|és|ues|ies)\b", text)
+
+
+# Everything occurs, and often enough
+
+PHENOMENA = {
+    "en-de": {
+        "that": r", dass ", "because": r"\b[Ww]eil ", "whether": r", ob ",
+        "subject relative": r", (der|die|das) ", "dative relative": r", (dem|der|denen) ",
+        "perfect": r"\b(hat|haben) .* ge\w+[tn]\b", "with sein": r"\b(ist|sind) .*ge\w+n\b",
+        "modal": r"\b(kann|muss|will) .*en\b", "separable": r"\b(auf|an|zu|ein|zurück)\.$",
+        "number": r"und(zwanzig|dreißig|vierzig|fünfzig|sechzig|siebzig|achtzig|neunzig)",
+        "kein": r"\bkein", "nicht": r"\bnicht\b", "dative": r"\b(dem|einem|meinem) ",
+        "genitive": r"\b(des|eines) ", "inversion": r"^(Am|Im|Heute|Gestern|Um) ",
+        "reflexive": r"\b(sich|mich) ", "contraction": r"\b([Ii]m|zum|zur) ", "future": r"\bwird\b",
+        "comparison": r"\b(als|wie) ", "command": r"!$", "question": r"\?$", "but": r", aber ",
+    },
+    "en-fr": {
+        "elision": r"\bl'", "partitive": r"\b(du|de la|de l') ?\w", "contraction": r"\b(au|aux) ",
+        "not": r"\b(ne |n')", "never": r"jamais", "clitic": r"\b(me|te|lui|leur|nous|les) \w+",
+        "qui": r" qui ", "que": r" qu(e |')", "feminine": r"\w+(euse|ée)s?\b", "cet": r"\b[Cc]et ",
+        "seventy": r"soixante-dix|soixante et onze|soixante-", "ninety": r"quatre-vingt",
+        "one": r"(vingt|trente|quarante|cinquante|soixante) et une?", "age": r"\bans\b",
+        "être": r"\b(est|sont) \w+és?e?s?\b", "future": r"\w+(era|eront|ira|iront)\b",
+        "est-ce que": r"[Ee]st-ce qu", "if he": r"[Ss]'ils? ", "there is": r"[Ii]l y (a|avait)",
+        "reflexive": r"\b(se |s')", "command": r" !$",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_each_phenomenon_occurs(drawn: Draws, pair: str) -> None:
+    texts = [p.target for p in drawn[pair, "train"][:2000]]
+    for name, pattern in PHENOMENA[pair].items():
+        assert sum(bool(re.search(pattern, text)) for text in texts) >= 4, name
+    many = sum(len({i for i, _ in p.alignment}) < len(p.alignment) for p in drawn[pair, "train"])
+    assert many > 0.4 * len(drawn[pair, "train"])
+
+
+def test_lengths(drawn: Draws) -> None:
+    lengths = [len(p.source_words) - 1 for p in drawn["en-de", "train"]]
+    assert 9 <= sum(lengths) / len(lengths) <= 12
+    assert max(lengths) <= 25
+    assert sum(length > 15 for length in lengths) > 0.08 * len(lengths)

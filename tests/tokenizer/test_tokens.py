@@ -1,0 +1,338 @@
+"""Tokenizers: exact round trips, words and special tokens, a replay that tells the truth."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers
+
+from manyheads.errors import DataError, UserError
+from manyheads.tokenizer.tokenizer import SPECIALS, SPLIT, Tokenizer
+from manyheads.tokenizer.train import Bpe, Characters, Tokens, WordPiece, Words
+
+LINES = [
+    "Der kleine Hund läuft schnell über die grüne Wiese .",
+    "Die Hunde laufen , und der Mann läuft ihnen nach .",
+    "The little dogs aren't running over the green meadow .",
+    "Les petits chiens courent , c'est l'été et l'eau est froide .",
+    "## Ein Titel #1 mit 12345 Zeichen !!",
+] * 4
+
+SETTINGS: dict[str, Tokens] = {
+    "bpe": Bpe(vocab_size=380),
+    "wordpiece": WordPiece(vocab_size=640),
+    "characters": Characters(vocab_size=290),
+}
+TRAINED = {name: kind.train(LINES) for name, kind in SETTINGS.items()}
+# Whole words are not exact, so most of the tests below are not theirs.
+ALL: dict[str, Tokens] = {**SETTINGS, "words": Words(vocab_size=24)}
+KNOWN = Words(vocab_size=24).train(LINES)
+
+every_kind = pytest.mark.parametrize("tokenizer", TRAINED.values(), ids=TRAINED.keys())
+
+# Any Unicode text, and text made of what is likely to break one.
+WORDS = ["Hund", "läuft", "c'est", "'s", "#", "##", "<0x41>", "[MASK]", "▁", "Ġ", *SPECIALS]
+SPACES = [" ", "  ", "\n", "\r\n", "\t", "\0", "\u00a0", "\u2028", "\ufeff", "\ufffd"]
+MARKS = ["e\u0301", "👩\u200d👩\u200d👧", "🏳\ufe0f\u200d🌈", "\U0010ffff", "\ue041"]
+awkward = st.sampled_from([*WORDS, *SPACES, *MARKS])
+texts = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.lists(st.one_of(awkward, st.text(max_size=3)), max_size=12).map("".join),
+)
+
+
+@every_kind
+@settings(deadline=None)
+@given(text=texts)
+def test_every_text_comes_back_exactly(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert not set(ids) & set(range(len(SPECIALS)))
+    assert all(number < tokenizer.vocab_size for number in ids)
+
+
+@every_kind
+@settings(deadline=None)
+@given(batch=st.lists(texts, max_size=4))
+def test_a_batch_is_its_texts_one_by_one(tokenizer: Tokenizer, batch: list[str]) -> None:
+    ids = tokenizer.encode_batch(batch)
+    assert ids == [tokenizer.encode(text) for text in batch]
+    assert tokenizer.decode_batch(ids) == batch
+
+
+@every_kind
+@pytest.mark.parametrize("text", ["a" * 3000, " " * 3000, "#" * 3000, "𝔘" * 3000, "\u0301" * 3000])
+def test_long_words_come_back_too(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@every_kind
+@settings(deadline=None)
+@given(text=texts)
+def test_offsets_cover_the_text(tokenizer: Tokenizer, text: str) -> None:
+    spans = tokenizer.offsets(text)
+    assert len(spans) == len(tokenizer.encode(text))
+    reached = 0
+    for start, stop in spans:
+        # A token begins where the last one ended, or inside that one's last character.
+        assert start in (reached, reached - 1)
+        assert start < stop
+        reached = max(reached, stop)
+    assert reached == len(text)
+
+
+@every_kind
+def test_a_split_character_has_one_span(tokenizer: Tokenizer) -> None:
+    assert tokenizer.offsets("😀")[0] == (0, 1)
+    assert set(tokenizer.offsets("😀")) == {(0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces"),
+    [
+        (Bpe(), ["Der", " Hund", " ", "\\xf0", "\\x9f", "\\x98", "\\x80", " über"]),
+        (WordPiece(), ["Der", " Hund", " ", "##\\xf0", "##\\x9f", "##\\x98", "##\\x80", " über"]),
+        (Characters(), [*"Der Hund ", "\\xf0", "\\x9f", "\\x98", "\\x80", *" über"]),
+    ],
+)
+def test_pieces_are_readable(kind: Tokens, pieces: list[str]) -> None:
+    tokenizer = kind.train(LINES)
+    assert tokenizer.pieces(tokenizer.encode("Der Hund 😀 über")) == pieces
+    assert tokenizer.pieces([tokenizer.mask, tokenizer.end]) == ["<mask>", "</s>"]
+
+
+@every_kind
+def test_specials_have_the_first_ids_and_decode_to_nothing(tokenizer: Tokenizer) -> None:
+    assert [tokenizer.pad, tokenizer.start, tokenizer.end, tokenizer.unknown] == [0, 1, 2, 3]
+    assert [tokenizer.mask, tokenizer.separator, tokenizer.classify] == [4, 5, 6]
+    ids = [tokenizer.start, *tokenizer.encode("Der Hund"), tokenizer.end, tokenizer.pad]
+    assert tokenizer.decode(ids) == "Der Hund"
+
+
+@every_kind
+@settings(deadline=None)
+@given(text=texts)
+def test_replay_ends_in_what_encode_gives(tokenizer: Tokenizer, text: str) -> None:
+    steps = tokenizer.replay(text)
+    assert list(steps[-1].pieces) == tokenizer.pieces(tokenizer.encode(text))
+    assert (steps[0].merged, steps[0].rank) == ("", None)
+
+
+def test_bpe_replay_makes_one_merge_a_step() -> None:
+    steps = TRAINED["bpe"].replay("Hunde laufen")
+    assert list(steps[0].pieces) == list("Hunde laufen")
+    assert len(steps) > 3
+    for before, after in pairwise(steps):
+        joined = [
+            (*before.pieces[:i], before.pieces[i] + before.pieces[i + 1], *before.pieces[i + 2 :])
+            for i in range(len(before.pieces) - 1)
+        ]
+        assert after.pieces in joined
+        assert after.merged in after.pieces
+        assert after.rank is not None
+
+
+def test_bpe_replay_takes_the_lowest_rank_and_then_the_leftmost() -> None:
+    vocabulary = {symbol: number for number, symbol in enumerate(["a", "b", "aa", "ab"])}
+    model = models.BPE(vocab=vocabulary, merges=[("a", "a"), ("a", "b")])
+    steps = Tokenizer(tokenizers.Tokenizer(model)).replay("aaab")
+    assert [step.pieces for step in steps] == [tuple("aaab"), ("aa", "a", "b"), ("aa", "ab")]
+    assert [step.rank for step in steps] == [None, 0, 1]
+
+
+def test_wordpiece_replay_tells_what_it_tried() -> None:
+    tokenizer = TRAINED["wordpiece"]
+    steps = tokenizer.replay("Hundert Wiesen")
+    assert steps[0].pieces == ("Hundert", " Wiesen")
+    first = steps[1]
+    assert first.pieces[0] == first.merged
+    assert [*first.tried, first.merged] == [
+        "Hundert"[:stop] for stop in range(7, len(first.merged) - 1, -1)
+    ]
+    assert all(tokenizer.token_id(piece) is None for piece in first.tried)
+
+
+def test_replay_follows_foreign_wordpiece_and_refuses_the_rest() -> None:
+    vocabulary = {"[UNK]": 0, "play": 1, "##ing": 2}
+    foreign = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    foreign.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert Tokenizer(foreign).replay("playing played")[-1].pieces == ("play", "##ing", "[UNK]")
+    unigram = tokenizers.Tokenizer(models.Unigram([("a", 0.0)], 0, False))
+    with pytest.raises(UserError, match="Unigram"):
+        Tokenizer(unigram).replay("a")
+
+
+@every_kind
+def test_a_saved_tokenizer_loads_as_it_was(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("older", encoding="utf-8")
+    with path.open(encoding="utf-8") as reader:
+        tokenizer.save(path)
+        assert reader.read() == "older"  # whoever is reading is not disturbed
+    loaded = Tokenizer.load(path)
+    text = "  Der Hund</s> läuft 😀 <mask>\n"
+    assert loaded.encode(text) == tokenizer.encode(text)
+    assert loaded.decode(loaded.encode(text)) == text
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("older", encoding="utf-8")
+
+    def full(descriptor: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match=r"disk full.*untouched"):
+        TRAINED["bpe"].save(path)
+    assert [entry.read_text("utf-8") for entry in tmp_path.iterdir()] == ["older"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: None,
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: b"",
+        lambda whole: b"\xff\xfe\x00",
+        lambda whole: b'{"architectures": ["BertModel"]}',
+        lambda whole: b"[1, 2]",
+        lambda whole: whole.replace(b'"type": "BPE"', b'"type": "Oracle"'),
+    ],
+    ids=["missing", "cut", "empty", "binary", "foreign", "list", "model"],
+)
+def test_an_unusable_file_is_one_clear_line(
+    damage: Callable[[bytes], bytes | None], tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    TRAINED["bpe"].save(path)
+    damaged = damage(path.read_bytes())
+    path.unlink()
+    if damaged is not None:
+        path.write_bytes(damaged)
+    with pytest.raises(DataError) as caught:
+        Tokenizer.load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_foreign_specials_are_found_by_content(tmp_path: Path) -> None:
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "dog": 5}
+    foreign = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    foreign.pre_tokenizer = pre_tokenizers.Whitespace()
+    foreign.enable_truncation(2)
+    foreign.enable_padding(length=9)
+    foreign.save(str(tmp_path / "tokenizer.json"))
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert [loaded.pad, loaded.unknown, loaded.classify, loaded.separator, loaded.mask] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert loaded.encode("dog dog dog") == [5, 5, 5]
+    with pytest.raises(UserError, match=r"no end token .*</s>"):
+        _ = loaded.end
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(deadline=None)
+@given(text=texts)
+def test_words_of_a_text(name: str, text: str) -> None:
+    """They are what is split off before pieces are looked for, and all of them together."""
+    tokenizer = {**TRAINED, "words": KNOWN}[name]
+    [(ids, begins)] = tokenizer.encode_words([text])
+    assert ids == tokenizer.encode(text)
+    assert len(begins) == len(ids)
+    assert begins[:1] in ([True], [])
+    starts = [place for place, begin in enumerate(begins) if begin]
+    words = [ids[a:b] for a, b in pairwise([*starts, len(ids)])]
+    if name == "words":
+        assert [len(word) for word in words] == [1] * len(text.split())
+        return
+    split = [word for word, _ in SPLIT.pre_tokenize_str(text)]
+    if name == "wordpiece":  # in which a "#" is a word of its own
+        split = [part for word in split for part in re.findall("#|[^#]+", word)]
+    assert [tokenizer.decode(word) for word in words] == split
+
+
+def test_words_of_many_texts_and_of_foreign_tokenizers() -> None:
+    tokenizer = TRAINED["bpe"]
+    [one] = tokenizer.encode_words(["Der Hund"])
+    assert tokenizer.encode_words(["Der Hund", "", "Der Hund"]) == [one, ([], []), one]
+    vocabulary = {"[UNK]": 0, "play": 1, "##ing": 2, "s": 3}
+    foreign = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    foreign.pre_tokenizer = pre_tokenizers.Whitespace()
+    found = Tokenizer(foreign).encode_words(["playing s"])
+    assert found == [([1, 2, 3], [True, False, True])]
+    with pytest.raises(UserError, match="Unicode"):
+        TRAINED["characters"].encode_words(["a\ud800"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ordinary_tokens_are_all_but_the_special_ones(name: str) -> None:
+    tokenizer = {**TRAINED, "words": KNOWN}[name].with_specials(["<extra_id_0>"])
+    assert tokenizer.ordinary.tolist() == list(range(len(SPECIALS), tokenizer.vocab_size - 1))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_further_special_tokens_come_last_and_stay(name: str, tmp_path: Path) -> None:
+    before = {**TRAINED, "words": KNOWN}[name]
+    assert before.sentinels() == []
+    size, text = before.vocab_size, "der Hund <extra_id_1> ."
+    more = before.with_specials([f"<extra_id_{number}>" for number in (0, 1, 2, 4)])
+    more.save(tmp_path / "tokenizer.json")
+    for tokenizer in (more, Tokenizer.load(tmp_path / "tokenizer.json")):
+        assert tokenizer.sentinels() == [size, size + 1, size + 2]
+        assert tokenizer.vocab_size == size + 4
+        assert tokenizer.encode(text) == before.encode(text)  # spelled out, it is text
+        assert tokenizer.decode([size, *tokenizer.encode("."), size + 1]) == "."
+        assert tokenizer.kind == name
+    assert before.vocab_size == size
+    again = more.with_specials(["<extra_id_0>", "<extra_id_3>"])
+    assert again.sentinels() == [size, size + 1, size + 2, size + 4, size + 3]
+
+
+def test_a_vocabulary_with_holes_takes_no_further_special_tokens() -> None:
+    """The library would give an id twice."""
+    holes = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 2}, unk_token="a"))
+    with pytest.raises(UserError, match="holes"):
+        Tokenizer(holes).with_specials(["<x>", "<y>"])
+
+
+def test_a_foreign_kind_has_the_name_of_the_library() -> None:
+    unigram = tokenizers.Tokenizer(models.Unigram([("a", 0.0)], 0, False))
+    merges = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], byte_fallback=True)
+    assert Tokenizer(unigram).kind == "Unigram"
+    assert Tokenizer(tokenizers.Tokenizer(merges)).kind == "bpe"
+
+
+@every_kind
+def test_half_a_surrogate_pair_is_a_mistake(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="Unicode"):
+        tokenizer.encode("a\ud800")
+    with pytest.raises(UserError, match="Unicode"):
+        tokenizer.encode_batch(["a", "\udcff"])
+
+
+def test_words_split_where_people_would() -> None:
+    text = "c'est l'eau l'train it's über u\u0308ber 12345"
+    tokenizer = Bpe(vocab_size=2000).train([text] * 3)
+    shown = tokenizer.pieces(tokenizer.encode(text))
+    french = ["c", "'", "est", " l", "'", "eau", " l", "'", "train"]
+    assert shown == [*french, " it", "'s", " über", " u\u0308ber", " 123", "45"]
+
+
+def test_the_file_is_plain_json(tmp_path: Path) -> None:
+    TRAINED["characters"].save(tmp_path / "tokenizer.json")
+    layout = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    assert [added["content"] for added in layout["added_tokens"]] == SPECIALS

@@ -1,0 +1,121 @@
+"""How vocabularies are learned: the same file every time, within their size, the commonest kept."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from tests.tokenizer.test_tokens import ALL, KNOWN, LINES, SETTINGS, TRAINED, texts
+from tokenizers import pre_tokenizers
+
+from manyheads.errors import UserError
+from manyheads.tokenizer.tokenizer import GLYPHS, SPECIALS
+from manyheads.tokenizer.train import Bpe, Characters, WordPiece, Words
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_vocabulary_stays_within_its_size(name: str) -> None:
+    assert TRAINED[name].vocab_size == SETTINGS[name].vocab_size
+
+
+def test_all_bytes_are_in_the_alphabet() -> None:
+    assert set(GLYPHS) == set(pre_tokenizers.ByteLevel.alphabet())
+    known = TRAINED["wordpiece"].token_id
+    assert all(known(glyph) is not None and known("##" + glyph) is not None for glyph in GLYPHS)
+
+
+def test_characters_keeps_the_most_frequent() -> None:
+    kept = Characters(vocab_size=len(SPECIALS) + 256 + 2).train(["aaa", "bb", "dccd"])
+    assert [kept.token_id(character) is not None for character in "abcd"] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_same_text_gives_the_same_file(tmp_path: Path) -> None:
+    # In processes of their own: hash seeds and thread counts must not show.
+    program = (
+        "import sys; from pathlib import Path; from manyheads.tokenizer.train import *\n"
+        "lines = Path(sys.argv[1]).read_text('utf-8').split('\\n')\n"
+        f"for name, settings in {ALL!r}.items():\n"
+        "    settings.train(lines).save(Path(sys.argv[2] + name))"
+    )
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(LINES), encoding="utf-8")
+    for threads in ("1", "4"):
+        variables = {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
+        environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", program, str(corpus), str(tmp_path / threads)]
+        subprocess.run(command, env=environment, check=True)
+    for name in ALL:
+        assert (tmp_path / f"1{name}").read_bytes() == (tmp_path / f"4{name}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"),
+    [(Bpe, 263), (WordPiece, 519), (Characters, 263)],
+    ids=lambda value: str(value),
+)
+def test_a_vocabulary_too_small_for_the_bytes_is_refused(kind: type[Bpe], least: int) -> None:
+    with pytest.raises(UserError, match=rf"vocab_size={least - 1} .*at least {least}"):
+        kind(vocab_size=least - 1)
+    smallest = kind(vocab_size=least).train(LINES)
+    assert smallest.vocab_size == least
+    assert smallest.decode(smallest.encode("läuft 😀")) == "läuft 😀"
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("lines", [[], ["", ""]])
+def test_no_text_is_refused(name: str, lines: list[str]) -> None:
+    with pytest.raises(UserError, match="no text"):
+        ALL[name].train(iter(lines))
+
+
+@settings(deadline=None)
+@given(text=texts)
+def test_words_are_looked_up_whole(text: str) -> None:
+    """One token a word between white space; no text holds a special token but the unknown one."""
+    words = [KNOWN.token_id(word) for word in text.split()]
+    wanted = [KNOWN.unknown if word is None or word < len(SPECIALS) else word for word in words]
+    assert KNOWN.encode(text) == wanted
+    kept = [word for word, token in zip(text.split(), wanted, strict=True) if token > 6]
+    assert KNOWN.decode(wanted) == " ".join(kept)
+
+
+def test_words_keeps_the_most_frequent_and_takes_equals_by_name() -> None:
+    words = Words(vocab_size=len(SPECIALS) + 3).train(["b c  a d", "d <unk> <pad> <unk>\t<unk>"])
+    known = [words.content(number) for number in range(words.vocab_size)]
+    assert known == [*SPECIALS, "d", "a", "b"]
+    assert words.encode("a <unk> c d <pad>") == [8, 3, 3, 7, 3]
+    assert Words().train(["a b"]).vocab_size == len(SPECIALS) + 2
+
+
+def test_words_need_room_for_one_and_a_text_with_one() -> None:
+    with pytest.raises(UserError, match=r"vocab_size=7 .*at least 8 \(1 for a word, 7 special"):
+        Words(vocab_size=7)
+    with pytest.raises(UserError, match="no text"):
+        Words().train(["  ", "\t"])
+
+
+def test_words_have_no_replay_and_read_masks_where_they_are_asked_for() -> None:
+    with pytest.raises(UserError, match="no replay for a WordLevel"):
+        KNOWN.replay("Hund")
+    assert KNOWN.encode("der <mask>")[1] == KNOWN.unknown
+    assert KNOWN.framed(["der <mask>"], specials=True)[0][0][1] == KNOWN.mask
+
+
+@pytest.mark.parametrize("kind", [Bpe, WordPiece])
+def test_a_mask_stands_for_its_word_and_the_space_before_it(kind: type[Bpe | WordPiece]) -> None:
+    """As in training, where what is hidden has its space in it."""
+    line = "The small dog sees the small cat"
+    tokenizer = kind(vocab_size=700).train([line] * 3)
+    whole, hidden = (
+        tokenizer.framed([text], specials=True)[0][0]
+        for text in (line, line.replace("dog", "<mask>"))
+    )
+    place = hidden.index(tokenizer.mask)
+    assert hidden[:place] + hidden[place + 1 :] == whole[:place] + whole[place + 1 :]
