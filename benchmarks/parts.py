@@ -5,7 +5,7 @@
 
 `norm`: dropout 0.1, sum and layer norm of a training step, forward and backward (kernels/layer_norm.py).
 `feed`: the feed-forward part of one (kernels/mlp.py).
-`glance`: one query a head over the keys of a cache (kernels/decode_attention.py).
+`decode_attention`: one query a head over the keys of a cache (kernels/decode_attention.py).
 `single`: a matrix times one row (kernels/gemv.py).
 `loss`: logits become the gradient of their loss (kernels/cross_entropy.py).
 `join`: gradients of queries, keys and values side by side, and their sum (kernels/qkv.py).
@@ -92,7 +92,7 @@ def feeds(rounds: int) -> Iterator[Row]:
         inputs = [x.requires_grad_() for x in inputs]
 
         def ours(*given: Tensor, kind: str = kind) -> Tensor:
-            found: Tensor = feed(*given, kind)[0]
+            found: Tensor = fused_mlp(*given, kind)[0]
             return found
 
         def plain(
@@ -108,7 +108,7 @@ def feeds(rounds: int) -> Iterator[Row]:
 
 
 def glances(rounds: int) -> Iterator[Row]:
-    from manyheads.kernels.decode_attention import glance
+    from manyheads.kernels.decode_attention import decode_attention
 
     for rows, heads, queries, keys, width in GLANCES:
         inputs = [drawn(rows, heads, n, width) for n in (queries, keys, keys)]
@@ -116,33 +116,33 @@ def glances(rounds: int) -> Iterator[Row]:
         seen = seen.contiguous()
         added = torch.zeros_like(seen, dtype=torch.bfloat16).masked_fill_(~seen, -torch.inf)
         runs = {
-            "ours": lambda q, k, v, seen=seen, c=width: glance(q, k, v, seen, c**-0.5),
+            "ours": lambda q, k, v, seen=seen, c=width: decode_attention(q, k, v, seen, c**-0.5),
             "plain": lambda q, k, v, added=added: F.scaled_dot_product_attention(q, k, v, added),
         }
-        about = {"part": "glance", "batch": rows, "heads": heads, "queries": queries}
+        about = {"part": "decode_attention", "batch": rows, "heads": heads, "queries": queries}
         about |= {"keys": keys, "head_dim": width, "bytes": 4 * rows * heads * keys * width}
         yield about | compared(runs, inputs, False, rounds)
 
 
 def singles(rounds: int) -> Iterator[Row]:
-    from manyheads.kernels.gemv import single_product
+    from manyheads.kernels.gemv import gemv
 
     for outputs, inputs in SINGLES:
         given = [drawn(1, 1, inputs), drawn(outputs, inputs), drawn(outputs)]
-        runs = {"ours": single_product, "plain": F.linear}
+        runs = {"ours": gemv, "plain": F.linear}
         about = {"part": "single", "outputs": outputs, "inputs": inputs}
         yield about | {"bytes": 2 * outputs * inputs} | compared(runs, given, False, rounds)
 
 
 def losses(rounds: int) -> Iterator[Row]:
-    from manyheads.kernels.cross_entropy import losses_and_slopes
+    from manyheads.kernels.cross_entropy import cross_entropy_grad
 
     for rows, classes, columns in LOSSES:
         logits = drawn(rows, columns)
         wanted = torch.randint(classes, (rows,), device="cuda")
 
         def ours(z: Tensor, wanted: Tensor = wanted, classes: int = classes) -> Tensor:
-            return losses_and_slopes(z, wanted, classes, 0.0, True)[0]
+            return cross_entropy_grad(z, wanted, classes, 0.0, True)[0]
 
         def plain(z: Tensor, wanted: Tensor = wanted, classes: int = classes) -> Tensor:
             precise = z[:, :classes].float()
@@ -184,7 +184,7 @@ def joins(rounds: int) -> Iterator[Row]:
 PARTS = {
     "norm": norms,
     "feed": feeds,
-    "glance": glances,
+    "decode_attention": glances,
     "single": singles,
     "loss": losses,
     "join": joins,

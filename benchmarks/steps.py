@@ -2,7 +2,7 @@
 
     python benchmarks/steps.py                                  the works of benchmarks/decoding.py
     python benchmarks/steps.py --only "1.3B batch 1" --profile  its kernels too, by their time
-    python benchmarks/steps.py --variants "single.AT_ONCE=8192" "glance.ENOUGH=64 glance.KEYS=32"
+    python benchmarks/steps.py --variants "single.AT_ONCE=8192" "decode_attention.ENOUGH=64 decode_attention.KEYS=32"
     python benchmarks/steps.py --tiny                           small models, anywhere
 
 Recorded steps of random weights, bfloat16, not compiled. The variants of a work take turns: as it

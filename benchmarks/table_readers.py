@@ -18,7 +18,7 @@ from manyheads.errors import UserError
 from manyheads.loading import open_run
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.masks import causal, look
+from manyheads.nn.masks import causal, make_mask
 from manyheads.run import Run, save_run
 from manyheads.tasks.scoring import score
 from manyheads.training import read_recipe, train
@@ -78,7 +78,7 @@ def pretrain(asked: Asked, name: str) -> Row:
     return told
 
 
-def kept(asked: Asked, name: str) -> Row | None:
+def dropout_scale(asked: Asked, name: str) -> Row | None:
     """What a pretraining has cost, where it is done already; another one is refused."""
     beside = asked.keep / f"{name}.json"
     if not beside.is_file():
@@ -123,8 +123,8 @@ class CausalReader(Bert):
     def hidden(
         self, tokens: Tensor, real: Tensor | None = None, segments: Tensor | None = None
     ) -> Tensor:
-        sight = look(causal, tokens.shape[1], real=real, device=tokens.device)
-        x = self.embedding(self.tokens, tokens, self.encoder.position, sight.queries)
+        sight = make_mask(causal, tokens.shape[1], padding_mask=real, device=tokens.device)
+        x = self.embedding(self.tokens, tokens, self.encoder.position, sight.query_positions)
         return self.encoder(x, sight)
 
     def pool(self, hidden: Tensor, real: Tensor | None = None) -> Tensor:

@@ -158,7 +158,7 @@ def test_source_and_target_tokens_pay_their_own_way(name: str) -> None:
     with counter, torch.no_grad():
         memory = model.encode(inputs(config)[0])  # type: ignore[union-attr]
         for block in model.decoder.blocks:  # type: ignore[union-attr]
-            block.cross.keys_and_values(memory.states)
+            block.cross.project_kv(memory.states)
     source = counted.forward_flops["source"] - counted.flops["source"].get(
         "cross-attention scores", 0
     )

@@ -23,7 +23,7 @@ from manyheads.nn import residual
 from manyheads.nn.attention import CrossAttention, SelfAttention, attend
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.feedforward import FeedForward, Plain
-from manyheads.nn.masks import AttentionMask, Causal, SameDocument, both, causal, full, look, window
+from manyheads.nn.masks import AttentionMask, Causal, SameDocument, both, causal, full, make_mask, window
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
@@ -48,11 +48,11 @@ pytestmark = [
 ]
 
 
-ROOMS = ("short", "normed", "fed", "beside", "glance", "single", "placed", "newest", "foremost")
+ROOMS = ("short", "normed", "fed", "beside", "decode_attention", "single", "placed", "newest", "foremost")
 
 
 @pytest.mark.parametrize(
-    ("room", "what"), [*product(ROOMS, ["trial"]), ("short", "trial_of_dropout")]
+    ("room", "what"), [*product(ROOMS, ["trial"]), ("short", "selftest_dropout")]
 )
 def test_a_gpu_trusts_our_kernels(room: str, what: str) -> None:
     assert trusted(room, torch.cuda.current_device(), what)
@@ -127,7 +127,7 @@ def test_flex_and_packed_equal_dense_on_cuda(core: str, name: str, rule: Any) ->
     if rule == "documents":
         rule = both(causal, SameDocument(documents))
     real = torch.arange(160, device="cuda") < torch.tensor([[160], [90]], device="cuda")
-    sizes = PositionSizes(dim=256, heads=4, head_dim=64, max_length=160, causal=rule.past_only)
+    sizes = PositionSizes(dim=256, heads=4, head_dim=64, max_length=160, causal=rule.is_causal)
     position = POSITIONS[name].build(sizes).cuda()
     for shown in (None, real):
         given = {"rule": rule, "real": shown, "position": position}
@@ -200,8 +200,8 @@ def test_our_kernel_for_short_texts_equals_dense(
     lengths = torch.tensor([[keys], [keys - 5], [0]], device="cuda")
     real = torch.arange(keys, device="cuda") < lengths if padded else None
     rule = causal if past else full
-    sight = look(rule, keys, real=real, device="cuda")
-    sight = sight if queries == keys else sight.across(queries)
+    sight = make_mask(rule, keys, padding_mask=real, device="cuda")
+    sight = sight if queries == keys else sight.for_cross_attention(queries)
     assert cores._is_short(q, k, v, sight, 0.0)
     score, nowhere = InnerScore(0.125), Position()
 
@@ -308,12 +308,12 @@ def test_a_block_by_our_kernels_is_as_near_to_the_formula_as_one_without(
     def computed(stack: Stack) -> list[torch.Tensor]:
         given = x.to(torch.float64 if stack is exact else torch.bfloat16).requires_grad_()
         with torch.autocast("cuda", torch.bfloat16, enabled=stack is not exact):
-            out = stack(given, look(causal, 40, device="cuda"))
+            out = stack(given, make_mask(causal, 40, device="cuda"))
         weights = [given, *stack.parameters()]
         return [out, *torch.autograd.grad(out, weights, direction.to(out.dtype))]
 
     forks, fork = [], normed.fork
-    monkeypatch.setattr(normed, "fork", lambda *given: (forks.append(1), fork(*given))[1])
+    monkeypatch.setattr(normed, "fork", lambda *given: (forks.append(1), prenorm(*given))[1])
     found = computed(ours)
     if not compiled:
         assert len(forks) == (3 if placement == "pre" else 0)
@@ -331,11 +331,11 @@ def test_gradients_of_a_long_projection_are_laid_side_by_side(
 ) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
-    heads = Seq2SeqConfig(vocab_size=10, dim=128, heads=4, kv_heads=2).attention_heads()
+    heads = Seq2SeqConfig(vocab_size=10, dim=128, heads=4, kv_heads=2).attention_config()
     module = SelfAttention(heads, causal=True).cuda().train()
     call: Any = torch.compile(module, fullgraph=True) if compiled else module
     x, direction = torch.randn(2, 3, 200, 128, device="cuda")
-    given, found = (look(causal, 200, device="cuda"), Position()), []
+    given, found = (make_mask(causal, 200, device="cuda"), Position()), []
     for ours in (True, False):
         if not ours:
             monkeypatch.setattr(SelfAttention, "_has_kernel", lambda *asked: False)
@@ -356,13 +356,13 @@ def test_attention_of_projections_as_they_lie_equals_that_of_heads(
     """With dropout: the mean of many is near, none is the same."""
     torch.manual_seed(0)
     config = Seq2SeqConfig(vocab_size=10, dim=96, heads=3, attention_dropout=dropout)
-    heads = config.attention_heads()
+    heads = config.attention_config()
     module: Any = CrossAttention(heads, 96) if across else SelfAttention(heads)
     module.cuda().bfloat16()
     memory = torch.randn(5, 30, 96, device="cuda", dtype=torch.bfloat16)
     x, direction = torch.randn(2, 5, 40 if across else 30, 96, device="cuda").bfloat16()
     real = torch.arange(30, device="cuda") < torch.tensor([[30], [7], [1], [29], [30]]).cuda()
-    sight = look(full, 30, real=real, device="cuda")
+    sight = make_mask(full, 30, padding_mask=real, device="cuda")
     given = (memory, sight) if across else (sight, Position())
     found, used = [], []
 

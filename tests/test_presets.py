@@ -114,7 +114,7 @@ def test_shape_matches_the_paper(name: str) -> None:
         for block in stack.blocks:
             assert block.attention.project.weight.shape == (3 * heads * head_dim, dim)
             assert block.attention.output.weight.shape == (dim, heads * head_dim)
-            assert block.attention.heads.heads == heads
+            assert block.attention.config.heads == heads
             assert block.feedforward.inner.weight.shape == (hidden, dim)
 
 
@@ -189,7 +189,7 @@ def test_words_tables_and_objects_change_one_part() -> None:
 def test_sizes_that_fit_only_each_other_need_no_order() -> None:
     small = {**TINY, "dim": 30, "heads": 5}
     for sizes in (small, dict(reversed(small.items()))):
-        assert stacks(build("gpt3-small", **sizes))[0].blocks[0].attention.heads.head_dim == 6
+        assert stacks(build("gpt3-small", **sizes))[0].blocks[0].attention.config.head_dim == 6
 
 
 def test_preset_gives_a_fresh_value_that_rebuilds() -> None:

@@ -18,7 +18,7 @@ from manyheads.baselines.luong_attention import MemoryAttention
 from manyheads.errors import UserError
 from manyheads.models.vit import Patches, VitConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
-from manyheads.nn.block import Block, sizes_alone
+from manyheads.nn.block import Block, on_meta
 from manyheads.nn.positions import Position
 from manyheads.presets import ModelConfig
 
@@ -135,7 +135,7 @@ def account(config: ModelConfig, length: int | None = None, batch: int = 1) -> A
     length = config.max_length if length is None else length
     if length < 1 or batch < 1:
         raise UserError(f"length={length}, batch={batch}: both must be at least 1")
-    with sizes_alone():
+    with on_meta():
         model = config.build()
     for position in model.modules():
         if isinstance(position, Position):

@@ -262,17 +262,17 @@ def _add_stack(own: Stream, stack: Stack, length: int, memory: Stream | None = N
         # A position's own matrices meet each query and each mix; its look-up tables do not.
         vectors = sum(matrix.numel() for matrix in position.parameters(recurse=False))
         if isinstance(position, RelativePosition):
-            vectors = position.meets(length) * block.attention.heads.head_dim
-        own.multiply("positions", block.attention.heads.heads * vectors)
+            vectors = position.meets(length) * block.attention.config.head_dim
+        own.multiply("positions", block.attention.config.heads * vectors)
         if memory is not None:
             _add_attention("cross-attention", own, memory, block.cross, length)
         own.multiply("feed-forward", *_products(block.feedforward))
-        own.kept += block.attention.heads.dim + _kept_inside(block.feedforward)
+        own.kept += block.attention.config.dim + _kept_inside(block.feedforward)
 
 
 def _add_attention(part: str, own: Stream, other: Stream, attention: Attention, keys: int) -> None:
     """One token of `own` asks `keys` tokens of `other`, which pay for their keys and values."""
-    heads = attention.heads
+    heads = attention.config
     if isinstance(attention, CrossAttention):
         own.multiply(part, attention.query.weight.numel())
     other.multiply(part, attention.project.weight.numel())
@@ -350,4 +350,4 @@ def _norm_widths(module: nn.Module) -> int:
 
 def _cached(stack: Stack, kind: type[Attention]) -> int:
     """Keys and values of one token in all layers: layers · kv_heads · (key size + value size)."""
-    return sum(sum(part.heads.sizes[1:]) for part in stack.modules() if isinstance(part, kind))
+    return sum(sum(part.config.sizes[1:]) for part in stack.modules() if isinstance(part, kind))

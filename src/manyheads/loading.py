@@ -32,7 +32,7 @@ from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.models.vit import ReadsImages, Vit, VitConfig
 from manyheads.nn.block import Architecture
-from manyheads.nn.int8 import in_int8
+from manyheads.optimize import to_int8
 from manyheads.presets import ModelConfig
 from manyheads.run import (
     SETTINGS,
@@ -167,7 +167,7 @@ class TorchRun(OpenRun):
     compiles: bool = False
 
     def in_int8(self) -> "TorchRun":
-        return dataclasses.replace(self, model=in_int8(self.model))
+        return dataclasses.replace(self, model=to_int8(self.model))
 
     def in_half(self) -> "TorchRun":
         return dataclasses.replace(self, model=copy.deepcopy(self.model).to(torch.bfloat16))

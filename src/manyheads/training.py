@@ -37,7 +37,7 @@ from manyheads.models.electra import Electra
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.block import Architecture, sizes_alone
+from manyheads.nn.block import Architecture, on_meta
 from manyheads.nn.local import Near
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
@@ -121,7 +121,7 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         raise UserError("a run that is to be trained needs data and tokens: leave out data=none")
     # A model whose parts do not go together is refused before anything is read or written.
     try:
-        with sizes_alone():
+        with on_meta():
             dataclasses.replace(run.model, vocab_size=run.model.vocab_size or 1).build()
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         reason = str(error).partition("\n")[0]

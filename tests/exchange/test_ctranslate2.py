@@ -28,7 +28,7 @@ from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, Side
 from manyheads.nn.embedding import Embed, Output
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.feedforward import Gated, Plain
-from manyheads.nn.masks import AttentionMask, Window, full, look
+from manyheads.nn.masks import AttentionMask, Window, full, make_mask
 from manyheads.nn.positions import Alibi, Buckets, Learned, NoPosition, Rotary, Shaw, Sinusoidal
 from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
@@ -431,12 +431,12 @@ def test_an_encoder_with_alibi_sees_as_far_as_the_longest_text(
     [source] = draw(tokenizer.vocab_size, 2 * LONGEST)
     [theirs] = opened.runner.score_batch([[opened.source[token] for token in source]], [["b"]])
     tokens = torch.tensor([[*source, tokenizer.end]])
-    sight = look(Window(LONGEST - 1), tokens.shape[1])
+    sight = make_mask(Window(LONGEST - 1), tokens.shape[1])
     wanted = [[tokenizer.encode("b")[0], tokenizer.end]]
     with torch.no_grad():
         place = model.encoder.position
-        x = model.encoder_embedding(model.tokens, tokens, place, sight.queries)
-        memory = Memory(model.encoder(x, sight), AttentionMask(full, sight.queries, sight.keys))
+        x = model.encoder_embedding(model.tokens, tokens, place, sight.query_positions)
+        memory = Memory(model.encoder(x, sight), AttentionMask(full, sight.query_positions, sight.key_positions))
         hidden = model.decode(torch.tensor([[tokenizer.start, wanted[0][0]]]), memory)
         ours = model.logits(hidden).log_softmax(-1)[0]
     np.testing.assert_allclose(

@@ -43,7 +43,7 @@ from manyheads.nn.attention import SelfAttention
 from manyheads.nn.embedding import Embed
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.feedforward import Gated, Plain
-from manyheads.nn.masks import causal, full, look
+from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
@@ -502,7 +502,7 @@ def test_the_core_of_graphs_is_dense(position: PositionConfig, score: ScoreConfi
     ).double()
     attention, placed = model.decoder.blocks[0].attention, model.decoder.position
     real = torch.tensor([[True] * 5, [False] * 3 + [True] * 2])
-    for sight in (look(causal, 5, real=real), look(full, 5, real=real), look(full, 5)):
+    for sight in (make_mask(causal, 5, padding_mask=real), make_mask(full, 5, padding_mask=real), make_mask(full, 5)):
         x = torch.randn(2, 5, SIZES["dim"], dtype=torch.double)
         attention.core = Dense()
         wanted = attention(x, sight, placed)

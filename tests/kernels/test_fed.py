@@ -16,26 +16,26 @@ acts = {"relu": F.relu, "gelu": F.gelu, "gelu-tanh": lambda x: F.gelu(x, approxi
 def plain(x, w1, b1, w2, b2, kind):
     return F.linear(acts[kind](F.linear(x, w1, b1)), w2, b2)
 
-compiled = torch.compile(lambda *given: feed(*given)[0], fullgraph=True)
+compiled = torch.compile(lambda *given: fused_mlp(*given)[0], fullgraph=True)
 for shape, kind in itertools.product(((3, 5, 16), (700, 32)), acts):
     sizes = (shape, (200, shape[-1]), (200,), (24, 200), (24,))
     given = [torch.randn(size).requires_grad_() for size in sizes]
     expected = plain(*given, kind)
     direction = torch.randn_like(expected)
     wanted = [expected, *torch.autograd.grad(expected, given, direction)]
-    for how in (lambda *given: feed(*given)[0], compiled):
+    for how in (lambda *given: fused_mlp(*given)[0], compiled):
         found = how(*given, kind)
         slopes = torch.autograd.grad(found, given, direction)
         for one, other in zip((found, *slopes), wanted):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-3)
 
 given[1].requires_grad_(False)  # weights that are not trained get no gradient
-found = feed(*given, "relu")[0]
+found = fused_mlp(*given, "relu")[0]
 assert torch.autograd.grad(found.sum(), given[0])[0] is not None
 
 from manyheads.kernels import mlp as fed
-from manyheads.kernels.dispatch import agrees
-assert agrees(lambda: fed.trial(torch.device("cpu")), "fed")
+from manyheads.kernels.dispatch import passes
+assert passes(lambda: fed.selftest(torch.device("cpu")), "fed")
 """
 
 

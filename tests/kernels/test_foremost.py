@@ -5,8 +5,8 @@ from tests.kernels.interpreted import interpret, needs_triton
 PROGRAM = """
 import itertools, torch
 from manyheads.kernels import topk as foremost
-from manyheads.kernels.topk import foremost, log_mass
-from manyheads.kernels.dispatch import agrees
+from manyheads.kernels.topk import foremost, logsumexp
+from manyheads.kernels.dispatch import passes
 torch.manual_seed(1)
 for (lanes, part), (rows, width), kind in itertools.product(
     ((1024, 1024), (32, 1024), (32, 50), (1024, 7)),
@@ -22,12 +22,12 @@ for (lanes, part), (rows, width), kind in itertools.product(
         z[:, 2:] = -torch.inf
     if width == 33:
         z = z.bfloat16().float()
-        for one, other in zip(foremost(z.bfloat16(), 5), foremost(z, 5)):
+        for one, other in zip(topk(z.bfloat16(), 5), topk(z, 5)):
             assert torch.equal(one, other)
-        torch.testing.assert_close(log_mass(z.bfloat16()), log_mass(z))
-    torch.testing.assert_close(log_mass(z), z.logsumexp(-1, keepdim=True))
+        torch.testing.assert_close(logsumexp(z.bfloat16()), logsumexp(z))
+    torch.testing.assert_close(logsumexp(z), z.logsumexp(-1, keepdim=True))
     for most in {1, min(5, width), min(10, width)}:
-        best, places = foremost(z, most)
+        best, places = topk(z, most)
         assert torch.equal(best, z.topk(most, dim=-1).values)
         assert torch.equal(places, z.sort(dim=-1, descending=True, stable=True).indices[:, :most])
 for rows, width, most in itertools.product((1, 5, 320), (1, 40, 3000, 50257), (1, 10, 32)):
@@ -35,7 +35,7 @@ for rows, width, most in itertools.product((1, 5, 320), (1, 40, 3000, 50257), (1
     parts, each = room._parts(rows, width, most)
     assert (parts - 1) * each < width <= parts * each
     assert parts == 1 or (width - (parts - 1) * each >= most and rows * parts <= 128)
-assert agrees(lambda: room.trial(torch.device("cpu")), "foremost")
+assert passes(lambda: room.selftest(torch.device("cpu")), "foremost")
 
 # A step of a search, and the likeliest token, are the same by them.
 from manyheads.decode import logits as asked
@@ -45,7 +45,7 @@ alive[1, 1:] = -torch.inf
 found = []
 for ours in (True, False):
     asked.has_kernel = lambda values: ours
-    found.append([asked.likeliest(z), *continuations(alive, z, asked.log_mass(z))])
+    found.append([asked.likeliest(z), *continuations(alive, z, asked.logsumexp(z))])
 for one, other in zip(*found):
     torch.testing.assert_close(one, other)
 """

@@ -4,8 +4,8 @@ from tests.kernels.interpreted import interpret, needs_triton
 
 PROGRAM = """
 import itertools, torch
-from manyheads.kernels import decode_attention as glance
-from manyheads.kernels.decode_attention import glance
+from manyheads.kernels import decode_attention as decode_attention
+from manyheads.kernels.decode_attention import decode_attention
 torch.manual_seed(1)
 sizes = ((1, 1, 1, 1, 40), (2, 3, 3, 1, 64), (2, 4, 2, 1, 65), (3, 2, 2, 5, 130))
 sizes += ((1, 8, 1, 3, 90), (2, 8, 2, 2, 33))
@@ -23,7 +23,7 @@ for (b, h, g, t, s), masked, room.ENOUGH, room.MANY in ways:
         seen[..., 64:300] = False
     if masked == "of a row":
         seen[..., s // 3 :] = False  # a room that is not filled yet
-    found = glance(q, k, v, seen, 0.3)
+    found = decode_attention(q, k, v, seen, 0.3)
     keys, values = (x.repeat_interleave(h // g, 1) for x in (k, v))
     scores = q @ keys.mT * 0.3
     if masked:
@@ -35,8 +35,8 @@ for keys, programs in itertools.product((1, 64, 65, 128, 700, 4000), (1, 12, 128
     parts, each = room._parts(keys, programs)
     assert parts * each >= keys > (parts - 1) * each
     assert parts == 1 or parts * programs <= 256
-one = glance(q, k, v, torch.ones(1, 1, 1, 1, dtype=torch.bool), 0.3)
-torch.testing.assert_close(one, glance(q, k, v, None, 0.3))
+one = decode_attention(q, k, v, torch.ones(1, 1, 1, 1, dtype=torch.bool), 0.3)
+torch.testing.assert_close(one, decode_attention(q, k, v, None, 0.3))
 """
 
 

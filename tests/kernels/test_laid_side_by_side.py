@@ -45,10 +45,10 @@ for wanted, one, other in zip(*found):
 # The same in self-attention, whatever of it is trained.
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import SelfAttention
-from manyheads.nn.masks import causal, look
+from manyheads.nn.masks import causal, make_mask
 from manyheads.nn.positions import Position
 for keys, frozen in itertools.product((1, 2, 4), ((), ("weight",), ("bias",))):
-    heads = Seq2SeqConfig(vocab_size=9, dim=64, heads=4, kv_heads=keys).attention_heads()
+    heads = Seq2SeqConfig(vocab_size=9, dim=64, heads=4, kv_heads=keys).attention_config()
     module = SelfAttention(heads)
     torch.nn.init.normal_(module.project.bias)
     for name in frozen:
@@ -58,14 +58,14 @@ for keys, frozen in itertools.product((1, 2, 4), ((), ("weight",), ("bias",))):
     for ours in (True, False):
         module._has_kernel = lambda *given, ours=ours: ours
         given = x.clone().requires_grad_()
-        out = module(given, look(causal, 9), Position())
+        out = module(given, make_mask(causal, 9), Position())
         trained = [one for one in module.parameters() if one.requires_grad]
         found.append([out, *torch.autograd.grad(out, [given, *trained], direction)])
     for one, other in zip(*found):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
-from manyheads.kernels.dispatch import agrees
-assert agrees(lambda: beside.trial(torch.device("cpu")), "beside")
+from manyheads.kernels.dispatch import passes
+assert passes(lambda: beside.selftest(torch.device("cpu")), "beside")
 """
 
 

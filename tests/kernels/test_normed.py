@@ -74,21 +74,21 @@ for shape in ((3, 5, 64), (7, 48), (41, 512)):
 # One gradient may come back from both ways.
 x = torch.randn(4, 32, requires_grad=True)
 direction, scale, shift = torch.randn(4, 32), weight[:32], bias[:32]
-[one] = torch.autograd.grad(sum(fork(x, scale, shift, 1e-5, torch.float32)), x, direction)
+[one] = torch.autograd.grad(sum(prenorm(x, scale, shift, 1e-5, torch.float32)), x, direction)
 [other] = torch.autograd.grad(F.layer_norm(x, (32,), scale, shift, 1e-5) + x, x, direction)
 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 # Either way may be left out.
 x = torch.randn(4, 32, requires_grad=True)
-y, stream = fork(x, weight[:32], bias[:32], 1e-5, torch.float32)
+y, stream = prenorm(x, weight[:32], bias[:32], 1e-5, torch.float32)
 [one] = torch.autograd.grad(stream.sin().sum(), x, retain_graph=True)
 torch.testing.assert_close(one, x.cos())
 [one] = torch.autograd.grad(y.sin().sum(), x)
 [other] = torch.autograd.grad(F.layer_norm(x, (32,), weight[:32], bias[:32], 1e-5).sin().sum(), x)
 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
-from manyheads.kernels.dispatch import agrees
-assert agrees(lambda: normed.trial(torch.device("cpu")), "normed")
+from manyheads.kernels.dispatch import passes
+assert passes(lambda: normed.selftest(torch.device("cpu")), "normed")
 """
 
 

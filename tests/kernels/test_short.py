@@ -4,14 +4,14 @@ from tests.kernels.interpreted import interpret, needs_triton
 
 PROGRAM = """
 import itertools, torch
-from manyheads.kernels.short_attention import beside_of, dropped_by, short_attention, short_projected
+from manyheads.kernels.short_attention import merge_heads, dropped_by, short_attention, short_projected
 torch.manual_seed(1)
 sizes, given = ((5, 5), (16, 16), (64, 64), (7, 40), (1, 33)), (None, "each", "all alike")
 for (t, s), past, padded, width in itertools.product(sizes, (False, True), given, (16, 32)):
     if past and t != s:
         continue
-    heads_beside = lambda n: torch.randn(3, n, 2, width).transpose(1, 2).requires_grad_()
-    q, k, v = heads_beside(t), heads_beside(s), heads_beside(s)
+    empty_heads_inner = lambda n: torch.randn(3, n, 2, width).transpose(1, 2).requires_grad_()
+    q, k, v = empty_heads_inner(t), empty_heads_inner(s), empty_heads_inner(s)
     lengths = {"each": [[s], [max(1, s - 4)], [0]], "all alike": [[max(1, s - 2)]]}
     real = torch.arange(s) < torch.tensor(lengths[padded]) if padded else None
     found = short_attention(q, k, v, real, past, 0.3, None, 0.0)
@@ -60,7 +60,7 @@ for way in ("heads", "projected", "formula"):
     if way == "heads":
         mixed = short_attention(*given, None, True, 0.3, seed, 0.3)
     elif way == "projected":
-        whole = torch.cat([beside_of(x) for x in given], -1)
+        whole = torch.cat([merge_heads(x) for x in given], -1)
         mixed = short_projected(whole, None, 2, None, True, 0.3, seed, 0.3)
         mixed = mixed.unflatten(-1, (2, -1)).transpose(1, 2)
     else:
@@ -75,7 +75,7 @@ for one, other, wanted in zip(*found):
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn import attention, cores
 from manyheads.nn.attention import CrossAttention, SelfAttention
-from manyheads.nn.masks import causal, full, look
+from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import Position, PositionSizes, Rotary
 from manyheads.nn.scores import Bilinear, ScaledDot
 real = torch.arange(12) < torch.tensor([[12], [5]])
@@ -103,12 +103,12 @@ for score, position, expected in (
     (Bilinear(), Position(), False),
     (ScaledDot(), Rotary().build(sizes), False),
 ):
-    heads = Seq2SeqConfig(vocab_size=9, dim=32, heads=2, score=score).attention_heads()
-    compare(SelfAttention(heads), x, look(causal, 12, real=real), position, expected=expected)
-heads = Seq2SeqConfig(vocab_size=9, dim=32, heads=2).attention_heads()
-compare(CrossAttention(heads, 32), x, memory, look(full, 12, real=real), expected=True)
-compare(CrossAttention(heads, 32), x[:, :7], memory, look(full, 12, real=real), expected=True)
-compare(CrossAttention(heads, 32), x, memory[:1], look(full, 12, real=real[:1]), expected=False)
+    heads = Seq2SeqConfig(vocab_size=9, dim=32, heads=2, score=score).attention_config()
+    compare(SelfAttention(heads), x, make_mask(causal, 12, padding_mask=real), position, expected=expected)
+heads = Seq2SeqConfig(vocab_size=9, dim=32, heads=2).attention_config()
+compare(CrossAttention(heads, 32), x, memory, make_mask(full, 12, padding_mask=real), expected=True)
+compare(CrossAttention(heads, 32), x[:, :7], memory, make_mask(full, 12, padding_mask=real), expected=True)
+compare(CrossAttention(heads, 32), x, memory[:1], make_mask(full, 12, padding_mask=real[:1]), expected=False)
 
 # Compiled, from what does not lie row by row.
 x = torch.randn(12, 96, 2).permute(2, 0, 1).requires_grad_()

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from manyheads.kernels import gemv as single
 from manyheads.nn.feedforward import ACTIVATIONS
 from manyheads.kernels.gemv import KINDS, Single, Summed
-from manyheads.kernels.dispatch import agrees
+from manyheads.kernels.dispatch import passes
 torch.manual_seed(1)
 near = dict(rtol=1e-4, atol=1e-4)
 single.AT_ONCE = 128  # a few rows of small matrices at once
@@ -52,7 +52,7 @@ weight, inputs = torch.randn(9, 60), 60
 exact = Single(weight.double(), None)
 x = torch.randn(inputs, dtype=torch.float64)
 torch.testing.assert_close(exact(x), weight.double() @ x, rtol=1e-13, atol=1e-13)
-assert agrees(lambda: single.trial(torch.device("cpu")), "single")
+assert passes(lambda: single.selftest(torch.device("cpu")), "single")
 """
 
 WHOLE = """
@@ -66,14 +66,14 @@ from manyheads.nn.residual import Norm, Residual
 from manyheads.kernels.gemv import Summed, for_one_row
 
 single.AT_ONCE = 128
-asked, norms_asked, one_product, one_norm = [], [], single.single_product, single.single_norm
+asked, norms_asked, one_product, one_norm = [], [], single.gemv, single.norm_row
 inside = []
 def spied(x, weight, bias, kind, added, *norm):
     asked.append((kind >= 0, added is not None))
     inside.extend([1] * bool(norm))
     return one_product(x, weight, bias, kind, added, *norm)
-single.single_product = spied
-single.single_norm = lambda *given: (norms_asked.append(1), one_norm(*given))[1]
+single.gemv = spied
+single.norm_row = lambda *given: (norms_asked.append(1), one_norm(*given))[1]
 
 sizes = dict(vocab_size=30, dim=24, heads=2, layers=2, hidden=40, max_length=16)
 norms = (Norm(), Norm(form="rms", eps=0.01), Norm(placement="post"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.kernels import dispatch as trusted
-from manyheads.kernels.dispatch import agrees, trusted, unheard
+from manyheads.kernels.dispatch import passes, trusted, has_hooks
 
 RIGHT = torch.tensor([3.0, 4.0], dtype=torch.float64)
 
@@ -18,7 +18,7 @@ def pairs(found: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_what_is_near_is_right() -> None:
-    assert agrees(lambda: pairs(RIGHT.float() * 1.01), "short")
+    assert passes(lambda: pairs(RIGHT.float() * 1.01), "short")
 
 
 @pytest.mark.parametrize("found", [RIGHT * 1.1, RIGHT * float("nan"), -RIGHT])
@@ -26,23 +26,23 @@ def test_what_is_apart_or_no_number_is_left_alone_and_told(found: Tensor) -> Non
     with pytest.warns(
         UserWarning, match=r"without our kernel in kernels/short_attention\.py: it is off by"
     ):
-        assert not agrees(lambda: pairs(found), "short")
+        assert not passes(lambda: pairs(found), "short")
 
 
 def test_what_cannot_be_compiled_is_left_alone_and_told() -> None:
-    def trial() -> list[tuple[Tensor, Tensor]]:
+    def selftest() -> list[tuple[Tensor, Tensor]]:
         raise RuntimeError("no compiler here")
 
     with pytest.warns(UserWarning, match="no compiler here"):
-        assert not agrees(trial, "short")
+        assert not passes(selftest, "short")
 
 
 def test_a_full_memory_says_nothing_about_a_kernel() -> None:
-    def trial() -> list[tuple[Tensor, Tensor]]:
+    def selftest() -> list[tuple[Tensor, Tensor]]:
         raise torch.OutOfMemoryError("full")
 
     with pytest.raises(torch.OutOfMemoryError):
-        agrees(trial, "short")
+        passes(selftest, "short")
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,22 @@ def test_a_full_memory_says_nothing_about_a_kernel() -> None:
 )
 def test_whoever_listens_is_noticed(listen: str) -> None:
     parts = nn.LayerNorm(2), nn.Dropout(0.1)
-    assert unheard(*parts)
+    assert has_hooks(*parts)
     handle = getattr(parts[1], listen)(lambda *given: None)
-    assert not unheard(*parts)
+    assert not has_hooks(*parts)
     handle.remove()
-    assert unheard(*parts)
+    assert has_hooks(*parts)
 
 
 def test_each_device_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what came of it decides."""
     asked: list[int | None] = []
 
-    def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         asked.append(device.index)
         return pairs(RIGHT if device.index == 1 else 2 * RIGHT)
 
-    monkeypatch.setitem(sys.modules, "manyheads.nn.other", SimpleNamespace(trial=trial))
+    monkeypatch.setitem(sys.modules, "manyheads.nn.other", SimpleNamespace(trial=selftest))
     monkeypatch.setattr(room, "FOUND", {})
     with pytest.warns(UserWarning, match="other"):
         found = [trusted("other", index) for index in (0, 1, 0, 1)]

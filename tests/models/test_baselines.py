@@ -197,7 +197,7 @@ def test_padding_changes_nothing(kind: str) -> None:
         logits = model.logits(model.decode(target, memory))
         logits.square().sum().backward()
         grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        found.append((memory.states[memory.sight.real], logits, torch.cat(grads)))
+        found.append((memory.states[memory.mask.padding_mask], logits, torch.cat(grads)))
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             agree(one, two)

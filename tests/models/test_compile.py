@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.block import KEPT
-from manyheads.nn.masks import causal, look
+from manyheads.optimize import ACTIVATION_BUDGET, compile_blocks
+from manyheads.nn.masks import causal, make_mask
 from manyheads.nn.residual import Norm, Residual
 
 CELLS: list[Any] = [
@@ -100,7 +100,7 @@ def test_compiled_blocks_pass_on_what_products_are_computed_in(
         return found.float()
 
     eager = logits(True)
-    model.decoder.compile_blocks()
+    compile_blocks(model)
     torch._dynamo.utils.counters.clear()
     rounded = logits(False)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
@@ -123,10 +123,10 @@ def test_less_is_kept_where_nothing_is_drawn(
     model.decoder.blocks[0].register_forward_pre_hook(
         lambda block, given: seen.append(partition.activation_memory_budget)
     )
-    for _ in range(2):
-        model(inputs(GptConfig, 3, 7)[0])
-        model.decoder.compile_blocks()
-    assert seen == [1.0, 1.0 if drawn else KEPT]
+    model(inputs(GptConfig, 3, 7)[0])
+    compile_blocks(model)
+    model(inputs(GptConfig, 3, 7)[0])
+    assert seen == [1.0, 1.0 if drawn else ACTIVATION_BUDGET]
     assert partition.activation_memory_budget == 1.0
 
 
@@ -139,13 +139,13 @@ def test_what_was_dropped_forward_is_dropped_backward() -> None:
     """
     torch.manual_seed(1)
     model: Any = tiny(GptConfig, "none", "fused", dim=64, hidden=256, layers=1, dropout=0.3).build()
-    model.decoder.compile_blocks()
+    compile_blocks(model)
     x, direction = torch.randn(2, 4, 16, 64)
     weight = model.decoder.blocks[0].feedforward.inner.weight
 
     def loss() -> Tensor:
         torch.manual_seed(2)
-        found: Tensor = model.decoder(x, look(causal, 16))
+        found: Tensor = model.decoder(x, make_mask(causal, 16))
         return (found.float() * direction).sum()
 
     for precise in (True, False):

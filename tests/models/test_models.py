@@ -236,7 +236,7 @@ def test_each_side_has_its_own() -> None:
     assert model.decoder.blocks[0].feedforward.inner.out_features == 12
     assert hasattr(model.decoder.blocks[0].feedforward, "gate")
     assert not hasattr(model.encoder.blocks[0].feedforward, "gate")
-    heads = [stack.blocks[0].attention.heads.heads for stack in (model.encoder, model.decoder)]
+    heads = [stack.blocks[0].attention.config.heads for stack in (model.encoder, model.decoder)]
     assert heads == [2, 4]
     kinds = [type(stack.position).__name__ for stack in (model.encoder, model.decoder)]
     assert kinds == ["LearnedPosition", "RotaryPosition"]
@@ -312,7 +312,7 @@ def test_dropout_is_on_every_part() -> None:
     for stack, rate in ((model.encoder, 0.5), (model.decoder, 0.25)):
         residuals = [part for part in stack.modules() if isinstance(part, Residual)]
         assert [part.dropout.p for part in residuals] == [rate] * len(residuals)
-        assert stack.blocks[0].attention.heads.dropout == 0.125
+        assert stack.blocks[0].attention.config.dropout == 0.125
 
 
 @model_kinds

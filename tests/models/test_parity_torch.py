@@ -10,7 +10,7 @@ from manyheads.models.seq2seq import Memory, Seq2SeqConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.feedforward import Plain
-from manyheads.nn.masks import AttentionMask, causal, full, look
+from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.positions import NoPosition
 from manyheads.nn.residual import Norm
 
@@ -105,7 +105,7 @@ def every_setting(test: Any) -> Any:
 
 REAL = torch.tensor([[True] * 5, [True, True, True, False, False]])
 TARGET_REAL = torch.tensor([[True] * 4, [True, True, True, False]])
-TRIANGLE = torch.ones(4, 4, dtype=torch.bool).triu(1)  # PyTorch says True where not to look
+TRIANGLE = torch.ones(4, 4, dtype=torch.bool).triu(1)  # PyTorch says True where not to make_mask
 
 
 @every_setting
@@ -119,7 +119,7 @@ def test_encoder_layer(first: bool, activation: Activation, dtype: torch.dtype, 
     x = torch.randn(2, 5, DIM, dtype=dtype, requires_grad=True)
     real = REAL if mask in ("padding", "both") else None
     ahead = mask in ("causal", "both")
-    found = block(x, look(causal if ahead else full, 5, real=real), stack.position)
+    found = block(x, make_mask(causal if ahead else full, 5, padding_mask=real), stack.position)
     expected = theirs(
         x,
         src_mask=torch.ones(5, 5, dtype=torch.bool).triu(1) if ahead else None,
@@ -140,7 +140,7 @@ def test_decoder_layer(first: bool, activation: Activation, dtype: torch.dtype) 
     source = torch.arange(5)[None]
     found = block(
         x,
-        look(causal, 4, real=TARGET_REAL),
+        make_mask(causal, 4, padding_mask=TARGET_REAL),
         stack.position,
         memory,
         AttentionMask(full, source, source, REAL),
@@ -180,11 +180,11 @@ def test_whole_transformer(first: bool, activation: Activation, dtype: torch.dty
             other.norm.load_state_dict(ours.last_norm.state_dict())
     source = torch.randn(2, 5, DIM, dtype=dtype, requires_grad=True)
     target = torch.randn(2, 4, DIM, dtype=dtype, requires_grad=True)
-    sight = look(full, 5, real=REAL)
+    sight = make_mask(full, 5, padding_mask=REAL)
     memory = Memory(
-        model.encoder(source, sight), AttentionMask(full, sight.queries, sight.keys, REAL)
+        model.encoder(source, sight), AttentionMask(full, sight.query_positions, sight.key_positions, REAL)
     )
-    found = model.decoder(target, look(causal, 4, real=TARGET_REAL), memory.states, memory.sight)
+    found = model.decoder(target, make_mask(causal, 4, padding_mask=TARGET_REAL), memory.states, memory.mask)
     expected = theirs(
         source,
         target,
@@ -205,4 +205,4 @@ def test_multi_head_attention() -> None:
         copy_attention(ours, theirs)
     x = torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True)
     expected, _ = theirs(x, x, x, attn_mask=TRIANGLE)
-    agree(ours(x, look(causal, 4), stack.position), expected, [x])
+    agree(ours(x, make_mask(causal, 4), stack.position), expected, [x])

@@ -13,7 +13,7 @@ from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.compressed import CompressedCore, MemoryCompressed
 from manyheads.nn.exact_attention import CoreSizes
 from manyheads.nn.local import Local
-from manyheads.nn.masks import AttentionMask, Rule, both, causal, full, look, window
+from manyheads.nn.masks import AttentionMask, Rule, both, causal, full, make_mask, window
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
@@ -111,10 +111,10 @@ def by_hand(
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("length", [1, 6, 7])
 def test_it_is_a_loop_over_blocks(rule: Rule, stride: int, length: int) -> None:
-    core, (q, k, v) = core_of(stride, past=rule.past_only), draw(length)
+    core, (q, k, v) = core_of(stride, past=rule.is_causal), draw(length)
     real = torch.arange(length) < torch.tensor([[length], [max(1, length - 3)]])
     for given in (None, real):
-        found = core(q, k, v, look(rule, length, real=given), SCALED, Position())
+        found = core(q, k, v, make_mask(rule, length, padding_mask=given), SCALED, Position())
         every = torch.ones_like(real) if given is None else given
         agree(found, by_hand(core, q, k, v, rule, every, SCALED))
 
@@ -125,7 +125,7 @@ def test_it_is_a_loop_over_blocks(rule: Rule, stride: int, length: int) -> None:
 def test_any_score_meets_the_blocks(score: ScoreConfig) -> None:
     core, (q, k, v), built = core_of(key_dim=3), draw(7, key_dim=3), score_of(score)
     core.check(built, Position())
-    found = core(q, k, v, look(causal, 7), built, Position())
+    found = core(q, k, v, make_mask(causal, 7), built, Position())
     agree(found, by_hand(core, q, k, v, causal, torch.ones(2, 7).bool(), built))
 
 
@@ -134,7 +134,7 @@ def test_a_stride_of_one_with_no_kernel_is_attention() -> None:
     with torch.no_grad():
         for kernel in core.parameters():
             kernel.copy_(torch.eye(CHANNELS)[None, :, :, None].expand_as(kernel))
-    found = core(q, k, v, look(causal, 9), SCALED, Position())
+    found = core(q, k, v, make_mask(causal, 9), SCALED, Position())
     keys, values = (x.repeat_interleave(HEADS // KV, 1) for x in (k, v))
     expected = torch.nn.functional.scaled_dot_product_attention(q, keys, values, is_causal=True)
     agree(found, expected)
@@ -143,7 +143,7 @@ def test_a_stride_of_one_with_no_kernel_is_attention() -> None:
 @rules
 def test_the_weights_are_those_of_the_blocks(rule: Rule) -> None:
     core, (q, k, v) = core_of(), draw(8)
-    sight = look(rule, 8)
+    sight = make_mask(rule, 8)
     weights = core.weights(q, k, sight, SCALED, Position())
     assert weights.shape == (2, HEADS, 8, core.meets(8)) == (2, HEADS, 8, 3)
     blocks = core._compress(v, core.values, sight).repeat_interleave(HEADS // KV, 1)
@@ -157,7 +157,7 @@ def test_the_full_rule_sees_every_block() -> None:
     core, (q, k, v) = core_of(), draw(8)
     for part in (k, v):
         part.requires_grad_()
-    out = core(q, k, v, look(full, 8), SCALED, Position())
+    out = core(q, k, v, make_mask(full, 8), SCALED, Position())
     for query in range(8):
         for grad in torch.autograd.grad(out[:, :, query].sum(), (k, v), retain_graph=True):
             assert grad.abs().sum((1, 3)).min() > 0
@@ -166,7 +166,7 @@ def test_the_full_rule_sees_every_block() -> None:
 def test_a_query_that_sees_no_block_gets_zeros_and_gives_no_gradient() -> None:
     core, parts = core_of(), [x.requires_grad_() for x in draw(5)]
     real = torch.tensor([[True] * 5, [False] * 5])
-    sight = look(causal, 5, real=real)
+    sight = make_mask(causal, 5, padding_mask=real)
     out = core(*parts, sight, SCALED, Position())
     assert not out[0, :, :2].any()
     assert not out[1].any()
@@ -185,7 +185,7 @@ def test_no_block_reveals_a_later_token(stride: int, length: int) -> None:
     core, (q, k, v) = core_of(stride, past=True), draw(length)
     for part in (k, v):
         part.requires_grad_()
-    out = core(q, k, v, look(causal, length), SCALED, Position())
+    out = core(q, k, v, make_mask(causal, length), SCALED, Position())
     for query in range(length):
         whole = (query + 1) // stride * stride  # positions of the blocks that are complete
         found = torch.autograd.grad(out[:, :, query].square().sum(), (k, v), retain_graph=True)
@@ -205,7 +205,7 @@ def test_padding_behind_changes_nothing(rule: Rule) -> None:
             padded[0, :, :8], padded[1, :, :4] = part[0], part[1, :, :4]
         core.zero_grad()
         real = torch.arange(length) < torch.tensor([[8], [4]])
-        out = core(q, k, v, look(rule, length, real=real), SCALED, Position())
+        out = core(q, k, v, make_mask(rule, length, padding_mask=real), SCALED, Position())
         out = torch.cat([out[0, :, :8], out[1, :, :4]], dim=1)
         out.square().sum().backward()
         found.append([out, *(p.grad for p in core.parameters() if p.grad is not None)])
@@ -214,7 +214,7 @@ def test_padding_behind_changes_nothing(rule: Rule) -> None:
         for one, two in zip(found[0], other, strict=True):
             torch.testing.assert_close(one, two, rtol=0, atol=1e-11)
     alone = [x[1:, :, :4] for x in parts]
-    agree(core(*alone, look(rule, 4), SCALED, Position())[0], found[0][0][:, 8:])
+    agree(core(*alone, make_mask(rule, 4), SCALED, Position())[0], found[0][0][:, 8:])
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -286,7 +286,7 @@ def test_the_pattern_goes_over_the_layers() -> None:
 def test_a_block_is_its_mean_at_first() -> None:
     core = CompressedCore(3, CoreSizes(heads=2, kv_heads=2, head_dim=64, key_dim=64, max_length=9))
     x = torch.randn(4, 2, 9, 64)
-    found = core._compress(x, core.values, look(full, 9)).detach()
+    found = core._compress(x, core.values, make_mask(full, 9)).detach()
     mean = x.unflatten(2, (3, 3)).mean(3)
     away = (found - mean).square().mean().sqrt()
     assert 0.01 < float(away) < 0.2 < float(mean.square().mean().sqrt())
@@ -307,7 +307,7 @@ def test_every_kernel_learns() -> None:
 @pytest.mark.parametrize("rule", [window(2), both(causal, window(2))], ids=lambda rule: rule.kind)
 def test_another_rule_is_refused(rule: Rule) -> None:
     with pytest.raises(UserError, match=r"choose another model\.core"):
-        core_of()(*draw(5), look(rule, 5), SCALED, Position())
+        core_of()(*draw(5), make_mask(rule, 5), SCALED, Position())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.exact_attention import CoreSizes
 from manyheads.nn.flex import Flex, flexible
 from manyheads.nn.masks import AttentionMask
-from manyheads.nn.positions import Position, PositionSizes, by_distance
+from manyheads.nn.positions import Position, PositionSizes, bias_by_distance
 from manyheads.nn.scores import Dot, ScaledDot
 
 # FlexAttention traces the rules, which the hook that checks shapes does not let it.
@@ -58,8 +58,8 @@ def test_what_a_bias_hangs_on() -> None:
     for config, _ in POSITIONS.values():
         position = config.build(SIZES)
         bias = position.score(q, places, places)
-        if bias is not None and position.distance_alone:
-            table = by_distance(position, q, 6)
+        if bias is not None and position.is_relative_bias:
+            table = bias_by_distance(position, q)
             assert table is not None
             expected = table[:, places.T.mul(-1) + places + 5]
             torch.testing.assert_close(bias[0], expected)

@@ -16,7 +16,7 @@ from manyheads.nn.attention import CoreConfig
 from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.flex import Flex
-from manyheads.nn.masks import Rule, SameDocument, look
+from manyheads.nn.masks import Rule, SameDocument, make_mask
 from manyheads.nn.packed import Packed
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.residual import Norm
@@ -69,8 +69,8 @@ def build(score: str, position: str, core: str, placement: Placement, *, causal:
 def run(stack: Stack, rule: Rule, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The output, and the gradient by the input of (row n, position n) alone for each row n."""
     x = x.clone().requires_grad_()
-    sight = look(rule, x.shape[1], real=real)
-    out = stack(stack.position.embed(x, sight.queries), sight)
+    sight = make_mask(rule, x.shape[1], padding_mask=real)
+    out = stack(stack.position.embed(x, sight.query_positions), sight)
     own = torch.arange(LENGTH)
     (out[own, own] * torch.linspace(-1, 2, 8, dtype=x.dtype)).sum().backward()
     assert x.grad is not None
@@ -99,7 +99,7 @@ def by_dense(
 
 def rules(causal: bool) -> dict[str, tuple[Rule, Sees]]:
     """Those for a stack that looks back only, or the others."""
-    return {name: pair for name, pair in GRID_RULES.items() if pair[0].past_only == causal}
+    return {name: pair for name, pair in GRID_RULES.items() if pair[0].is_causal == causal}
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])

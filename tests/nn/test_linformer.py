@@ -15,7 +15,7 @@ from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import attend
 from manyheads.nn.exact_attention import Core, CoreSizes, Dense
 from manyheads.nn.linformer import Linformer, LinformerCore
-from manyheads.nn.masks import causal, full, look, window
+from manyheads.nn.masks import causal, full, make_mask, window
 from manyheads.nn.positions import Position, PositionSizes
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.view.capture import capture
@@ -40,7 +40,7 @@ def gradients(core: Core, given: list[Tensor], score: Score) -> list[Tensor]:
     """The output, then the gradients of the inputs and of the score."""
     given = [x.clone().requires_grad_() for x in given]
     score.zero_grad()
-    out = core(*given, look(full, given[0].shape[2]), score, Position())
+    out = core(*given, make_mask(full, given[0].shape[2]), score, Position())
     (out * torch.linspace(-1, 2, out.numel()).view_as(out)).sum().backward()
     return [out, *(x.grad for x in [*given, *score.parameters()] if x.grad is not None)]
 
@@ -66,7 +66,7 @@ def test_it_is_the_formula(share: Literal["all", "heads", "none"]) -> None:
     """softmax(q (E k)ᵀ) F v head by head; queries share their group's keys and its matrices."""
     core = build(share)
     q, k, v = inputs()
-    out = core(q, k, v, look(full, 9), InnerScore(0.5), Position())
+    out = core(q, k, v, make_mask(full, 9), InnerScore(0.5), Position())
     e, f = core.keys, core.keys if core.values is None else core.values
     for head in range(4):
         g = head // 2
@@ -90,7 +90,7 @@ def test_share_says_who_has_a_matrix(
     core = build(share)
     assert {name: tuple(x.shape) for name, x in core.named_parameters()} == shapes
     assert core.state_dict().keys() == shapes.keys()
-    core(*inputs(), look(full, 9), InnerScore(0.5), Position()).square().sum().backward()
+    core(*inputs(), make_mask(full, 9), InnerScore(0.5), Position()).square().sum().backward()
     assert all(x.grad is not None and (x.grad != 0).all() for x in core.parameters())
 
 
@@ -108,9 +108,9 @@ def test_padding_changes_nothing(share: Literal["all", "heads", "none"]) -> None
     core = build(share)
     given = [x.requires_grad_() for x in inputs()]
     real = (torch.arange(9) < 6).expand(2, -1)
-    padded = core(*given, look(full, 9, real=real), InnerScore(0.5), Position())[:, :, :6]
+    padded = core(*given, make_mask(full, 9, padding_mask=real), InnerScore(0.5), Position())[:, :, :6]
     short = [x[:, :, :6] for x in given]
-    alone = core(*short, look(full, 6), InnerScore(0.5), Position())
+    alone = core(*short, make_mask(full, 6), InnerScore(0.5), Position())
     torch.testing.assert_close(padded, alone, rtol=0, atol=1e-12)
     for gradient in torch.autograd.grad(padded.square().sum(), given):
         assert (gradient[:, :, 6:] == 0).all()
@@ -121,7 +121,7 @@ def test_nothing_real_gives_zeros_and_no_gradient() -> None:
     core = build()
     given = [x.requires_grad_() for x in inputs()]
     real = torch.tensor([[True] * 9, [False] * 9])
-    out = core(*given, look(full, 9, real=real), InnerScore(0.5), Position())
+    out = core(*given, make_mask(full, 9, padding_mask=real), InnerScore(0.5), Position())
     assert (out[1] == 0).all()
     assert (out[0] != 0).any()
     found = torch.autograd.grad(out[1].sum(), [*given, *core.parameters()])
@@ -132,7 +132,7 @@ def test_weights_are_over_the_rank() -> None:
     """What capture shows: [b h t rank], each row a distribution, and what values are mixed by."""
     core = build("heads")
     q, k, v = inputs()
-    sight = look(full, 9)
+    sight = make_mask(full, 9)
     weights = core.weights(q, k, sight, InnerScore(0.5), Position())
     assert weights.shape == (2, 4, 9, 3)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 9).double())
@@ -151,7 +151,7 @@ def test_dropout_drops_weights() -> None:
         core.keys.copy_(torch.eye(9))
     q, k = normal(2, 4, 9, 9), normal(2, 4, 9, 9)
     v = torch.eye(9, dtype=torch.float64).expand(2, 4, -1, -1)
-    sight, score = look(full, 9), InnerScore(0.5)
+    sight, score = make_mask(full, 9), InnerScore(0.5)
     kept = core(q, k, v, sight, score, Position(), 0.25)
     kept = kept / core.weights(q, k, sight, score, Position())
     assert ((kept == 0) | ((kept - 1 / 0.75).abs() < 1e-10)).all()

@@ -27,7 +27,7 @@ from manyheads.nn.masks import (
     causal,
     either,
     full,
-    look,
+    make_mask,
     prefix,
 )
 from manyheads.nn.positions import Position, PositionSizes
@@ -79,7 +79,7 @@ def equals_dense(
 ) -> None:
     """Output and gradients are those of the dense core under rule and pattern."""
     core, pattern = CORES[name]
-    near = AttentionMask(both(sight.rule, pattern), sight.queries, sight.keys, sight.real)
+    near = AttentionMask(both(sight.rule, pattern), sight.query_positions, sight.key_positions, sight.padding_mask)
     position = position or Position()
     found = gradients(core, inputs, sight, score, position)
     expected = gradients(Dense(), inputs, near, score, position)
@@ -105,7 +105,7 @@ def test_equals_dense_under_the_pattern(name: str, length: int) -> None:
     """Whatever the rule, and wherever blocks and windows end in the row."""
     inputs = [normal(3, 2, length, 4) for _ in range(3)]
     for rule in rules(length).values():
-        equals_dense(name, inputs, look(rule, length))
+        equals_dense(name, inputs, make_mask(rule, length))
 
 
 @cores
@@ -121,12 +121,12 @@ def test_padding_is_not_there(name: str, padding: str) -> None:
     }[padding]
     real = torch.stack([~padded, index < 70])
     for rule in (full, causal):
-        equals_dense(name, inputs, look(rule, 75, real=real))
+        equals_dense(name, inputs, make_mask(rule, 75, padding_mask=real))
         junk = [torch.where(real[:, None, :, None], x, 1e3) for x in inputs[1:]]
         core = CORES[name][0]
         agree(
-            core(inputs[0], *junk, look(rule, 75, real=real), DOT, Position()),
-            core(*inputs, look(rule, 75, real=real), DOT, Position()),
+            core(inputs[0], *junk, make_mask(rule, 75, padding_mask=real), DOT, Position()),
+            core(*inputs, make_mask(rule, 75, padding_mask=real), DOT, Position()),
         )
 
 
@@ -140,8 +140,8 @@ def test_every_score_and_position(score: str, position: str) -> None:
     inputs = [normal(2, 2, 70, 4), normal(2, 1, 70, key_dim), normal(2, 1, 70, 4)]
     real = torch.arange(70) < torch.tensor([[70], [61]])
     for name in ("local", "globals"):
-        equals_dense(name, inputs, look(full, 70), scored, placed)
-        equals_dense(name, inputs, look(causal, 70, real=real), scored, placed)
+        equals_dense(name, inputs, make_mask(full, 70), scored, placed)
+        equals_dense(name, inputs, make_mask(causal, 70, padding_mask=real), scored, placed)
 
 
 @cores
@@ -151,7 +151,7 @@ def test_a_chunk_is_part_of_the_whole(name: str) -> None:
     real = torch.arange(75) >= torch.tensor([[0], [9]])
     for rule in (full, both(causal, SameDocument(torch.arange(75)[None] // 50))):
         for start in (0, 1, 40, 74):
-            sight = look(rule, 75 - start, start=start, real=real)
+            sight = make_mask(rule, 75 - start, start=start, padding_mask=real)
             equals_dense(name, [inputs[0][:, :, start:], *inputs[1:]], sight)
 
 
@@ -179,7 +179,7 @@ def test_causality_by_gradient(name: str) -> None:
     k, v = (normal(1, 1, length, 2).expand(length, -1, -1, -1).clone() for _ in range(2))
     q = normal(1, 1, length, 2).expand(length, -1, -1, -1)
     out = CORES[name][0](
-        q, k.requires_grad_(), v.requires_grad_(), look(causal, length), DOT, Position()
+        q, k.requires_grad_(), v.requires_grad_(), make_mask(causal, length), DOT, Position()
     )
     own = torch.arange(length)
     out[own, 0, own].sum().backward()  # row n shows what position n depends on
@@ -241,7 +241,7 @@ def test_nothing_is_as_large_as_the_square(core: Local | Longformer, position: s
     documents = SameDocument(torch.arange(length)[None] // 100)
     inputs = [torch.randn(1, heads, length, channels) for _ in range(3)]
     for rule in (full, causal, both(causal, documents)):
-        sight = look(rule, length, real=torch.arange(length)[None] < length - 5)
+        sight = make_mask(rule, length, padding_mask=torch.arange(length)[None] < length - 5)
         with Largest() as largest:
             gradients(core, inputs, sight, DOT, placed)
         assert 0 < largest.elements <= heads * length * (LEAST_BLOCK + 2 * 16 + 4)
@@ -253,7 +253,7 @@ def test_a_step_meets_few_keys(core: Local | Longformer) -> None:
     """Of all cached positions it asks where they are, and takes the keys of the near ones."""
     length, channels = 4096, 8
     q, (k, v) = torch.randn(1, 2, 1, channels), torch.randn(2, 1, 2, length, channels)
-    sight = look(causal, 1, start=length - 1)
+    sight = make_mask(causal, 1, start=length - 1)
     with Largest() as largest:
         core(q, k, v, sight, DOT, Position())
     assert length <= largest.elements <= 2 * length < k.numel()
@@ -270,7 +270,7 @@ def test_capture_shows_the_pattern(name: str) -> None:
     with capture(model) as maps:
         captured = model(tokens)
     agree(captured, plain)
-    seen = look(pattern, 70).mask()
+    seen = make_mask(pattern, 70).as_bool()
     assert seen is not None
     assert len(maps["self"]) == 2
     for weights in maps["self"]:
@@ -283,7 +283,7 @@ def test_dropout_drops_or_scales_each_weight(name: str) -> None:
     """By the seed, and each weight is gone or grown by 1/(1 − p), none counted twice."""
     core, q, k = CORES[name][0], normal(1, 2, 70, 70), normal(1, 2, 70, 70) / 9
     v = torch.eye(70, dtype=torch.float64).expand(1, 2, -1, -1)
-    sight = look(causal, 70)
+    sight = make_mask(causal, 70)
 
     def drawn(seed: int) -> Tensor:
         torch.manual_seed(seed)

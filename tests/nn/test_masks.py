@@ -4,7 +4,7 @@ import pytest
 import torch
 from textbook import DOCUMENTS, RULES
 
-from manyheads.nn.masks import AttentionMask, Full, both, causal, either, full, look, prefix, window
+from manyheads.nn.masks import AttentionMask, Full, both, causal, either, full, make_mask, prefix, window
 
 REAL = torch.tensor([[True] * 6, [True, True, False, True, True, False]])
 
@@ -14,7 +14,7 @@ def test_rule_is_its_predicate(name: str) -> None:
     """A query sees exactly the keys that the rule's sentence lets it see, padding never."""
     rule, sees = RULES[name]
     for real in (None, REAL):
-        mask = look(rule, 6, real=real).mask()
+        mask = make_mask(rule, 6, padding_mask=real).as_bool()
         expected = [
             [
                 [sees(row, i, j) and (real is None or bool(real[row, j])) for j in range(6)]
@@ -30,12 +30,12 @@ def test_rule_is_its_predicate(name: str) -> None:
 def test_a_later_step_is_a_row_of_the_whole(name: str) -> None:
     """Cached and chunked passes see what the same rows of a full pass see."""
     rule = RULES[name][0]
-    whole = look(rule, 6, real=REAL).mask()
+    whole = make_mask(rule, 6, padding_mask=REAL).as_bool()
     assert whole is not None
     whole = whole.expand(2, 1, 6, 6)
     for start, length in ((0, 2), (3, 2), (5, 1), (2, 4)):
         end = start + length
-        part = look(rule, length, start=start, real=REAL[:, :end]).mask()
+        part = make_mask(rule, length, start=start, padding_mask=REAL[:, :end]).as_bool()
         assert part is not None
         seen = part.expand(2, 1, length, end)
         assert torch.equal(seen, whole[:, :, start:end, :end])
@@ -43,17 +43,17 @@ def test_a_later_step_is_a_row_of_the_whole(name: str) -> None:
 
 def test_one_step_needs_no_triangle() -> None:
     """The newest position sees all there is, so a single causal step asks for no mask."""
-    assert look(causal, 1, start=4).mask() is None
-    assert look(causal, 2, start=4).mask() is not None
-    assert look(window(1), 1, start=4).mask() is not None
+    assert make_mask(causal, 1, start=4).as_bool() is None
+    assert make_mask(causal, 2, start=4).as_bool() is not None
+    assert make_mask(window(1), 1, start=4).as_bool() is not None
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_block_is_a_piece_of_the_whole(name: str) -> None:
     """The sight of some rows and columns has that piece of the mask."""
-    sight = look(RULES[name][0], 6, real=REAL)
-    whole = sight.mask()
-    part = sight.block(slice(1, 4), slice(2, 6)).mask()
+    sight = make_mask(RULES[name][0], 6, padding_mask=REAL)
+    whole = sight.as_bool()
+    part = sight.block(slice(1, 4), slice(2, 6)).as_bool()
     assert whole is not None
     assert part is not None
     expected = whole.expand(2, 1, 6, 6)[:, :, 1:4, 2:6]
@@ -73,26 +73,26 @@ def test_rules_combine() -> None:
 
 def test_full_needs_no_mask() -> None:
     """Where everyone sees everyone there is nothing to hold; padding needs one row a sentence."""
-    assert look(full, 6).mask() is None
-    mask = look(Full(), 6, real=REAL).mask()
+    assert make_mask(full, 6).as_bool() is None
+    mask = make_mask(Full(), 6, padding_mask=REAL).as_bool()
     assert mask is not None
     assert mask.shape == (2, 1, 1, 6)
 
 
 def test_only_the_plain_triangle_is_one() -> None:
     """A kernel may use its own triangle only for the causal rule on the same whole positions."""
-    assert look(causal, 5).is_triangle()
-    assert not look(causal, 5, real=torch.ones(1, 5, dtype=torch.bool)).is_triangle()
-    assert not look(causal, 5, start=2).is_triangle()
-    assert not look(full, 5).is_triangle()
-    assert not look(both(causal, window(3)), 5).is_triangle()
+    assert make_mask(causal, 5).is_causal()
+    assert not make_mask(causal, 5, padding_mask=torch.ones(1, 5, dtype=torch.bool)).is_causal()
+    assert not make_mask(causal, 5, start=2).is_causal()
+    assert not make_mask(full, 5).is_causal()
+    assert not make_mask(both(causal, window(3)), 5).is_causal()
     shifted = torch.arange(3, 8)[None]
-    assert not AttentionMask(causal, shifted, torch.arange(8)[None]).is_triangle()
+    assert not AttentionMask(causal, shifted, torch.arange(8)[None]).is_causal()
 
 
 def test_documents_do_not_mix() -> None:
     """In a packed row the causal rule starts anew with each document."""
-    mask = look(both(causal, RULES["same-document"][0]), 6).mask()
+    mask = make_mask(both(causal, RULES["same-document"][0]), 6).as_bool()
     assert mask is not None
     for row, documents in enumerate(DOCUMENTS):
         lengths = mask[row, 0].sum(-1).tolist()
@@ -103,26 +103,26 @@ def test_documents_do_not_mix() -> None:
 def test_what_is_added_to_scores_is_the_mask(length: int) -> None:
     """Zero where a query sees a key, else −∞; made once a type, in rows that are aligned."""
     real = torch.arange(length) < torch.tensor([[length], [3]])
-    for sight in (look(causal, length, real=real), look(full, length, real=real)):
-        mask = sight.mask()
+    for sight in (make_mask(causal, length, padding_mask=real), make_mask(full, length, padding_mask=real)):
+        mask = sight.as_bool()
         assert mask is not None
         for dtype in (torch.float32, torch.bfloat16):
-            added = sight.added(dtype)
+            added = sight.as_bias(dtype)
             assert added is not None
             assert added.dtype == dtype
             assert torch.equal(added == 0, mask)
             assert torch.equal(added == -torch.inf, ~mask)
-            assert added is sight.added(dtype)
+            assert added is sight.as_bias(dtype)
             assert all(step % 8 == 0 for step in added.stride()[:-1])
-    assert look(full, length).added(torch.float32) is None
+    assert make_mask(full, length).as_bias(torch.float32) is None
 
 
 def test_queries_from_elsewhere_share_what_their_place_does_not_change() -> None:
-    sight = look(full, 6, real=REAL)
-    assert sight.across(3).mask() is sight.across(7).mask() is sight.mask()
-    assert sight.across(3).queries.shape == (1, 3)
-    past = look(causal, 6, real=REAL)
-    first = past.across(2).mask()
+    sight = make_mask(full, 6, padding_mask=REAL)
+    assert sight.for_cross_attention(3).as_bool() is sight.for_cross_attention(7).as_bool() is sight.as_bool()
+    assert sight.for_cross_attention(3).query_positions.shape == (1, 3)
+    past = make_mask(causal, 6, padding_mask=REAL)
+    first = past.for_cross_attention(2).as_bool()
     assert first is not None
     assert torch.equal(first[..., 0], REAL[:, None, :1].expand(-1, 1, 2))
     assert not first[..., 1:].any()

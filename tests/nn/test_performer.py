@@ -14,7 +14,7 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.attention import attend
 from manyheads.nn.exact_attention import CoreSizes
-from manyheads.nn.masks import Rule, causal, full, look, window
+from manyheads.nn.masks import Rule, causal, full, make_mask, window
 from manyheads.nn.performer import Draw, Performer, PerformerCore, draw_projection, exponents
 from manyheads.nn.positions import Position, PositionSizes, Rotary
 from manyheads.nn.scores import InnerScore, ScaledDot
@@ -116,8 +116,8 @@ def test_it_is_the_quadratic_formula(rule: Rule, chunk: int) -> None:
     real = torch.ones(2, 11, dtype=torch.bool)
     real[1, 3:6] = False
     for shown in (None, real):
-        sight = look(rule, 11, real=shown)
-        mask = sight.mask()
+        sight = make_mask(rule, 11, padding_mask=shown)
+        mask = sight.as_bool()
         given = [x.requires_grad_() for x in inputs()]
         found = core(*given, sight, SCORE, Position())
         expected = quadratic(core, given, torch.ones(1) if mask is None else mask, SCORE.scale)
@@ -135,7 +135,7 @@ def test_no_gradient_comes_from_the_future() -> None:
     """Query i depends on keys and values up to i, on each of them, and on no later one."""
     core = build()
     q, k, v = (x.requires_grad_() for x in inputs())
-    out = core(q, k, v, look(causal, 11), SCORE, Position())
+    out = core(q, k, v, make_mask(causal, 11), SCORE, Position())
     for i in range(11):
         for gradient in torch.autograd.grad(out[:, :, i].sum(), [k, v], retain_graph=True):
             reached = (gradient != 0).any(-1)
@@ -148,7 +148,7 @@ def test_a_later_key_changes_nothing_before() -> None:
     """In float32 too, also when it outgrows all others."""
     core = Performer(16, chunk=4).build(SIZES)
     q, k, v = (x.float() for x in inputs())
-    sight = look(causal, 11)
+    sight = make_mask(causal, 11)
     before = core(q, k, v, sight, SCORE, Position())
     k[:, :, 7], v[:, :, 7] = 0.01 * k[:, :, 7], 1e3
     k[:, :, 8:] *= 6
@@ -177,9 +177,9 @@ def test_what_follows_takes_nothing_away(change: int, early: float, late: float)
     core = Performer(32, chunk=16).build(WIDE)
     score = InnerScore(1 / 8)
     given = [x.requires_grad_() for x in uneven(change, early, late)]
-    out = core(*given, look(causal, 40), score, Position())
+    out = core(*given, make_mask(causal, 40), score, Position())
     assert not (out == 0).all(-1).any()
-    part = core(*(x[:, :, :change] for x in given), look(causal, change), score, Position())
+    part = core(*(x[:, :, :change] for x in given), make_mask(causal, change), score, Position())
     torch.testing.assert_close(out[:, :, :change], part, rtol=0, atol=1e-5)
     found = torch.autograd.grad(out.square().sum(), given)
     wide = [x.detach().double().requires_grad_() for x in given]
@@ -205,11 +205,11 @@ def test_uneven_keys_through_a_cache(early: float, late: float) -> None:
     core = Performer(32, chunk=16).build(WIDE)
     score = InnerScore(1 / 8)
     q, k, v = uneven(23, early, late)
-    whole = core(q, k, v, look(causal, 40), score, Position())
+    whole = core(q, k, v, make_mask(causal, 40), score, Position())
     start = 0
     for length in (18, 12, 1, 9):
         end = start + length
-        sight = look(causal, length, start=start)
+        sight = make_mask(causal, length, start=start)
         step = q[:, :, start:end], k[:, :, :end]
         piece = core(*step, v[:, :, :end], sight, score, Position())
         torch.testing.assert_close(piece, whole[:, :, start:end], rtol=0, atol=1e-4)
@@ -225,10 +225,10 @@ def test_uneven_keys_with_padding() -> None:
     real = torch.ones(1, 40, dtype=torch.bool)
     real[:, :3], real[:, 20:25], real[:, 38:] = False, False, False
     given = [x.requires_grad_() for x in uneven(30, 8.0, 0.1)]
-    out = core(*given, look(causal, 40, real=real), score, Position())
+    out = core(*given, make_mask(causal, 40, padding_mask=real), score, Position())
     assert (out[:, :, :3] == 0).all()
     kept = real[0].nonzero()[:, 0]
-    alone = core(*(x[:, :, kept] for x in given), look(causal, len(kept)), score, Position())
+    alone = core(*(x[:, :, kept] for x in given), make_mask(causal, len(kept)), score, Position())
     torch.testing.assert_close(out[:, :, kept], alone, rtol=0, atol=1e-4)
     for gradient in torch.autograd.grad(out[:, :, kept].sum(), given):
         assert gradient.isfinite().all()
@@ -241,7 +241,7 @@ def test_padding_costs_nothing() -> None:
     real = (torch.arange(11) > 4).expand(2, -1)
     for shown in (None, real):
         with FlopCounterMode(display=False) as counter:
-            core(*(x.float() for x in inputs()), look(causal, 11, real=shown), SCORE, Position())
+            core(*(x.float() for x in inputs()), make_mask(causal, 11, padding_mask=shown), SCORE, Position())
         spent.append(counter.get_total_flops())
     assert spent[0] == spent[1] > 0
 
@@ -255,8 +255,8 @@ def test_padding_changes_nothing(rule: Rule) -> None:
         x[:, :, 7:] *= 40
         x.requires_grad_()
     real = (torch.arange(11) < 7).expand(2, -1)
-    padded = core(*given, look(rule, 11, real=real), SCORE, Position())[:, :, :7]
-    alone = core(*(x[:, :, :7] for x in given), look(rule, 7), SCORE, Position())
+    padded = core(*given, make_mask(rule, 11, padding_mask=real), SCORE, Position())[:, :, :7]
+    alone = core(*(x[:, :, :7] for x in given), make_mask(rule, 7), SCORE, Position())
     torch.testing.assert_close(padded, alone, rtol=0, atol=1e-12)
     for gradient in torch.autograd.grad(padded.square().sum(), given):
         assert (gradient[:, :, 7:] == 0).all()
@@ -270,7 +270,7 @@ def test_a_query_that_sees_nothing_gets_zeros(rule: Rule) -> None:
     given = [x.requires_grad_() for x in inputs()]
     real = torch.ones(2, 11, dtype=torch.bool)
     real[0], real[1, :5] = False, rule is full
-    out = core(*given, look(rule, 11, real=real), SCORE, Position())
+    out = core(*given, make_mask(rule, 11, padding_mask=real), SCORE, Position())
     blind = out[0] if rule is full else torch.cat([out[0], out[1, :, :5]], 1)
     assert (blind == 0).all()
     assert (out[1, :, 5:] != 0).all()
@@ -284,7 +284,7 @@ def test_large_vectors_stay_finite(rule: Rule, size: float) -> None:
     """Exponents of thousands neither overflow nor leave 0/0 behind, forward and backward."""
     core = Performer(16, chunk=4).build(SIZES)
     given = [(size * x).float().requires_grad_() for x in inputs()]
-    out = core(*given, look(rule, 11), SCORE, Position())
+    out = core(*given, make_mask(rule, 11), SCORE, Position())
     assert out.isfinite().all()
     # A mean of values, whatever the weights.
     assert (out.abs().amax(2) <= given[2].abs().amax(2).repeat_interleave(2, 1) * 1.001).all()
@@ -312,7 +312,7 @@ def test_weights_are_what_values_are_mixed_by(rule: Rule) -> None:
     q, k, v = inputs()
     real = torch.ones(2, 11, dtype=torch.bool)
     real[1, :2] = False
-    sight = look(rule, 11, real=real)
+    sight = make_mask(rule, 11, padding_mask=real)
     weights = core.weights(q, k, sight, SCORE, Position())
     assert weights.shape == (2, 4, 11, 11)
     out = core(q, k, v, sight, SCORE, Position())
@@ -337,7 +337,7 @@ def test_a_cached_step_is_the_full_pass() -> None:
 def test_redraw_comes_after_so_many_training_passes() -> None:
     """Not before, never in evaluation, and the passes after it see other features."""
     core = build(Performer(16, redraw=3))
-    given, sight = inputs(), look(causal, 11)
+    given, sight = inputs(), make_mask(causal, 11)
     first, seen = core.projection.clone(), []
     for mode in (True, False, True, False, True, False, True):
         core.train(mode)
@@ -357,7 +357,7 @@ def test_a_backward_pass_after_a_redraw_is_its_own() -> None:
     """Several passes may be under way when features are drawn anew."""
     core = build(Performer(16, redraw=1))
     given = [x.requires_grad_() for x in inputs()]
-    sight = look(full, 11)
+    sight = make_mask(full, 11)
     first = core.projection
     out = core(*given, sight, SCORE, Position())
     core(*given, sight, SCORE, Position())
@@ -370,7 +370,7 @@ def test_a_backward_pass_after_a_redraw_is_its_own() -> None:
 
 def test_a_run_resumes_with_the_same_bits() -> None:
     """Saved weights and the random state are all that later passes and redraws hang on."""
-    given, sight = [x.float() for x in inputs()], look(causal, 11)
+    given, sight = [x.float() for x in inputs()], make_mask(causal, 11)
 
     def passes(core: PerformerCore, count: int) -> list[Tensor]:
         return [core(*given, sight, SCORE, Position()) for _ in range(count)]
@@ -443,11 +443,11 @@ def test_half_precision_is_rounded_once() -> None:
     given = [x.bfloat16() for x in inputs()]
     for rule in (causal, full):
         with torch.autocast("cpu", torch.bfloat16):
-            out = core(*given, look(rule, 11), SCORE, Position())
+            out = core(*given, make_mask(rule, 11), SCORE, Position())
         assert out.dtype == torch.bfloat16
         precise = build()
         precise.load_state_dict(core.state_dict())
-        exact = precise(*(x.double() for x in given), look(rule, 11), SCORE, Position())
+        exact = precise(*(x.double() for x in given), make_mask(rule, 11), SCORE, Position())
         torch.testing.assert_close(out.double(), exact, rtol=2.0**-8, atol=1e-5)
 
 

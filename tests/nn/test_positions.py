@@ -13,7 +13,7 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.exact_attention import Dense
-from manyheads.nn.masks import AttentionMask, Rule, causal, full, look
+from manyheads.nn.masks import AttentionMask, Rule, causal, full, make_mask
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
@@ -41,10 +41,10 @@ def test_only_positions_tell_order(position: str) -> None:
     )
     stack = Stack(config, causal=False).double()
     x, order = normal(2, 6, 8), torch.tensor([3, 0, 5, 1, 4, 2])
-    sight = look(full, 6)
+    sight = make_mask(full, 6)
 
     def read(x: Tensor) -> Tensor:
-        return stack(stack.position.embed(x, sight.queries), sight)
+        return stack(stack.position.embed(x, sight.query_positions), sight)
 
     same = torch.allclose(read(x[:, order]), read(x)[:, order], rtol=0, atol=1e-10)
     assert same == (position == "none")
@@ -268,8 +268,8 @@ def test_shaw_by_skewing_is_shaw_by_gathering(max_distance: int, rule: Rule) -> 
     torch.manual_seed(1)
     shaw = ShawPosition(max_distance, 4).double()
     for length in (1, 2, 9):
-        sight = look(rule, length)
-        places, seen = sight.queries, torch.ones(length, length, dtype=torch.bool)
+        sight = make_mask(rule, length)
+        places, seen = sight.query_positions, torch.ones(length, length, dtype=torch.bool)
         seen = seen if rule is full else seen.tril()
         q = normal(3, 2, length, 4).requires_grad_()
         raw = normal(3, 2, length, length).requires_grad_()
@@ -311,6 +311,6 @@ def test_a_scheme_that_attention_sees_is_known_by_its_hooks() -> None:
         def embed(self, x: Tensor, positions: Tensor) -> Tensor:
             return -x
 
-    assert not any(kind.embeds_alone for kind in (Own, Further, RotaryPosition, ShawPosition))
-    assert not any(kind.embeds_alone for kind in (AlibiPosition, BucketPosition))
-    assert all(kind.embeds_alone for kind in (Position, Other, SinusoidalPosition, LearnedPosition))
+    assert not any(kind.is_absolute for kind in (Own, Further, RotaryPosition, ShawPosition))
+    assert not any(kind.is_absolute for kind in (AlibiPosition, BucketPosition))
+    assert all(kind.is_absolute for kind in (Position, Other, SinusoidalPosition, LearnedPosition))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.errors import UserError
 from manyheads.models.gpt import GptConfig
-from manyheads.nn.masks import causal, full, look
+from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import PositionSizes
 from manyheads.nn.relative import Relative, RelativePosition, Vectors
 from manyheads.nn.skew import skew, unskew
@@ -34,7 +34,7 @@ def normal(*shape: int) -> Tensor:
 
 def skewed(position: RelativePosition, q: Tensor) -> Tensor:
     """As a full pass has it."""
-    bias = position.bias(q, look(full, q.shape[2]))
+    bias = position.bias(q, make_mask(full, q.shape[2]))
     assert bias is not None
     return bias
 
@@ -132,7 +132,7 @@ def test_skewed_is_picked(settings: dict[str, int], looks_back: bool, length: in
     q, slope = normal(2, 2, length, 4).requires_grad_(), normal(2, 2, length, length).tril()
     expected = picked(position, q)
     torch.testing.assert_close(skewed(position, q), expected, rtol=0, atol=1e-12)
-    found = position.bias(q, look(causal, length))
+    found = position.bias(q, make_mask(causal, length))
     assert found is not None
     assert found.isfinite().all()
     torch.testing.assert_close(found.tril(), expected.tril(), rtol=0, atol=1e-12)

@@ -14,7 +14,7 @@ from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import CoreConfig, attend, attention_weights
 from manyheads.nn.exact_attention import Core, Dense
 from manyheads.nn.feedforward import Plain
-from manyheads.nn.masks import AttentionMask, causal, look
+from manyheads.nn.masks import AttentionMask, causal, make_mask
 from manyheads.nn.positions import Position, PositionSizes, Shaw, ShawPosition
 from manyheads.nn.scores import Additive, Bilinear, InnerScore, ReducedRank, Score, ScoreConfig
 from manyheads.nn.tiled import Tiled
@@ -55,7 +55,7 @@ def test_tiled_is_dense(score: str, position: str, block: int) -> None:
     real = torch.ones(2, 13, dtype=torch.bool)
     real[1, 3:6] = False
     for rule in ("causal", "window"):
-        sight = look(RULES[rule][0], 9, start=4, real=real)
+        sight = make_mask(RULES[rule][0], 9, start=4, padding_mask=real)
         tiled = gradients(Tiled(block=block), inputs, sight, scored, placed)
         dense = gradients(Dense(), inputs, sight, scored, placed)
         for found, expected in zip(tiled, dense, strict=True):
@@ -69,7 +69,7 @@ def test_parameters_learn(score: str, position: str) -> None:
     scored = SCORES[score][0].build(2, 4).double()
     placed = POSITIONS[position][0].build(sizes).double()
     inputs = [normal(1, 2, 9, 4), normal(1, 2, 9, 3), normal(1, 2, 9, 4)]
-    found = gradients(Tiled(block=4), inputs, look(causal, 9), scored, placed)
+    found = gradients(Tiled(block=4), inputs, make_mask(causal, 9), scored, placed)
     assert all((gradient != 0).any() for gradient in found)
 
 
@@ -84,7 +84,7 @@ def test_frozen_parameters_are_left_alone() -> None:
 
 def dropped(seed: int, q: Tensor, k: Tensor, v: Tensor, position: Position | None = None) -> Tensor:
     torch.manual_seed(seed)
-    sight = look(causal, q.shape[2])
+    sight = make_mask(causal, q.shape[2])
     return Tiled(block=4)(q, k, v, sight, InnerScore(0.5), position or Position(), 0.25)
 
 
@@ -157,7 +157,7 @@ def test_bfloat16_is_rounded_once(score: str, position: str, length: int, block:
     placed = POSITIONS[position][0].build(sizes).bfloat16()
     key_dim = SCORES[score][0].key_dim(4)
     inputs = [torch.randn(2, 2, length, c).bfloat16() for c in (4, key_dim, 4)]
-    sight = look(causal, length)
+    sight = make_mask(causal, length)
     found = gradients(Tiled(block=block), inputs, sight, scored, placed)
     assert all(x.dtype == torch.bfloat16 for x in found)
     exact = gradients(

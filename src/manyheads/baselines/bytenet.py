@@ -26,7 +26,7 @@ from manyheads.errors import UserError, check_at_least
 from manyheads.models.seq2seq import Memory, SourceToTarget
 from manyheads.nn.block import initialise
 from manyheads.nn.embedding import Head
-from manyheads.nn.masks import full, look
+from manyheads.nn.masks import full, make_mask
 from manyheads.nn.shapes import Hidden, Real
 from manyheads.nn.states import StateCache
 
@@ -138,7 +138,7 @@ class ByteNet(SourceToTarget):
         states = self.encoder(x, real)
         if real is not None:
             states = hidden_behind(states, real)
-        return Memory(states, look(full, len(places), real=real, device=source.device))
+        return Memory(states, make_mask(full, len(places), padding_mask=real, device=source.device))
 
     def decode(
         self,

@@ -31,13 +31,13 @@ from manyheads.nn.attention import CoreConfig
 from manyheads.nn.block import initialise
 from manyheads.nn.embedding import Head
 from manyheads.nn.exact_attention import Dense
-from manyheads.nn.masks import AttentionMask, full, look
+from manyheads.nn.masks import AttentionMask, full, make_mask
 from manyheads.nn.positions import LearnedPosition
 from manyheads.nn.scores import Dot
 from manyheads.nn.shapes import Hidden, Real
 from manyheads.nn.states import StateCache
 
-HALF = math.sqrt(0.5)  # a sum of two vectors varies as much as each of them
+ROOT_HALF = math.sqrt(0.5)  # a sum of two vectors varies as much as each of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +82,18 @@ class StepAttention(MemoryAttention):
         self.query = nn.Linear(config.width, config.dim)
         self.output = nn.Linear(config.dim, config.width)
 
-    def forward(self, x: Tensor, asked: Tensor, memory: Tensor, sight: AttentionMask) -> Tensor:
+    def forward(self, x: Tensor, asked: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:
         """`asked` are the embeddings g; `memory` holds z and e side by side."""
         z, e = memory.chunk(2, dim=-1)
-        found = self.context(self.query(x) + asked, z, z + e, sight)
-        return self.output(found * _roots(memory, sight, len(x)))
+        found = self.context(self.query(x) + asked, z, z + e, mask)
+        return self.output(found * _roots(memory, mask, len(x)))
 
 
-def _roots(memory: Tensor, sight: AttentionMask, rows: int) -> Tensor:
+def _roots(memory: Tensor, mask: AttentionMask, rows: int) -> Tensor:
     """√m for the source of each row; several may be hypotheses of one."""
-    if sight.real is None:
+    if mask.padding_mask is None:
         return memory.new_tensor(memory.shape[1]).sqrt()
-    counted = sight.real.sum(1).to(memory.dtype).repeat_interleave(rows // len(memory))
+    counted = mask.padding_mask.sum(1).to(memory.dtype).repeat_interleave(rows // len(memory))
     return counted.sqrt()[:, None, None]
 
 
@@ -110,7 +110,7 @@ class ConvEncoder(nn.Module):
     def forward(self, e: Hidden, real: Real | None) -> Hidden:
         h = self.enter(e)
         for layer in self.layers:
-            h = HALF * (F.glu(layer(self.dropout(h), real)) + h)
+            h = ROOT_HALF * (F.glu(layer(self.dropout(h), real)) + h)
         return self.leave(h)
 
 
@@ -129,8 +129,8 @@ class ConvDecoder(nn.Module):
         h = self.enter(g)
         for layer, attention in zip(self.layers, self.attentions, strict=True):
             v = F.glu(layer(self.dropout(h), None, cache))
-            v = HALF * (v + attention(v, g, memory.states, memory.sight))
-            h = HALF * (v + h)
+            v = ROOT_HALF * (v + attention(v, g, memory.states, memory.mask))
+            h = ROOT_HALF * (v + h)
         return self.leave(h)
 
 
@@ -157,9 +157,9 @@ class ConvS2S(SourceToTarget):
         self.encoder_position.refuse_past(length)
         if source_real is not None:
             lengths_of(source_real)
-        sight = look(full, length, real=source_real, device=source.device)
-        e = self.dropout(self.encoder_position.embed(self.tokens(source), sight.queries))
-        return Memory(torch.cat([self.encoder(e, source_real), e], dim=-1), sight)
+        mask = make_mask(full, length, padding_mask=source_real, device=source.device)
+        e = self.dropout(self.encoder_position.embed(self.tokens(source), mask.query_positions))
+        return Memory(torch.cat([self.encoder(e, source_real), e], dim=-1), mask)
 
     def decode(
         self,

@@ -90,7 +90,7 @@ class ContextHead(nn.Module):
 class Elmo(nn.Module):
     """Gives labels where it has a head for them; without, what its top has of each place."""
 
-    asks_host: ClassVar[bool] = True  # for the lengths of its sequences
+    has_host_sync: ClassVar[bool] = True  # for the lengths of its sequences
 
     def __init__(self, config: ElmoConfig) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from manyheads.errors import UserError
 from manyheads.models.seq2seq import Memory, SourceToTarget
 from manyheads.nn.block import initialise
 from manyheads.nn.embedding import Head
-from manyheads.nn.masks import AttentionMask, full, look
+from manyheads.nn.masks import AttentionMask, full, make_mask
 from manyheads.nn.scores import Additive, ScoreConfig
 from manyheads.nn.shapes import Hidden
 from manyheads.nn.states import StateCache
@@ -57,14 +57,14 @@ class Context(MemoryAttention):
     def __init__(self, config: GnmtConfig) -> None:
         super().__init__(config.score, config.core, config.dim, config.max_length)
 
-    def forward(self, x: Tensor, memory: Tensor, sight: AttentionMask) -> Tensor:
-        return self.context(x, memory, memory, sight)
+    def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:
+        return self.context(x, memory, memory, mask)
 
 
 class Gnmt(SourceToTarget):
     """LSTMs that read, and LSTMs that write and hear what the lowest of them found."""
 
-    asks_host: ClassVar[bool] = True  # for the lengths of its sequences
+    has_host_sync: ClassVar[bool] = True  # for the lengths of its sequences
 
     def __init__(self, config: GnmtConfig) -> None:
         super().__init__()
@@ -95,7 +95,9 @@ class Gnmt(SourceToTarget):
         for number, layer in enumerate(self.encoder, start=1):
             read, _ = layer(self.dropout(x))
             x = read + x if number >= RESIDUAL_FROM else read
-        return Memory(x, look(full, source.shape[1], real=source_real, device=source.device))
+        return Memory(
+            x, make_mask(full, source.shape[1], padding_mask=source_real, device=source.device)
+        )
 
     def decode(
         self,
@@ -109,7 +111,7 @@ class Gnmt(SourceToTarget):
             lengths_of(target_real)  # padding behind the text is read after it, and changes nothing
         x = self.dropout(self.target_table(target) * self.scale)
         x = read_on(self.lowest, x, cache)
-        context = self.attention(x, memory.states, memory.sight)
+        context = self.attention(x, memory.states, memory.mask)
         for number, layer in enumerate(self.decoder, start=1):
             read = read_on(layer, self.dropout(torch.cat([x, context], dim=-1)), cache)
             x = read + x if number >= RESIDUAL_FROM else read

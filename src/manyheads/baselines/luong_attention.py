@@ -34,11 +34,11 @@ class MemoryAttention(nn.Module):
         self.core: Core = core.build(sizes)
         check_parts(self.core, self.score, self.position)
 
-    def context(self, x: Tensor, keys: Tensor, values: Tensor, sight: AttentionMask) -> Tensor:
+    def context(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
         """c at each place of x [b·n, t, d], with keys and values [b, s, d]."""
         # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.
         beams = x.shape[0] // keys.shape[0]
         q = rearrange(x, "(b n) t d -> b 1 (n t) d", n=beams)
         k, v = (rearrange(one, "b s d -> b 1 s d") for one in (keys, values))
-        mixed = self.core(q, k, v, sight.across(q.shape[2]), self.score, self.position)
+        mixed = self.core(q, k, v, mask.for_cross_attention(q.shape[2]), self.score, self.position)
         return rearrange(mixed, "b 1 (n t) d -> (b n) t d", n=beams)

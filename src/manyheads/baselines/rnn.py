@@ -19,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from manyheads import ops
 from manyheads.baselines.baseline import BaselineSizes
 from manyheads.baselines.luong_attention import MemoryAttention, check_exact
 from manyheads.errors import UserError
@@ -27,7 +28,7 @@ from manyheads.nn.attention import CoreConfig
 from manyheads.nn.block import initialise
 from manyheads.nn.embedding import Head
 from manyheads.nn.exact_attention import Dense
-from manyheads.nn.masks import AttentionMask, full, look
+from manyheads.nn.masks import AttentionMask, full, make_mask
 from manyheads.nn.scores import Bilinear, ScoreConfig
 from manyheads.nn.shapes import Hidden, Real
 from manyheads.nn.states import StateCache, States
@@ -74,15 +75,15 @@ class GlobalAttention(MemoryAttention):
         super().__init__(config.score, config.core, config.dim, config.max_length)
         self.combine = nn.Linear(2 * config.dim, config.dim, bias=False)
 
-    def forward(self, x: Tensor, memory: Tensor, sight: AttentionMask) -> Tensor:
-        context = self.context(x, memory, memory, sight)
+    def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:
+        context = self.context(x, memory, memory, mask)
         return torch.tanh(self.combine(torch.cat([context, x], dim=-1)))
 
 
 class Rnn(SourceToTarget):
     """An LSTM that reads both ways, and one that begins where it ended and asks its states."""
 
-    asks_host: ClassVar[bool] = True  # for the lengths of its sequences
+    has_host_sync: ClassVar[bool] = True  # for the lengths of its sequences
 
     def __init__(self, config: RnnConfig) -> None:
         super().__init__()
@@ -109,11 +110,13 @@ class Rnn(SourceToTarget):
         """The states of both directions side by side; neither has read any padding."""
         x = self.dropout(self.tokens(source) * self.scale)
         states = read_both_ways(self.encoder, x, source_real)
-        return Memory(states, look(full, source.shape[1], real=source_real, device=source.device))
+        return Memory(
+            states, make_mask(full, source.shape[1], padding_mask=source_real, device=source.device)
+        )
 
     def first_states(self, memory: Memory) -> States:
         """Where the decoder begins: at the last state of each direction, projected."""
-        states, real = memory.states, memory.sight.real
+        states, real = memory.states, memory.mask.padding_mask
         forward, backward = states.chunk(2, dim=-1)
         rows = torch.arange(len(states), device=states.device)
         last = forward[:, -1] if real is None else forward[rows, real.sum(1) - 1]
@@ -141,7 +144,7 @@ class Rnn(SourceToTarget):
         if cache is not None:
             cache.remember(self.decoder, states)
             cache.advance(target.shape[1])
-        return self.dropout(self.attention(x, memory.states, memory.sight))
+        return self.dropout(self.attention(x, memory.states, memory.mask))
 
 
 def read_both_ways(lstm: nn.LSTM, x: Hidden, real: Real | None) -> Hidden:
@@ -158,7 +161,7 @@ def lengths_of(real: Real) -> Int[Tensor, " b"]:
     lengths = real.sum(1)
     behind = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
     # A recording cannot ask; what it records was computed as it is before.
-    recording = real.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    recording = ops.is_capturing(real)
     if not recording and (not (behind == real).all() or not lengths.all()):
         raise UserError("this model reads texts of at least a token, with padding behind them")
     return lengths

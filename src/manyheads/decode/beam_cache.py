@@ -15,7 +15,6 @@ from einops import rearrange
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from manyheads.decode.cuda_graphs import steady
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.nn.attention import KeysAndValues
 from manyheads.nn.masks import AttentionMask, Rule
@@ -36,7 +35,7 @@ class Lineage(Rule):
     kind: ClassVar[str] = "lineage"
 
     @property
-    def past_only(self) -> bool:
+    def is_causal(self) -> bool:
         return True
 
     def __call__(self, queries: BeamPlaces, keys: Slots) -> Bool[Tensor, "n k slots"]:
@@ -139,4 +138,4 @@ def _taken(held: Tensor, sentences: Sentences, slots: Int[Tensor, "kept most"]) 
 
 def cache_for(model: nn.Module) -> KeyValueCache:
     """One in which hypotheses stay, where all that a model remembers are keys and values."""
-    return BeamCache() if steady(model) else KeyValueCache()
+    return KeyValueCache()

@@ -15,7 +15,7 @@ from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.writer import Writer
 from manyheads.errors import UserError, check_at_least
 from manyheads.models.gpt import Gpt
-from manyheads.nn.arranged import Arrangement
+from manyheads.optimize import InferenceCache
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 GREEDY = Sample(temperature=0.0)
@@ -252,7 +252,7 @@ class Generator(AnyGenerator):
     decode: Decode
     warn: Callable[[str], None] = say_nothing
     recordings: Recordings = field(default_factory=Recordings, compare=False, repr=False)
-    arrangement: Arrangement = field(default_factory=Arrangement, compare=False, repr=False)
+    arrangement: InferenceCache = field(default_factory=InferenceCache, compare=False, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -273,7 +273,7 @@ class Generator(AnyGenerator):
     def begin(self, prompts: Int[Tensor, "n length"]) -> Stepper:
         model = self.model.eval()
         if steady(model):
-            model = self.arrangement.of(model, model.tokens)
+            model = self.arrangement.get(model)
         return GptStepper(model, prompts)
 
     @property

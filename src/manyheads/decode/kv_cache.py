@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from manyheads.nn.attention import KeysAndValues
-from manyheads.nn.masks import AttentionMask, Rule, look
+from manyheads.nn.attention import KeysAndValues, Position, SelfAttention
+from manyheads.nn.masks import AttentionMask, Rule, make_mask
 from manyheads.nn.shapes import Real
 from manyheads.nn.states import States
 
@@ -39,15 +39,34 @@ class KeyValueCache:
         """Positions that are already in the cache."""
         return self._length
 
-    def look(
+    def end(self, length: int) -> int:
+        return self._length + length
+
+    def mask(
         self, rule: Rule, length: int, real: Real | None, device: torch.device
     ) -> AttentionMask:
-        """The sight of the next positions on all positions so far."""
-        return look(rule, length, start=self._length, real=real, device=device)
+        """The mask of the next positions over all positions so far."""
+        self._pending = length
+        return make_mask(rule, length, start=self._length, padding_mask=real, device=device)
 
-    def advance(self, positions: int) -> None:
+    def advance(self, positions: int | None = None) -> None:
         """Called by the model once a pass is through all its layers."""
-        self._length += positions
+        self._length += self._pending if positions is None else positions
+
+    def attend(
+        self,
+        module: SelfAttention,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        position: Position,
+    ) -> Tensor:
+        keys, values = self.extend(module, k, v)
+        return module.attend(q, keys, values, mask, position)
+
+    def cross_kv(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues:
+        return self.once(owner, compute)
 
     def cut(self, length: int) -> None:
         """Forget the positions from there on."""
@@ -70,12 +89,6 @@ class KeyValueCache:
         all_keys[:, :, begin:end] = keys
         all_values[:, :, begin:end] = values
         return all_keys[:, :, :end], all_values[:, :, :end]
-
-    def newest(
-        self, owner: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor | None:
-        """What the newest position sees is computed from what `extend` gives."""
-        return None
 
     def held(self) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
         """The keys and values of each module that grow, as far as they have grown."""

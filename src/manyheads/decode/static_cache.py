@@ -19,9 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyheads.decode.kv_cache import KeyValueCache
-from manyheads.kernels.dispatch import HALF, TRITON, trusted
 from manyheads.nn.attention import KeysAndValues
-from manyheads.nn.exact_attention import CHANNELS
 from manyheads.nn.masks import AttentionMask, Causal, Rule
 from manyheads.nn.shapes import Real
 
@@ -45,7 +43,7 @@ class Ancestors(Rule):
     kind: ClassVar[str] = "ancestors"
 
     @property
-    def past_only(self) -> bool:
+    def is_causal(self) -> bool:
         return True
 
     def __call__(self, queries: BeamPlaces, keys: Slots) -> OwnSlots:

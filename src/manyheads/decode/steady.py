@@ -25,7 +25,7 @@ from manyheads.decode.static_cache import FixedCache
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Memory, Seq2Seq
 from manyheads.nn.attention import CrossAttention
-from manyheads.nn.masks import full, look
+from manyheads.nn.masks import full, make_mask
 
 Texts = tuple[Tensor, ...]  # prompts; or sources, and what of them is real
 Rows = Int[Tensor, " rows"]
@@ -103,7 +103,7 @@ class Seq2SeqSteps:
         rows, room, device = cache.sentences, cache.source_room, cache.place.device
         self.source = cache.place.new_zeros(rows, room)
         self.real = torch.ones(rows, room, dtype=torch.bool, device=device)
-        self.sight = look(full, room, real=self.real, device=device)
+        self.sight = make_mask(full, room, padding_mask=self.real, device=device)
         filled_up = reads_filled_up(model.encoder, rows, room)
         work = partial(self._read, self.source, self.real)
         self.reading = Recorded(work, device, pool) if filled_up else None
@@ -126,7 +126,7 @@ class Seq2SeqSteps:
         states = self.model.encode(source, real).states
         for part in self.model.decoder.modules():
             if isinstance(part, CrossAttention):
-                self.cache.put(part, *part.keys_and_values(states))
+                self.cache.put(part, *part.project_kv(states))
 
     def step(self, tokens: Rows) -> Float[Tensor, "rows v"]:
         # A new sight each time: what one holds would not change with what is real. The states of

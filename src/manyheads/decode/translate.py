@@ -19,9 +19,9 @@ from manyheads.decode.tree_cache import TreeCache
 from manyheads.decode.writer import Writer
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.seq2seq import Memory, Seq2Seq
-from manyheads.nn.arranged import Arrangement
 from manyheads.nn.attention import CrossAttention, KeysAndValues
-from manyheads.nn.masks import AttentionMask, full, look
+from manyheads.nn.masks import AttentionMask, full, make_mask
+from manyheads.optimize import InferenceCache
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 READ = 512  # tokens of sources in a pass, with little padding between long and short ones
@@ -47,11 +47,11 @@ class Seq2SeqStepper:
 
     def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
         self.cache.keep_sentences(sentences)
-        sight = self.memory.sight
-        real = None if sight.real is None else sight.real[sentences]
+        sight = self.memory.mask
+        real = None if sight.padding_mask is None else sight.padding_mask[sentences]
         self.memory = Memory(
             self.memory.states[sentences],
-            AttentionMask(sight.rule, sight.queries, sight.keys, real),
+            AttentionMask(sight.rule, sight.query_positions, sight.key_positions, real),
         )
 
 
@@ -73,7 +73,7 @@ class Seq2SeqForest:
             some = range(begin, min(sentences.stop, begin + max(1, READ // int(lengths[begin]))))
             source, real = self.sources.padded(np.array(some), self.padding)
             states = self.model.encode(source.to(self.device), real.to(self.device)).states
-            memories.append({part: part.keys_and_values(states) for part in parts})
+            memories.append({part: part.project_kv(states) for part in parts})
             begin = some.stop
         self.cache.add(memories)
         self.lengths += lengths[sentences.start : sentences.stop].tolist()
@@ -95,7 +95,9 @@ class Seq2SeqForest:
         """What hypotheses see of the sources; their states are not asked for again."""
         lengths = torch.tensor(self.lengths, device=self.device)[:, None]
         real = torch.arange(max(self.lengths, default=0), device=self.device) < lengths
-        self.memory = Memory(real, look(full, real.shape[1], real=real, device=self.device))
+        self.memory = Memory(
+            real, make_mask(full, real.shape[1], padding_mask=real, device=self.device)
+        )
 
 
 class AnyTranslator:
@@ -216,7 +218,7 @@ class Translator(AnyTranslator):
     tokenizer: Tokenizer
     decode: Decode
     recordings: Recordings = field(default_factory=Recordings, compare=False, repr=False)
-    arrangement: Arrangement = field(default_factory=Arrangement, compare=False, repr=False)
+    arrangement: InferenceCache = field(default_factory=InferenceCache, compare=False, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -233,7 +235,7 @@ class Translator(AnyTranslator):
     def begin(self, source: Int[Tensor, "b s"], real: Bool[Tensor, "b s"]) -> Stepper:
         model = self.model.eval()
         if steady(model):
-            model = self.arrangement.of(model, model.target_table)
+            model = self.arrangement.get(model)
         return Seq2SeqStepper(model, source, real)
 
     def search(
@@ -260,7 +262,7 @@ class Translator(AnyTranslator):
         search = BestFirst(
             decode, start=marks.start, end=marks.end, banned=marks.banned, n_best=n_best
         )
-        model = self.arrangement.of(self.model.eval(), self.model.target_table)
+        model = self.arrangement.get(self.model.eval())
         assert isinstance(model, Seq2Seq)
         found = search(Seq2SeqForest(model, sources, marks.padding), limits, rooms, advance)
         return [hypotheses for _, hypotheses in sorted(zip(order, found, strict=True))]

@@ -15,11 +15,10 @@ from manyheads.decode.sample import Sampler
 from manyheads.decode.search import Searching
 from manyheads.decode.static_cache import FixedCache
 from manyheads.decode.steady import Drawing, GptSteps, Seq2SeqSteps, Steps, Texts
-from manyheads.kernels.dispatch import TRITON, trusted
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.embedding import Head
-from manyheads.nn.replaced import Separate, with_products_of
+from manyheads.optimize import for_inference
 
 Rows = Int[Tensor, " rows"]
 
@@ -102,15 +101,4 @@ class Writer:
         return Seq2SeqSteps(model, cache, pool)
 
     def _for_one_row(self, model: nn.Module) -> nn.Module:
-        """With products that are as fast as their matrix is read, ours or else PyTorch's compiled.
-
-        Under autocast it is PyTorch's own products that compute in another type.
-        """
-        device = next(model.parameters()).device
-        if torch.is_autocast_enabled(device.type):
-            return model
-        if device.type == "cuda" and TRITON and trusted("gemv", device.index):
-            from manyheads.kernels.gemv import for_one_row
-
-            return for_one_row(model)
-        return with_products_of(model, Separate) if self.recordings.compiled else model
+        return for_inference(model, rows=1, compiled=self.recordings.compiled)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from manyheads.nn.block import sizes_alone
+from manyheads.nn.block import on_meta
 from manyheads.nn.positions import Sinusoidal
 
 READS = re.compile(
@@ -46,7 +46,7 @@ def in_halves(model: Seq2Seq) -> Seq2Seq:
         raise UserError("only a model whose one position is interleaved sinusoids has halves")
     channels = torch.arange(model.config.dim)
     order = torch.cat([channels[0::2], channels[1::2]])
-    with sizes_alone():
+    with on_meta():
         turned = with_halves(model.config).build()
     state = {name: _turn(name, tensor, order) for name, tensor in model.state_dict().items()}
     turned.load_state_dict(state, assign=True)

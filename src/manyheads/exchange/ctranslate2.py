@@ -34,7 +34,6 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.embedding import Embedding, Head
-from manyheads.nn.exact_attention import share_heads
 from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from manyheads.nn.positions import (
     AlibiPosition,
@@ -46,6 +45,7 @@ from manyheads.nn.positions import (
     SinusoidalPosition,
 )
 from manyheads.nn.scores import InnerScore
+from manyheads.ops import share_heads
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 WEIGHTS, SETTINGS, TOKENIZER = "model.bin", "config.json", "tokenizer.json"
@@ -211,7 +211,7 @@ def _options(stack: Stack, embedding: Embedding, *, biased: bool) -> dict[str, A
         raise _refuse("its token table is as wide as the model; leave out model.embed.dim")
     if not isinstance(block.attention.score, InnerScore):
         raise _refuse("its scores are inner products, and the additive one is not")
-    heads, position = block.attention.heads, stack.position
+    heads, position = block.attention.config, stack.position
     channels = [len(part) for part in _projections(block.attention)[:2]]
     width = channels[0] // heads.heads
     options = {
@@ -321,7 +321,7 @@ def _shaw(spec: Any, position: ShawPosition, attention: SelfAttention) -> None:
     score = attention.score
     if type(score) is not InnerScore or score.scale == 0:
         raise _refuse("Shaw's positions need a dot score there: set model.score=scaled-dot")
-    ratio = attention.heads.head_dim**-0.5 / score.scale
+    ratio = attention.config.head_dim**-0.5 / score.scale
     spec.relative_position_keys = _copy(position.keys * ratio)
     spec.relative_position_values = _copy(position.values)
 
@@ -345,7 +345,7 @@ def _projections(attention: SelfAttention | CrossAttention) -> list[Affine]:
     A score is ⟨f(q), g(k)⟩ with f and g linear in each head, so that the columns of the
     projections can go through them. All heads must then be equally wide: zeros fill them up.
     """
-    sizes, output = attention.heads.sizes, _affine(attention.output)
+    sizes, output = attention.config.sizes, _affine(attention.output)
     if isinstance(attention, SelfAttention):
         query, keys, values = _affine(attention.project).split(sizes)
     else:
@@ -353,7 +353,7 @@ def _projections(attention: SelfAttention | CrossAttention) -> list[Affine]:
         keys, values = _affine(attention.project).split(sizes[1:])
     if type(attention.score) is InnerScore:  # a dot product, of any scale
         return [query, keys, values, output]
-    heads, groups = attention.heads.heads, attention.heads.kv_heads
+    heads, groups = attention.config.heads, attention.config.kv_heads
     k, v = (rearrange(x, "(g c) d -> 1 g d c", g=groups) for x in (keys, values))
     q = rearrange(query, "(h c) d -> 1 h d c", h=heads)
     assert isinstance(attention.score, InnerScore)

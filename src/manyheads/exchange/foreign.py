@@ -44,9 +44,9 @@ def activation(name: str) -> str:
 def refuse_approximations(model: nn.Module) -> None:
     """Every program that models go out to computes attention in full."""
     for name, module in model.named_modules():
-        if isinstance(module, SelfAttention) and not module.heads.core.exact:
+        if isinstance(module, SelfAttention) and not module.config.core.exact:
             raise UserError(
-                f"{_set_by(model.config, name)}={module.heads.core.kind} is not known outside, "
+                f"{_set_by(model.config, name)}={module.config.core.kind} is not known outside, "
                 "where a query sees every key: export a model that was trained with a core that "
                 "computes attention in full (model.core=fused)"
             )
@@ -183,7 +183,7 @@ def moves(family: Family, model: nn.Module) -> list[Move]:
 def _rows(model: nn.Module, projection: str) -> tuple[int, ...]:
     """The rows of queries, keys and values; cross-attention has its queries by themselves."""
     attention: Any = model.get_submodule(projection.rpartition(".project.")[0])
-    return tuple(attention.heads.sizes[0 if isinstance(attention, SelfAttention) else 1 :])
+    return tuple(attention.config.sizes[0 if isinstance(attention, SelfAttention) else 1 :])
 
 
 def take(family: Family, model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

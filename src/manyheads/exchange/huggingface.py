@@ -36,7 +36,7 @@ from manyheads.exchange.settings import Departure, read_settings, write_settings
 from manyheads.models.decoder_only_seq2seq import Baseline, Joined
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.block import sizes_alone
+from manyheads.nn.block import on_meta
 from manyheads.presets import TransformerConfig
 from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
 
@@ -133,7 +133,7 @@ def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
 def _assemble(family: Family, foreign: Foreign) -> nn.Module:
     config = read_settings(family, foreign)
     try:
-        with sizes_alone():  # sizes are compared before any memory is asked for
+        with on_meta():  # sizes are compared before any memory is asked for
             model = config.build()
     except (UserError, RuntimeError, OverflowError) as error:
         raise DataError(

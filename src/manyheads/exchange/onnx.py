@@ -40,10 +40,11 @@ from manyheads.models.seq2seq import Memory, Seq2Seq
 from manyheads.models.vit import Vit
 from manyheads.nn.attention import CrossAttention, KeysAndValues, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.exact_attention import Exact, share_heads
-from manyheads.nn.masks import AttentionMask, Rule, full, look
+from manyheads.nn.exact_attention import Exact
+from manyheads.nn.masks import AttentionMask, Rule, full, make_mask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
+from manyheads.ops import share_heads
 
 OPSET = 18  # what the exporter writes without conversion; every runtime of today reads it
 LARGEST = 2**30  # bytes of weights inside a graph; a protocol buffer ends at twice that
@@ -206,15 +207,15 @@ class GraphCore(Exact):
         dropout: float = 0.0,
     ) -> Tensor:
         scores = self._scores(q, share_heads(k, q.shape[1]), score)
-        bias = position.score(q, sight.queries, sight.keys)
+        bias = position.score(q, sight.query_positions, sight.key_positions)
         if bias is not None:
             scores = scores + bias
-        mask = sight.mask()
+        mask = sight.as_bool()
         if mask is not None:
             scores = scores + torch.where(mask, 0.0, UNSEEN)
         weights = scores.softmax(-1)
         mixed = weights @ share_heads(v, q.shape[1])
-        spread = position.value(weights, sight.queries, sight.keys)
+        spread = position.value(weights, sight.query_positions, sight.key_positions)
         if spread is not None:
             mixed = mixed + spread
         return mixed if mask is None else mixed * mask.any(-1, keepdim=True)
@@ -237,10 +238,10 @@ class GraphCache:
         self.past, self.cross = iter(_pairs(past)), iter(_pairs(cross))
         self.present: list[Tensor] = []
 
-    def look(
+    def make_mask(
         self, rule: Rule, length: int, real: Tensor | None, device: torch.device
     ) -> AttentionMask:
-        return look(rule, length, start=self.length, real=real, device=device)
+        return make_mask(rule, length, start=self.length, padding_mask=real, device=device)
 
     def advance(self, positions: int) -> None:
         """A graph is one pass: the next one begins with its present."""
@@ -333,7 +334,7 @@ class DecoderModule(Wrapped):
 
 
 def _language_graph(model: Gpt) -> Graph:
-    past = _keys_and_values(_parts(model.decoder, SelfAttention), (2,), 3)
+    past = _project_kv(_parts(model.decoder, SelfAttention), (2,), 3)
     inputs = {
         "tokens": (torch.zeros(2, 4, dtype=torch.long), {0: BATCH, 1: NEW}),
         "at": (torch.arange(3), {0: WANTED}),
@@ -351,14 +352,14 @@ class SourceModule(Wrapped):
     def forward(self, given: Named) -> list[Tensor]:
         states = self.model.encode(given["source"], given["real"]).states
         layers = _parts(self.model.decoder, CrossAttention)
-        return [x for layer in layers for x in layer.keys_and_values(states)]
+        return [x for layer in layers for x in layer.project_kv(states)]
 
 
 def _source_graph(model: Seq2Seq) -> Graph:
     source = torch.zeros(2, 5, dtype=torch.long)
     axes: Axes = {0: BATCH, 1: SOURCE}
     inputs = {"source": (source, axes), "real": (source == 0, axes)}
-    cross = _keys_and_values(_parts(model.decoder, CrossAttention), (2,), 5)
+    cross = _project_kv(_parts(model.decoder, CrossAttention), (2,), 5)
     outputs = [f"cross_{name}" for name in cross]
     return Graph(
         SourceModule(model), inputs, outputs, model.config.max_length, model.encoder.position
@@ -373,15 +374,15 @@ class TargetModule(Wrapped):
         past = [rearrange(x, "b n g s c -> (b n) g s c") for x in _of("past", given)]
         cache = GraphCache(past, cross)
         # Its states are not asked for: the cache has their keys and values.
-        memory = Memory(cross[0], look(full, real.shape[1], real=real))
+        memory = Memory(cross[0], make_mask(full, real.shape[1], padding_mask=real))
         hidden = self.model.decode(rearrange(tokens, "b n t -> (b n) t"), memory, cache=cache)
         outputs = [self.model.logits(hidden.index_select(1, given["at"])), *cache.present]
         return [x.unflatten(0, tokens.shape[:2]) for x in outputs]
 
 
 def _target_graph(model: Seq2Seq) -> Graph:
-    cross = _keys_and_values(_parts(model.decoder, CrossAttention), (2,), 5)
-    past = _keys_and_values(_parts(model.decoder, SelfAttention), (2, 3), 7)
+    cross = _project_kv(_parts(model.decoder, CrossAttention), (2,), 5)
+    past = _project_kv(_parts(model.decoder, SelfAttention), (2, 3), 7)
     inputs = {
         "tokens": (torch.zeros(2, 3, 4, dtype=torch.long), {0: BATCH, 1: BEAMS, 2: NEW}),
         "at": (torch.arange(3), {0: WANTED}),
@@ -400,14 +401,14 @@ def _parts(stack: Stack, kind: type[Attention]) -> list[Attention]:
     return [module for module in stack.modules() if isinstance(module, kind)]
 
 
-def _keys_and_values(
+def _project_kv(
     attentions: Sequence[SelfAttention | CrossAttention], rows: tuple[int, ...], positions: int
 ) -> dict[str, Tensor]:
     """Examples by name, a pair for each layer."""
     examples = {}
     for layer, attention in enumerate(attentions):
-        groups = attention.heads.kv_heads
-        _, keys, values = attention.heads.sizes
+        groups = attention.config.kv_heads
+        _, keys, values = attention.config.sizes
         examples[f"key_{layer}"] = torch.zeros(*rows, groups, positions, keys // groups)
         examples[f"value_{layer}"] = torch.zeros(*rows, groups, positions, values // groups)
     return examples

@@ -17,7 +17,7 @@ from manyheads.exchange.foreign import (
     activation,
 )
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import Heads
+from manyheads.nn.attention import AttentionConfig
 from manyheads.presets import TransformerConfig
 
 # What says how a model is trained or computed, not what it is.
@@ -273,10 +273,10 @@ def _implied(path: str, config: TransformerConfig) -> bool:
         return False
 
 
-def _attentions(config: TransformerConfig) -> list[Heads]:
+def _attentions(config: TransformerConfig) -> list[AttentionConfig]:
     if not isinstance(config, Seq2SeqConfig):
-        return [config.attention_heads()]
-    return [side.of(config).attention_heads() for side in (config.encoder, config.decoder)]
+        return [config.attention_config()]
+    return [side.of(config).attention_config() for side in (config.encoder, config.decoder)]
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import launched_at
-from manyheads.kernels.pdl import is_early, launched, let_others_begin, wait_for_others
-from manyheads.kernels.short_attention import LOG2_E, heads_beside
+from manyheads.kernels.dispatch import device_guard
+from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options, supports_pdl
+from manyheads.kernels.short_attention import LOG2_E, empty_heads_inner
 
 KEYS, WARPS = 16, 1  # slots of a program, whose threads then have nobody to wait for
 PROGRAMS = 1024  # most of it: as many as an H200 has room for at once; up to 256 were measured
@@ -28,9 +28,9 @@ PROGRAMS = 1024  # most of it: as many as an H200 has room for at once; up to 25
 def _newest(
     Q, NEW_K, NEW_V, PLACE, K, V, FOUND, LEVELS, COME, OUT, heads, sharing, room, parts, scale,
     q_row, q_head, k_row, k_group, v_row, v_group,
-    EARLY: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
+    PDL: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    let_others_begin(EARLY)
+    launch_dependents(PDL)
     asked, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = asked // heads, asked % heads
     group = head // sharing
@@ -41,7 +41,7 @@ def _newest(
         held = (first + at)[:, None] * D + channels[None, :]
         k = tl.load(K + held, mask=(at < place)[:, None], other=0.0)
         v = tl.load(V + held, mask=(at < place)[:, None], other=0.0)
-        wait_for_others(EARLY)
+        grid_wait(PDL)
         q = tl.load(Q + row * q_row + head * q_head + channels).to(tl.float32)
         new_k = tl.load(NEW_K + row * k_row + group * k_group + channels)
         new_v = tl.load(NEW_V + row * v_row + group * v_group + channels)
@@ -86,8 +86,8 @@ def _newest(
                 tl.store(COME + asked, 0)
 
 
-@torch.library.custom_op("manyheads::newest", mutates_args=("held_k", "held_v", "come"))
-def newest(
+@torch.library.custom_op("manyheads::append_attention", mutates_args=("held_k", "held_v", "come"))
+def append_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -104,39 +104,39 @@ def newest(
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     rows, heads, _, width = q.shape
-    room, early = held_k.shape[2], is_early(q)
+    room, pdl = held_k.shape[2], supports_pdl(q)
     parts = triton.cdiv(room, KEYS)
-    out, sharing = heads_beside(q), heads // k.shape[1]
+    out, sharing = empty_heads_inner(q), heads // k.shape[1]
     found, levels = (
         torch.empty(rows * heads * parts, n, device=q.device, dtype=torch.float32)
         for n in (width, 2)
     )
-    with launched_at(q):
+    with device_guard(q):
         _newest[(rows * heads, parts)](
             q, k, v, place, held_k, held_v, found, levels, come, out,
             heads, sharing, room, parts, scale * LOG2_E,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-            EARLY=early, D=width, N=KEYS, num_warps=WARPS, **launched(early),
+            PDL=pdl, D=width, N=KEYS, num_warps=WARPS, **pdl_options(pdl),
         )  # fmt: skip
     return out
 
 
-@newest.register_fake
+@append_attention.register_fake
 def _(q, k, v, held_k, held_v, place, come, scale):
-    return heads_beside(q)
+    return empty_heads_inner(q)
 
 
-def served(rows: int, heads: int, room: int) -> bool:
-    """Whether so many programs fit at once."""
+def fits(rows: int, heads: int, room: int) -> bool:
+    """True if so many programs run at the same time."""
     return rows * heads * -(-room // KEYS) <= PROGRAMS  # compiled code asks, too
 
 
-def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """What the kernel gives at some places, and what is right; what it has put there, too.
 
-    It comes between products that begin early, as in a step.
+    It comes between products that begin pdl, as in a step.
     """
-    from manyheads.kernels.gemv import single_product
+    from manyheads.kernels.gemv import gemv
 
     given = torch.Generator(device).manual_seed(1)
     pairs = []
@@ -153,9 +153,11 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         for at in {0, 1, 15, 16, 40, slots - 60, slots - 1}:
             x, k, v = drawn(1, 64), drawn(rows, groups, 1, width), drawn(rows, groups, 1, width)
             wanted = [one.clone() for one in held]
-            q = single_product(x / 8, into, None, -1, None).view(1, heads, 1, width)
-            found = newest(q.expand(rows, -1, -1, -1), k, v, *held, places[at : at + 1], come, 0.1)
-            after = single_product(found[:1].flatten(1) / 8, out, None, -1, None)
+            q = gemv(x / 8, into, None, -1, None).view(1, heads, 1, width)
+            found = append_attention(
+                q.expand(rows, -1, -1, -1), k, v, *held, places[at : at + 1], come, 0.1
+            )
+            after = gemv(found[:1].flatten(1) / 8, out, None, -1, None)
             for one, new in zip(wanted, (k, v), strict=True):
                 one[:, :, at : at + 1] = new
             past = [x[:, :, : at + 1].double() for x in wanted]

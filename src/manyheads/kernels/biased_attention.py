@@ -296,6 +296,8 @@ def biased_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, real: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
     """q, k, v [b h n c] in half precision, bias [h, 2n − 1] at the distances −(n−1) … n−1."""
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():  # where kernels are launched
+    with (
+        torch.cuda.device(q.device) if q.is_cuda else nullcontext()
+    ):  # launch on the device of q
         mixed: Tensor = _Biased.apply(q, k, v, bias, real, causal, scale)  # type: ignore[no-untyped-call]
     return mixed

@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import launched_at
-from manyheads.kernels.pdl import is_early, launched, let_others_begin, wait_for_others
-from manyheads.kernels.short_attention import LOG2_E, heads_beside
+from manyheads.kernels.dispatch import device_guard
+from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options, supports_pdl
+from manyheads.kernels.short_attention import LOG2_E, empty_heads_inner
 
 QUERIES = 16  # the fewest that a product of matrices is computed for
 KEYS, WARPS, STAGES = 64, 4, 3  # that are read at once
@@ -35,11 +35,11 @@ def _look(
     Q, K, V, SEEN, OUT, LEVELS, heads, sharing, queries, keys, parts, each_keys, scale,
     q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step,
     seen_row, seen_query,
-    MASKED: tl.constexpr, SEEKS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
+    MASKED: tl.constexpr, SEEKS: tl.constexpr, WHOLE: tl.constexpr, PDL: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    let_others_begin(EARLY)
-    wait_for_others(EARLY)
+    launch_dependents(PDL)
+    grid_wait(PDL)
     groups = heads // sharing
     row, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
     each, channels = tl.arange(0, M), tl.arange(0, D)
@@ -95,10 +95,10 @@ def _look(
 
 @triton.jit(do_not_specialize=["parts"])
 def _together(
-    FOUND, LEVELS, OUT, parts, EARLY: tl.constexpr, P: tl.constexpr, D: tl.constexpr
+    FOUND, LEVELS, OUT, parts, PDL: tl.constexpr, P: tl.constexpr, D: tl.constexpr
 ):  # fmt: skip
-    let_others_begin(EARLY)
-    wait_for_others(EARLY)
+    launch_dependents(PDL)
+    grid_wait(PDL)
     asked, each, channels = tl.program_id(0).to(tl.int64), tl.arange(0, P), tl.arange(0, D)
     at, there = asked * parts + each, each < parts
     highest = tl.load(LEVELS + 2 * at, mask=there, other=-1e30)
@@ -116,8 +116,8 @@ def _parts(keys: int, programs: int) -> tuple[int, int]:
     return triton.cdiv(blocks, each), each * KEYS
 
 
-@torch.library.custom_op("manyheads::glance", mutates_args=())
-def glance(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -> Tensor:
+@torch.library.custom_op("manyheads::decode_attention", mutates_args=())
+def decode_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -> Tensor:
     """q [b h t c], k and v [b g s c], seen [b 1 t s] or with ones for b and t. No gradients."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     rows, heads, queries, width = q.shape
@@ -128,38 +128,38 @@ def glance(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -
         apart = [0 if known.shape[axis] == 1 else known.stride(axis) for axis in (0, 2)]
     sharing = heads // groups
     block = max(QUERIES, triton.next_power_of_2(sharing * queries))
-    out = found = levels = heads_beside(q)
+    out = found = levels = empty_heads_inner(q)
     parts, each = _parts(keys, rows * groups)
-    asked, early = rows * queries * heads, is_early(q)
+    asked, pdl = rows * queries * heads, supports_pdl(q)
     if parts > 1:
         found, levels = (
             torch.empty(asked * parts, n, device=q.device, dtype=torch.float32) for n in (width, 2)
         )
-    with launched_at(q):
+    with device_guard(q):
         _look[(rows * groups, parts)](
             q, k, v, known, found, levels, heads, sharing, queries, keys, parts, each,
             scale * LOG2_E,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *apart,
             MASKED=seen is not None, SEEKS=seen is not None and each > MANY, WHOLE=parts == 1,
-            EARLY=early, D=width, M=block, N=KEYS, num_warps=WARPS, num_stages=STAGES,
-            **launched(early),
+            PDL=pdl, D=width, M=block, N=KEYS, num_warps=WARPS, num_stages=STAGES,
+            **pdl_options(pdl),
         )  # fmt: skip
         if parts > 1:
             padded = triton.next_power_of_2(parts)
             warps = max(1, padded * width // 2048)
             _together[(asked,)](
-                found, levels, out, parts, EARLY=early, P=padded, D=width, num_warps=warps,
-                **launched(early),
+                found, levels, out, parts, PDL=pdl, P=padded, D=width, num_warps=warps,
+                **pdl_options(pdl),
             )  # fmt: skip
     return out
 
 
-@glance.register_fake
+@decode_attention.register_fake
 def _(q, k, v, seen, scale):
-    return heads_beside(q)
+    return empty_heads_inner(q)
 
 
-def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """What the kernel gives for a few numbers, and what is right."""
     given = torch.Generator(device).manual_seed(1)
     q, k, v = (
@@ -173,7 +173,10 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         scores = wide[0] @ wide[1].mT * 0.25
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
-        pairs.append((glance(q, k, v, mask, 0.25), scores.softmax(-1) @ wide[2]))
+        pairs.append((decode_attention(q, k, v, mask, 0.25), scores.softmax(-1) @ wide[2]))
     few = [x[:, :, :40] for x in (k, v)]  # of which nothing is put together
     scores = wide[0] @ wide[1][:, :, :40].mT * 0.25
-    return [*pairs, (glance(q, *few, None, 0.25), scores.softmax(-1) @ wide[2][:, :, :40])]
+    return [
+        *pairs,
+        (decode_attention(q, *few, None, 0.25), scores.softmax(-1) @ wide[2][:, :, :40]),
+    ]

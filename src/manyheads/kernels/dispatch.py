@@ -1,72 +1,110 @@
-"""Which of our own kernels are used: those that a device has tried out and found right.
+"""Which implementation of an operation runs: the first one that supports the call and is correct.
 
-Triton comes with PyTorch for a GPU alone, and a device may be too old or have no compiler beside
-it: then PyTorch's own kernels are there. (Those of kernels/biased_attention and kernels/cross_entropy are taken untried.)
+Every operation has a plain tuple of implementations in order of preference; the last one is
+PyTorch's own and supports everything. A Triton kernel compares itself with a float64 reference
+once on each device before it is used, and is left out with a warning if it fails: the device may be
+too old, or have no compiler.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-TRITON = find_spec("triton") is not None
-HALF = (torch.bfloat16, torch.float16)
-# Places whose pairs one program of kernels/short_attention holds, by the channels of a head: more would not fit
-# into the memory that its threads share.
-SHORT = {16: 128, 32: 128, 64: 128, 128: 64}
-FOUND: dict[tuple[str, str, int], bool] = {}  # by room, what of it, and the device's number
-NEAR = 0.02  # of the norm of what it should be, in bfloat16
+HAS_TRITON = find_spec("triton") is not None
+HALF_PRECISION = (torch.bfloat16, torch.float16)
+TOLERANCE = 0.02  # relative error in the Frobenius norm, in bfloat16
+
+Call = TypeVar("Call")
+Comparison = tuple[Tensor, Tensor]  # what a kernel computed, and the float64 reference
+SelfTest = Callable[[torch.device], Sequence[Comparison]]
 
 
-def trusted(room: str, index: int, what: str = "trial") -> bool:
-    """Tried out once on each device. Not by `functools.cache`, which would be compiled."""
-    if (room, what, index) not in FOUND:
-        trial = getattr(import_module(f"manyheads.kernels.{room}"), what)
+@dataclass(frozen=True)
+class Implementation(Generic[Call]):
+    """One way to compute an operation.
+
+    `supports` is a pure function of shapes, dtypes and device. Kernels have a `selftest`; PyTorch's
+    own operations need none.
+    """
+
+    name: str
+    supports: Callable[[Call], bool]
+    run: Callable[[Call], Any]
+    selftest: SelfTest | None = None
+
+    def __post_init__(self) -> None:
+        if self.selftest is not None:
+            register_selftest(self.name, self.selftest)
+
+
+def first_supported(
+    implementations: tuple[Implementation[Call], ...], call: Call, device: torch.device
+) -> Implementation[Call]:
+    """The first implementation that supports the call and has passed its self-test."""
+    for implementation in implementations:
+        if implementation.supports(call) and (
+            implementation.selftest is None or verified(implementation.name, device.index)
+        ):
+            return implementation
+    raise AssertionError("the last implementation supports every call")
+
+
+_SELFTESTS: dict[str, SelfTest] = {}
+_VERIFIED: dict[tuple[str, int], bool] = {}  # by name and device index
+
+
+def register_selftest(name: str, selftest: SelfTest) -> None:
+    """Make a self-test known by name: compiled code can pass strings, not functions."""
+    _SELFTESTS[name] = selftest
+
+
+def verified(name: str, index: int) -> bool:
+    """True if a kernel passed its self-test on a CUDA device; tested at the first call."""
+    if (name, index) not in _VERIFIED:
         device = torch.device("cuda", index)
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast(device.type, enabled=False),
         ):
-            FOUND[room, what, index] = agrees(lambda: trial(device), room)
-    return FOUND[room, what, index]
+            _VERIFIED[name, index] = passes(lambda: _SELFTESTS[name](device), name)
+    return _VERIFIED[name, index]
 
 
-# What `torch.compiler.assume_constant_result` does; asking it would import the compiler, a second.
-trusted._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# The effect of `torch.compiler.assume_constant_result`, which would import the compiler (a second).
+verified._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def agrees(trial: Callable[[], Sequence[tuple[Tensor, Tensor]]], room: str) -> bool:
-    """Whether all pairs of a trial, what a kernel gave and what is right, are near each other."""
+def passes(selftest: Callable[[], Sequence[Comparison]], name: str) -> bool:
+    """True if every result of a self-test is near its reference; warns if not."""
     try:
-        pairs = trial()
-        apart = [
-            float((one.detach().double() - other.detach()).norm() / other.detach().norm())
-            for one, other in pairs
+        errors = [
+            float((result.detach().double() - expected.detach()).norm() / expected.detach().norm())
+            for result, expected in selftest()
         ]
     except torch.OutOfMemoryError:  # says nothing about the kernel
         raise
-    except Exception as error:  # whatever it is, there is another way
-        warnings.warn(f"without our kernel in kernels/{room}.py: {error}", stacklevel=2)
+    except Exception as error:  # PyTorch's own implementation takes over
+        warnings.warn(f"kernel {name} is not used: {error}", stacklevel=2)
         return False
-    if not all(one < NEAR for one in apart):  # also what is no number
-        warnings.warn(
-            f"without our kernel in kernels/{room}.py: it is off by {apart}", stacklevel=2
-        )
+    if not all(error < TOLERANCE for error in errors):  # also false for NaN
+        warnings.warn(f"kernel {name} is not used: relative errors {errors}", stacklevel=2)
         return False
     return True
 
 
-def unheard(*parts: nn.Module) -> bool:
-    """Whether nobody listens to these parts, which a kernel for several of them would not call."""
+def has_hooks(*modules: nn.Module) -> bool:
+    """True if any of these modules has hooks; a kernel that replaces several would skip them."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return not any(getattr(part, kind) for part in parts for kind in kinds)
+    return any(getattr(module, kind) for module in modules for kind in kinds)
 
 
-def launched_at(x: Tensor) -> AbstractContextManager[object]:
-    """The device of a tensor as the one where kernels are launched."""
+def device_guard(x: Tensor) -> AbstractContextManager[object]:
+    """Launch kernels on the device of a tensor."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

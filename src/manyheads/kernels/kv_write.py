@@ -6,18 +6,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import launched_at
-from manyheads.kernels.pdl import is_early, launched, let_others_begin, wait_for_others
+from manyheads.kernels.dispatch import device_guard
+from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options, supports_pdl
 
 
 @triton.jit
 def _place(
     K, V, SLOTS, HELD_K, HELD_V, groups, new, room, k_width, v_width,
     k_row, k_group, k_step, v_row, v_group, v_step,
-    EARLY: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+    PDL: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    let_others_begin(EARLY)
-    wait_for_others(EARLY)
+    launch_dependents(PDL)
+    grid_wait(PDL)
     row, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
     each, channels = tl.arange(0, M), tl.arange(0, D)
     there = (each < new)[:, None]
@@ -33,26 +33,26 @@ def _place(
     tl.store(to, v.to(HELD_V.dtype.element_ty), mask=there & (channels < v_width)[None, :])
 
 
-@torch.library.custom_op("manyheads::place", mutates_args=("held_k", "held_v"))
-def place(held_k: Tensor, held_v: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+@torch.library.custom_op("manyheads::write_kv", mutates_args=("held_k", "held_v"))
+def write_kv(held_k: Tensor, held_v: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """k [n g t e] and v [n g t c] into these slots [t] of the held ones [n g slots e] and … c]."""
     k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
-    groups, new, early = k.shape[1], k.shape[2], is_early(k)
+    groups, new, pdl = k.shape[1], k.shape[2], supports_pdl(k)
     width = triton.next_power_of_2(max(k.shape[3], v.shape[3]))
-    with launched_at(k):
+    with device_guard(k):
         _place[(k.shape[0] * groups,)](
             k, v, slots, held_k, held_v, groups, new, held_k.shape[2], k.shape[3], v.shape[3],
             *k.stride()[:3], *v.stride()[:3],
-            EARLY=early, M=triton.next_power_of_2(new), D=width, num_warps=1, **launched(early),
+            PDL=pdl, M=triton.next_power_of_2(new), D=width, num_warps=1, **pdl_options(pdl),
         )  # fmt: skip
 
 
-@place.register_fake
+@write_kv.register_fake
 def _(held_k, held_v, slots, k, v):
     return None
 
 
-def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """What the kernel puts there, and what belongs there."""
     given, pairs = torch.Generator(device).manual_seed(1), []
     k, v = (
@@ -62,7 +62,7 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         tuple(torch.ones(3, 2, 60, x.shape[3], device=device) for x in (k, v)) for _ in range(2)
     )
     slots = torch.arange(5, device=device) * 7 + 20
-    place(held[0], held[1], slots, k, v)
+    write_kv(held[0], held[1], slots, k, v)
     for one, other, x in zip(held, wanted, (k, v), strict=True):
         pairs.append((one, other.index_copy_(2, slots, x).double()))
     return pairs

@@ -25,9 +25,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.kernels.dispatch import launched_at
-from manyheads.kernels.philox import kept
-from manyheads.kernels.reduce import totals
+from manyheads.kernels.dispatch import device_guard
+from manyheads.kernels.philox import dropout_scale
+from manyheads.kernels.reduce import sum_rows
 
 NUMBERS = 16  # that a thread holds at once
 FEWEST = 1024  # that a program holds
@@ -45,7 +45,7 @@ def _forward(
     there = (rows < n)[:, None] & real[None, :]
     f = tl.load(PART + at, mask=there, other=0.0).to(tl.float32)
     if DROPS:
-        f = f * kept(SEED, rows, share, D)
+        f = f * dropout_scale(SEED, rows, share, D)
     h = (tl.load(X + at, mask=there, other=0.0).to(tl.float32) + f).to(H.dtype.element_ty)
     tl.store(H + at, h, mask=there)
     normed, _ = _normed(h.to(tl.float32), width, eps, real)  # as the backward pass reads it
@@ -90,7 +90,7 @@ def _backward(
             dh += ds
         tl.store(DX + at, dh.to(DX.dtype.element_ty), mask=there)
         if DROPS:
-            df = dh * kept(SEED, rows, share, D)
+            df = dh * dropout_scale(SEED, rows, share, D)
             tl.store(DF + at, df.to(DF.dtype.element_ty), mask=there)
     sums = SUMS + tl.program_id(0) * 2 * width
     tl.store(sums + columns, tl.sum(dw, 0), mask=real)
@@ -111,7 +111,7 @@ def add_norm(
     x, f = x.contiguous(), f.contiguous()
     y, h, width = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
     n, blocks = x.numel() // width, _blocks(width)
-    with launched_at(x):
+    with device_guard(x):
         _forward[(triton.cdiv(n, blocks["M"]),)](
             x, f, weight, bias, x if seed is None else seed, y, h, n, width, eps, p,
             DROPS=seed is not None, **blocks,
@@ -119,8 +119,8 @@ def add_norm(
     return y, h
 
 
-@torch.library.custom_op("manyheads::norm_slopes", mutates_args=())
-def norm_slopes(
+@torch.library.custom_op("manyheads::layer_norm_backward", mutates_args=())
+def layer_norm_backward(
     dy: Tensor, ds: Tensor | None, h: Tensor, weight: Tensor, seed: Tensor | None, p: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -132,12 +132,12 @@ def norm_slopes(
     programs = min(wanted, max(1, WARPS // blocks["num_warps"]) * _processors(h))
     dx, df = torch.empty_like(h), torch.empty_like(h) if seed is not None else h.new_empty(0)
     sums = torch.empty(programs, 2, width, device=h.device, dtype=torch.float32)
-    with launched_at(h):
+    with device_guard(h):
         _backward[(programs,)](
             dy, ds, h, weight, h if seed is None else seed, dx, df, sums, n, width, eps, p,
             triton.cdiv(wanted, programs), ADDS=adds, DROPS=seed is not None, **blocks,
         )  # fmt: skip
-    return dx, df, totals(sums.view(programs, -1)).view(2, width)
+    return dx, df, sum_rows(sums.view(programs, -1)).view(2, width)
 
 
 def _like(x: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def _(x, f, weight, bias, seed, p, eps):
     return _like(x), _like(x)
 
 
-@norm_slopes.register_fake
+@layer_norm_backward.register_fake
 def _(dy, ds, h, weight, seed, p, eps):
     df = _like(h) if seed is not None else h.new_empty(0)
     return _like(h), df, weight.new_empty(2, h.shape[-1], dtype=torch.float32)
@@ -169,7 +169,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _slopes(ctx: Any, dy: Tensor, dh: Tensor | None) -> tuple[Tensor | None, ...]:
     assert dh is None  # the sum is there to be kept, not to be used
     h, weight, seed = ctx.saved_tensors
-    dx, df, sums = norm_slopes(dy, None, h, weight, seed, ctx.p, ctx.eps)
+    dx, df, sums = layer_norm_backward(dy, None, h, weight, seed, ctx.p, ctx.eps)
     dw, db = sums.to(weight.dtype)
     return dx, dx if seed is None else df, dw, db, None, None, None
 
@@ -196,12 +196,12 @@ class _Fork(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         if dy is None:
             return ds, None, None, None, None
-        dx, _, sums = norm_slopes(dy, ds, x, weight, None, 0.0, ctx.eps)
+        dx, _, sums = layer_norm_backward(dy, ds, x, weight, None, 0.0, ctx.eps)
         dw, db = sums.to(weight.dtype)
         return dx, dw, db, None, None
 
 
-def fork(
+def prenorm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """(norm(x) in that type, x). Of its gradients there are no further ones."""
@@ -209,7 +209,7 @@ def fork(
     return found
 
 
-def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """What the kernel gives for a few numbers, and what is right."""
     given = torch.Generator(device).manual_seed(1)
     x, f, direction = (
@@ -232,7 +232,7 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
             raise ValueError(f"{1 - share[0]:.2f} is dropped instead of {p}")
     rough = [one.clone().requires_grad_() for one in (x, weight, bias)]
     exact = [one.double().requires_grad_() for one in (x, weight, bias)]
-    y, stream = fork(rough[0], rough[1], rough[2], 1e-5, x.dtype)
+    y, stream = prenorm(rough[0], rough[1], rough[2], 1e-5, x.dtype)
     wanted = F.layer_norm(exact[0], (48,), exact[1], exact[2])
     slopes = torch.autograd.grad((y, stream), rough, (direction, f))
     expected = torch.autograd.grad((wanted, exact[0]), exact, (direction.double(), f.double()))

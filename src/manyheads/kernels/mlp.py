@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.kernels.dispatch import launched_at
-from manyheads.kernels.reduce import totals
+from manyheads.kernels.dispatch import device_guard
+from manyheads.kernels.reduce import sum_rows
 
 ROWS, COLUMNS, WARPS = 16, 128, 4  # that a program holds at once: 16 numbers a thread
 EACH = 256  # rows of a program
@@ -27,7 +27,7 @@ KINDS = ("relu", "gelu", "gelu-tanh")
 
 
 @triton.jit
-def value_and_slope(h, KIND: tl.constexpr):
+def activation_and_grad(h, KIND: tl.constexpr):
     """(act(h), act′(h)); of relu, whose h is not kept, for a."""
     if KIND == 0:
         return h, tl.where(h > 0, 1.0, 0.0)
@@ -54,7 +54,7 @@ def _backward(
         at = rows[:, None].to(tl.int64) * width + columns[None, :]
         there = (rows < n)[:, None] & real[None, :]
         h = tl.load(KEPT + at, mask=there, other=0.0).to(tl.float32)
-        a, slope = value_and_slope(h, KIND)
+        a, slope = activation_and_grad(h, KIND)
         dh = tl.load(DA + at, mask=there, other=0.0).to(tl.float32) * slope
         tl.store(DH + at, dh.to(DH.dtype.element_ty), mask=there)
         if KIND != 0:
@@ -67,7 +67,7 @@ def _backward(
 @triton.jit
 def _activate(H, A, n, KIND: tl.constexpr, C: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
-    a, _ = value_and_slope(tl.load(H + at, mask=at < n, other=0.0).to(tl.float32), KIND)
+    a, _ = activation_and_grad(tl.load(H + at, mask=at < n, other=0.0).to(tl.float32), KIND)
     tl.store(A + at, a.to(A.dtype.element_ty), mask=at < n)
 
 
@@ -76,7 +76,7 @@ def _activated(h: Tensor, kind: str) -> Tensor:
     if kind == "gelu":
         return F.gelu(h)
     a, n = torch.empty_like(h), h.numel()
-    with launched_at(h):
+    with device_guard(h):
         _activate[(triton.cdiv(n, AT_ONCE),)](h, a, n, KIND=KINDS.index(kind), C=AT_ONCE)
     return a
 
@@ -85,8 +85,8 @@ def _approximate(kind: str) -> str:
     return "tanh" if kind == "gelu-tanh" else "none"
 
 
-@torch.library.custom_op("manyheads::feed", mutates_args=())
-def feed(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, kind: str) -> list[Tensor]:
+@torch.library.custom_op("manyheads::fused_mlp", mutates_args=())
+def fused_mlp(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, kind: str) -> list[Tensor]:
     """y, and what of the inside is kept: a of relu, h of the others; all of one type."""
     flat = x.reshape(-1, x.shape[-1])
     if kind == "relu":
@@ -97,28 +97,28 @@ def feed(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, kind: str) -
     return [torch.addmm(b2, inside, w2.T).view(*x.shape[:-1], len(w2)), kept]
 
 
-@torch.library.custom_op("manyheads::feed_slopes", mutates_args=())
-def feed_slopes(da: Tensor, kept: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op("manyheads::fused_mlp_backward", mutates_args=())
+def fused_mlp_backward(da: Tensor, kept: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
     """dh, a (empty for relu: it is what was kept) and Σ dh; all [n hidden]."""
     da, (n, width) = da.contiguous(), kept.shape
     dh, a = torch.empty_like(da), kept.new_empty(0) if kind == "relu" else torch.empty_like(kept)
     grid = (triton.cdiv(width, COLUMNS), triton.cdiv(n, EACH))
     sums = torch.empty(grid[1], width, device=da.device, dtype=torch.float32)
-    with launched_at(da):
+    with device_guard(da):
         _backward[grid](
             da, kept, dh, a, sums, n, width,
             KIND=KINDS.index(kind), EACH=EACH, M=ROWS, C=COLUMNS, num_warps=WARPS,
         )  # fmt: skip
-    return dh, a, totals(sums).to(da.dtype)
+    return dh, a, sum_rows(sums).to(da.dtype)
 
 
-@feed.register_fake
+@fused_mlp.register_fake
 def _(x, w1, b1, w2, b2, kind):
     rows = x.numel() // x.shape[-1]
     return [x.new_empty(*x.shape[:-1], w2.shape[0]), x.new_empty(rows, w1.shape[0])]
 
 
-@feed_slopes.register_fake
+@fused_mlp_backward.register_fake
 def _(da, kept, kind):
     a = kept.new_empty(0) if kind == "relu" else torch.empty_like(kept)
     return da.new_empty(da.shape), a, da.new_empty(da.shape[1])
@@ -135,7 +135,7 @@ def _slopes(ctx: Any, given: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     assert given[0] is not None
     wants_x, wants_w1, _, wants_w2, wants_b2, _ = ctx.needs_input_grad
     dy = given[0].reshape(-1, len(w2))
-    dh, a, db1 = feed_slopes(dy @ w2, kept, ctx.kind)
+    dh, a, db1 = fused_mlp_backward(dy @ w2, kept, ctx.kind)
     a = kept if ctx.kind == "relu" else a
     return (
         (dh @ w1).view(x.shape) if wants_x else None,
@@ -147,10 +147,10 @@ def _slopes(ctx: Any, given: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     )
 
 
-feed.register_autograd(_slopes, setup_context=_keep)
+fused_mlp.register_autograd(_slopes, setup_context=_keep)
 
 
-def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """What the kernel gives for a few numbers, and what is right."""
     given = torch.Generator(device).manual_seed(1)
     sizes = ((40, 16), (72, 16), (72,), (16, 72), (16,), (40, 16))
@@ -160,7 +160,7 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     pairs = []
     for kind in KINDS:
         rough = [one.clone().requires_grad_() for one in inputs]
-        found = feed(*rough, kind)[0]
+        found = fused_mlp(*rough, kind)[0]
         slopes = torch.autograd.grad(found, rough, direction)
         x, w1, b1, w2, b2 = exact = [one.double().requires_grad_() for one in inputs]
         h = F.linear(x, w1, b1)

@@ -11,7 +11,7 @@ ROUNDS = tl.constexpr(7)  # of Philox: the fewest that its authors trust
 
 
 @triton.jit
-def kept(SEED, rows, share, D: tl.constexpr):
+def dropout_scale(SEED, rows, share, D: tl.constexpr):
     """1 / (1 − p) where a number is kept and 0 where it is dropped, for D numbers of these rows."""
     quarter = tl.arange(0, D // 4)
     at = rows[:, None] * (D // 4) + quarter[None, :]

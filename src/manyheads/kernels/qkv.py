@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import launched_at
-from manyheads.kernels.reduce import totals
+from manyheads.kernels.dispatch import device_guard
+from manyheads.kernels.reduce import sum_rows
 
 ROWS, EACH = 32, 256  # places of a program, at once and in all
 WIDEST = 128  # columns of a program
@@ -53,8 +53,8 @@ def _columns(queries: int, keys: int) -> int:
     return min(WIDEST, both & -both)
 
 
-@torch.library.custom_op("manyheads::join", mutates_args=())
-def join(dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("manyheads::pack_qkv_grad", mutates_args=())
+def pack_qkv_grad(dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
     """dq [b h t c], dk and dv [b g t c] as [b t (h+2g)c], and its sum over b and t in float32."""
     dq, dk, dv = (x if x.stride(-1) == 1 else x.contiguous() for x in (dq, dk, dv))
     batch, heads, length, head = dq.shape
@@ -62,16 +62,16 @@ def join(dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
     d = dq.new_empty(batch, length, queries + 2 * keys)
     grid = ((queries + 2 * keys) // _columns(queries, keys), triton.cdiv(rows, EACH))
     sums = dq.new_empty(grid[1], d.shape[-1], dtype=torch.float32)
-    with launched_at(dq):
+    with device_guard(dq):
         _join[grid](
             dq, dk, dv, d, sums, rows, length, queries, keys, head,
             *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
             EACH=EACH, M=ROWS, C=_columns(queries, keys),
         )  # fmt: skip
-    return d, totals(sums)
+    return d, sum_rows(sums)
 
 
-@join.register_fake
+@pack_qkv_grad.register_fake
 def _(dq, dk, dv):
     batch, heads, length, head = dq.shape
     width = (heads + 2 * dk.shape[1]) * head
@@ -92,11 +92,13 @@ class _Parted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        d, sums = join(*slopes)
+        d, sums = pack_qkv_grad(*slopes)
         return d, sums.to(ctx.dtype), None, None
 
 
-def part(projected: Tensor, bias: Tensor, heads: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_qkv(
+    projected: Tensor, bias: Tensor, heads: int, keys: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """q [b h t c], k and v [b g t c] of a projection [b t (h+2g)c] to which a bias was added.
 
     The bias gets its gradient here, and must have been added as a constant.
@@ -105,7 +107,7 @@ def part(projected: Tensor, bias: Tensor, heads: int, keys: int) -> tuple[Tensor
     return found
 
 
-def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """What the kernel gives for some numbers, and what is right."""
     given, pairs = torch.Generator(device).manual_seed(1), []
     for heads, keys, head in ((3, 3, 16), (4, 2, 64)):
@@ -113,7 +115,7 @@ def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         x = torch.randn(2, 70, width, generator=given, device=device, dtype=torch.bfloat16)
         bias = torch.zeros(width, device=device, requires_grad=True)
         rough, exact = (one.detach().requires_grad_() for one in (x, x.double()))
-        found = part(rough, bias, heads, keys)
+        found = split_qkv(rough, bias, heads, keys)
         sizes = [heads * head, keys * head, keys * head]
         wanted = [
             one.unflatten(-1, (-1, head)).transpose(1, 2) for one in exact.split(sizes, dim=-1)

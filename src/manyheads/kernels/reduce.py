@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import launched_at
+from manyheads.kernels.dispatch import device_guard
 
 ROWS, COLUMNS = 64, 16
 
@@ -24,10 +24,10 @@ def _total(PARTS, TOTAL, rows, width, M: tl.constexpr, C: tl.constexpr):
     tl.store(TOTAL + columns, tl.sum(total, 0), mask=columns < width)
 
 
-def totals(parts: Tensor) -> Tensor:
+def sum_rows(parts: Tensor) -> Tensor:
     """Σ over the rows of parts [n d], float32 and contiguous; for use inside an operator."""
     rows, width = parts.shape
     found = parts.new_empty(width)
-    with launched_at(parts):
+    with device_guard(parts):
         _total[(triton.cdiv(width, COLUMNS),)](parts, found, rows, width, M=ROWS, C=COLUMNS)
     return found

@@ -22,8 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import SHORT, launched_at
-from manyheads.kernels.philox import kept
+from manyheads.kernels.attention import SHORT_LENGTHS
+from manyheads.kernels.dispatch import device_guard
+from manyheads.kernels.philox import dropout_scale
 
 LOG2_E = 1.4426950408889634
 Three = tuple[Tensor, Tensor, Tensor]
@@ -81,7 +82,7 @@ def _forward(
     v = _rows_of(V + row * v_row + head * v_head, at_k, v_step, keys, D)
     p = _weights_of(q, k, KNOWN + row * known_row, at_q, at_k, keys, scale, PAST, REAL)
     if DROPS:
-        p = p * kept(SEED, tl.program_id(0) * M + at_q, share, N)
+        p = p * dropout_scale(SEED, tl.program_id(0) * M + at_q, share, N)
     o = tl.dot(p.to(v.dtype), v)
     out = OUT + row * queries * heads * D + head * D
     _write_rows(out, at_q, heads * D, queries, o, D)
@@ -105,7 +106,7 @@ def _backward(
     dp = tl.dot(do, tl.trans(v))
     mixed = p
     if DROPS:
-        mask = kept(SEED, tl.program_id(0) * M + at_q, share, N)
+        mask = dropout_scale(SEED, tl.program_id(0) * M + at_q, share, N)
         mixed = p * mask
         dp = dp * mask
     dv = tl.dot(tl.trans(mixed.to(do.dtype)), do)
@@ -131,13 +132,13 @@ def _read(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def heads_beside(like: Tensor) -> Tensor:
+def empty_heads_inner(like: Tensor) -> Tensor:
     """[b h n c] whose heads stand side by side, as the projections want them."""
     rows, heads, length, width = like.shape
     return like.new_empty(rows, length, heads, width).transpose(1, 2)
 
 
-def beside_of(x: Tensor) -> Tensor:
+def merge_heads(x: Tensor) -> Tensor:
     """[b h n c] as [b n hc]."""
     return x.transpose(1, 2).flatten(2)
 
@@ -155,8 +156,8 @@ def _mixed(
     seed: Tensor | None, share: float,
 ) -> Tensor:  # fmt: skip
     known, apart = _known(real, q)
-    out, rows, heads, drops = heads_beside(q), q.shape[0], q.shape[1], seed is not None
-    with launched_at(q):
+    out, rows, heads, drops = empty_heads_inner(q), q.shape[0], q.shape[1], seed is not None
+    with device_guard(q):
         _forward[(rows * heads,)](
             q, k, v, known, q if seed is None else seed, out, heads, q.shape[2], k.shape[2],
             scale * LOG2_E, share,
@@ -173,7 +174,7 @@ def _write_slopes(
     """Into those of q, k and v, whose heads stand side by side, in rows alike for k and v."""
     (q, k, v), (dq, dk, dv) = given, slopes
     (known, apart), drops = _known(real, q), seed is not None
-    with launched_at(q):
+    with device_guard(q):
         _backward[(q.shape[0] * q.shape[1],)](
             q, k, v, known, q if seed is None else seed, do, dq, dk, dv,
             q.shape[1], q.shape[2], k.shape[2], scale * LOG2_E, scale, share,
@@ -194,8 +195,8 @@ def short_attention(
     return _mixed(_read(q), _read(k), _read(v), real, past, scale, seed, share)
 
 
-@torch.library.custom_op("manyheads::short_attention_slopes", mutates_args=())
-def short_attention_slopes(
+@torch.library.custom_op("manyheads::short_attention_backward", mutates_args=())
+def short_attention_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, past: bool, scale: float,
     seed: Tensor | None, share: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -203,9 +204,9 @@ def short_attention_slopes(
     given, slopes = (
         (_read(q), _read(k), _read(v)),
         (
-            heads_beside(q),
-            heads_beside(k),
-            heads_beside(v),
+            empty_heads_inner(q),
+            empty_heads_inner(k),
+            empty_heads_inner(v),
         ),
     )
     _write_slopes(_read(do), given, slopes, real, past, scale, seed, share)
@@ -228,11 +229,11 @@ def short_projected(
 ) -> Tensor:  # fmt: skip
     """[b t hc] of what was projected: x [b t 3hc], or x [b t hc] and memory [b s 2hc]."""
     x, memory = _read(x), None if memory is None else _read(memory)
-    return beside_of(_mixed(*_heads_of(x, memory, heads), real, past, scale, seed, share))
+    return merge_heads(_mixed(*_heads_of(x, memory, heads), real, past, scale, seed, share))
 
 
-@torch.library.custom_op("manyheads::short_projected_slopes", mutates_args=())
-def short_projected_slopes(
+@torch.library.custom_op("manyheads::short_projected_backward", mutates_args=())
+def short_projected_backward(
     do: Tensor, x: Tensor, memory: Tensor | None, heads: int, real: Tensor | None, past: bool,
     scale: float, seed: Tensor | None, share: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -251,12 +252,12 @@ def _like(x: Tensor) -> Tensor:
 
 @short_attention.register_fake
 def _(q, k, v, real, past, scale, seed, share):
-    return heads_beside(q)
+    return empty_heads_inner(q)
 
 
-@short_attention_slopes.register_fake
+@short_attention_backward.register_fake
 def _(do, q, k, v, real, past, scale, seed, share):
-    return heads_beside(q), heads_beside(k), heads_beside(v)
+    return empty_heads_inner(q), empty_heads_inner(k), empty_heads_inner(v)
 
 
 @short_projected.register_fake
@@ -264,7 +265,7 @@ def _(x, memory, heads, real, past, scale, seed, share):
     return x.new_empty(*x.shape[:2], x.shape[2] // 3 if memory is None else x.shape[2])
 
 
-@short_projected_slopes.register_fake
+@short_projected_backward.register_fake
 def _(do, x, memory, heads, real, past, scale, seed, share):
     return _like(x), x.new_empty(0) if memory is None else _like(memory)
 
@@ -281,12 +282,12 @@ def _given(ctx: Any) -> list[Any]:
 
 
 def _slopes(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-    return *short_attention_slopes(do, *_given(ctx)), *[None] * 5
+    return *short_attention_backward(do, *_given(ctx)), *[None] * 5
 
 
 def _slopes_projected(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     given = _given(ctx)
-    dx, dm = short_projected_slopes(do, *given)
+    dx, dm = short_projected_backward(do, *given)
     return dx, None if given[1] is None else dm, *[None] * 6
 
 
@@ -305,14 +306,14 @@ def dropped_by(q: Tensor, k: Tensor, seed: Tensor, share: float) -> Tensor:
     return (torch.cat(found, -1)[..., :length] != 0).double() / (1 - share)
 
 
-def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """What the kernel gives for some numbers, and what is right: in the smallest blocks, and where
     it needs most room.
     """
     return [pair for q, k, v, to in _drawn(device) for pair in _tried(q, k, v, to, None, 0.0)]
 
 
-def trial_of_dropout(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def selftest_dropout(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """The same where weights are dropped, which takes more room."""
     seed, share, pairs = torch.ones(1, dtype=torch.int64, device=device), 0.25, []
     for q, k, v, direction in _drawn(device):
@@ -326,7 +327,11 @@ def trial_of_dropout(device: torch.device) -> list[tuple[Tensor, Tensor]]:
 def _drawn(device: torch.device) -> Iterator[tuple[Tensor, ...]]:
     """q, k, v and a direction, of each size."""
     given = torch.Generator(device).manual_seed(1)
-    for length, width in ((14, 32), (20, 16), *((n, c) for c, n in SHORT.items() if c >= 64)):
+    for length, width in (
+        (14, 32),
+        (20, 16),
+        *((n, c) for c, n in SHORT_LENGTHS.items() if c >= 64),
+    ):
         shape = (4, 2, 2, length, width)
         yield torch.randn(shape, generator=given, device=device, dtype=torch.bfloat16).unbind()
 
@@ -347,13 +352,13 @@ def _tried(
     scores = (exact[0] @ exact[1].mT * scale).masked_fill(~seen, -torch.inf)
     wanted = (scores.softmax(-1) * mask) @ exact[2]
     expected = torch.autograd.grad(wanted, exact, direction.double())
-    whole = torch.cat([beside_of(x) for x in (q, k, v)], -1).requires_grad_()
+    whole = torch.cat([merge_heads(x) for x in (q, k, v)], -1).requires_grad_()
     mixed = short_projected(whole, None, 2, real, True, scale, *drawn)
-    [slope] = torch.autograd.grad(mixed, whole, beside_of(direction))
-    joined = torch.cat([beside_of(x) for x in expected], -1)
+    [slope] = torch.autograd.grad(mixed, whole, merge_heads(direction))
+    joined = torch.cat([merge_heads(x) for x in expected], -1)
     return [
         (found, wanted),
         *zip(slopes, expected, strict=True),
-        (mixed, beside_of(wanted)),
+        (mixed, merge_heads(wanted)),
         (slope, joined),
     ]

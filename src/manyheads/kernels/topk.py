@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import launched_at
+from manyheads.kernels.dispatch import device_guard
 
 LANES = 1024
 ENOUGH, PART = 128, 1024  # programs that keep a device busy, and the least that one is for
@@ -82,13 +82,13 @@ def _choice(
         left = left & ((again < J) | (lanes != lane))
 
 
-@torch.library.custom_op("manyheads::log_mass", mutates_args=())
-def log_mass(z: Tensor) -> Tensor:
+@torch.library.custom_op("manyheads::logsumexp", mutates_args=())
+def logsumexp(z: Tensor) -> Tensor:
     """log Σ e^z of rows z [n v], as [n 1] in float32; one number at least is finite."""
     z = z if z.stride(-1) == 1 else z.contiguous()
     total = torch.empty(len(z), 1, device=z.device, dtype=torch.float32)
     block = min(COLUMNS, max(EACH, triton.next_power_of_2(z.shape[1])))
-    with launched_at(z):
+    with device_guard(z):
         _mass[(len(z),)](
             z, total, z.shape[1], z.stride(0), BLOCK=block, EACH=EACH,
             num_warps=max(1, block // (32 * EACH)),
@@ -96,8 +96,8 @@ def log_mass(z: Tensor) -> Tensor:
     return total
 
 
-@torch.library.custom_op("manyheads::foremost", mutates_args=())
-def foremost(z: Tensor, most: int) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("manyheads::topk", mutates_args=())
+def topk(z: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """The greatest of each row of z [n v] in float32, in order, and where they are."""
     z = z if z.stride(-1) == 1 else z.contiguous()
     parts, each = _parts(z.shape[0], z.shape[1], most)
@@ -121,7 +121,7 @@ def _chosen(
     places = torch.empty(best.shape, device=z.device, dtype=torch.int64)
     lanes = min(LANES, max(32, triton.next_power_of_2(each)))
     steps = triton.next_power_of_2(triton.cdiv(each, lanes))
-    with launched_at(z):
+    with device_guard(z):
         _choice[(len(z), parts)](
             z, z if names is None else names, best, places, z.shape[1], z.stride(0), most, each,
             NAMED=names is not None, G=lanes, J=steps, num_warps=max(1, lanes // 256),
@@ -129,25 +129,25 @@ def _chosen(
     return best, places
 
 
-@log_mass.register_fake
+@logsumexp.register_fake
 def _(z):
     return z.new_empty(len(z), 1, dtype=torch.float32)
 
 
-@foremost.register_fake
+@topk.register_fake
 def _(z, most):
     best = z.new_empty(len(z), most, dtype=torch.float32)
     return best, best.new_empty(len(z), most, dtype=torch.int64)
 
 
-def trial(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """What the kernels give for some numbers, and what is right: few rows, and many."""
     given, pairs = torch.Generator(device).manual_seed(1), []
     for rows, width in ((5, 3000), (200, 70)):
         z = torch.randn(rows, width, generator=given, device=device)
         z[:, ::3] = -torch.inf
-        best, places = foremost(z, 9)
+        best, places = topk(z, 9)
         wanted = z.double().topk(9, dim=-1).values
         pairs += [(best, wanted), (z.gather(1, places), wanted)]
-        pairs.append((log_mass(z), z.double().logsumexp(-1, keepdim=True)))
+        pairs.append((logsumexp(z), z.double().logsumexp(-1, keepdim=True)))
     return pairs

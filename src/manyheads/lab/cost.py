@@ -29,7 +29,7 @@ from manyheads.nn.exact_attention import Core, CoreSizes
 from manyheads.nn.flex import Flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Near
-from manyheads.nn.masks import causal, full, look
+from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.packed import Packed
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScaledDot
@@ -193,7 +193,7 @@ class Trial:
         """In half precision as a model in training would call it."""
         device, dtype = self.setup.device, self.setup.dtype
         # Anew: a sight keeps the mask that it has computed once.
-        sight = look(causal if self.setup.causal else full, self.length, device=device)
+        sight = make_mask(causal if self.setup.causal else full, self.length, device=device)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             q, k, v = self.inputs
             return self.core(q, k, v, sight, self.score, self.position)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from manyheads.errors import UserError, check_at_least
 from manyheads.models.heads import Answer, Crowned, EncoderHead, Masked, Pooler
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.masks import full, look
+from manyheads.nn.masks import full, make_mask
 from manyheads.nn.shapes import Hidden, Tokens
 
 
@@ -59,9 +59,11 @@ class Bert(Crowned):
         self, tokens: Tokens, real: Tensor | None = None, segments: Tensor | None = None
     ) -> Hidden:
         self.encoder.position.refuse_past(tokens.shape[1])
-        sight = look(full, tokens.shape[1], real=real, device=tokens.device)
-        x = self.embedding(self.tokens, tokens, self.encoder.position, sight.queries, segments)
-        return self.encoder(x, sight)
+        mask = make_mask(full, tokens.shape[1], padding_mask=real, device=tokens.device)
+        x = self.embedding(
+            self.tokens, tokens, self.encoder.position, mask.query_positions, segments
+        )
+        return self.encoder(x, mask)
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*m"]:
         """What the head says of single vectors, e.g. of the masked positions alone."""

@@ -23,7 +23,7 @@ from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, Source, Sou
 from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
-from manyheads.nn.masks import AttentionMask, causal, full, look
+from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.shapes import Hidden, Real, Tokens
 
 Lengths = Int[Tensor, " b"]
@@ -75,7 +75,9 @@ class Joined(SourceToTarget):
         """The source itself: it is read when it is joined to a target."""
         if source_real is not None:
             lengths_of(source_real)  # what stands behind a source goes on where its text ends
-        return Memory(source, look(full, source.shape[1], real=source_real, device=source.device))
+        return Memory(
+            source, make_mask(full, source.shape[1], padding_mask=source_real, device=source.device)
+        )
 
     def decode(
         self,
@@ -88,7 +90,7 @@ class Joined(SourceToTarget):
         if target_real is not None:
             lengths_of(target_real)  # no query looks at padding behind it
         beams = target.shape[0] // memory.states.shape[0]
-        source, real = memory.states, memory.sight.real
+        source, real = memory.states, memory.mask.padding_mask
         if beams > 1:
             source = source.repeat_interleave(beams, 0)
             real = None if real is None else real.repeat_interleave(beams, 0)
@@ -118,18 +120,18 @@ class Joined(SourceToTarget):
         self.decoder.position.refuse_past(width + written)
         if real is not None:
             real = torch.cat([real, real.new_ones(len(source), written)], dim=1)
-        sight = AttentionMask(causal, places[:, -tokens.shape[1] :], places, real)
-        x = self.embedding(self.tokens, tokens, self.decoder.position, sight.queries)
-        hidden: Tensor = self.decoder(x, sight, cache=cache)
+        mask = AttentionMask(causal, places[:, -tokens.shape[1] :], places, real)
+        x = self.embedding(self.tokens, tokens, self.decoder.position, mask.query_positions)
+        hidden: Tensor = self.decoder(x, mask, cache=cache)
         cache.advance(tokens.shape[1])
         return hidden[:, -new:]
 
     def hidden(self, tokens: Tokens, real: Tensor | None = None) -> Hidden:
         """What the stack has at each position of one sequence."""
         self.decoder.position.refuse_past(tokens.shape[1])
-        sight = look(causal, tokens.shape[1], real=real, device=tokens.device)
-        x = self.embedding(self.tokens, tokens, self.decoder.position, sight.queries)
-        return self.decoder(x, sight)
+        mask = make_mask(causal, tokens.shape[1], padding_mask=real, device=tokens.device)
+        x = self.embedding(self.tokens, tokens, self.decoder.position, mask.query_positions)
+        return self.decoder(x, mask)
 
 
 def _lengths(source: Source, real: Real | None) -> Lengths:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from manyheads.nn.attention import Cache, sight_after
+from manyheads.nn.attention import Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
 from manyheads.nn.masks import SameDocument, both, causal
@@ -48,17 +48,16 @@ class Gpt(nn.Module):
         documents: Tensor | None = None,
     ) -> Hidden:
         """With `documents`, numbers of what is packed into a row, each is read as if alone."""
-        start = 0 if cache is None else cache.length
         length = tokens.shape[1]
-        self.decoder.position.refuse_past(start + length)
+        self.decoder.position.refuse_past(length if cache is None else cache.end(length))
         own = None if documents is None else SameDocument(documents)
         rule = causal if own is None else both(causal, own)
-        sight = sight_after(cache, rule, length, real, tokens.device)
-        places = sight.queries[:, :length] if own is None else own.places()
+        mask = next_mask(cache, rule, length, real, tokens.device)
+        places = mask.query_positions if own is None else own.places()
         x = self.embedding(self.tokens, tokens, self.decoder.position, places)
-        hidden: Tensor = self.decoder(x, sight, cache=cache)
+        hidden: Tensor = self.decoder(x, mask, cache=cache)
         if cache is not None:
-            cache.advance(length)
+            cache.advance()
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

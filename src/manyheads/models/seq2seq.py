@@ -8,11 +8,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from manyheads.errors import UserError, check_at_least, check_share
-from manyheads.nn.attention import Cache, CoreConfig, sight_after
+from manyheads.nn.attention import Cache, CoreConfig, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Head, Output
 from manyheads.nn.experts import FeedForwardConfig
-from manyheads.nn.masks import AttentionMask, causal, full, look
+from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.shapes import Hidden, Logits, Real, Tokens
 
@@ -83,10 +83,10 @@ class Seq2SeqConfig(Architecture):
 
 @dataclass(eq=False)
 class Memory:
-    """The top of the encoder, and the sight of it that the decoder has."""
+    """The top of the encoder, and the mask of it that the decoder has."""
 
     states: Tensor
-    sight: AttentionMask
+    mask: AttentionMask
 
 
 class Tables(Protocol):
@@ -153,9 +153,9 @@ class Seq2Seq(SourceToTarget):
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
         length = source.shape[1]
         self.encoder.position.refuse_past(length)
-        sight = look(full, length, real=source_real, device=source.device)
-        x = self.encoder_embedding(self.tokens, source, self.encoder.position, sight.queries)
-        return Memory(self.encoder(x, sight), sight)
+        mask = make_mask(full, length, padding_mask=source_real, device=source.device)
+        x = self.encoder_embedding(self.tokens, source, self.encoder.position, mask.query_positions)
+        return Memory(self.encoder(x, mask), mask)
 
     def decode(
         self,
@@ -165,13 +165,12 @@ class Seq2Seq(SourceToTarget):
         cache: Cache | None = None,
     ) -> Hidden:
         """Hidden states of the decoder; with a cache, of the positions after the cached ones."""
-        start = 0 if cache is None else cache.length
         length = target.shape[1]
-        self.decoder.position.refuse_past(start + length)
-        sight = sight_after(cache, causal, length, target_real, target.device)
-        places = sight.queries[:, :length]
+        self.decoder.position.refuse_past(length if cache is None else cache.end(length))
+        mask = next_mask(cache, causal, length, target_real, target.device)
+        places = mask.query_positions
         x = self.decoder_embedding(self.target_table, target, self.decoder.position, places)
-        hidden: Tensor = self.decoder(x, sight, memory.states, memory.sight, cache)
+        hidden: Tensor = self.decoder(x, mask, memory.states, memory.mask, cache)
         if cache is not None:
-            cache.advance(length)
+            cache.advance()
         return hidden

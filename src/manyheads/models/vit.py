@@ -12,7 +12,7 @@ from manyheads.errors import UserError, check_above_zero, check_at_least
 from manyheads.models.heads import Answer, Classify, Crowned, Pooler, mean_of
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.grid_positions import Sinusoidal2d, resize_places
-from manyheads.nn.masks import full, look
+from manyheads.nn.masks import full, make_mask
 from manyheads.nn.positions import Learned
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.shapes import Hidden
@@ -145,8 +145,10 @@ class Vit(Crowned):
                 f"takes {[self.config.channels, size, size]}: resize them"
             )
         x = self.patches(images)
-        sight = look(full, x.shape[1], device=x.device)
-        return self.encoder(self.dropout(self.encoder.position.embed(x, sight.queries)), sight)
+        mask = make_mask(full, x.shape[1], device=x.device)
+        return self.encoder(
+            self.dropout(self.encoder.position.embed(x, mask.query_positions)), mask
+        )
 
     def answer(self, hidden: Hidden) -> Answer:
         """What the model gives for hidden states."""

@@ -1,4 +1,4 @@
-"""Attention: a query meets keys, the scores become weights, the weights mix values.
+"""Attention: scores of queries and keys become weights, the weights average the values.
 
     Attention(Q, K, V) = softmax(score(Q, K)) V
     MultiHead(X) = Concat(head_1, …, head_h) W^O,  head_i = Attention(X W_i^Q, X W_i^K, X W_i^V)
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from manyheads.config import parse
 from manyheads.errors import UserError
-from manyheads.kernels.dispatch import HALF, SHORT, TRITON, trusted, unheard
 from manyheads.nn.compressed import MemoryCompressed
 from manyheads.nn.exact_attention import (
     Core,
@@ -25,12 +24,11 @@ from manyheads.nn.exact_attention import (
     Fused,
     dense_weights,
     exact_core,
-    mix_projected,
 )
 from manyheads.nn.flex import Flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
-from manyheads.nn.masks import AttentionMask, Causal, Full, Rule, full, look
+from manyheads.nn.masks import AttentionMask, Causal, Full, Rule, full, make_mask
 from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Position, PositionSizes, RotaryPosition
@@ -86,7 +84,7 @@ def attend(
     `scale` replaces the 1/√c of the scaled dot product.
     """
     heads, head_dim = q.shape[1], q.shape[3]
-    q, k, sight, scored, placed = _prepare(q, k, score, rule, real, position, scale)
+    q, k, mask, scored, placed = _prepare(q, k, score, rule, real, position, scale)
     settings: Any = parse(CoreConfig, core, "core") if isinstance(core, str) else core
     sizes = CoreSizes(
         heads=heads,
@@ -94,7 +92,7 @@ def attend(
         head_dim=head_dim,
         key_dim=k.shape[3],
         max_length=k.shape[2],
-        causal=sight.rule.past_only,
+        causal=mask.rule.is_causal,
     )
     chosen = settings if isinstance(settings, nn.Module) else settings.build(sizes)
     if chosen is not settings and isinstance(chosen, nn.Module):
@@ -108,7 +106,7 @@ def attend(
             f"e.g. core={type(settings).__name__}(layers='M').build(CoreSizes(...))"
         )
     check_parts(chosen, scored, placed)
-    return chosen(q, k, v, sight, scored, placed)
+    return chosen(q, k, v, mask, scored, placed)
 
 
 def attention_weights(
@@ -122,9 +120,9 @@ def attention_weights(
     scale: float | None = None,
 ) -> Weights:
     """The weights with which `attend` mixes the values."""
-    q, k, sight, scored, placed = _prepare(q, k, score, rule, real, position, scale)
+    q, k, mask, scored, placed = _prepare(q, k, score, rule, real, position, scale)
     check_parts(Dense(), scored, placed)
-    return dense_weights(q, k, sight, scored, placed)
+    return dense_weights(q, k, mask, scored, placed)
 
 
 def _prepare(
@@ -143,7 +141,7 @@ def _prepare(
         heads=heads,
         head_dim=head_dim,
         max_length=length,
-        causal=chosen.past_only,
+        causal=chosen.is_causal,
     )
     scored = _built(
         score, Score, ScoreConfig, "score", lambda config: config.build(heads, head_dim).to(q)
@@ -157,8 +155,8 @@ def _prepare(
         scored = ScaledDot(scale=scale).build(heads, head_dim)
     keys = torch.arange(length, device=q.device)[None]
     queries = torch.arange(length - q.shape[2], length, device=q.device)[None]
-    sight = AttentionMask(chosen, queries, keys, real, square=q.shape[2] == length)
-    return placed.rotate(q, queries), placed.rotate(k, keys), sight, scored, placed
+    mask = AttentionMask(chosen, queries, keys, real, square=q.shape[2] == length)
+    return placed.rotate(q, queries), placed.rotate(k, keys), mask, scored, placed
 
 
 def _built(part: object, module: type[P], config: Any, where: str, build: Callable[..., P]) -> P:
@@ -178,48 +176,60 @@ def _built(part: object, module: type[P], config: Any, where: str, build: Callab
 
 @runtime_checkable
 class Cache(Protocol):
-    """Keys and values of earlier positions, kept by attention module.
+    """Keys and values of earlier positions, stored by attention module (decode/)."""
 
-    `beams` hypotheses of a sentence, one row each, are queries to the same keys.
-    """
+    def end(self, length: int) -> int:
+        """How many positions there are after `length` more tokens; 0 if the host does not know."""
+        ...
 
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def beams(self) -> int: ...
-
-    def look(
-        self, rule: Rule, length: int, real: Real | None, device: torch.device
+    def mask(
+        self, rule: Rule, length: int, padding_mask: Real | None, device: torch.device
     ) -> AttentionMask:
-        """The sight that the next positions have of all that it holds."""
+        """The mask of the next `length` tokens over all positions so far."""
         ...
 
-    def advance(self, positions: int) -> None: ...
+    def advance(self, positions: int | None = None) -> None:
+        """Called by a model once tokens have passed all its layers.
 
-    def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues: ...
-
-    def newest(
-        self, owner: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor | None:
-        """`extend`, and what the newest positions then see mixed, if one kernel does both."""
+        Unless given, `positions` are those of the last `mask`.
+        """
         ...
 
-    def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues: ...
+    def attend(
+        self,
+        module: "SelfAttention",
+        q: Queries,
+        k: Keys,
+        v: Values,
+        mask: AttentionMask,
+        position: Position,
+    ) -> Queries:
+        """Append k and v of a module, then attend to all its positions so far."""
+        ...
+
+    def cross_kv(
+        self, module: "CrossAttention", project: Callable[[], KeysAndValues]
+    ) -> KeysAndValues:
+        """Keys and values of the encoder output, computed once."""
+        ...
 
 
-def sight_after(
-    cache: Cache | None, rule: Rule, length: int, real: Real | None, device: torch.device
+def next_mask(
+    cache: Cache | None,
+    rule: Rule,
+    length: int,
+    padding_mask: Real | None,
+    device: torch.device,
 ) -> AttentionMask:
-    """The sight of the positions after those in the cache, if there is one."""
+    """The mask of `length` tokens, after the cached ones if there is a cache."""
     if cache is None:
-        return look(rule, length, real=real, device=device)
-    return cache.look(rule, length, real, device)
+        return make_mask(rule, length, padding_mask=padding_mask, device=device)
+    return cache.mask(rule, length, padding_mask, device)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
-    """The sizes and parts that self- and cross-attention share."""
+class AttentionConfig:
+    """Sizes and parts that self- and cross-attention share."""
 
     dim: int
     heads: int
@@ -263,143 +273,76 @@ class Heads:
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values from the same sequence.
+    """Queries, keys and values from the same sequence: softmax(score(Q, K)) V W^O.
 
-    `causal` says that it will be used with rules of the past alone, `layer` where it stands.
+    `causal` states that its masks never allow later keys; `layer` is its depth in the stack.
     """
 
-    def __init__(self, heads: Heads, *, causal: bool = False, layer: int = 0) -> None:
+    def __init__(self, config: AttentionConfig, *, causal: bool = False, layer: int = 0) -> None:
         super().__init__()
-        self.heads = heads
-        self.project = nn.Linear(heads.dim, sum(heads.sizes), bias=heads.qkv_bias)
-        self.output = nn.Linear(heads.sizes[0], heads.dim, bias=heads.bias)
-        self.score = heads.score.build(heads.heads, heads.head_dim)
-        self.core: Core = heads.core.build(heads.core_sizes(causal=causal, layer=layer))
+        self.config = config
+        self.project = nn.Linear(config.dim, sum(config.sizes), bias=config.qkv_bias)
+        self.output = nn.Linear(config.sizes[0], config.dim, bias=config.bias)
+        self.score = config.score.build(config.heads, config.head_dim)
+        self.core: Core = config.core.build(config.core_sizes(causal=causal, layer=layer))
 
     def forward(
-        self, x: Hidden, sight: AttentionMask, position: Position, cache: Cache | None = None
+        self, x: Hidden, mask: AttentionMask, position: Position, cache: Cache | None = None
     ) -> Hidden:
-        projected, (q, k, v) = self._projected(x, position)
-        dropout = self.heads.dropout if self.training else 0.0
-        if cache is None and projected is not None:
-            given = (sight, self.score, position, dropout)
-            whole = mix_projected(self.core, projected, None, (q, k, v), *given)
-            if whole is not None:
-                return self.output(whole)
-        beams = 1 if cache is None else cache.beams
-        if beams > 1:
-            q, k, v = (rearrange(x, "(b n) h t c -> b h (n t) c", n=beams) for x in (q, k, v))
-        q, k = position.rotate(q, sight.queries), position.rotate(k, sight.queries)
-        mixed = None
-        if cache is not None:
-            scale = self._plain_scale(position)
-            if scale is not None and not dropout:
-                mixed = cache.newest(self, q, k, v, scale)
-            if mixed is None:
-                k, v = cache.extend(self, k, v)
-        if mixed is None:
-            mixed = self.core(q, k, v, sight, self.score, position, dropout)
-        if beams > 1:
-            mixed = rearrange(mixed, "b h (n t) c -> (b n) h t c", n=beams)
-        return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
+        q, k, v = self.project(x).split(self.config.sizes, dim=-1)
+        q = rearrange(q, "b t (h c) -> b h t c", h=self.config.heads)
+        k = rearrange(k, "b s (g e) -> b g s e", g=self.config.kv_heads)
+        v = rearrange(v, "b s (g c) -> b g s c", g=self.config.kv_heads)
+        q = position.rotate(q, mask.query_positions)
+        k = position.rotate(k, mask.query_positions)
+        if cache is None:
+            out = self.attend(q, k, v, mask, position)
+        else:
+            out = cache.attend(self, q, k, v, mask, position)
+        return self.output(rearrange(out, "b h t c -> b t (h c)"))
 
-    def _plain_scale(self, position: Position) -> float | None:
-        """If nothing is asked but softmax(q kᵀ · scale) v, once q and k are turned, that scale."""
-        turned = position.embeds_alone or type(position) is RotaryPosition
-        plain = type(self.core) is Fused and turned
-        return float(self.score.scale) if plain and type(self.score) is InnerScore else None
-
-    def _projected(
-        self, x: Hidden, position: Position
-    ) -> tuple[Tensor | None, tuple[Tensor, Tensor, Tensor]]:
-        """The projection, and q, k and v as views of it; the projection is None where our kernel
-        has the gradients of the three, since it must not be used beside them.
-        """
-        if self._has_kernel(x, position):
-            return None, self._by_kernel(x)
-        projected = self.project(x)
-        q, k, v = projected.split(self.heads.sizes, dim=-1)
-        return projected, (
-            rearrange(q, "b t (h c) -> b h t c", h=self.heads.heads),
-            rearrange(k, "b s (g e) -> b g s e", g=self.heads.kv_heads),
-            rearrange(v, "b s (g c) -> b g s c", g=self.heads.kv_heads),
-        )
-
-    def _has_kernel(self, x: Hidden, position: Position) -> bool:
-        """Whether this is a training on a GPU over texts that are too long for kernels/short_attention."""
-        head = self.heads.head_dim
-        return (
-            self.training
-            and x.device.type == "cuda"
-            and torch.is_grad_enabled()
-            and torch.is_autocast_enabled("cuda")
-            and torch.get_autocast_dtype("cuda") in HALF
-            and x.shape[1] > SHORT.get(head, 0)
-            and x.shape[0] > 0
-            and position.embeds_alone
-            and type(self.core) is Fused
-            and all(size % 16 == 0 for size in (head, *self.heads.sizes))
-            and self.heads.sizes[1] == self.heads.sizes[2]
-            and type(self.project) is nn.Linear
-            and self.project.bias is not None
-            and unheard(self.project)
-            and TRITON
-            and trusted("qkv", x.device.index)
-        )
-
-    def _by_kernel(self, x: Hidden) -> tuple[Tensor, Tensor, Tensor]:
-        from manyheads.kernels.qkv import part
-
-        bias = self.project.bias
-        projected = nn.functional.linear(x, self.project.weight, bias.detach())
-        return part(projected, bias, self.heads.heads, self.heads.kv_heads)
+    def attend(
+        self, q: Queries, k: Keys, v: Values, mask: AttentionMask, position: Position
+    ) -> Queries:
+        """Attention of all heads by the chosen implementation, with dropout in training."""
+        dropout = self.config.dropout if self.training else 0.0
+        return self.core(q, k, v, mask, self.score, position, dropout)
 
 
 class CrossAttention(nn.Module):
-    """Queries from the decoder, keys and values from the top of the encoder."""
+    """Queries from the decoder, keys and values from the encoder output."""
 
-    def __init__(self, heads: Heads, memory_dim: int) -> None:
+    def __init__(self, config: AttentionConfig, memory_dim: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(heads.dim, heads.sizes[0], bias=heads.qkv_bias)
-        self.project = nn.Linear(memory_dim, sum(heads.sizes[1:]), bias=heads.qkv_bias)
-        self.output = nn.Linear(heads.sizes[0], heads.dim, bias=heads.bias)
-        self.score = heads.score.build(heads.heads, heads.head_dim)
+        self.config = config
+        self.query = nn.Linear(config.dim, config.sizes[0], bias=config.qkv_bias)
+        self.project = nn.Linear(memory_dim, sum(config.sizes[1:]), bias=config.qkv_bias)
+        self.output = nn.Linear(config.sizes[0], config.dim, bias=config.bias)
+        self.score = config.score.build(config.heads, config.head_dim)
         self.position = Position()  # source and target positions are not comparable
-        # What sees less of a sequence than everything is for the sequence that a query stands in.
+        # Inexact attention approximates a sequence attending to itself, not to another one.
         self.core: Core = (
-            heads.core.build(heads.core_sizes(causal=False, layer=0))
-            if heads.core.exact
+            config.core.build(config.core_sizes(causal=False, layer=0))
+            if config.core.exact
             else exact_core(self.score, self.position)
         )
 
-    def keys_and_values(self, memory: Tensor) -> KeysAndValues:
-        return self._heads_of(self.project(memory))
-
-    def _heads_of(self, projected: Tensor) -> KeysAndValues:
-        k, v = projected.split(self.heads.sizes[1:], dim=-1)
+    def project_kv(self, memory: Tensor) -> KeysAndValues:
+        k, v = self.project(memory).split(self.config.sizes[1:], dim=-1)
         return (
-            rearrange(k, "b s (g e) -> b g s e", g=self.heads.kv_heads),
-            rearrange(v, "b s (g c) -> b g s c", g=self.heads.kv_heads),
+            rearrange(k, "b s (g e) -> b g s e", g=self.config.kv_heads),
+            rearrange(v, "b s (g c) -> b g s c", g=self.config.kv_heads),
         )
 
     def forward(
-        self, x: Tensor, memory: Tensor, sight: AttentionMask, cache: Cache | None = None
+        self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: Cache | None = None
     ) -> Tensor:
-        projected = None
+        q = rearrange(self.query(x), "b t (h c) -> b h t c", h=self.config.heads)
         if cache is None:
-            projected = self.project(memory)
-            k, v = self._heads_of(projected)
+            k, v = self.project_kv(memory)
         else:
-            k, v = cache.once(self, lambda: self.keys_and_values(memory))
-        # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.
-        beams, asked = x.shape[0] // k.shape[0], self.query(x)
-        q = rearrange(asked, "(b n) t (h c) -> b h (n t) c", n=beams, h=self.heads.heads)
-        dropout = self.heads.dropout if self.training else 0.0
-        given = (sight.across(q.shape[2]), self.score, self.position, dropout)
-        if projected is not None and beams == 1:
-            whole = mix_projected(self.core, asked, projected, (q, k, v), *given)
-            if whole is not None:
-                return self.output(whole)
-        mixed = self.core(q, k, v, *given)
-        return self.output(rearrange(mixed, "b h (n t) c -> (b n) t (h c)", n=beams))
+            k, v = cache.cross_kv(self, lambda: self.project_kv(memory))
+        dropout = self.config.dropout if self.training else 0.0
+        mask = mask.for_cross_attention(q.shape[2])
+        out = self.core(q, k, v, mask, self.score, self.position, dropout)
+        return self.output(rearrange(out, "b h t c -> b t (h c)"))

@@ -1,41 +1,34 @@
 """Blocks and stacks of blocks: encoder, decoder and encoder–decoder are made of these alone."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Literal
 
 import torch
-import torch._functorch.config as partition
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 
 from manyheads.errors import UserError
-from manyheads.kernels.dispatch import TRITON
 from manyheads.nn.attention import (
+    AttentionConfig,
     Cache,
     CoreConfig,
     CrossAttention,
-    Heads,
     SelfAttention,
     check_parts,
 )
 from manyheads.nn.embedding import Embed
 from manyheads.nn.exact_attention import Fused
 from manyheads.nn.experts import FeedForwardConfig, Projections
-from manyheads.nn.feedforward import BY_KERNEL, FeedForward, Plain
+from manyheads.nn.feedforward import Plain
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position, PositionSizes, Sinusoidal
 from manyheads.nn.relative import PositionConfig
-from manyheads.nn.residual import Norm, Residual, narrowed, normed
+from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.scores import ScaledDot, ScoreConfig
 from manyheads.nn.shapes import Hidden
-
-GRAPHS = 32  # of a block: with padding and without, short texts and long
-KEPT = 0.9  # of the activations: a feed-forward's inner ones are made again by one kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +90,9 @@ class Architecture:
             raise UserError("model.vocab_size is needed: a run takes it from its tokenizer")
         return self.vocab_size
 
-    def attention_heads(self) -> Heads:
+    def attention_config(self) -> AttentionConfig:
         bias = self.bias if self.attention_bias is None else self.attention_bias
-        return Heads(
+        return AttentionConfig(
             dim=self.dim,
             heads=self.heads,
             head_dim=self.head_dim or self.dim // self.heads,
@@ -120,11 +113,11 @@ class Block(nn.Module):
         self, config: Architecture, memory_dim: int | None, *, causal: bool, layer: int
     ) -> None:
         super().__init__()
-        heads, dim = config.attention_heads(), config.dim
-        self.attention = SelfAttention(heads, causal=causal, layer=layer)
+        attention, dim = config.attention_config(), config.dim
+        self.attention = SelfAttention(attention, causal=causal, layer=layer)
         self.attention_residual = Residual(dim, config.norm, config.dropout)
         if memory_dim is not None:
-            self.cross = CrossAttention(heads, memory_dim)
+            self.cross = CrossAttention(attention, memory_dim)
             self.cross_residual = Residual(dim, config.norm, config.dropout)
         self.feedforward = config.feedforward.build(dim, config.hidden or 4 * dim, config.bias)
         self.feedforward_residual = Residual(dim, config.norm, config.dropout)
@@ -132,15 +125,15 @@ class Block(nn.Module):
     def forward(
         self,
         x: Hidden,
-        sight: AttentionMask,
+        mask: AttentionMask,
         position: Position,
         memory: Tensor | None = None,
-        memory_sight: AttentionMask | None = None,
+        memory_mask: AttentionMask | None = None,
         cache: Cache | None = None,
     ) -> Hidden:
-        x = self.attention_residual(x, lambda y: self.attention(y, sight, position, cache))
+        x = self.attention_residual(x, lambda y: self.attention(y, mask, position, cache))
         if memory is not None:
-            x = self.cross_residual(x, lambda y: self.cross(y, memory, memory_sight, cache))
+            x = self.cross_residual(x, lambda y: self.cross(y, memory, memory_mask, cache))
         x = self.feedforward_residual(x, self.feedforward)
         return x
 
@@ -152,11 +145,11 @@ class Stack(nn.Module):
         self, config: Architecture, *, causal: bool, memory_dim: int | None = None
     ) -> None:
         super().__init__()
-        heads = config.attention_heads()
+        attention = config.attention_config()
         sizes = PositionSizes(
             dim=config.embed.width(config.dim),
-            heads=heads.heads,
-            head_dim=heads.head_dim,
+            heads=attention.heads,
+            head_dim=attention.head_dim,
             max_length=config.max_length,
             causal=causal,
         )
@@ -166,36 +159,8 @@ class Stack(nn.Module):
             Block(config, memory_dim, causal=causal, layer=layer) for layer in range(config.layers)
         )
         self.last_norm = config.norm.build_last(config.dim)
-        self.attention_dropout = heads.dropout
-        self.compiled = self.keeps_less = self.recomputes = False
         for block in self.blocks:
             check_parts(block.attention.core, block.attention.score, self.position)  # type: ignore[arg-type, union-attr]
-
-    def compile_blocks(self) -> None:
-        """Block by block: one is compiled in seconds, and serves for all that are like it.
-
-        Activations that are cheap to compute again are not kept for the backward pass, unless
-        some are drawn: PyTorch (2.13) would draw others when it computes them again. Nor where our
-        kernels are used: they keep little, and PyTorch takes what they compute for cheap.
-        """
-        self.compiled = True
-        self.keeps_less = not self._draws() and not self._by_kernels()
-        for block in self.blocks:
-            block.compile()
-
-    @property
-    def asks_host(self) -> bool:
-        """To draw the same again when it computes again, where the generator stood is read."""
-        return self.recomputes and self._draws()
-
-    def _draws(self) -> bool:
-        shares = [part.p for part in self.modules() if isinstance(part, nn.Dropout)]
-        return any([*shares, self.attention_dropout])
-
-    def _by_kernels(self) -> bool:
-        parts = [part for part in self.modules() if isinstance(part, FeedForward)]
-        on_gpu = next(self.parameters()).device.type == "cuda"
-        return on_gpu and TRITON and any(part.named in BY_KERNEL for part in parts)
 
     @property
     def position(self) -> Position:
@@ -207,58 +172,18 @@ class Stack(nn.Module):
     def forward(
         self,
         x: Hidden,
-        sight: AttentionMask,
+        mask: AttentionMask,
         memory: Tensor | None = None,
-        memory_sight: AttentionMask | None = None,
+        memory_mask: AttentionMask | None = None,
         cache: Cache | None = None,
     ) -> Hidden:
-        if self.compiled:
-            x = narrowed(x)  # as every block but the first gets it: one graph serves for all
-        again = self.recomputes and torch.is_grad_enabled()
-        with self._compiling() if self.compiled else nullcontext():
-            for block, position in zip(self.blocks, cycle(self.positions), strict=False):
-                through = partial(self._computed_again, block) if again else block
-                x = through(x, sight, position, memory, memory_sight, cache)
-        return normed(self.last_norm, x)
-
-    def _computed_again(self, block: nn.Module, *given: Any) -> Hidden:
-        """What a block makes of its input, which alone is kept for the backward pass."""
-        return checkpoint(
-            _anew, block, *given, use_reentrant=False, preserve_rng_state=self._draws()
-        )
-
-    @contextmanager
-    def _compiling(self) -> Iterator[None]:
-        """What PyTorch is told about our blocks, and about nobody else's."""
-        import torch._dynamo.config as dynamo  # takes seconds
-
-        budget = KEPT if self.keeps_less else partition.activation_memory_budget
-        with (
-            dynamo.patch(recompile_limit=GRAPHS),  # beyond it a block would not be compiled
-            partition.patch(activation_memory_budget=budget),
-        ):
-            yield
+        for block, position in zip(self.blocks, cycle(self.positions), strict=False):
+            x = block(x, mask, position, memory, memory_mask, cache)
+        return self.last_norm(x)
 
 
-def _anew(block: nn.Module, x: Hidden, sight: AttentionMask, *given: Any) -> Hidden:
-    """With sights that hold nothing: the second time is to be as the first."""
-    fresh = (replace(one) if isinstance(one, AttentionMask) else one for one in (sight, *given))
-    return block(x, *fresh)
-
-
-def recompute_blocks(model: nn.Module) -> None:
-    """Of each block keep its input alone, and compute the rest again in the backward pass."""
-    stacks = [part for part in model.modules() if isinstance(part, Stack)]
-    if not stacks:
-        raise UserError(
-            "train.recompute is for models of blocks, and this one has none: leave it out"
-        )
-    for stack in stacks:
-        stack.recomputes = True
-
-
-class _Undrawn(TorchFunctionMode):
-    """Tensors without numbers are not filled with any: PyTorch would import its compiler for it."""
+class _SkipInit(TorchFunctionMode):
+    """Meta tensors are not initialised: PyTorch would import its compiler for that."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -268,9 +193,9 @@ class _Undrawn(TorchFunctionMode):
 
 
 @contextmanager
-def sizes_alone() -> Iterator[None]:
-    """What is built in here has sizes and no numbers."""
-    with torch.device("meta"), _Undrawn():
+def on_meta() -> Iterator[None]:
+    """Models built in this context have sizes and no storage."""
+    with torch.device("meta"), _SkipInit():
         yield
 
 
@@ -282,7 +207,7 @@ def initialise(model: nn.Module, scheme: str, layers: int) -> None:
     residual stream (GPT-2).
     """
     if next(model.parameters()).is_meta:
-        return  # sizes alone, of which nothing can be drawn
+        return  # no storage
     for module in model.modules():
         if isinstance(module, nn.Linear):
             if scheme == "xavier":
@@ -303,7 +228,7 @@ def initialise(model: nn.Module, scheme: str, layers: int) -> None:
     for module in model.modules():
         if isinstance(module, (SelfAttention, CrossAttention)) and scheme == "xavier":
             # Queries, keys and values share a matrix for speed; each keeps its own fans.
-            sizes = module.heads.sizes
+            sizes = module.config.sizes
             pieces = sizes if isinstance(module, SelfAttention) else sizes[1:]
             for piece in module.project.weight.split(pieces):
                 nn.init.xavier_uniform_(piece)

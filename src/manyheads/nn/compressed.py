@@ -28,7 +28,7 @@ from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Keys, Queries, Values
 
-Mixed = Float[Tensor, "b h t c"]
+AttentionOutput = Float[Tensor, "b h t c"]
 Sequence = Float[Tensor, "b g s c"]
 Kernel = Float[Tensor, "g c c k"]
 Blocks = Float[Tensor, "b g blocks c"]
@@ -59,11 +59,11 @@ class CompressedCore(nn.Module):
             )
 
     def weights(
-        self, q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
+        self, q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position
     ) -> BlockWeights:
         """Over the blocks."""
-        blocks = self._compress(k, self.keys, sight)
-        return dense_weights(q, blocks, self._sight(sight, k), score, position)
+        blocks = self._compress(k, self.keys, mask)
+        return dense_weights(q, blocks, self._sight(mask, k), score, position)
 
     def meets(self, length: int) -> int:
         return math.ceil(length / self.stride)
@@ -81,50 +81,50 @@ class CompressedCore(nn.Module):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
-    ) -> Mixed:
+    ) -> AttentionOutput:
         core = exact_core(score, position)
         keys, values = (
-            self._compress(x, kernel, sight) for x, kernel in ((k, self.keys), (v, self.values))
+            self._compress(x, kernel, mask) for x, kernel in ((k, self.keys), (v, self.values))
         )
-        return core(q, keys, values, self._sight(sight, k), score, position, dropout)
+        return core(q, keys, values, self._sight(mask, k), score, position, dropout)
 
-    def _sight(self, sight: AttentionMask, k: Tensor) -> AttentionMask:
+    def _sight(self, mask: AttentionMask, k: Tensor) -> AttentionMask:
         """Which blocks a query sees, each at its last position; real if one of its own is."""
-        if not isinstance(sight.rule, Full | Causal):
+        if not isinstance(mask.rule, Full | Causal):
             raise UserError(
-                f"memory-compressed attention cannot keep the rule {sight.rule.kind}, whose edges "
+                f"memory-compressed attention cannot keep the rule {mask.rule.kind}, whose edges "
                 "may lie inside a block (of packed documents for one): choose another model.core, "
                 "or texts that are not packed"
             )
         # The newest position alone is said to see all there is; a block may not be whole yet.
-        rule = causal if self.causal else sight.rule
+        rule = causal if self.causal else mask.rule
         last = torch.arange(self.meets(k.shape[2]), device=k.device) * self.stride + self.stride - 1
-        if sight.real is None:
-            return AttentionMask(rule, sight.queries, last[None])
-        real = self._in_place(rearrange(sight.real, "b s -> b 1 s 1"), sight)
+        if mask.padding_mask is None:
+            return AttentionMask(rule, mask.query_positions, last[None])
+        real = self._in_place(rearrange(mask.padding_mask, "b s -> b 1 s 1"), mask)
         real = rearrange(self._filled(real), "b 1 (j i) 1 -> b j i", i=self.stride).any(-1)
-        return AttentionMask(rule, sight.queries, last[None], real)
+        return AttentionMask(rule, mask.query_positions, last[None], real)
 
-    def _compress(self, x: Sequence, kernel: Kernel, sight: AttentionMask) -> Blocks:
+    def _compress(self, x: Sequence, kernel: Kernel, mask: AttentionMask) -> Blocks:
         """A convolution whose kernels do not overlap: a matrix for each place in a block."""
-        if sight.real is not None:
-            x = self._in_place(x, sight)
+        if mask.padding_mask is not None:
+            x = self._in_place(x, mask)
         blocks = rearrange(self._filled(x), "b g (j i) c -> b g j i c", i=self.stride)
         return einsum(blocks, kernel.to(x.dtype), "b g j i c, g o c i -> b g j o")
 
-    def _in_place(self, x: Tensor, sight: AttentionMask) -> Tensor:
+    def _in_place(self, x: Tensor, mask: AttentionMask) -> Tensor:
         """[b g s c] with each real key in the slot of its position, and zeros in all others.
 
         Padding in the middle of a row does not move what stands behind it into another block.
         """
-        assert sight.real is not None
+        assert mask.padding_mask is not None
         length = x.shape[2]
         # One slot more than there is takes the padding, and is cut off again.
-        slots = torch.where(sight.real, sight.keys, length)
+        slots = torch.where(mask.padding_mask, mask.key_positions, length)
         slots = rearrange(slots, "b s -> b 1 s 1").expand(x.shape)
         empty = x.new_zeros(*x.shape[:2], length + 1, x.shape[3])
         return empty.scatter(2, slots, x)[:, :, :length]

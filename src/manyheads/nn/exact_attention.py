@@ -7,27 +7,23 @@ The other exact core is nn/tiled.py; those that see less than everything have ro
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
-from einops import einsum, repeat
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from manyheads import ops
 from manyheads.errors import UserError
-from manyheads.kernels.dispatch import HALF, SHORT, TRITON, trusted
-from manyheads.nn.masks import AttentionMask, Causal, Full
-from manyheads.nn.positions import Position, by_distance
+from manyheads.nn.masks import AttentionMask
+from manyheads.nn.positions import Position, bias_by_distance
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values, Weights
 
-Mixed = Float[Tensor, "b h t c"]
+AttentionOutput = Float[Tensor, "b h t c"]
 E = TypeVar("E", bound="Exact")
-
-CHANNELS = (16, 32, 64, 128)  # of a head, that a block of our own kernels can hold
-FEW = 32  # queries of the heads that share their keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +47,7 @@ class Core(Protocol):
     def check(self, score: Score, position: Position) -> None: ...
 
     def weights(
-        self, q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
+        self, q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position
     ) -> Weights:
         """What the values are mixed with: over the keys, or over what the core makes of them."""
         ...
@@ -65,11 +61,11 @@ class Core(Protocol):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
-    ) -> Mixed: ...
+    ) -> AttentionOutput: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,29 +90,22 @@ class Counted(Protocol):
     def besides(self, length: int) -> AttentionCost: ...
 
 
-def share_heads(x: Float[Tensor, "b g s c"], heads: int) -> Float[Tensor, "b h s c"]:
-    """Repeat key/value heads for the groups of query heads that share them."""
-    if x.shape[1] == heads:
-        return x
-    return repeat(x, "b g s c -> b (g r) s c", r=heads // x.shape[1])
-
-
 def dense_weights(
-    q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
+    q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position
 ) -> Weights:
     """softmax over the keys of score(q, k) + bias, −∞ where a query must not see.
 
     A query that sees no key at all gives no weight to any.
     """
-    scores = score(q, share_heads(k, q.shape[1]))
-    bias = position.bias(q, sight)
+    scores = score(q, ops.share_heads(k, q.shape[1]))
+    bias = position.bias(q, mask)
     if bias is not None:
         scores = scores + bias
-    mask = sight.mask()
-    if mask is None:
+    allowed = mask.as_bool()
+    if allowed is None:
         return scores.softmax(-1)
-    blind = ~mask.any(-1, keepdim=True)
-    return scores.masked_fill(~mask & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
+    blind = ~allowed.any(-1, keepdim=True)
+    return scores.masked_fill(~allowed & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
 
 
 class Exact:
@@ -128,9 +117,9 @@ class Exact:
         return self
 
     def weights(
-        self, q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
+        self, q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position
     ) -> Weights:
-        return dense_weights(q, k, sight, score, position)
+        return dense_weights(q, k, mask, score, position)
 
     def meets(self, length: int) -> int:
         return length
@@ -153,25 +142,20 @@ class Dense(Exact):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
-    ) -> Mixed:
-        weights = F.dropout(dense_weights(q, k, sight, score, position), dropout)
-        mixed = einsum(weights, share_heads(v, q.shape[1]), "b h t s, b h s c -> b h t c")
-        spread = position.spread(weights, sight)
+    ) -> AttentionOutput:
+        weights = F.dropout(dense_weights(q, k, mask, score, position), dropout)
+        mixed = einsum(weights, ops.share_heads(v, q.shape[1]), "b h t s, b h s c -> b h t c")
+        spread = position.spread(weights, mask)
         return mixed if spread is None else mixed + spread
 
 
 @dataclass(frozen=True)
 class Fused(Exact):
-    """PyTorch's fused kernels: no weights are held where the device has a kernel for it.
-
-    For a bias by distance it has none, and on a GPU ours is used (kernels/biased_attention.py); so is ours for
-    texts so short that PyTorch's would be idle most of the time (kernels/short_attention.py), and where a few
-    queries look at a cache (kernels/decode_attention.py).
-    """
+    """Fused kernels that never hold the weights; the fastest one for the call (`ops.attention`)."""
 
     kind: ClassVar[str] = "fused"
 
@@ -192,146 +176,24 @@ class Fused(Exact):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
-    ) -> Mixed:
+    ) -> AttentionOutput:
         assert isinstance(score, InnerScore)
-        if not dropout and _ours(q, sight, score, position):
-            return _by_our_kernel(q, k, v, sight, score, position)
-        added = position.bias(q, sight)
-        if added is None and not dropout and _is_glance(q, k, v, score):
-            return _by_glance(q, k, v, sight, score)
-        f, g, w = *score.factors(q, share_heads(k, q.shape[1])), share_heads(v, q.shape[1])
-        if added is None and _is_short(f, g, w, sight, dropout):
-            return _by_short_kernel(f, g, w, sight, score, dropout)
-        triangle = added is None and sight.is_triangle()
-        if added is None:
-            added = None if triangle else sight.added(f.dtype)
-        else:
-            mask = sight.mask()
-            added = added if mask is None else added.masked_fill(~mask, -torch.inf)
-        return _kernel(f, g, w, added, dropout_p=dropout, is_causal=triangle, scale=score.scale)
-
-
-def _ours(q: Tensor, sight: AttentionMask, score: Score, position: Position) -> bool:
-    """Whether this is what our own kernel is for, and one that it can compute."""
-    return (
-        position.distance_alone
-        and q.dtype in HALF
-        and q.device.type == "cuda"
-        and sight.square
-        and isinstance(sight.rule, Full | Causal)
-        and type(score) is InnerScore
-        and q.shape[-1] in CHANNELS
-        and TRITON
-    )
-
-
-def _is_short(q: Tensor, k: Tensor, v: Tensor, sight: AttentionMask, dropout: float) -> bool:
-    """Whether our kernel for short texts can compute this."""
-    return (
-        q.device.type == "cuda"
-        and q.dtype in HALF
-        and q.dtype == k.dtype == v.dtype
-        and q.shape[0] > 0
-        and q.shape[:2] == k.shape[:2]
-        and k.shape == v.shape
-        and q.shape[-1] in CHANNELS
-        and q.shape[2] <= SHORT[q.shape[-1]]
-        and k.shape[2] <= SHORT[q.shape[-1]]
-        and q.shape[-1] == v.shape[-1]
-        and (isinstance(sight.rule, Full) or (isinstance(sight.rule, Causal) and sight.square))
-        and (sight.real is None or sight.real.shape[0] in (1, q.shape[0]))
-        and TRITON
-        and trusted("short_attention", q.device.index, "trial_of_dropout" if dropout else "trial")
-    )
-
-
-def _is_glance(q: Tensor, k: Tensor, v: Tensor, score: Score) -> bool:
-    """Whether these are few queries, as a step of writing has them, and no gradient is wanted."""
-    return (
-        q.device.type == "cuda"
-        and not torch.is_grad_enabled()
-        and q.dtype in HALF
-        and q.dtype == k.dtype == v.dtype
-        and q.shape[0] > 0
-        and k.shape == v.shape
-        and q.shape[-1] == k.shape[-1]
-        and q.shape[-1] in CHANNELS
-        and q.shape[2] < k.shape[2]
-        and q.shape[1] // k.shape[1] * q.shape[2] <= FEW
-        and type(score) is InnerScore
-        and TRITON
-        and trusted("decode_attention", q.device.index)
-    )
-
-
-def _by_glance(q: Tensor, k: Tensor, v: Tensor, sight: AttentionMask, score: InnerScore) -> Tensor:
-    from manyheads.kernels.decode_attention import glance
-
-    found: Tensor = glance(q, k, v, sight.mask(), float(score.scale))
-    return found
-
-
-def _by_our_kernel(
-    q: Tensor, k: Tensor, v: Tensor, sight: AttentionMask, score: InnerScore, position: Position
-) -> Tensor:
-    from manyheads.kernels.biased_attention import (
-        biased_attention,  # Triton comes with PyTorch for a GPU alone
-    )
-
-    # The table in full precision: each of its numbers is added to many scores.
-    heads, bias = q.shape[1], by_distance(position, q.float(), q.shape[2])
-    assert bias is not None
-    real = None if sight.real is None else sight.real.expand(q.shape[0], -1)
-    given = (q, share_heads(k, heads), share_heads(v, heads), bias, real)
-    return biased_attention(*given, sight.rule.past_only, float(score.scale))
-
-
-def _by_short_kernel(
-    q: Tensor, k: Tensor, v: Tensor, sight: AttentionMask, score: InnerScore, dropout: float
-) -> Tensor:
-    from manyheads.kernels.short_attention import short_attention
-
-    found: Tensor = short_attention(q, k, v, *_short_settings(q, sight, score, dropout))
-    return found
-
-
-def _short_settings(
-    q: Tensor, sight: AttentionMask, score: InnerScore, dropout: float
-) -> tuple[Tensor | None, bool, float, Tensor | None, float]:
-    seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
-    return sight.real, sight.rule.past_only, float(score.scale), seed, dropout
-
-
-def mix_projected(
-    core: "Core",
-    projected: Tensor,
-    memory: Tensor | None,
-    heads: tuple[Tensor, Tensor, Tensor],
-    sight: AttentionMask,
-    score: Score,
-    position: Position,
-    dropout: float,
-) -> Tensor | None:
-    """What the fused core mixes of projections as they lie, of which `heads` (q, k, v) are views.
-
-    [b t (h c)], by our kernel for short texts; None where that cannot compute it.
-    """
-    if (
-        type(core) is not Fused
-        or type(score) is not InnerScore
-        or not position.embeds_alone
-        or not _is_short(*heads, sight, dropout)
-    ):
-        return None
-    from manyheads.kernels.short_attention import short_projected
-
-    given = _short_settings(projected, sight, score, dropout)
-    mixed: Tensor = short_projected(projected, memory, heads[0].shape[1], *given)
-    return mixed
+        by_distance = position.is_relative_bias and type(score) is InnerScore
+        f, g = score.factors(q, k if type(score) is InnerScore else ops.share_heads(k, q.shape[1]))
+        return ops.attention(
+            f,
+            g,
+            v,
+            mask,
+            bias=(lambda: position.bias(q, mask)) if position.has_bias else None,
+            bias_table=(lambda: bias_by_distance(position, q)) if by_distance else None,
+            scale=float(score.scale),
+            dropout=dropout,
+        )
 
 
 def exact_core(score: Score, position: Position) -> "Dense | Fused":
@@ -341,24 +203,3 @@ def exact_core(score: Score, position: Position) -> "Dense | Fused":
     except UserError:
         return Dense()
     return Fused()
-
-
-# In order of speed. cuDNN's kernel is the fastest, but with a mask it gives something else than
-# zeros to a query that sees nothing.
-KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-KERNELS_WITHOUT_MASK = [SDPBackend.CUDNN_ATTENTION, *KERNELS]
-
-
-def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **settings: Any) -> Tensor:
-    """PyTorch's fused attention, with the best backend for the device tried first."""
-    if q.device.type == "cpu" and q.dtype in HALF and torch.is_grad_enabled():
-        # Their backward pass takes three times as long there in half precision.
-        settings["attn_mask"] = None if mask is None else mask.float()
-        with torch.autocast("cpu", enabled=False):
-            mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **settings)
-        return mixed.to(q.dtype)
-    if q.device.type != "cuda":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **settings)
-    kernels = KERNELS_WITHOUT_MASK if mask is None else KERNELS
-    with sdpa_kernel(kernels, set_priority=True):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **settings)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import check_share
-from manyheads.kernels.dispatch import HALF, TRITON, trusted, unheard
 from manyheads.nn.shapes import Hidden
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
@@ -23,47 +22,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
-BY_KERNEL = ("relu", "gelu", "gelu-tanh")  # that kernels/mlp.py has
-
 
 class FeedForward(nn.Module):
-    """act(x W₁ + b₁) W₂ + b₂, each position by itself."""
+    """act(x W₁ + b₁) W₂ + b₂, the same for every position."""
 
     def __init__(self, dim: int, hidden: int, activation: str, bias: bool, dropout: float) -> None:
         super().__init__()
         self.inner = nn.Linear(dim, hidden, bias=bias)
         self.outer = nn.Linear(hidden, dim, bias=bias)
-        self.named, self.activation = activation, ACTIVATIONS[activation]
+        self.activation_name, self.activation = activation, ACTIVATIONS[activation]
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Hidden) -> Hidden:
-        if self._has_kernel(x):
-            return self._by_kernel(x)
         return self.outer(self.dropout(self.activation(self.inner(x))))
-
-    def _has_kernel(self, x: Hidden) -> bool:
-        """Whether this is a training on a GPU, in the type that our kernel is for."""
-        parts = (self.inner, self.outer)
-        return (
-            self.training
-            and x.device.type == "cuda"
-            and torch.is_autocast_enabled("cuda")
-            and torch.get_autocast_dtype("cuda") in HALF
-            and not (self.dropout.p and self.dropout.training)
-            and self.named in BY_KERNEL
-            and all(type(part) is nn.Linear and part.bias is not None for part in parts)
-            and unheard(*parts, self.dropout)
-            and TRITON
-            and trusted("mlp", x.device.index)
-        )
-
-    def _by_kernel(self, x: Hidden) -> Hidden:
-        from manyheads.kernels.mlp import feed
-
-        dtype = torch.get_autocast_dtype("cuda")
-        weights = (self.inner.weight, self.inner.bias, self.outer.weight, self.outer.bias)
-        fed: Hidden = feed(x.to(dtype), *(one.to(dtype) for one in weights), self.named)[0]
-        return fed
 
 
 class GatedFeedForward(nn.Module):

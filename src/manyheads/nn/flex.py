@@ -16,14 +16,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from manyheads import ops
 from manyheads.errors import UserError
-from manyheads.nn.exact_attention import CoreSizes, Exact, Fused, share_heads
+from manyheads.nn.exact_attention import CoreSizes, Exact, Fused
 from manyheads.nn.masks import AttentionMask, Both, Either, Full, Rule, SameDocument
-from manyheads.nn.positions import Position, by_distance
+from manyheads.nn.positions import Position, bias_by_distance
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values
+from manyheads.ops import share_heads
 
-Mixed = Float[Tensor, "b h t c"]
+AttentionOutput = Float[Tensor, "b h t c"]
 Seen = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(row, head, query, key) → may it look?"""
 
@@ -54,33 +56,33 @@ class Flex(Exact):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
-    ) -> Mixed:
-        table = position.distance_alone or type(position).score is Position.score
+    ) -> AttentionOutput:
+        table = position.is_relative_bias or not position.has_bias
         wide = min(q.shape[-1], v.shape[-1]) >= NARROWEST and type(score) is InnerScore
-        if q.device.type != "cuda" or not sight.square or not table or not wide:
-            return Fused()(q, k, v, sight, score, position, dropout)
-        return flexible(q, k, v, sight, score, position, *_compiled())
+        if not ops.has_flex_attention(q) or not mask.square or not table or not wide:
+            return Fused()(q, k, v, mask, score, position, dropout)
+        return flexible(q, k, v, mask, score, position, *_compiled())
 
 
 def flexible(
     q: Queries,
     k: Keys,
     v: Values,
-    sight: AttentionMask,
+    mask: AttentionMask,
     score: Score,
     position: Position,
     kernel: Callable[..., Any] = flex_attention,
     make: Callable[..., BlockMask] = create_block_mask,
-) -> Mixed:
-    """Attention of a square sight by FlexAttention."""
+) -> AttentionOutput:
+    """Attention of a square mask by FlexAttention."""
     assert isinstance(score, InnerScore)
     heads, length = q.shape[1], q.shape[2]
     f, g = score.factors(q, share_heads(k, heads))
-    bias = by_distance(position, q, length)
+    bias = bias_by_distance(position, q) if position.has_bias else None
 
     def add(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         assert bias is not None
@@ -91,7 +93,7 @@ def flexible(
         g,
         share_heads(v, heads),
         score_mod=None if bias is None else add,
-        block_mask=blocks_of(sight, q.shape[0], make),
+        block_mask=blocks_of(mask, q.shape[0], make),
         scale=float(score.scale),
     )
     return mixed
@@ -100,31 +102,33 @@ def flexible(
 _known: WeakKeyDictionary[AttentionMask, BlockMask | None] = WeakKeyDictionary()
 
 
-def blocks_of(sight: AttentionMask, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
+def blocks_of(mask: AttentionMask, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
     """Which blocks of pairs are seen whole, in part or not at all; None where all are whole."""
-    if sight not in _known:  # one sight serves all layers
-        _known[sight] = _blocks(sight, rows, make)
-    return _known[sight]
+    if mask not in _known:  # one mask serves all layers
+        _known[mask] = _blocks(mask, rows, make)
+    return _known[mask]
 
 
-def _blocks(sight: AttentionMask, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
-    if isinstance(sight.rule, Full) and sight.real is None:
+def _blocks(mask: AttentionMask, rows: int, make: Callable[..., BlockMask]) -> BlockMask | None:
+    if isinstance(mask.rule, Full) and mask.padding_mask is None:
         return None
-    length, real = sight.keys.shape[1], sight.real
-    by_rule = over_indices(sight.rule, rows)
+    length, real = mask.key_positions.shape[1], mask.padding_mask
+    by_rule = over_indices(mask.rule, rows)
     if real is not None:
         real = real.expand(rows, -1)
-    alike = real is None and not _knows_rows(sight.rule)
+    alike = real is None and not _knows_rows(mask.rule)
 
     def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         own = by_rule(row, head, query, key)
         return own if real is None else own & real[row, key]
 
-    return make(seen, None if alike else rows, None, length, length, device=str(sight.keys.device))
+    return make(
+        seen, None if alike else rows, None, length, length, device=str(mask.key_positions.device)
+    )
 
 
 def over_indices(rule: Rule, rows: int) -> Seen:
-    """A rule over positions as a predicate over indices, which in a square sight are the same."""
+    """A rule over positions as a predicate over indices, which in a square mask are the same."""
     if isinstance(rule, SameDocument):
         documents = rule.documents.expand(rows, -1)
         return lambda row, head, query, key: documents[row, query] == documents[row, key]
@@ -148,6 +152,5 @@ def _knows_rows(rule: Rule) -> bool:
 @cache
 def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The kernel, and the list of its blocks, which uncompiled would hold n × n truths."""
-    limit = torch._dynamo.config.recompile_limit
-    torch._dynamo.config.recompile_limit = max(limit, KERNELS)
+    ops.allow_recompilations(KERNELS)
     return torch.compile(flex_attention), torch.compile(create_block_mask)

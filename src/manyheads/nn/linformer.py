@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import UserError, check_at_least
-from manyheads.nn.exact_attention import AttentionCost, CoreSizes, share_heads
+from manyheads.nn.exact_attention import AttentionCost, CoreSizes
 from manyheads.nn.masks import AttentionMask, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Keys, Queries, Values
+from manyheads.ops import share_heads
 
 OverRank = Float[Tensor, "b h t r"]
 OfPositions = Float[Tensor, "b g s c"]
 OfRank = Float[Tensor, "b g r c"]
-Mixed = Float[Tensor, "b h t c"]
+AttentionOutput = Float[Tensor, "b h t c"]
 
 
 @dataclass(frozen=True)
@@ -106,20 +107,20 @@ class LinformerCore(nn.Module):
         return AttentionCost(key=mixed, kept_key=mixed // length, weights=1)
 
     def weights(
-        self, q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
+        self, q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position
     ) -> OverRank:
         """softmax(score(q, E k)): over the mixtures of keys, not over the keys."""
-        if not isinstance(sight.rule, Full):
+        if not isinstance(mask.rule, Full):
             raise UserError(
                 "the linformer core mixes all positions before a query meets them and knows no "
-                f"rule but full, not {sight.rule.kind}: choose another core (model.core=fused)"
+                f"rule but full, not {mask.rule.kind}: choose another core (model.core=fused)"
             )
         if k.shape[2] > self.max_length:
             raise UserError(
                 f"{k.shape[2]} positions, but the linformer core projects {self.max_length}: "
                 "shorten the text, or train with a larger model.max_length"
             )
-        mixed = self._project(k, self.keys, sight)
+        mixed = self._project(k, self.keys, mask)
         return score(q, share_heads(mixed, q.shape[1])).softmax(-1)
 
     def forward(
@@ -127,22 +128,22 @@ class LinformerCore(nn.Module):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
-    ) -> Mixed:
-        weights = F.dropout(self.weights(q, k, sight, score, position), dropout)
-        mixed = self._project(v, self.keys if self.values is None else self.values, sight)
+    ) -> AttentionOutput:
+        weights = F.dropout(self.weights(q, k, mask, score, position), dropout)
+        mixed = self._project(v, self.keys if self.values is None else self.values, mask)
         return einsum(weights, share_heads(mixed, q.shape[1]), "b h t r, b h r c -> b h t c")
 
-    def _project(self, x: OfPositions, matrix: Tensor, sight: AttentionMask) -> OfRank:
+    def _project(self, x: OfPositions, matrix: Tensor, mask: AttentionMask) -> OfRank:
         """E x over the positions that there are; what is padding counts as zero.
 
         So where nothing is real, values are zero and with them what a query gets.
         """
-        if sight.real is not None:
-            x = x.masked_fill(~rearrange(sight.real, "b s -> b 1 s 1"), 0.0)
+        if mask.padding_mask is not None:
+            x = x.masked_fill(~rearrange(mask.padding_mask, "b s -> b 1 s 1"), 0.0)
         matrix = matrix[..., : x.shape[2]]
         if matrix.ndim == 2:
             return einsum(matrix, x, "r s, b g s c -> b g r c")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.errors import check_at_least
-from manyheads.nn.exact_attention import CoreSizes, Mixed, dense_weights, exact_core
+from manyheads.nn.exact_attention import AttentionOutput, CoreSizes, dense_weights, exact_core
 from manyheads.nn.masks import AttentionMask, Both, Either, Globals, Rule, SameBlock, Window
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -107,10 +107,10 @@ class Near:
         """Honours everything: what no kernel takes, the textbook's core computes in blocks."""
 
     def weights(
-        self, q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
+        self, q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position
     ) -> Weights:
-        rule = Both(sight.rule, self.pattern)
-        near = AttentionMask(rule, sight.queries, sight.keys, sight.real)
+        rule = Both(mask.rule, self.pattern)
+        near = AttentionMask(rule, mask.query_positions, mask.key_positions, mask.padding_mask)
         return dense_weights(q, k, near, score, position)
 
     def __call__(
@@ -118,29 +118,29 @@ class Near:
         q: Queries,
         k: Keys,
         v: Values,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
-    ) -> Mixed:
+    ) -> AttentionOutput:
         core, length = exact_core(score, position), q.shape[2]
-        if not sight.square:
-            return core(q, *_reached(k, v, sight, self.pattern), score, position, dropout)
+        if not mask.square:
+            return core(q, *_reached(k, v, mask, self.pattern), score, position, dropout)
         if length <= self.reach:
-            return core(q, k, v, sight, score, position, dropout)
-        cut = self.cut(sight.rule)
-        mixed = core(*self._folded(cut, q, k, v, sight), score, position, dropout)
+            return core(q, k, v, mask, score, position, dropout)
+        cut = self.cut(mask.rule)
+        mixed = core(*self._folded(cut, q, k, v, mask), score, position, dropout)
         mixed = rearrange(mixed, "(b m) h t c -> b h (m t) c", b=q.shape[0])[:, :, :length]
         if not cut.first:
             return mixed
         rows = slice(cut.first)  # they see more than their block: all that the rule allows
-        columns = rows if sight.rule.past_only else slice(None)
-        looking = (q[:, :, rows], k[:, :, columns], v[:, :, columns], sight.block(rows, columns))
+        columns = rows if mask.rule.is_causal else slice(None)
+        looking = (q[:, :, rows], k[:, :, columns], v[:, :, columns], mask.block(rows, columns))
         first = core(*looking, score, position, dropout)
         return torch.cat([first, mixed[:, :, cut.first :]], dim=2)
 
     def _folded(
-        self, cut: Cut, q: Queries, k: Keys, v: Values, sight: AttentionMask
+        self, cut: Cut, q: Queries, k: Keys, v: Values, mask: AttentionMask
     ) -> tuple[Tensor, Tensor, Tensor, AttentionMask]:
         """Every block of every row as a row, its keys apart from its queries."""
         rows, _, length, _ = q.shape
@@ -148,13 +148,13 @@ class Near:
         queries, _ = alone.places(length, q.device)
         keys, inside = cut.places(length, q.device)
         counted = inside.expand(rows, -1, -1)
-        if sight.real is not None:
-            counted = counted & sight.real[:, keys]
+        if mask.padding_mask is not None:
+            counted = counted & mask.padding_mask[:, keys]
         real: Tensor | None = rearrange(counted, "b m w -> (b m) w")
-        rule = sight.rule.for_rows(blocks)
+        rule = mask.rule.for_rows(blocks)
         if cut != alone:
             rule = Both(rule, self.pattern)
-        elif sight.real is None and length % cut.block == 0:
+        elif mask.padding_mask is None and length % cut.block == 0:
             real = None  # a block alone is near and real as a whole: that needs no mask
         folded = AttentionMask(
             rule,
@@ -166,15 +166,19 @@ class Near:
 
 
 def _reached(
-    k: Keys, v: Values, sight: AttentionMask, pattern: Rule
+    k: Keys, v: Values, mask: AttentionMask, pattern: Rule
 ) -> tuple[Tensor, Tensor, AttentionMask]:
     """The keys that a step or a chunk can see: near to its first or last query, or between."""
-    ends = torch.stack([sight.queries.min(), sight.queries.max()])
-    near = pattern(rearrange(ends, "t -> 1 t 1"), rearrange(sight.keys, "b s -> b 1 s")).any(1)
-    between = (sight.keys >= ends[0]) & (sight.keys <= ends[1])
+    ends = torch.stack([mask.query_positions.min(), mask.query_positions.max()])
+    near = pattern(
+        rearrange(ends, "t -> 1 t 1"), rearrange(mask.key_positions, "b s -> b 1 s")
+    ).any(1)
+    between = (mask.key_positions >= ends[0]) & (mask.key_positions <= ends[1])
     index = (near | between).any(0).nonzero()[:, 0]
-    real = None if sight.real is None else sight.real[:, index]
-    reached = AttentionMask(Both(sight.rule, pattern), sight.queries, sight.keys[:, index], real)
+    real = None if mask.padding_mask is None else mask.padding_mask[:, index]
+    reached = AttentionMask(
+        Both(mask.rule, pattern), mask.query_positions, mask.key_positions[:, index], real
+    )
     return k[:, :, index], v[:, :, index], reached
 
 
@@ -233,7 +237,7 @@ class Longformer(Near):
         return not self.globals
 
     def cut(self, rule: Rule) -> Cut:
-        after = 0 if rule.past_only else self.window
+        after = 0 if rule.is_causal else self.window
         return Cut(max(self.window, LEAST_BLOCK), self.window, after, self.globals)
 
     def meets(self, length: int) -> int:

@@ -1,12 +1,12 @@
-"""Who may look at whom: rules over positions, and `AttentionMask`, a rule with its positions.
+"""Attention masks: rules over positions, and `AttentionMask`, a rule applied to positions.
 
-A rule is a predicate: True where the query at position i may see the key at position j.
-Because it speaks of positions and not of matrix indices, the same rule serves a full pass,
-a chunk and one cached step.
+A rule is a predicate: True where the query at position i may attend to the key at position j.
+It is defined on positions, not on matrix indices, so that one rule serves a full pass, a chunk
+and a cached step.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from einops import rearrange
@@ -20,7 +20,7 @@ from manyheads.nn.shapes import KeyPositions, Positions, Real
 QueryAxis = Int[Tensor, "#b t 1"]
 KeyAxis = Int[Tensor, "#b 1 s"]
 Seen = Bool[Tensor, "#b #t #s"]
-ALIGNED = 8  # numbers at which a GPU's kernels want a row of a mask to begin
+ALIGNMENT = 8  # elements: GPU kernels read rows of a mask that start at a multiple of it
 
 
 class Rule:
@@ -29,8 +29,8 @@ class Rule:
     kind: ClassVar[str]
 
     @property
-    def past_only(self) -> bool:
-        """Whether no query ever sees a later key."""
+    def is_causal(self) -> bool:
+        """True if no query ever attends to a later key."""
         return False
 
     def for_rows(self, repeats: int) -> "Rule":
@@ -58,7 +58,7 @@ class Causal(Rule):
     kind: ClassVar[str] = "causal"
 
     @property
-    def past_only(self) -> bool:
+    def is_causal(self) -> bool:
         return True
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
@@ -163,8 +163,8 @@ class Both(Rule):
     kind: ClassVar[str] = "both"
 
     @property
-    def past_only(self) -> bool:
-        return self.first.past_only or self.second.past_only
+    def is_causal(self) -> bool:
+        return self.first.is_causal or self.second.is_causal
 
     def for_rows(self, repeats: int) -> Rule:
         return Both(self.first.for_rows(repeats), self.second.for_rows(repeats))
@@ -182,8 +182,8 @@ class Either(Rule):
     kind: ClassVar[str] = "either"
 
     @property
-    def past_only(self) -> bool:
-        return self.first.past_only and self.second.past_only
+    def is_causal(self) -> bool:
+        return self.first.is_causal and self.second.is_causal
 
     def for_rows(self, repeats: int) -> Rule:
         return Either(self.first.for_rows(repeats), self.second.for_rows(repeats))
@@ -202,77 +202,89 @@ either = Either
 
 @dataclass(eq=False)
 class AttentionMask:
-    """A rule, the positions it is asked about, and which keys are real (not padding).
+    """A rule with the positions it applies to and the padding mask of the keys.
 
-    `square` says that queries and keys are the same positions 0 … n−1 in every row, so that a
-    causal rule is the plain lower triangle and a kernel may use its own. One sight serves all
-    layers: what it has computed once, it holds, so that what is real must not change afterwards.
+    `padding_mask` is True for real tokens. `square` states that queries and keys are the same
+    positions 0 … n−1 in every row, so that a causal rule is the plain lower triangle, which kernels
+    compute without a mask tensor. One mask serves all layers: its tensors are computed once and
+    cached, so the padding mask must not change afterwards.
     """
 
     rule: Rule
-    queries: Positions
-    keys: KeyPositions
-    real: Real | None = None
+    query_positions: Positions
+    key_positions: KeyPositions
+    padding_mask: Real | None = None
     square: bool = False
-    _held: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _cached: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    def mask(self) -> Bool[Tensor, "#b 1 #t #s"] | None:
-        """True where a query sees a key; None where every query sees every key."""
-        if isinstance(self.rule, Full) and self.real is None:
+    @property
+    def pattern(self) -> Literal["full", "causal", "other"]:
+        """The rule as kernels know it, before padding."""
+        if isinstance(self.rule, Full):
+            return "full"
+        return "causal" if isinstance(self.rule, Causal) and self.square else "other"
+
+    def is_causal(self) -> bool:
+        """True if this is the plain causal triangle, without padding."""
+        return self.pattern == "causal" and self.padding_mask is None
+
+    def as_bool(self) -> Bool[Tensor, "#b 1 #t #s"] | None:
+        """True where a query attends to a key; None if every query attends to every key."""
+        if isinstance(self.rule, Full) and self.padding_mask is None:
             return None
-        if torch.bool not in self._held:
-            self._held[torch.bool] = self._compute()
-        return self._held[torch.bool]
+        if torch.bool not in self._cached:
+            self._cached[torch.bool] = self._compute()
+        return self._cached[torch.bool]
 
-    def added(self, dtype: torch.dtype) -> Float[Tensor, "#b 1 #t #s"] | None:
-        """The mask as kernels take it, to be added to the scores: 0 where it is True, else −∞.
+    def as_bias(self, dtype: torch.dtype) -> Float[Tensor, "#b 1 #t #s"] | None:
+        """The mask to be added to scores: 0 where it is True, else −∞.
 
-        Rows begin at multiples of `ALIGNED`, or the kernels would copy it for every layer.
+        Rows start at multiples of `ALIGNMENT`; otherwise kernels would copy it in every layer.
         """
-        seen = self.mask()
-        if seen is None:
+        allowed = self.as_bool()
+        if allowed is None:
             return None
-        if dtype not in self._held:
-            wide = F.pad(seen, (0, -seen.shape[-1] % ALIGNED))
-            whole = torch.zeros_like(wide, dtype=dtype).masked_fill_(~wide, -torch.inf)
-            self._held[dtype] = whole[..., : seen.shape[-1]]
-        return self._held[dtype]
+        if dtype not in self._cached:
+            padded = F.pad(allowed, (0, -allowed.shape[-1] % ALIGNMENT))
+            bias = torch.zeros_like(padded, dtype=dtype).masked_fill_(~padded, -torch.inf)
+            self._cached[dtype] = bias[..., : allowed.shape[-1]]
+        return self._cached[dtype]
 
     def _compute(self) -> Bool[Tensor, "#b 1 #t #s"]:
-        seen = self.rule(
-            rearrange(self.queries, "b t -> b t 1"), rearrange(self.keys, "b s -> b 1 s")
+        allowed = self.rule(
+            rearrange(self.query_positions, "b t -> b t 1"),
+            rearrange(self.key_positions, "b s -> b 1 s"),
         )
-        if self.real is not None:
-            seen = seen & rearrange(self.real, "b s -> b 1 s")
-        return rearrange(seen, "b t s -> b 1 t s")
+        if self.padding_mask is not None:
+            allowed = allowed & rearrange(self.padding_mask, "b s -> b 1 s")
+        return rearrange(allowed, "b t s -> b 1 t s")
 
-    def is_triangle(self) -> bool:
-        """Whether this is the plain causal triangle, which kernels know without a mask."""
-        return self.square and self.real is None and isinstance(self.rule, Causal)
-
-    def across(self, queries: int) -> "AttentionMask":
-        """Of the same keys, by so many queries that stand nowhere among them."""
-        found = AttentionMask(self.rule, self.keys.new_zeros(1, queries), self.keys, self.real)
-        if isinstance(self.rule, Full):  # where queries stand changes nothing
-            found._held = self._held
-        return found
+    def for_cross_attention(self, queries: int) -> "AttentionMask":
+        """The same keys for `queries` queries from another sequence, which have no position here."""
+        positions = self.key_positions.new_zeros(1, queries)
+        mask = AttentionMask(self.rule, positions, self.key_positions, self.padding_mask)
+        if isinstance(self.rule, Full):  # query positions change nothing: share the tensors
+            mask._cached = self._cached
+        return mask
 
     def block(self, rows: slice, columns: slice) -> "AttentionMask":
-        """The same sight for some of the queries and some of the keys."""
-        real = None if self.real is None else self.real[:, columns]
-        return AttentionMask(self.rule, self.queries[:, rows], self.keys[:, columns], real)
+        """The mask of some of the queries and some of the keys."""
+        padding_mask = None if self.padding_mask is None else self.padding_mask[:, columns]
+        return AttentionMask(
+            self.rule, self.query_positions[:, rows], self.key_positions[:, columns], padding_mask
+        )
 
 
-def look(
+def make_mask(
     rule: Rule,
     length: int,
     *,
     start: int = 0,
-    real: Real | None = None,
+    padding_mask: Real | None = None,
     device: torch.device | str | None = None,
 ) -> AttentionMask:
-    """The sight of `length` positions after `start` cached ones on all positions so far."""
+    """The mask of `length` positions after `start` cached ones over all positions so far."""
     if length == 1 and isinstance(rule, Causal):
-        rule = full  # the newest position sees all there is: no mask to compute
-    keys = torch.arange(start + length, device=device)[None]
-    return AttentionMask(rule, keys[:, start:], keys, real, square=start == 0)
+        rule = full  # the newest position attends to everything: no mask to compute
+    positions = torch.arange(start + length, device=device)[None]
+    return AttentionMask(rule, positions[:, start:], positions, padding_mask, square=start == 0)

@@ -12,15 +12,16 @@ import torch
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
-from manyheads.nn.exact_attention import Exact, Fused, share_heads
+from manyheads import ops
+from manyheads.nn.exact_attention import Exact, Fused
 from manyheads.nn.masks import AttentionMask, Both, Causal, Full, Rule, SameDocument
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values
+from manyheads.ops import share_heads
 
-Mixed = Float[Tensor, "b h t c"]
+AttentionOutput = Float[Tensor, "b h t c"]
 Row = Float[Tensor, "1 h n c"]
 Meeting = Float[Tensor, "1 h n e"]
 
@@ -30,7 +31,7 @@ class Packed(Exact):
     """What is padded or has several documents a row is packed; the rest is the fused core's."""
 
     kind: ClassVar[str] = "packed"
-    asks_host: ClassVar[bool] = True  # for the lengths of the texts
+    has_host_sync: ClassVar[bool] = True  # for the lengths of the texts
 
     def check(self, score: Score, position: Position) -> None:
         Fused().check(score, position)
@@ -40,15 +41,14 @@ class Packed(Exact):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
-    ) -> Mixed:
-        biased = type(position).score is not Position.score
-        texts = None if biased else texts_of(sight, q.shape[0])
+    ) -> AttentionOutput:
+        texts = None if position.has_bias else texts_of(mask, q.shape[0])
         if texts is None:
-            return Fused()(q, k, v, sight, score, position, dropout)
+            return Fused()(q, k, v, mask, score, position, dropout)
         assert isinstance(score, InnerScore)
         heads, length = q.shape[1], q.shape[2]
         f, g = score.factors(q, share_heads(k, heads))
@@ -56,7 +56,8 @@ class Packed(Exact):
             rearrange(x, "b h n c -> 1 h (b n) c").index_select(2, texts.places)
             for x in (f, g, share_heads(v, heads))
         )
-        mixed = _attend(f, g, w, texts, sight.rule.past_only, dropout, float(score.scale))
+        causal, scale = mask.rule.is_causal, float(score.scale)
+        mixed = ops.packed_attention(f, g, w, texts.lengths, texts.sizes, causal, dropout, scale)
         whole = mixed.new_zeros(1, heads, q.shape[0] * length, mixed.shape[-1])
         whole = whole.index_copy(2, texts.places, mixed)
         return rearrange(whole, "1 h (b n) c -> b h n c", n=length)
@@ -74,21 +75,26 @@ class Texts:
 _known: WeakKeyDictionary[AttentionMask, Texts | None] = WeakKeyDictionary()
 
 
-def texts_of(sight: AttentionMask, rows: int) -> Texts | None:
+def texts_of(mask: AttentionMask, rows: int) -> Texts | None:
     """The texts of a batch; None where packing gains nothing or the rule asks for more."""
-    if sight not in _known:  # one sight serves all layers
-        _known[sight] = _find(sight, rows)
-    return _known[sight]
+    if mask not in _known:  # one mask serves all layers
+        _known[mask] = _find(mask, rows)
+    return _known[mask]
 
 
-def _find(sight: AttentionMask, rows: int) -> Texts | None:
-    plain, documents = _parts(sight.rule)
-    if not rows or not plain or not sight.square or (documents is None and sight.real is None):
+def _find(mask: AttentionMask, rows: int) -> Texts | None:
+    plain, documents = _parts(mask.rule)
+    if (
+        not rows
+        or not plain
+        or not mask.square
+        or (documents is None and mask.padding_mask is None)
+    ):
         return None
-    length = sight.keys.shape[1]
-    none = torch.zeros(rows, length, dtype=torch.long, device=sight.keys.device)
+    length = mask.key_positions.shape[1]
+    none = torch.zeros(rows, length, dtype=torch.long, device=mask.key_positions.device)
     numbers = none if documents is None else documents[:, :length].expand(rows, -1)
-    real = none == 0 if sight.real is None else sight.real.expand(rows, -1)
+    real = none == 0 if mask.padding_mask is None else mask.padding_mask.expand(rows, -1)
     row = torch.arange(rows, device=numbers.device)[:, None]
     spread = numbers.amax() - numbers.amin() + 1
     text = (row * spread + numbers).flatten()
@@ -106,30 +112,3 @@ def _parts(rule: Rule) -> tuple[bool, Tensor | None]:
     if isinstance(rule, Both) and isinstance(rule.second, SameDocument):
         return isinstance(rule.first, Full | Causal), rule.second.documents
     return isinstance(rule, Full | Causal), None
-
-
-def _attend(
-    q: Meeting, k: Meeting, v: Row, texts: Texts, causal: bool, dropout: float, scale: float
-) -> Row:
-    """Each text on its own: by one kernel on a GPU, one after the other elsewhere."""
-    if q.device.type != "cuda":
-        sizes = texts.sizes
-        pieces = (x.split(sizes, 2) for x in (q, k, v))
-        parts = [
-            F.scaled_dot_product_attention(
-                f, g, w, dropout_p=dropout, is_causal=causal, scale=scale
-            )
-            for f, g, w in zip(*pieces, strict=True)
-        ]
-        return torch.cat(parts, dim=2)
-    ends = F.pad(texts.lengths.cumsum(0), (1, 0))
-    f, g, w = (
-        torch.nested.nested_tensor_from_jagged(
-            rearrange(x, "1 h n c -> n h c").contiguous(), ends, max_seqlen=max(texts.sizes)
-        ).transpose(1, 2)
-        for x in (q, k, v)
-    )
-    mixed = F.scaled_dot_product_attention(
-        f, g, w, dropout_p=dropout, is_causal=causal, scale=scale
-    )
-    return rearrange(mixed.transpose(1, 2).values(), "n h c -> 1 h n c")

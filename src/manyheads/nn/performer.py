@@ -27,12 +27,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyheads import ops
 from manyheads.errors import UserError, check_at_least
-from manyheads.nn.exact_attention import AttentionCost, CoreSizes, share_heads
+from manyheads.nn.exact_attention import AttentionCost, CoreSizes
 from manyheads.nn.masks import AttentionMask, Causal, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values, Weights
+from manyheads.ops import share_heads
 
 Vectors = Float[Tensor, "*n c"]
 Projection = Float[Tensor, "m c"]
@@ -50,7 +52,7 @@ Measures = Float[Tensor, "b h n m 1"]
 QueryFeatures = Float[Tensor, "b h t m"]
 KeyFeatures = Float[Tensor, "b h s m"]
 KeyValues = Float[Tensor, "b h s c"]
-Mixed = Float[Tensor, "b h t c"]
+AttentionOutput = Float[Tensor, "b h t c"]
 Draw = Literal["orthogonal", "independent"]
 
 # Of an exponential in float32: e^±60 leaves room for sums of many, and for what is e^−27 of it.
@@ -125,7 +127,7 @@ class PerformerCore(nn.Module):
     def __init__(self, settings: Performer, sizes: CoreSizes) -> None:
         super().__init__()
         self.settings, self.sizes = settings, sizes
-        self.asks_host = settings.redraw is not None  # whether it is time for it
+        self.has_host_sync = settings.redraw is not None  # whether it is time for it
         room = torch.empty(settings.features, sizes.head_dim, dtype=torch.float32)
         self.register_buffer("projection", room)
         if settings.redraw is not None:
@@ -171,11 +173,11 @@ class PerformerCore(nn.Module):
         )
 
     def weights(
-        self, q: Queries, k: Keys, sight: AttentionMask, score: Score, position: Position
+        self, q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position
     ) -> Weights:
         """The estimated weights, which a pass never holds unless queries are few."""
-        with torch.autocast(q.device.type, enabled=False):
-            kernel = _seen(*self._exponents(q, k, sight, score), sight)
+        with ops.full_precision(q):
+            kernel = _seen(*self._exponents(q, k, mask, score), mask)
             return _divide(kernel, kernel.sum(-1, keepdim=True)).to(q.dtype)
 
     def forward(
@@ -183,45 +185,45 @@ class PerformerCore(nn.Module):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
-    ) -> Mixed:
+    ) -> AttentionOutput:
         _refuse_dropout(dropout)
-        with torch.autocast(q.device.type, enabled=False):
-            queries, keys = self._exponents(q, k, sight, score)
+        with ops.full_precision(q):
+            queries, keys = self._exponents(q, k, mask, score)
             # A channel of ones beside the values sums the weights that they are mixed with.
             values = F.pad(share_heads(v, q.shape[1]).to(keys.dtype), (0, 1), value=1.0)
-            if isinstance(sight.rule, Full):
+            if isinstance(mask.rule, Full):
                 p = _highest(keys)
                 state = einsum((keys - p).exp(), values, "b h s m, b h s c -> b h m c")
                 sums, _ = _meet(queries, p, state)
-            elif sight.square:
+            elif mask.square:
                 sums = _causal(queries, keys, values, self.settings.chunk)
             else:
-                kernel = _seen(queries, keys, sight)
+                kernel = _seen(queries, keys, mask)
                 sums = einsum(kernel, values, "b h t s, b h s c -> b h t c")
             mixed = _divide(sums[..., :-1], sums[..., -1:]).to(q.dtype)
         self._count()
         return mixed
 
     def _exponents(
-        self, q: Queries, k: Keys, sight: AttentionMask, score: Score
+        self, q: Queries, k: Keys, mask: AttentionMask, score: Score
     ) -> tuple[QueryFeatures, KeyFeatures]:
         """The logarithms of √m φ(q) and √m φ(k), −∞ of what is padding."""
-        if not isinstance(sight.rule, Full | Causal):
+        if not isinstance(mask.rule, Full | Causal):
             raise UserError(
                 "the performer core sums over all keys or over all earlier ones, and knows no "
-                f"rule like {sight.rule.kind}: choose another core (model.core=fused)"
+                f"rule like {mask.rule.kind}: choose another core (model.core=fused)"
             )
         assert isinstance(score, InnerScore)
         precise = torch.promote_types(q.dtype, torch.float32)
         root, projection = math.sqrt(abs(score.scale)), self.projection.to(precise)
         queries = exponents(q.to(precise) * math.copysign(root, score.scale), projection)
         keys = exponents(k.to(precise) * root, projection)
-        if sight.real is not None:
-            keys = keys.masked_fill(~rearrange(sight.real, "b s -> b 1 s 1"), -torch.inf)
+        if mask.padding_mask is not None:
+            keys = keys.masked_fill(~rearrange(mask.padding_mask, "b s -> b 1 s 1"), -torch.inf)
         return queries, share_heads(keys, q.shape[1])
 
     def _count(self) -> None:
@@ -262,22 +264,22 @@ def _meet(queries: OfQueries, p: OfAll, state: State) -> Sums:
     return einsum(features, state, "... t m, ... m c -> ... t c"), r
 
 
-def _seen(queries: QueryFeatures, keys: KeyFeatures, sight: AttentionMask) -> Weights:
+def _seen(queries: QueryFeatures, keys: KeyFeatures, mask: AttentionMask) -> Weights:
     """φ(q)ᵀ φ(k) of every pair up to a factor for each query, zero where it must not see."""
-    mask = sight.mask()
-    if mask is None:
-        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=keys.device)
-    by_all = rearrange(mask.all(2), "b 1 s -> b 1 s 1")
+    allowed = mask.as_bool()
+    if allowed is None:
+        allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=keys.device)
+    by_all = rearrange(allowed.all(2), "b 1 s -> b 1 s 1")
     p, serves = _reference(keys, _highest(torch.where(by_all, keys, -torch.inf)))
     if serves:
         features, _ = _measured(queries, p)
         kernel = einsum(features, (keys - p).exp(), "b h t m, b h s m -> b h t s")
-        return kernel.masked_fill(~mask, 0.0)
+        return kernel.masked_fill(~allowed, 0.0)
 
     def pairs(feature: int) -> Weights:
         a, b = queries[..., feature], keys[..., feature]
         sums = rearrange(a, "b h t -> b h t 1") + rearrange(b, "b h s -> b h 1 s")
-        return sums.masked_fill(~mask, -torch.inf)
+        return sums.masked_fill(~allowed, -torch.inf)
 
     # No p serves: feature by feature, each pair as it is.
     r = torch.full_like(queries[..., :1], NOTHING)
@@ -289,7 +291,9 @@ def _seen(queries: QueryFeatures, keys: KeyFeatures, sight: AttentionMask) -> We
     return kernel
 
 
-def _causal(queries: QueryFeatures, keys: KeyFeatures, values: KeyValues, chunk: int) -> Mixed:
+def _causal(
+    queries: QueryFeatures, keys: KeyFeatures, values: KeyValues, chunk: int
+) -> AttentionOutput:
     """Σ_{j≤i} φ(q_i)ᵀφ(k_j) v_j up to a factor for each query.
 
     Pair by pair inside a chunk, and all chunks before it at once. What is later changes no p by

@@ -29,14 +29,19 @@ class Position(nn.Module):
     """No position at all: attention over an unordered set. The schemes override hooks."""
 
     max_length: int | None = None
-    distance_alone: ClassVar[bool] = False  # whether what `score` adds hangs on nothing else
-    # Whether attention itself goes on as if there were none. Of the class, as compiled code asks.
-    embeds_alone: ClassVar[bool] = True
+    is_relative_bias: ClassVar[bool] = False  # True if the bias depends on the distance only
+    # Class attributes, which compiled code treats as constants.
+    has_bias: ClassVar[bool] = False  # True if the scheme adds to the attention scores
+    is_absolute: ClassVar[bool] = True  # True if the scheme changes embeddings only
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        inside = ("rotate", "score", "bias", "value", "spread")
-        cls.embeds_alone = all(getattr(cls, name) is getattr(Position, name) for name in inside)
+
+        def overrides(*hooks: str) -> bool:
+            return any(getattr(cls, hook) is not getattr(Position, hook) for hook in hooks)
+
+        cls.has_bias = overrides("score", "bias")
+        cls.is_absolute = not overrides("rotate", "score", "bias", "value", "spread")
 
     def embed(self, x: Hidden, positions: Positions) -> Hidden:
         return x
@@ -47,16 +52,16 @@ class Position(nn.Module):
     def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> Bias | None:
         return None
 
-    def bias(self, q: Queries, sight: AttentionMask) -> Bias | None:
-        """What `score` adds for the pairs of a sight; a key that is not seen may get any number."""
-        return self.score(q, sight.queries, sight.keys)
+    def bias(self, q: Queries, mask: AttentionMask) -> Bias | None:
+        """What `score` adds for the pairs of a mask; a key that is not seen may get any number."""
+        return self.score(q, mask.query_positions, mask.key_positions)
 
     def value(self, weights: Weights, queries: Positions, keys: KeyPositions) -> Spread | None:
         return None
 
-    def spread(self, weights: Weights, sight: AttentionMask) -> Spread | None:
-        """What `value` adds for the pairs of a sight, of which the unseen have no weight."""
-        return self.value(weights, sight.queries, sight.keys)
+    def spread(self, weights: Weights, mask: AttentionMask) -> Spread | None:
+        """What `value` adds for the pairs of a mask, of which the unseen have no weight."""
+        return self.value(weights, mask.query_positions, mask.key_positions)
 
     def refuse_past(self, length: int) -> None:
         """A learned table has an end; going past it is an error, not a wrap-around."""
@@ -67,15 +72,19 @@ class Position(nn.Module):
             )
 
 
-def by_distance(position: Position, q: Queries, length: int) -> Float[Tensor, "h far"] | None:
-    """What is added to a head's scores at the distances −(n−1) … n−1; None where it is nothing.
+def bias_by_distance(position: Position, q: Queries) -> Float[Tensor, "h far"]:
+    """The bias of each head at the distances −(n−1) … n−1, in float32 at least.
 
-    For positions that hang on the distance alone.
+    Full precision, because each entry is added to many scores. For positions whose bias depends on
+    the distance only.
     """
-    middle = torch.full((1, 1), length - 1, device=q.device)
-    every = torch.arange(2 * length - 1, device=q.device)[None]
-    bias = position.score(q[:1, :, :1], middle, every)
-    return None if bias is None else bias[0, :, 0]
+    length = q.shape[2]
+    center = torch.full((1, 1), length - 1, device=q.device)
+    distances = torch.arange(2 * length - 1, device=q.device)[None]
+    precise = q[:1, :, :1].to(torch.promote_types(q.dtype, torch.float32))
+    bias = position.score(precise, center, distances)
+    assert bias is not None
+    return bias[0, :, 0]
 
 
 def _angles(
@@ -163,17 +172,17 @@ class ShawPosition(Position):
         by_distance = weights.new_zeros(*weights.shape[:3], len(self.values))
         return by_distance.scatter_add(-1, rows, weights) @ self.values
 
-    def bias(self, q: Queries, sight: AttentionMask) -> Bias | None:
+    def bias(self, q: Queries, mask: AttentionMask) -> Bias | None:
         """Of a full pass nothing is gathered: all is skewed."""
-        if not sight.square:
-            return self.score(q, sight.queries, sight.keys)
+        if not mask.square:
+            return self.score(q, mask.query_positions, mask.key_positions)
         every, far = (q @ self.keys.T) / math.sqrt(q.shape[-1]), q.shape[2] - 1
-        ahead = 0 if sight.rule.past_only else far
+        ahead = 0 if mask.rule.is_causal else far
         return skew(stretch(every, -self.max_distance, -far, ahead))
 
-    def spread(self, weights: Weights, sight: AttentionMask) -> Spread | None:
-        if not sight.square:
-            return self.value(weights, sight.queries, sight.keys)
+    def spread(self, weights: Weights, mask: AttentionMask) -> Spread | None:
+        if not mask.square:
+            return self.value(weights, mask.query_positions, mask.key_positions)
         far, most = weights.shape[2] - 1, self.max_distance
         return shrink(unskew(weights), -far, -most, most) @ self.values
 
@@ -181,7 +190,7 @@ class ShawPosition(Position):
 class BucketPosition(Position):
     """T5's relative bias: one number a head for each bucket of distances, wider further off."""
 
-    distance_alone = True
+    is_relative_bias = True
 
     def __init__(self, buckets: int, max_distance: int, heads: int, both_ways: bool) -> None:
         super().__init__()
@@ -213,7 +222,7 @@ class AlibiPosition(Position):
     """−slope_h · |i − j| on the scores: each head is short-sighted in its own measure."""
 
     exponents: Tensor
-    distance_alone = True
+    is_relative_bias = True
 
     def __init__(self, heads: int) -> None:
         super().__init__()

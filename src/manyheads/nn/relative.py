@@ -96,17 +96,17 @@ class RelativePosition(Position):
             bias = bias + self.steps.pick(q, steps) + self.voices.pick(q, voices)
         return bias if self.both_ways else _without_later(bias, queries, keys)
 
-    def bias(self, q: Queries, sight: AttentionMask) -> Bias | None:
+    def bias(self, q: Queries, mask: AttentionMask) -> Bias | None:
         """Of a full pass nothing is picked: all is skewed."""
-        if not sight.square:
-            return self.score(q, sight.queries, sight.keys)
+        if not mask.square:
+            return self.score(q, mask.query_positions, mask.key_positions)
         far = q.shape[2] - 1
         bias = skew(self.distances.meet(q, -far, far * self.both_ways))
         if self.period is not None:
             bias = bias + self._by_step_and_voice(q, self.period)
-        if self.both_ways or sight.rule.past_only:
+        if self.both_ways or mask.rule.is_causal:
             return bias
-        return _without_later(bias, sight.queries, sight.keys)
+        return _without_later(bias, mask.query_positions, mask.key_positions)
 
     def _by_step_and_voice(self, q: Queries, period: int) -> Square:
         """Steps × voices: what each pair of steps adds, and in each step each pair of voices."""

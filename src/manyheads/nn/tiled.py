@@ -22,14 +22,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from manyheads import ops
 from manyheads.errors import UserError
-from manyheads.nn.exact_attention import Exact, share_heads
+from manyheads.nn.exact_attention import Exact
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Keys, Queries, Values
+from manyheads.ops import share_heads
 
-Mixed = Float[Tensor, "b h t c"]
+AttentionOutput = Float[Tensor, "b h t c"]
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,13 @@ class Tiled(Exact):
         q: Queries,
         k: Keys,
         v: Values,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
-    ) -> Mixed:
+    ) -> AttentionOutput:
         seed = int(torch.randint(2**62, ())) if dropout else 0
-        tiles = _Tiles(sight, _Parts(score, position), dropout, seed, self.block)
+        tiles = _Tiles(mask, _Parts(score, position), dropout, seed, self.block)
         heads = q.shape[1]
         return _TiledAttention.apply(  # type: ignore[no-untyped-call]
             tiles, q, share_heads(k, heads), share_heads(v, heads), *tiles.parts.parameters()
@@ -85,7 +87,7 @@ class _Parts(nn.Module):
 class _Tiles:
     """What the forward and the backward pass compute alike for one block."""
 
-    sight: AttentionMask
+    mask: AttentionMask
     parts: _Parts
     dropout: float
     seed: int
@@ -98,30 +100,30 @@ class _Tiles:
         names = [name for name, _ in self.parts.named_parameters()]
         state = {name: _precise(buffer) for name, buffer in self.parts.named_buffers()}
         state |= zip(names, weights, strict=True)
-        with torch.autocast(q.device.type, enabled=False):
+        with ops.full_precision(q):
             return functional_call(self.parts, state, (compute, self, weights, q, *inputs))
 
     def rows(self) -> Iterator[slice]:
-        length = self.sight.queries.shape[1]
+        length = self.mask.query_positions.shape[1]
         return (slice(i, min(i + self.block, length)) for i in range(0, length, self.block))
 
     def columns(self, rows: slice) -> Iterator[slice]:
         """The blocks of keys of which these queries see anything."""
-        length = self.sight.keys.shape[1]
+        length = self.mask.key_positions.shape[1]
         for j in range(0, length, self.block):
             columns = slice(j, min(j + self.block, length))
-            mask = self.sight.block(rows, columns).mask()
-            if mask is None or bool(mask.any()):
+            allowed = self.mask.block(rows, columns).as_bool()
+            if allowed is None or bool(allowed.any()):
                 yield columns
 
     def scores(self, q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
-        sight = self.sight.block(rows, columns)
+        mask = self.mask.block(rows, columns)
         scores: Tensor = self.parts.score(q, k)
-        bias = self.parts.position.bias(q, sight)
+        bias = self.parts.position.bias(q, mask)
         if bias is not None:
             scores = scores + bias
-        mask = sight.mask()
-        return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        allowed = mask.as_bool()
+        return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
 
     def mix(self, weights: Tensor, v: Tensor, rows: slice, columns: slice) -> Tensor:
         if self.dropout:
@@ -131,8 +133,8 @@ class _Tiles:
             chance = torch.rand(weights.shape, generator=generator, device=weights.device)
             weights = weights * (chance >= self.dropout) / (1 - self.dropout)
         mixed = einsum(weights, v, "b h t s, b h s c -> b h t c")
-        sight = self.sight.block(rows, columns)
-        spread = self.parts.position.spread(weights, sight)
+        mask = self.mask.block(rows, columns)
+        spread = self.parts.position.spread(weights, mask)
         return mixed if spread is None else mixed + spread
 
 

@@ -35,7 +35,7 @@ OWN_BYTES = 2 * 2**30  # of gradients that recordings have of their own; the fir
 def recordable(model: nn.Module) -> bool:
     """Whether a pass is the same kernels each time: no part of the model asks the host."""
     parts = [(part, getattr(part, "core", None)) for part in model.modules()]
-    return not any(getattr(one, "asks_host", False) for pair in parts for one in pair)
+    return not any(getattr(one, "has_host_sync", False) for pair in parts for one in pair)
 
 
 class Recorded:

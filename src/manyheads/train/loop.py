@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from manyheads.errors import DataError, UserError
-from manyheads.nn.block import Stack, recompute_blocks
 from manyheads.nn.experts import ExpertFeedForward, Routing, take_routing
+from manyheads.optimize import checkpoint_blocks, compile_blocks
 from manyheads.train import checkpoint, parallel
 from manyheads.train.async_checkpoint import Saver
 from manyheads.train.checkpoint import Progress
@@ -163,7 +163,7 @@ class Trainer:
         self.routed = any(isinstance(part, ExpertFeedForward) for part in model.modules())
         self.sharded = world.several and train.parallel == "fsdp"
         if train.recompute:
-            recompute_blocks(model)
+            checkpoint_blocks(model)
         self.objective: nn.Module = Objective(model, task)
         if world.several:
             self.parts = parallel.divided(task, world.size)
@@ -204,7 +204,7 @@ class Trainer:
         bar = Bar("train", train.steps, progress.step)
         bar.console.quiet = not self.world.first
         if self._compiles():
-            self.compile_blocks()
+            compile_blocks(self.model)
         with _signals(self.world) as stop, bar, self.saver:
             if progress.step:
                 bar.say(f"going on from step {progress.step}")
@@ -240,12 +240,6 @@ class Trainer:
             self.ahead.close()
         self._finish()
         return progress
-
-    def compile_blocks(self) -> None:
-        """Of every stack of them."""
-        for part in self.model.modules():
-            if isinstance(part, Stack):
-                part.compile_blocks()
 
     def _compiles(self) -> bool:
         """Whether blocks are compiled: where that is wanted, or a GPU has so much to do."""

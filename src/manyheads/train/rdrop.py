@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from manyheads.train.loss import Loss, rows_at_once
+from manyheads.ops import rows_per_chunk
+from manyheads.train.loss import Loss
 
 F32 = torch.float32
 
@@ -33,7 +34,7 @@ def disagreement(
     for some rows at a time, and made again when their gradient is wanted.
     """
     first, second = hidden.flatten(0, 1).chunk(2)
-    counted, size = scored.flatten(), max(1, rows_at_once(hidden) // 4)  # of each, in float32
+    counted, size = scored.flatten(), max(1, rows_per_chunk(hidden) // 4)  # of each, in float32
     if hidden.device.type == "cpu":  # where it is cheap to leave the others out
         first, second, counted = first[counted], second[counted], counted[counted]
     total = torch.zeros((), device=hidden.device, dtype=torch.promote_types(hidden.dtype, F32))

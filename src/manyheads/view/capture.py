@@ -64,8 +64,11 @@ class Chosen:
         if self.rows is not None:
             _refuse_past("rows", self.rows, q.shape[2])
             rows = list(self.rows)
-            queries = sight.queries[:, rows]
-            q, sight = q[:, :, rows], AttentionMask(sight.rule, queries, sight.keys, sight.real)
+            queries = sight.query_positions[:, rows]
+            q, sight = (
+                q[:, :, rows],
+                AttentionMask(sight.rule, queries, sight.key_positions, sight.padding_mask),
+            )
         weights = core.weights(q, k, sight, score, position).detach()
         if self.heads is None:
             return weights

@@ -47,7 +47,7 @@ class Room:
     def check_maps(self, model: nn.Module, longest: int) -> None:
         """Before they are computed: every head with the longest of the sequences on both sides."""
         parts = (m for m in model.modules() if isinstance(m, SelfAttention | CrossAttention))
-        size = 4 * longest**2 * sum(part.heads.heads for part in parts)
+        size = 4 * longest**2 * sum(part.config.heads for part in parts)
         if size > self.bytes:
             raise Problem(
                 413,

@@ -59,7 +59,7 @@ def knocked_out(model: nn.Module, places: Sequence[Place]) -> Iterator[None]:
             if isinstance(attention, MemoryAttention):
                 continue
             kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
-            heads = attention.heads.heads
+            heads = attention.config.heads
             own = {p for p in left if (p.stack, p.kind, p.layer) == (stack, kind, layer)}
             own = {p for p in own if p.head < heads}
             left -= own

@@ -143,7 +143,7 @@ def of_run(model: Any, stack: str | None, layer: int) -> Placed:
     block = chosen.blocks[min(layer, len(chosen.blocks) - 1)]
     assert isinstance(position, Position)
     assert isinstance(block, Block)
-    heads, config = block.attention.heads, model.config
+    heads, config = block.attention.config, model.config
     length = getattr(config, "positions", config.max_length)
     sizes = PositionSizes(
         dim=config.embed.width(config.dim),

@@ -20,13 +20,14 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.embedding import Embedding
-from manyheads.nn.exact_attention import Exact, dense_weights, share_heads
+from manyheads.nn.exact_attention import Exact, dense_weights
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.feedforward import FeedForward, GatedFeedForward
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.shapes import Values
+from manyheads.ops import share_heads
 from manyheads.view.capture import Kind
 from manyheads.web import formulas
 from manyheads.web.heads import Recorded
@@ -205,14 +206,16 @@ def _sight(attention: nn.Module, call: Call) -> tuple[AttentionMask, Position]:
         return call.args[1], call.args[2]
     assert isinstance(attention, CrossAttention)
     x, sight = call.args[0], call.args[2]
-    queries = sight.keys.new_zeros(1, x.shape[1])
-    return AttentionMask(sight.rule, queries, sight.keys, sight.real), attention.position
+    queries = sight.key_positions.new_zeros(1, x.shape[1])
+    return AttentionMask(
+        sight.rule, queries, sight.key_positions, sight.padding_mask
+    ), attention.position
 
 
 def _values(attention: SelfAttention | CrossAttention, seen: Calls) -> Values:
-    size = attention.heads.sizes[-1]
+    size = attention.config.sizes[-1]
     values = seen[attention.project].output[..., -size:]
-    return rearrange(values, "b s (g c) -> b g s c", g=attention.heads.kv_heads)
+    return rearrange(values, "b s (g c) -> b g s c", g=attention.config.kv_heads)
 
 
 def _attention(
@@ -220,7 +223,7 @@ def _attention(
 ) -> list[Part]:
     """Q, K, V, scores, mask, weights, the mixed values of each head, and Concat(…) W^O."""
     name, kind, _ = key
-    read, heads = ("encoder" if kind == "cross" else name), attention.heads.heads
+    read, heads = ("encoder" if kind == "cross" else name), attention.config.heads
     sight, position = _sight(attention, seen[attention])
     q, k = record.queries[key], share_heads(record.keys[key], heads)
     weights = record.maps.found[key][-1]
@@ -253,7 +256,7 @@ def _attention(
         parts += _scores(part, attention, sight, position, (q, k))
         parts.append(part("weights", "Softmax", "h t s", weights, SOFTMAX, dense_weights))
     else:
-        formula = f"the weights of core={attention.heads.core.kind}: see its code"
+        formula = f"the weights of core={attention.config.core.kind}: see its code"
         parts.append(part("weights", "Weights", "h t s", weights, formula, core.weights))
     formula = "head_h = α V" if spread is None else "head_h = α V + position on V"
     if spread is not None:
@@ -283,19 +286,19 @@ def _scores(
     scores = attention.score(q, k)
     formula = formulas.score(attention.score, q.shape[-1])
     parts = [part("scores", "Scores", "h t s", scores, formula, attention.score.forward)]
-    bias = position.score(q, sight.queries, sight.keys)
+    bias = position.score(q, sight.query_positions, sight.key_positions)
     if bias is not None:
         bias, said = bias.expand_as(scores), formulas.biased(position)
         parts.append(part("bias", "Position bias", "h t s", bias, said, position.score))
         scores = scores + bias
-    mask, seen_by = scores.new_zeros(scores.shape[-2:])[None], sight.mask()
+    mask, seen_by = scores.new_zeros(scores.shape[-2:])[None], sight.as_bool()
     formula = "0: every query sees every key"
     if seen_by is not None:
         mask = mask.masked_fill(~seen_by[:1, 0], -torch.inf)
         formula = (
-            "0 where query i sees key j (j ≤ i), else −∞" if sight.rule.past_only else "0 / −∞"
+            "0 where query i sees key j (j ≤ i), else −∞" if sight.rule.is_causal else "0 / −∞"
         )
-    parts.append(part("mask", "Mask", "t s", mask, formula, sight.mask, sight.rule.__call__))
+    parts.append(part("mask", "Mask", "t s", mask, formula, sight.as_bool, sight.rule.__call__))
     formula = "e = scores + bias + mask" if bias is not None else "e = scores + mask"
     return [*parts, part("masked", "Scores + mask", "h t s", scores + mask, formula, dense_weights)]
 

@@ -9,7 +9,7 @@ from manyheads.lab.landscape import without_residuals
 from manyheads.models.bert import BertConfig
 from manyheads.nn.block import Block
 from manyheads.nn.embedding import Embed
-from manyheads.nn.masks import full, look
+from manyheads.nn.masks import full, make_mask
 from manyheads.nn.scores import ScaledDot
 
 LAYERS, DIM, HEADS = 12, 64, 4
@@ -49,9 +49,9 @@ def by_depth(
     )
     model = config.build().double().to(setting.device).eval()
     tokens = torch.randint(VOCABULARY, (ROWS, LENGTH)).to(setting.device)
-    sight, position = look(full, LENGTH, device=setting.device), model.encoder.position
+    sight, position = make_mask(full, LENGTH, device=setting.device), model.encoder.position
     with torch.no_grad(), nullcontext() if residual else without_residuals(model):
-        x = model.embedding(model.tokens, tokens, position, sight.queries)
+        x = model.embedding(model.tokens, tokens, position, sight.query_positions)
         found = [apart(x)]
         for block in model.encoder.blocks:
             assert isinstance(block, Block)

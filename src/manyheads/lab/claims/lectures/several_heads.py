@@ -15,7 +15,7 @@ from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import BertConfig
 from manyheads.models.heads import Tag
 from manyheads.nn.block import Block
-from manyheads.nn.masks import full, look
+from manyheads.nn.masks import full, make_mask
 
 # The cost, at the width of the base Transformer.
 WIDE, WIDE_HEADS, VOCABULARY = 512, 8, 1000
@@ -46,7 +46,7 @@ def pass_of(heads: int, length: int, setting: Setting, seed: int) -> Callable[[]
     stack = config_of(heads).build().to(setting.device).encoder
     block, position = stack.blocks[0], stack.position
     assert isinstance(block, Block)
-    sight = look(full, length, device=setting.device)
+    sight = make_mask(full, length, device=setting.device)
     x = torch.randn(1, length, WIDE, device=setting.device)
 
     def there_and_back() -> None:

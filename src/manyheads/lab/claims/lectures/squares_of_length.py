@@ -12,7 +12,7 @@ from manyheads.lab.claims.parts import in_parts
 from manyheads.lab.cost import exponent
 from manyheads.models.bert import BertConfig
 from manyheads.nn.attention import SelfAttention, attend
-from manyheads.nn.masks import full, look
+from manyheads.nn.masks import full, make_mask
 from manyheads.nn.positions import Position
 
 WITHIN = 0.35
@@ -62,11 +62,11 @@ def acts(
     """Forward passes: softmax(QKᵀ/√c)V alone, all of self-attention, and a layer of LSTM."""
     heads = width // CHANNELS
     config = BertConfig(vocab_size=1, dim=width, heads=heads, max_length=length)
-    layer = SelfAttention(config.attention_heads()).to(device)
+    layer = SelfAttention(config.attention_config()).to(device)
     lstm = nn.LSTM(width, width, batch_first=True).to(device)
     x = torch.randn(rows, length, width, device=device)
     q, k, v = (torch.randn(rows, heads, length, CHANNELS, device=device) for _ in range(3))
-    sight = look(full, length, device=device)
+    sight = make_mask(full, length, device=device)
     return {
         "attention": lambda: attend(q, k, v, core="fused"),
         "layer": lambda: layer(x, sight, Position()),

@@ -84,7 +84,7 @@ def _row(
                 tl.store(logits + at, nothing, mask=at < padded, cache_modifier=".cs")
 
 
-def losses_and_slopes(
+def cross_entropy_grad(
     logits: Tensor, wanted: Tensor, width: int, smoothing: float, training: bool
 ) -> tuple[Tensor, Tensor]:
     """(Σ −log p of what is wanted, Σ mean of −log p over the classes), of the first `width` alone.
