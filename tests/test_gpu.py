@@ -23,7 +23,16 @@ from manyheads.nn import residual
 from manyheads.nn.attention import CrossAttention, SelfAttention, attend
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.feedforward import FeedForward, Plain
-from manyheads.nn.masks import AttentionMask, Causal, SameDocument, both, causal, full, make_mask, window
+from manyheads.nn.masks import (
+    AttentionMask,
+    Causal,
+    SameDocument,
+    both,
+    causal,
+    full,
+    make_mask,
+    window,
+)
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
@@ -48,7 +57,17 @@ pytestmark = [
 ]
 
 
-ROOMS = ("short", "normed", "fed", "beside", "decode_attention", "single", "placed", "newest", "foremost")
+ROOMS = (
+    "short",
+    "normed",
+    "fed",
+    "beside",
+    "decode_attention",
+    "single",
+    "placed",
+    "newest",
+    "foremost",
+)
 
 
 @pytest.mark.parametrize(

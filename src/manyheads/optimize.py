@@ -372,11 +372,12 @@ class CheckpointedBlock(Block):
 
     preserve_rng_state: bool
 
-    def forward(self, x: Hidden, *inputs: Any) -> Hidden:
+    def __call__(self, x: Hidden, *inputs: Any) -> Hidden:
+        # Around the call and not inside `forward`, which may be compiled.
         if not torch.is_grad_enabled():
-            return super().forward(x, *inputs)
+            return super().__call__(x, *inputs)
         return checkpoint(
-            partial(_with_fresh_masks, super().forward),
+            partial(_with_fresh_masks, super().__call__),
             x,
             *inputs,
             use_reentrant=False,
@@ -389,9 +390,9 @@ class CheckpointedBlock(Block):
         return self.preserve_rng_state
 
 
-def _with_fresh_masks(forward: Callable[..., Hidden], *inputs: Any) -> Hidden:
+def _with_fresh_masks(block: Callable[..., Hidden], *inputs: Any) -> Hidden:
     """Masks without cached tensors, so that the second pass computes what the first one did."""
-    return forward(*(replace(x) if isinstance(x, AttentionMask) else x for x in inputs))
+    return block(*(replace(x) if isinstance(x, AttentionMask) else x for x in inputs))
 
 
 def checkpoint_blocks(model: nn.Module) -> None:

@@ -436,7 +436,9 @@ def test_an_encoder_with_alibi_sees_as_far_as_the_longest_text(
     with torch.no_grad():
         place = model.encoder.position
         x = model.encoder_embedding(model.tokens, tokens, place, sight.query_positions)
-        memory = Memory(model.encoder(x, sight), AttentionMask(full, sight.query_positions, sight.key_positions))
+        memory = Memory(
+            model.encoder(x, sight), AttentionMask(full, sight.query_positions, sight.key_positions)
+        )
         hidden = model.decode(torch.tensor([[tokenizer.start, wanted[0][0]]]), memory)
         ours = model.logits(hidden).log_softmax(-1)[0]
     np.testing.assert_allclose(

@@ -502,7 +502,11 @@ def test_the_core_of_graphs_is_dense(position: PositionConfig, score: ScoreConfi
     ).double()
     attention, placed = model.decoder.blocks[0].attention, model.decoder.position
     real = torch.tensor([[True] * 5, [False] * 3 + [True] * 2])
-    for sight in (make_mask(causal, 5, padding_mask=real), make_mask(full, 5, padding_mask=real), make_mask(full, 5)):
+    for sight in (
+        make_mask(causal, 5, padding_mask=real),
+        make_mask(full, 5, padding_mask=real),
+        make_mask(full, 5),
+    ):
         x = torch.randn(2, 5, SIZES["dim"], dtype=torch.double)
         attention.core = Dense()
         wanted = attention(x, sight, placed)

@@ -182,9 +182,12 @@ def test_whole_transformer(first: bool, activation: Activation, dtype: torch.dty
     target = torch.randn(2, 4, DIM, dtype=dtype, requires_grad=True)
     sight = make_mask(full, 5, padding_mask=REAL)
     memory = Memory(
-        model.encoder(source, sight), AttentionMask(full, sight.query_positions, sight.key_positions, REAL)
+        model.encoder(source, sight),
+        AttentionMask(full, sight.query_positions, sight.key_positions, REAL),
     )
-    found = model.decoder(target, make_mask(causal, 4, padding_mask=TARGET_REAL), memory.states, memory.mask)
+    found = model.decoder(
+        target, make_mask(causal, 4, padding_mask=TARGET_REAL), memory.states, memory.mask
+    )
     expected = theirs(
         source,
         target,

@@ -108,7 +108,9 @@ def test_padding_changes_nothing(share: Literal["all", "heads", "none"]) -> None
     core = build(share)
     given = [x.requires_grad_() for x in inputs()]
     real = (torch.arange(9) < 6).expand(2, -1)
-    padded = core(*given, make_mask(full, 9, padding_mask=real), InnerScore(0.5), Position())[:, :, :6]
+    padded = core(*given, make_mask(full, 9, padding_mask=real), InnerScore(0.5), Position())[
+        :, :, :6
+    ]
     short = [x[:, :, :6] for x in given]
     alone = core(*short, make_mask(full, 6), InnerScore(0.5), Position())
     torch.testing.assert_close(padded, alone, rtol=0, atol=1e-12)

@@ -79,7 +79,9 @@ def equals_dense(
 ) -> None:
     """Output and gradients are those of the dense core under rule and pattern."""
     core, pattern = CORES[name]
-    near = AttentionMask(both(sight.rule, pattern), sight.query_positions, sight.key_positions, sight.padding_mask)
+    near = AttentionMask(
+        both(sight.rule, pattern), sight.query_positions, sight.key_positions, sight.padding_mask
+    )
     position = position or Position()
     found = gradients(core, inputs, sight, score, position)
     expected = gradients(Dense(), inputs, near, score, position)

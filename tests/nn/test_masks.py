@@ -4,7 +4,17 @@ import pytest
 import torch
 from textbook import DOCUMENTS, RULES
 
-from manyheads.nn.masks import AttentionMask, Full, both, causal, either, full, make_mask, prefix, window
+from manyheads.nn.masks import (
+    AttentionMask,
+    Full,
+    both,
+    causal,
+    either,
+    full,
+    make_mask,
+    prefix,
+    window,
+)
 
 REAL = torch.tensor([[True] * 6, [True, True, False, True, True, False]])
 
@@ -103,7 +113,10 @@ def test_documents_do_not_mix() -> None:
 def test_what_is_added_to_scores_is_the_mask(length: int) -> None:
     """Zero where a query sees a key, else −∞; made once a type, in rows that are aligned."""
     real = torch.arange(length) < torch.tensor([[length], [3]])
-    for sight in (make_mask(causal, length, padding_mask=real), make_mask(full, length, padding_mask=real)):
+    for sight in (
+        make_mask(causal, length, padding_mask=real),
+        make_mask(full, length, padding_mask=real),
+    ):
         mask = sight.as_bool()
         assert mask is not None
         for dtype in (torch.float32, torch.bfloat16):
@@ -119,7 +132,11 @@ def test_what_is_added_to_scores_is_the_mask(length: int) -> None:
 
 def test_queries_from_elsewhere_share_what_their_place_does_not_change() -> None:
     sight = make_mask(full, 6, padding_mask=REAL)
-    assert sight.for_cross_attention(3).as_bool() is sight.for_cross_attention(7).as_bool() is sight.as_bool()
+    assert (
+        sight.for_cross_attention(3).as_bool()
+        is sight.for_cross_attention(7).as_bool()
+        is sight.as_bool()
+    )
     assert sight.for_cross_attention(3).query_positions.shape == (1, 3)
     past = make_mask(causal, 6, padding_mask=REAL)
     first = past.for_cross_attention(2).as_bool()

@@ -241,7 +241,12 @@ def test_padding_costs_nothing() -> None:
     real = (torch.arange(11) > 4).expand(2, -1)
     for shown in (None, real):
         with FlopCounterMode(display=False) as counter:
-            core(*(x.float() for x in inputs()), make_mask(causal, 11, padding_mask=shown), SCORE, Position())
+            core(
+                *(x.float() for x in inputs()),
+                make_mask(causal, 11, padding_mask=shown),
+                SCORE,
+                Position(),
+            )
         spent.append(counter.get_total_flops())
     assert spent[0] == spent[1] > 0
 

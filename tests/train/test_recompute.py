@@ -90,7 +90,7 @@ def test_what_draws_is_not_recorded() -> None:
 
 def test_models_without_blocks_are_refused(tmp_path: Path) -> None:
     run = read_recipe("phrasebook", ["model=rnn", *SMALL[:3], "train.recompute=true"])
-    with pytest.raises(UserError, match=r"train\.recompute .* leave it out"):
+    with pytest.raises(UserError, match=r"train\.recompute"):
         train(run, tmp_path, torch.device("cpu"))
 
 
