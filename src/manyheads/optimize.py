@@ -31,11 +31,13 @@ from manyheads.kernels.dispatch import (
     register_selftest,
     verified,
 )
-from manyheads.nn.attention import AttentionMask, Cache, CrossAttention, Position, SelfAttention
+from manyheads.nn.attention import Cache, CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.embedding import Head
 from manyheads.nn.exact_attention import Fused
 from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+from manyheads.nn.masks import AttentionMask
+from manyheads.nn.positions import Position
 from manyheads.nn.residual import Residual
 from manyheads.nn.scores import InnerScore
 from manyheads.nn.shapes import Hidden
@@ -104,6 +106,11 @@ def _is_plain_attention(module: SelfAttention | CrossAttention, position: Positi
     return type(module.core) is Fused and type(module.score) is InnerScore and position.is_absolute
 
 
+def _scale(module: SelfAttention | CrossAttention) -> float:
+    assert isinstance(module.score, InnerScore)
+    return float(module.score.scale)
+
+
 class FusedSelfAttention(SelfAttention):
     """Self-attention on the projection [q k v] as it lies in memory.
 
@@ -126,7 +133,7 @@ class FusedSelfAttention(SelfAttention):
         if q.shape[1] == k.shape[1] and has_short_kernel(q, k, v, mask, dropout):
             from manyheads.kernels.short_attention import short_projected
 
-            settings = short_settings(qkv, mask, float(self.score.scale), dropout)
+            settings = short_settings(qkv, mask, _scale(self), dropout)
             return self.output(short_projected(qkv, None, self.config.heads, *settings))
         out = self.attend(q, k, v, mask, position)
         return self.output(rearrange(out, "b h t c -> b t (h c)"))
@@ -178,7 +185,7 @@ class FusedCrossAttention(CrossAttention):
         if q.shape[1] == k.shape[1] and has_short_kernel(q, k, v, mask, dropout):
             from manyheads.kernels.short_attention import short_projected
 
-            settings = short_settings(q_proj, mask, float(self.score.scale), dropout)
+            settings = short_settings(q_proj, mask, _scale(self), dropout)
             return self.output(short_projected(q_proj, kv_proj, self.config.heads, *settings))
         out = self.core(q, k, v, mask, self.score, self.position, dropout)
         return self.output(rearrange(out, "b h t c -> b t (h c)"))
@@ -359,7 +366,7 @@ def compile_blocks(model: nn.Module) -> None:
             for part in stack.modules()
         )
         stack.__class__ = CompiledStack
-        stack.budget = None if fused_mlp or _uses_dropout(stack) else ACTIVATION_BUDGET
+        stack.budget = None if fused_mlp or _uses_dropout(stack) else ACTIVATION_BUDGET  # type: ignore[assignment]
         for module in stack.modules():
             if type(module) is Residual:
                 module.__class__ = FusedResidual
@@ -501,7 +508,8 @@ class GemvLinear(InferenceLinear):
         if not _is_one_row(x, self.weight):
             y = self.reference(x if self.norm is None else self.norm(x))
             return y if self.residual is None else self.residual + y
-        from manyheads.kernels.gemv import KINDS, gemv
+        from manyheads.kernels.gemv import gemv
+        from manyheads.kernels.mlp import KINDS
 
         fused_norm = self._fused_norm()
         if self.norm is not None and not fused_norm:
@@ -572,7 +580,7 @@ def _has_norm_kernel(norm: Any) -> bool:
 
 def _with_gemv(model: M) -> M:
     """A copy for one row, with norms, activations and sums inside the linear layers."""
-    from manyheads.kernels.gemv import KINDS
+    from manyheads.kernels.mlp import KINDS
 
     fused: Any = fuse_activations(replace_linears(model, GemvLinear), KINDS)
     for block in fused.modules():

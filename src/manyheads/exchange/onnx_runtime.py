@@ -133,7 +133,7 @@ class OnnxGpt:
     ) -> tuple[Float[Tensor, "b wanted v"], list[Tensor]]:
         """Logits at the wanted ones of the newest positions, and what is past after them."""
         self.graph.position.refuse_past(past[0].shape[2] + tokens.shape[1])
-        given = {"tokens": tokens, "at": at, **self.graph.activation_name("past", past)}
+        given = {"tokens": tokens, "at": at, **self.graph.named("past", past)}
         logits, *present = self.graph(given)
         return logits, present
 
@@ -216,9 +216,7 @@ class OnnxSeq2Seq:
         """Logits at the wanted ones of the newest positions, and what is past after them."""
         self.decoder.position.refuse_past(past[0].shape[3] + tokens.shape[2])
         given = {"tokens": tokens, "at": at, "real": real}
-        given |= self.decoder.activation_name("cross", cross) | self.decoder.activation_name(
-            "past", past
-        )
+        given |= self.decoder.named("cross", cross) | self.decoder.named("past", past)
         logits, *present = self.decoder(given)
         return logits, present
 

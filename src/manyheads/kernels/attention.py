@@ -260,13 +260,13 @@ def packed_attention(
         sequences = zip(*(x.split(sizes, 2) for x in (q, k, v)), strict=True)
         return torch.cat([F.scaled_dot_product_attention(*qkv, **settings) for qkv in sequences], 2)
     offsets = F.pad(lengths.cumsum(0), (1, 0))
-    jagged = [
+    queries, keys, values = (
         torch.nested.nested_tensor_from_jagged(
             rearrange(x, "1 h n c -> n h c").contiguous(), offsets, max_seqlen=max(sizes)
         ).transpose(1, 2)
         for x in (q, k, v)
-    ]
-    out = F.scaled_dot_product_attention(*jagged, **settings)
+    )
+    out = F.scaled_dot_product_attention(queries, keys, values, **settings)
     return rearrange(out.transpose(1, 2).values(), "n h c -> 1 h n c")
 
 

@@ -1,0 +1,58 @@
+"""A new attention implementation is one new file and one line in the union of implementations."""
+
+from pathlib import Path
+
+from tests.examples.extended import TINY, Extended
+
+SIGMOID = '''
+"""Sigmoid attention: every weight on its own instead of a softmax over the keys."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from einops import einsum
+from torch.nn import functional as F
+
+from manyheads.nn.exact_attention import Exact
+from manyheads.ops import share_heads
+
+
+@dataclass(frozen=True)
+class Sigmoid(Exact):
+    """σ(score(q, k) − log n) over n keys."""
+
+    kind: ClassVar[str] = "sigmoid"
+    exact: ClassVar[bool] = False  # not the same function as softmax attention
+
+    def check(self, score, position) -> None:
+        """Any score and position."""
+
+    def weights(self, q, k, mask, score, position):
+        scores = score(q, share_heads(k, q.shape[1])) - math.log(k.shape[2])
+        bias, allowed = position.bias(q, mask), mask.as_bool()
+        scores = scores if bias is None else scores + bias
+        return scores.sigmoid() if allowed is None else scores.sigmoid() * allowed
+
+    def __call__(self, q, k, v, mask, score, position, dropout=0.0):
+        weights = F.dropout(self.weights(q, k, mask, score, position), dropout)
+        return einsum(weights, share_heads(v, q.shape[1]), "b h t s, b h s c -> b h t c")
+'''
+
+LINE = "CoreConfig = (\n    Dense\n"
+IMPORT = "from manyheads.nn.sigmoid import Sigmoid\n"
+
+
+def test_a_new_attention_implementation_trains_and_translates(tmp_path: Path) -> None:
+    extended = Extended(
+        tmp_path,
+        "nn/sigmoid.py",
+        SIGMOID,
+        "nn/attention.py",
+        LINE,
+        f"{IMPORT}CoreConfig = (\n    Sigmoid\n    | Dense\n",
+    )
+    extended.run("train", "phrasebook", *TINY, "model.core=sigmoid", "--out", "run")
+    assert 'kind = "sigmoid"' in (tmp_path / "run/run.toml").read_text(encoding="utf-8")
+    translated = extended.run("translate", "run", "--beam", "2", stdin="The dog sees.\n")
+    assert translated.count("\n") == 1
