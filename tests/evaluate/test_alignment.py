@@ -19,7 +19,7 @@ from manyheads.nn.scores import Score
 from manyheads.phrasebook import Pair, sentences
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe
-from manyheads.view.capture import capture
+from manyheads.models.capture import capture
 
 LAYERS, HEADS = 2, 2
 

@@ -37,7 +37,7 @@ from manyheads.phrasebook import Pair
 from manyheads.presets import ModelConfig
 from manyheads.run import model_digest
 from manyheads.training import read_recipe
-from manyheads.view.capture import capture, looks_across
+from manyheads.models.capture import capture, looks_across
 from manyheads.view.maps import maps_of
 
 CONFIGS: dict[str, Any] = {

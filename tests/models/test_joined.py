@@ -33,7 +33,7 @@ from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
 from manyheads.presets import ModelConfig
 from manyheads.training import read_recipe
-from manyheads.view.capture import capture
+from manyheads.models.capture import capture
 
 CORES: dict[str, CoreConfig] = {
     "dense": Dense(),

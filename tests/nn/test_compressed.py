@@ -26,7 +26,7 @@ from manyheads.nn.positions import (
 )
 from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.scores import Additive, Bilinear, ScaledDot, Score, ScoreConfig
-from manyheads.view.capture import capture
+from manyheads.models.capture import capture
 
 HEADS, KV, CHANNELS = 4, 2, 5
 rules = pytest.mark.parametrize("rule", [full, causal], ids=lambda rule: rule.kind)

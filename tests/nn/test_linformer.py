@@ -18,7 +18,7 @@ from manyheads.nn.linformer import Linformer, LinformerCore
 from manyheads.nn.masks import causal, full, make_mask, window
 from manyheads.nn.positions import Position, PositionSizes
 from manyheads.nn.scores import InnerScore, Score
-from manyheads.view.capture import capture
+from manyheads.models.capture import capture
 
 SHARES: list[Literal["all", "heads", "none"]] = ["all", "heads", "none"]
 SIZES = CoreSizes(heads=4, kv_heads=2, head_dim=4, key_dim=4, max_length=9)

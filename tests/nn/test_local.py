@@ -32,7 +32,7 @@ from manyheads.nn.masks import (
 )
 from manyheads.nn.positions import Position, PositionSizes
 from manyheads.nn.scores import InnerScore, Score
-from manyheads.view.capture import capture
+from manyheads.models.capture import capture
 
 CORES: dict[str, tuple[Local | Longformer, Rule]] = {
     "local": (Local(size=8), SameBlock(8)),

@@ -18,7 +18,7 @@ from manyheads.nn.masks import Rule, causal, full, make_mask, window
 from manyheads.nn.performer import Draw, Performer, PerformerCore, draw_projection, exponents
 from manyheads.nn.positions import Position, PositionSizes, Rotary
 from manyheads.nn.scores import InnerScore, ScaledDot
-from manyheads.view.capture import capture
+from manyheads.models.capture import capture
 
 DRAWS: list[Draw] = ["orthogonal", "independent"]
 SIZES = CoreSizes(heads=4, kv_heads=2, head_dim=4, key_dim=4, max_length=64, causal=True)

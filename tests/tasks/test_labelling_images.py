@@ -13,7 +13,7 @@ from tests.tasks.small_texts import CPU, QUARTERS, SIZES, STEPS, recipe_trainer,
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
 
-from manyheads.commands.comparison import table_of
+from manyheads.lab.compare import table_of
 from manyheads.commands.images import classify_pictures
 from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import UserError

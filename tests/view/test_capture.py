@@ -20,7 +20,7 @@ from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
-from manyheads.view.capture import Maps, capture
+from manyheads.models.capture import Maps, capture
 
 LAYERS, HEADS, VOCAB = 2, 2, 11
 CORES: dict[str, CoreConfig] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=3)}

@@ -24,7 +24,7 @@ from manyheads.nn.residual import Norm, Residual
 from manyheads.phrasebook import sentences
 from manyheads.tasks.translation import corpus_nll
 from manyheads.view import figures
-from manyheads.view.capture import capture
+from manyheads.models.capture import capture
 from manyheads.view.maps import maps_of
 from manyheads.view.measured import measured
 from manyheads.view.schemes import matrix_of, schemes

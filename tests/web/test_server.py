@@ -25,7 +25,7 @@ from manyheads.loading import open_run
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.run import read_run
 from manyheads.train.optimizer import Train, learning_rate
-from manyheads.view.capture import capture
+from manyheads.models.capture import capture
 from manyheads.web import app as server
 from manyheads.web.forward import Room, look
 from manyheads.web.guard import COOKIE, Door, Limits

@@ -295,7 +295,7 @@ def compare(
     """
     from rich.console import Console
 
-    from manyheads.commands.comparison import compare_runs, table_of
+    from manyheads.lab.compare import compare_runs, table_of
     from manyheads.tasks.scoring import refuse_unscored
 
     _refuse_torchrun("compare")

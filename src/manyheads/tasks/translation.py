@@ -23,7 +23,7 @@ from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
 from manyheads.train.rdrop import disagreement
-from manyheads.view.capture import looks_across
+from manyheads.models.capture import looks_across
 
 COMPOSITIONAL = "compositional"
 MULTIPLE = 2  # lengths on a GPU: hardly more padding than any length, and seldom more shapes

@@ -15,7 +15,7 @@ from manyheads.models.bert import Bert
 from manyheads.models.decoder_only_seq2seq import Baseline
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.view.capture import Maps, attentions, capture
+from manyheads.models.capture import Maps, attentions, capture
 
 
 @dataclass(frozen=True)

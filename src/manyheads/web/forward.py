@@ -21,7 +21,7 @@ from manyheads.models.heads import Masked
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.tasks.encode import MASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.view.capture import Kind, attentions
+from manyheads.models.capture import Kind, attentions
 from manyheads.web.heads import Place, Recorded, knocked_out, recorded
 from manyheads.web.responses import Problem
 

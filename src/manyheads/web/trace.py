@@ -28,7 +28,7 @@ from manyheads.nn.positions import Position
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.shapes import Values
 from manyheads.ops import share_heads
-from manyheads.view.capture import Kind
+from manyheads.models.capture import Kind
 from manyheads.web import formulas
 from manyheads.web.heads import Recorded
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyheads.commands.comparison import validation_curve
+from manyheads.lab.compare import validation_curve
 from manyheads.config import dump, to_toml
 from manyheads.data.language import TextData, Texts
 from manyheads.errors import DataError, UserError

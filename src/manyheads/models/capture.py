@@ -1,4 +1,4 @@
-"""Attention maps of any model, also of one that runs a core which never holds them."""
+"""Attention maps of any model, also with fused attention, which never holds the weights."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ Attention = SelfAttention | CrossAttention | MemoryAttention
 class Maps:
     """The captured weights: by stack (encoder, decoder), kind (self, cross) and layer."""
 
-    found: dict[tuple[str, Kind, int], list[Tensor]] = field(default_factory=dict)
+    by_layer: dict[tuple[str, Kind, int], list[Tensor]] = field(default_factory=dict)
 
     def all(self, kind: Kind, stack: str | None = None) -> list[Weights]:
         """Maps of the last pass, [b, h, t, s] a layer.
@@ -34,12 +34,12 @@ class Maps:
         An encoder–decoder has self-attention in both stacks: `stack` says which one, and the
         encoder's is given if it does not.
         """
-        keys = sorted(key for key, maps in self.found.items() if key[1] == kind and maps)
+        keys = sorted(key for key, maps in self.by_layer.items() if key[1] == kind and maps)
         stacks = sorted({key[0] for key in keys})
         if not keys or (stack is not None and stack not in stacks):
             raise KeyError(f"no {kind}-attention of {stack or 'any stack'} was captured")
         chosen = stack or ("encoder" if "encoder" in stacks else stacks[0])
-        return [self.found[key][-1] for key in keys if key[0] == chosen]
+        return [self.by_layer[key][-1] for key in keys if key[0] == chosen]
 
     def __getitem__(self, kind: Kind) -> list[Weights]:
         return self.all(kind)
@@ -47,7 +47,7 @@ class Maps:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which queries and which heads are wanted; all unless told."""
+    """Which queries and heads to capture; all by default."""
 
     rows: Sequence[int] | None = None
     heads: Sequence[int] | None = None
@@ -57,44 +57,44 @@ class Chosen:
         core: Core,
         q: Tensor,
         k: Tensor,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
     ) -> Tensor:
         if self.rows is not None:
             _refuse_past("rows", self.rows, q.shape[2])
             rows = list(self.rows)
-            queries = sight.query_positions[:, rows]
-            q, sight = (
+            queries = mask.query_positions[:, rows]
+            q, mask = (
                 q[:, :, rows],
-                AttentionMask(sight.rule, queries, sight.key_positions, sight.padding_mask),
+                AttentionMask(mask.rule, queries, mask.key_positions, mask.padding_mask),
             )
-        weights = core.weights(q, k, sight, score, position).detach()
+        weights = core.weights(q, k, mask, score, position).detach()
         if self.heads is None:
             return weights
         _refuse_past("heads", self.heads, q.shape[1])
         return weights[:, list(self.heads)]
 
 
-def _refuse_past(name: str, wanted: Sequence[int], there: int) -> None:
-    if any(not 0 <= one < there for one in wanted):
-        raise UserError(f"{name}={list(wanted)}: choose among 0 to {there - 1}")
+def _refuse_past(name: str, indices: Sequence[int], count: int) -> None:
+    if any(not 0 <= index < count for index in indices):
+        raise UserError(f"{name}={list(indices)}: choose among 0 to {count - 1}")
 
 
 class _Recorder(nn.Module):
     """A core that also keeps the weights; what the model computes stays what it was."""
 
-    def __init__(self, core: Core, kept: list[Tensor], chosen: Chosen) -> None:
+    def __init__(self, core: Core, captured: list[Tensor], chosen: Chosen) -> None:
         super().__init__()
-        self.core, self.kept, self.chosen = core, kept, chosen
+        self.core, self.captured, self.chosen = core, captured, chosen
 
     def check(self, score: Score, position: Position) -> None:
         self.core.check(score, position)
 
     def weights(
-        self, q: Tensor, k: Tensor, sight: AttentionMask, score: Score, position: Position
+        self, q: Tensor, k: Tensor, mask: AttentionMask, score: Score, position: Position
     ) -> Tensor:
-        return self.core.weights(q, k, sight, score, position)
+        return self.core.weights(q, k, mask, score, position)
 
     def meets(self, length: int) -> int:
         return self.core.meets(length)
@@ -104,14 +104,14 @@ class _Recorder(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
     ) -> Tensor:
         with torch.no_grad():
-            self.kept.append(self.chosen.weights(self.core, q, k, sight, score, position))
-        return self.core(q, k, v, sight, score, position, dropout)
+            self.captured.append(self.chosen.weights(self.core, q, k, mask, score, position))
+        return self.core(q, k, v, mask, score, position, dropout)
 
 
 @contextmanager
@@ -129,9 +129,9 @@ def capture(
     swapped: list[tuple[Attention, Core]] = []
     for stack, layer, attention in attentions(model):
         kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
-        kept = maps.found.setdefault((stack, kind, layer), [])
+        captured = maps.by_layer.setdefault((stack, kind, layer), [])
         swapped.append((attention, attention.core))
-        _swap(attention, _Recorder(attention.core, kept, chosen))
+        _swap(attention, _Recorder(attention.core, captured, chosen))
     try:
         yield maps
     finally:
@@ -140,7 +140,7 @@ def capture(
 
 
 def _swap(attention: Attention, core: Core) -> None:
-    del attention.core  # a module does not give its place to something that is none
+    del attention.core  # nn.Module refuses to replace a submodule by a non-module
     attention.core = core
 
 
