@@ -90,7 +90,7 @@ def _written(opened: TorchRun, text: str, target: str | None) -> dict[str, TextM
         ("decoder", "self"): (steps, steps),
         ("decoder", "cross"): (tokenizer.pieces([*written, marks.end]), read),
     }
-    there = {(stack, kind) for stack, kind, _ in maps.found}
+    there = {(stack, kind) for stack, kind, _ in maps.by_layer}
     return {
         f"{stack}.{kind}": _stacked(maps, stack, kind, *labels)
         for (stack, kind), labels in sides.items()

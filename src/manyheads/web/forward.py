@@ -67,7 +67,7 @@ class Pass:
     def tensors(self) -> dict[str, Tensor]:
         """`stack.kind.weights`, `.q` and `.k`, layers and heads first, of the one text there is."""
         found: dict[str, list[Tensor]] = {}
-        maps = {key: kept[-1] for key, kept in self.record.maps.found.items() if kept}
+        maps = {key: kept[-1] for key, kept in self.record.maps.by_layer.items() if kept}
         kinds = (("weights", maps), ("q", self.record.queries), ("k", self.record.keys))
         for what, by_place in kinds:
             for (stack, kind, _), tensor in sorted(by_place.items()):

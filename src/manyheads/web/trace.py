@@ -226,7 +226,7 @@ def _attention(
     read, heads = ("encoder" if kind == "cross" else name), attention.config.heads
     sight, position = _sight(attention, seen[attention])
     q, k = record.queries[key], share_heads(record.keys[key], heads)
-    weights = record.maps.found[key][-1]
+    weights = record.maps.by_layer[key][-1]
     v, core = share_heads(_values(attention, seen), heads), attention.core
     computed = core.forward if isinstance(core, nn.Module) else core.__call__
     exact = isinstance(core, Exact)
