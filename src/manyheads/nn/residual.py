@@ -46,7 +46,7 @@ def narrowed(x: Hidden) -> Hidden:
 
 def normed(norm: nn.Module, x: Hidden) -> Hidden:
     """norm(x), with our kernel for its gradients where that serves."""
-    dtype = torch.float32 if torch.is_autocast_enabled(x.device.type) else x.dtype
+    dtype = torch.float32 if _autocast(x.device.type) else x.dtype
     return _forked(norm, x, dtype)[0]
 
 
@@ -63,7 +63,7 @@ def _forked(norm: nn.Module, x: Hidden, dtype: torch.dtype) -> tuple[Hidden, Hid
 def _product_type(x: Hidden) -> torch.dtype:
     """The type that products are computed in."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(kind) if _autocast(kind) else x.dtype
 
 
 def _serves(norm: nn.Module, x: Hidden, dtype: torch.dtype) -> bool:
@@ -127,3 +127,7 @@ class Residual(nn.Module):
         weight, bias, eps = self.norm.weight, self.norm.bias, self.norm.eps
         found: Hidden = add_norm(x, added, weight, bias, seed, p, eps)[0]
         return found
+
+
+def _autocast(kind: str) -> bool:
+    return kind != "meta" and torch.is_autocast_enabled(kind)
