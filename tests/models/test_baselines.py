@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from manyheads.account import account
 from manyheads.baselines.bytenet import ByteNet, ByteNetConfig
 from manyheads.baselines.convs2s import ConvS2S, ConvS2SConfig
 from manyheads.baselines.gnmt import Gnmt, GnmtConfig
@@ -36,6 +35,7 @@ from manyheads.nn.tiled import Tiled
 from manyheads.phrasebook import Pair
 from manyheads.presets import ModelConfig
 from manyheads.run import model_digest
+from manyheads.summary import summarize
 from manyheads.training import read_recipe
 from manyheads.view.capture import capture, looks_across
 from manyheads.view.maps import maps_of
@@ -323,7 +323,7 @@ def test_another_core_is_the_dense_one(kind: str, core: Any) -> None:
 def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
     """By part as they are there; FLOPs as the kernels do them; and what is held to write."""
     model = tiny_model(kind, tie=tie)
-    counted, tokens = account(model.config, length=10, batch=2), words(2, 10)
+    counted, tokens = summarize(model.config, length=10, batch=2), words(2, 10)
     assert sum(counted.parts.values()) == counted.parameters
     assert counted.parameters == sum(p.numel() for p in model.parameters())
     assert counted.parts["head"] == (0 if tie == "all" else VOCAB * 8)
@@ -341,7 +341,7 @@ def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
 @others
 def test_activations_are_near_what_autograd_keeps(kind: str) -> None:
     model, tokens = tiny_model(kind, dim=64, max_length=96), words(2, 96)
-    counted = account(model.config, length=96, batch=2).training
+    counted = summarize(model.config, length=96, batch=2).training
     measured = kept_bytes(model, [tokens, tokens], padded=True)
     assert 2 * counted.activations == pytest.approx(measured, rel=0.1)
 

@@ -7,7 +7,6 @@ import torch
 from textbook import POSITIONS, SCORES
 from torch import Tensor
 
-from manyheads.account import account
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
@@ -18,6 +17,7 @@ from manyheads.nn.linformer import Linformer, LinformerCore
 from manyheads.nn.masks import causal, full, look, window
 from manyheads.nn.positions import Position, PositionSizes
 from manyheads.nn.scores import InnerScore, Score
+from manyheads.summary import summarize
 from manyheads.view.capture import capture
 
 SHARES: list[Literal["all", "heads", "none"]] = ["all", "heads", "none"]
@@ -230,4 +230,4 @@ def test_maps_and_account_know_it() -> None:
         model(torch.randint(13, (2, 7)))
     assert [x.shape for x in maps["self"]] == [(2, 4, 7, 3)] * 2
     own = sum(x.numel() for x in model.parameters())
-    assert account(bert()).parameters == own
+    assert summarize(bert()).parameters == own

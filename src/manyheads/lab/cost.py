@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Protocol, TypeVar, get_args, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from manyheads.account_table import human_bytes
 from manyheads.config import parse
 from manyheads.errors import UserError, check_at_least
 from manyheads.nn.attention import CoreConfig, check_parts
@@ -33,6 +32,7 @@ from manyheads.nn.masks import causal, full, look
 from manyheads.nn.packed import Packed
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScaledDot
+from manyheads.summary import human_bytes
 from manyheads.train.device_memory import free_memory, peak_memory
 from manyheads.train.progress import Bar
 

@@ -11,10 +11,10 @@ import torch
 from rich.console import Group
 from rich.table import Table
 
-from manyheads.account_table import human_bytes
 from manyheads.lab.cost import OUT_OF_MEMORY, CoreSettings, Cost, Point, Setup
 from manyheads.nn.flex import NARROWEST, Flex
 from manyheads.nn.packed import Packed
+from manyheads.summary import human_bytes
 
 REFERENCE = "fused"
 Crossover = int | Literal["always", "never here"]
