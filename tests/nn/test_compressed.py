@@ -145,7 +145,7 @@ def test_the_weights_are_those_of_the_blocks(rule: Rule) -> None:
     core, (q, k, v) = core_of(), draw(8)
     sight = look(rule, 8)
     weights = core.weights(q, k, sight, SCALED, Position())
-    assert weights.shape == (2, HEADS, 8, core.meets(8)) == (2, HEADS, 8, 3)
+    assert weights.shape == (2, HEADS, 8, 3)
     blocks = core._compress(v, core.values, sight).repeat_interleave(HEADS // KV, 1)
     agree(weights @ blocks, core(q, k, v, sight, SCALED, Position()))
     total = weights.sum(-1)

@@ -136,7 +136,6 @@ def test_weights_are_over_the_rank() -> None:
     weights = core.weights(q, k, sight, InnerScore(0.5), Position())
     assert weights.shape == (2, 4, 9, 3)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 9).double())
-    assert core.meets(5) == core.meets(9) == 3
     assert core.values is not None
     mixed = weights @ (core.values @ v).repeat_interleave(2, 1)
     out = core(q, k, v, sight, InnerScore(0.5), Position())

@@ -322,12 +322,6 @@ def test_a_model_trains_with_dropout() -> None:
         assert torch.equal(one, other)
 
 
-def test_how_many_keys_are_met() -> None:
-    """No more than there are."""
-    assert [Local(size=8).meets(n) for n in (5, 8, 100)] == [5, 8, 8]
-    assert [Longformer(window=3, globals=2).meets(n) for n in (5, 9, 100)] == [5, 9, 9]
-
-
 def test_by_name() -> None:
     """With the settings that they have unless told, all is near in a short row."""
     q, k, v = (normal(1, 2, 9, 4) for _ in range(3))

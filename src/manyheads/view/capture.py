@@ -93,9 +93,6 @@ class _Recorder(nn.Module):
     ) -> Tensor:
         return self.core.weights(q, k, sight, score, position)
 
-    def meets(self, length: int) -> int:
-        return self.core.meets(length)
-
     def forward(
         self,
         q: Tensor,
