@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.decode.toys import LONGEST, PAD, same, searched, toy_source
-from tests.test_account import kept_bytes
+from tests.test_summary import kept_bytes
 from tests.train.small_runs import trainer, write_recipe
 from tiny import VOCAB, words
 from torch import Tensor
@@ -46,7 +46,7 @@ CONFIGS: dict[str, Any] = {
 ATTENTIONS = {"convs2s": 3, "bytenet": 0, "gnmt": 1, "rnn": 1}
 SMALL = ["model.dim=16", "model.layers=2", "model.max_length=64"]
 kinds = pytest.mark.parametrize("kind", CONFIGS)
-# What is proved of "rnn" with every score, in test_rnn.py and test_account.py.
+# What is proved of "rnn" with every score, in test_rnn.py and test_summary.py.
 others = pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "rnn"])
 attentive = pytest.mark.parametrize("kind", [kind for kind, n in ATTENTIONS.items() if n])
 

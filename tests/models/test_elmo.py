@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.tasks.small_texts import NUMBERS
-from tests.test_account import kept_bytes
+from tests.test_summary import kept_bytes
 from tiny import VOCAB, words
 from torch import Tensor
 from torch.nn import functional as F
