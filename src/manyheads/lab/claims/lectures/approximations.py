@@ -5,8 +5,7 @@ from statistics import fmean
 import torch
 from torch.nn import functional as F
 
-from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
-from manyheads.lab.claims.parts import listed
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, listed
 from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import BertConfig
 from manyheads.nn.attention import CoreConfig

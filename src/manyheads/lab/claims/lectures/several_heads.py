@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, in_parts
 from manyheads.lab.claims.clock import side_by_side
-from manyheads.lab.claims.parts import in_parts
 from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import BertConfig
 from manyheads.models.heads import Tag
