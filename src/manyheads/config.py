@@ -6,14 +6,16 @@ word for any other table sets the one field that has the word among its choices,
 `model.norm=post` means `model.norm.placement=post`.
 """
 
+import copy
 import dataclasses
 import difflib
-import json
 import tomllib
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+
+import tomli_w
 
 from manyheads.errors import UserError
 
@@ -45,24 +47,23 @@ def override(config: T, path: str, text: str) -> T:
 
 
 def override_all(config: T, assignments: Sequence[str]) -> T:
-    """Apply `a.b=c` arguments; later ones win. The choice of a part comes before what is in it.
+    """Apply `a.b=c` overrides; later ones win.
 
-    Parts are checked once all are applied: `model.heads=6 model.dim=384` may come in any order.
+    Checks run once all are applied: `model.heads=6 model.dim=384` may come in any order.
     """
     return parse(type(config), dump(assign(config, assignments)))
 
 
 def assign(config: T, assignments: Sequence[str]) -> T:
-    """The same without the check: for settings that are not whole yet."""
-    changed: Any = config
-    # The choice of a part begins it anew: first, wherever it stands.
-    for assignment in sorted(assignments, key=lambda one: one.partition("=")[0].count(".")):
+    """The same without the checks, for incomplete settings."""
+    changed = config
+    # The choice of a part resets its fields, so shorter paths come first.
+    for assignment in sorted(assignments, key=lambda text: text.partition("=")[0].count(".")):
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise UserError(f"'{assignment}' is no setting: write it as name=value, e.g. seed=1")
         changed = _set(changed, path.split("."), text, path)
-    whole: T = changed
-    return whole
+    return changed
 
 
 def dump(config: Any) -> dict[str, Any]:
@@ -82,16 +83,16 @@ def dump(config: Any) -> dict[str, Any]:
 
 
 def unset(config: Any, prefix: str = "") -> dict[str, str]:
-    """What `dump` leaves out: the dotted names of settings that are none, each with its word."""
-    found: dict[str, str] = {}
+    """What `dump` leaves out: dotted names of settings that are None, and the word to set them."""
+    words: dict[str, str] = {}
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), f"{prefix}{field.name}"
         if dataclasses.is_dataclass(value):
-            found |= unset(value, f"{name}.")
+            words |= unset(value, f"{name}.")
         elif value is None and field.default is None:
             options = _options(get_type_hints(type(config))[field.name])
-            found[name] = _words_for_none(options)[0]
-    return found
+            words[name] = _words_for_none(options)[0]
+    return words
 
 
 def _plain(value: object) -> object:
@@ -107,71 +108,42 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
-def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """TOML text of nested plain values: simple fields first, then one section a table."""
-    simple = [
-        f"{key} = {_toml_value(value)}" for key, value in table.items() if not _is_table(value)
-    ]
-    parts = ["\n".join(simple)] if simple else []
-    for key, value in table.items():
-        if _is_table(value):
-            parts.append(f"[{prefix}{key}]\n{to_toml(value, f'{prefix}{key}.')}")
-    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+def to_toml(table: Mapping[str, Any]) -> str:
+    return tomli_w.dumps(table)
 
 
-def _is_table(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        text = repr(value)
-        return text if any(mark in text for mark in ".enf") else f"{text}.0"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    # DEL is the one character that JSON leaves bare and TOML forbids.
-    return (
-        json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        if isinstance(value, str)
-        else str(value)
-    )
-
-
-def _set(config: Any, path: list[str], text: str, whole: str) -> Any:
+def _set(config: Any, path: list[str], text: str, full_path: str) -> Any:
     hints = get_type_hints(type(config))
     names = [field.name for field in dataclasses.fields(config)]
-    if path[0] not in names:
-        here = whole[: len(whole) - len(".".join(path))]
+    name, *rest = path
+    if name not in names:
+        parent = full_path.removesuffix(".".join(path))
+        is_kind = f" is {type(config).kind}" if hasattr(type(config), "kind") else ""
         raise UserError(
-            f"there is no setting '{whole}': {nearest(here + path[0], [here + n for n in names])} "
-            f"({here.rstrip('.') or 'the run'}"
-            f"{' is ' + type(config).kind if hasattr(type(config), 'kind') else ''})"
+            f"there is no setting '{full_path}': "
+            f"{nearest(parent + name, [parent + known for known in names])} "
+            f"({parent.rstrip('.') or 'the run'}{is_kind})"
         )
-    name, rest = path[0], path[1:]
     current = getattr(config, name)
     if rest and rest != ["kind"]:
         if current is None:
-            current = _default_of(hints[name], whole)
+            current = _default_of(hints[name], full_path)
         if not dataclasses.is_dataclass(current):
             raise UserError(
-                f"'{'.'.join(whole.split('.')[: -len(rest)])}' is a single value: "
-                f"there is no '{whole}'"
+                f"'{full_path.removesuffix('.' + '.'.join(rest))}' is a single value: "
+                f"there is no '{full_path}'"
             )
-        value = _set(current, rest, text, whole)
+        value = _set(current, rest, text, full_path)
     else:
-        value = _convert(hints[name], text, whole, current)
+        value = _convert(hints[name], text, full_path, current)
     return _unchecked(config, name, value)
 
 
 def _unchecked(config: Any, name: str, value: Any) -> Any:
-    """A copy with one field changed, whose `__post_init__` has not looked at it yet."""
-    copy = object.__new__(type(config))
-    for field in dataclasses.fields(config):
-        object.__setattr__(copy, field.name, getattr(config, field.name))
-    object.__setattr__(copy, name, value)
-    return copy
+    """A copy with one field changed, without the checks of its `__post_init__`."""
+    changed = copy.copy(config)
+    object.__setattr__(changed, name, value)
+    return changed
 
 
 def _default_of(hint: Any, where: str) -> Any:
@@ -225,12 +197,12 @@ def _convert_simple(hint: Any, value: Any, where: str) -> Any:
         raise UserError(f"{where} is true or false (not '{value}')")
     try:
         if hint is int and isinstance(value, str):
-            number = float(value.replace("_", ""))
+            digits = value.replace("_", "")
+            number = float(digits)  # also 1e6
             if number != int(number):
                 raise ValueError
-            # Through `int` where it can be: a float has only 53 bits.
-            plain = value.replace("_", "")
-            return int(plain) if plain.lstrip("+-").isdigit() else int(number)
+            # By `int` where possible: a float has only 53 bits.
+            return int(digits) if digits.lstrip("+-").isdigit() else int(number)
         if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
             return float(value)
         if hint is str and isinstance(value, (str, int, float)):
@@ -278,26 +250,26 @@ def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
         value = _word_as_table(hint, hints, fields, value, where)
     if not isinstance(value, Mapping):
         raise UserError(f"{where or 'the file'} is a table of settings (not {value!r})")
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, item in value.items():
         if name == "kind" and hasattr(hint, "kind"):
             continue
         path = f"{where}.{name}" if where else name
         if name not in fields:
             raise UserError(f"there is no setting '{path}': {nearest(name, fields)}")
-        given[name] = _convert(hints[name], item, path, None)
+        values[name] = _convert(hints[name], item, path, None)
     if current is not None:
-        return dataclasses.replace(current, **given)
+        return dataclasses.replace(current, **values)
     missing = [
         name
         for name, field in fields.items()
         if field.default is dataclasses.MISSING
         and field.default_factory is dataclasses.MISSING
-        and name not in given
+        and name not in values
     ]
     if missing:
         raise UserError(f"'{where + '.' if where else ''}{missing[0]}' is needed: set it")
-    return hint(**given)
+    return hint(**values)
 
 
 def _word_as_table(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from manyheads.nn.int8 import in_int8
 from test_beam import greedy
 from torch import Tensor
 from toys import (
@@ -39,7 +40,6 @@ from manyheads.decode.translate import Seq2SeqForest, Translator
 from manyheads.decode.tree_cache import ROOM, TreeCache
 from manyheads.errors import UserError
 from manyheads.models.gpt import GptConfig
-from manyheads.nn.int8 import in_int8
 
 EVER, NOW = "none-better-ever", "none-better-now"
 LINES = ["a b c", "h", "b b b b b b b", "", "c d e f g h a b", "g a", "d", "a b c", "e e d c"]

@@ -169,11 +169,11 @@ def test_names_that_the_lectures_page_gives_exist() -> None:
 
 
 def test_parameter_counts_on_the_lectures_page_are_what_info_gives() -> None:
-    from manyheads.account import account
     from manyheads.presets import preset, presets
+    from manyheads.summary import summarize
 
     text = (ROOT / "docs" / "lectures.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([a-z0-9.-]+) \| ([\d,]+) \|", text, flags=re.M)
     assert [name for name, _ in rows] == presets()
-    counted = {name: f"{account(preset(name), 64).parameters:,}" for name in presets()}
+    counted = {name: f"{summarize(preset(name), 64).parameters:,}" for name in presets()}
     assert dict(rows) == counted

@@ -8,9 +8,9 @@ pytest.importorskip("transformers", reason="the models to count are those of tra
 
 from tests.exchange.zoo import CLASSES, draw
 
-from manyheads.account import account
 from manyheads.exchange.foreign import moves
 from manyheads.exchange.huggingface import KINDS, from_huggingface
+from manyheads.summary import summarize
 
 # Where a word of their names tells what a tensor is a part of.
 THEIRS = {
@@ -27,7 +27,7 @@ def test_parts_and_counts_are_theirs(family: str) -> None:
     for seed in range(6):
         theirs = draw(family, seed)
         ours = from_huggingface(theirs)
-        counted = account(ours.config, 8)
+        counted = summarize(ours.config, 8)
         unread = ("model.shared.weight", "cls.predictions.bias", "lm_head.bias")
         tied = theirs.config.to_dict().get("tie_word_embeddings", True)
         own = {

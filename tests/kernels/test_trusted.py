@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.kernels import dispatch as trusted
-from manyheads.kernels.dispatch import passes, trusted, has_hooks
+from manyheads.kernels.dispatch import has_hooks, passes, trusted
 
 RIGHT = torch.tensor([3.0, 4.0], dtype=torch.float64)
 

@@ -15,19 +15,24 @@ from rich.console import Console
 
 from manyheads import cli
 from manyheads.errors import UserError
+from manyheads.lab import cost as cost_module
 from manyheads.lab.cost import (
     OUT_OF_MEMORY,
     Cost,
     Measurement,
     Point,
     Setup,
+    Trial,
     attempt,
+    crossover,
+    draw,
     exponent,
     needed,
+    notes,
     read_cores,
     rungs,
+    table_of,
 )
-from manyheads.lab.cost_table import crossover, notes, table_of
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.exact_attention import CoreSizes, Dense, Fused
 from manyheads.nn.linformer import Linformer
@@ -150,12 +155,12 @@ def test_some_memory_is_free() -> None:
 def test_memory_of_dense_holds_its_scores_and_that_of_tiled_a_block() -> None:
     """Scores and weights of all pairs in the one, of a block of pairs in the other."""
     n, setup = 256, Setup(device=CPU, head_dim=8)
-    inputs = costs.draw(setup, n)
+    inputs = draw(setup, n)
     pairs = setup.heads * n * n * 4
-    forward, both = costs.Trial(Dense(), setup, inputs).memory()
+    forward, both = Trial(Dense(), setup, inputs).memory()
     assert 2 * pairs <= forward < 2.5 * pairs
     assert both >= 3 * pairs
-    assert costs.Trial(Tiled(block=32), setup, inputs).memory()[1] < pairs / 2
+    assert Trial(Tiled(block=32), setup, inputs).memory()[1] < pairs / 2
 
 
 def test_memory_grows_as_it_must() -> None:
@@ -195,7 +200,7 @@ def test_a_length_that_needs_more_than_there_is_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Dense needs 1.5 MiB at 256 and would need four times as much at 512; tiled goes on."""
-    monkeypatch.setattr(costs, "free_memory", lambda device: 3 * 2**20)
+    monkeypatch.setattr(cost_module, "free_memory", lambda device: 3 * 2**20)
     cores = {"dense": Dense(), "tiled": Tiled(block=64)}
     dense, tiled = Measurement(cores, [128, 256, 512], SMALL).run()
     assert [point.length for point in dense.points] == [128, 256]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.lab.claims.claim import Measured, Setting
+from manyheads.lab.claims.claim import Measured, Setting, in_parts, listed
 from manyheads.lab.claims.clock import side_by_side
 from manyheads.lab.claims.lectures import (
     approximations,
@@ -19,7 +19,6 @@ from manyheads.lab.claims.lectures import (
     squares_of_length,
     where_parameters_go,
 )
-from manyheads.lab.claims.parts import in_parts, listed
 from manyheads.lab.claims.recurrent import LstmConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.nn import masks

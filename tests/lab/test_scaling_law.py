@@ -28,10 +28,10 @@ def test_exact_points_give_their_law_back() -> None:
 
 
 def test_noisy_points_give_it_within_the_band() -> None:
-    """A band of nine in ten: of ten sets of points, it may miss a few."""
+    """A band of nine in ten: of six sets of points, it may miss a few."""
     inside = np.zeros(3)
-    for seed in range(10):
-        found = fit(GRID, losses(0.003, seed), draws=60)
+    for seed in range(6):
+        found = fit(GRID, losses(0.003, seed), draws=40)
         for place, truth in enumerate(TRUTH.exponents):
             drawn = [law.exponents[place] for law in found.draws]
             band = Band.of(found.law.exponents[place], drawn)
@@ -39,7 +39,7 @@ def test_noisy_points_give_it_within_the_band() -> None:
         band = found.curve(*LARGER)
         inside[2] += band.low <= TRUTH.loss(*LARGER) <= band.high
         assert band.high / band.low < 1.05  # a band that says something
-    assert (inside >= 7).all(), inside
+    assert (inside >= 4).all(), inside
 
 
 def test_an_outlier_moves_the_law_little() -> None:
@@ -55,9 +55,9 @@ def test_the_band_holds_the_truth_about_as_often_as_it_says() -> None:
     exact = np.array([law.loss(*size) for size in sizes])
     random = np.random.default_rng(3)
     inside = {"curve": 0, "run": 0}
-    tries = 40
+    tries = 20
     for _ in range(tries):
-        found = fit(sizes, exact * np.exp(0.005 * random.normal(size=len(sizes))), draws=50)
+        found = fit(sizes, exact * np.exp(0.005 * random.normal(size=len(sizes))), draws=40)
         curve, run = found.curve(4e6), found.run(4e6)
         inside["curve"] += curve.low <= law.loss(4e6) <= curve.high
         inside["run"] += run.low <= law.loss(4e6) * np.exp(0.005 * random.normal()) <= run.high
@@ -67,7 +67,7 @@ def test_the_band_holds_the_truth_about_as_often_as_it_says() -> None:
 
 
 def test_more_noise_makes_wider_bands() -> None:
-    narrow, wide = (fit(GRID, losses(noise), draws=60).run(*LARGER) for noise in (0.001, 0.01))
+    narrow, wide = (fit(GRID, losses(noise), draws=40).run(*LARGER) for noise in (0.001, 0.01))
     assert wide.high - wide.low > 3 * (narrow.high - narrow.low)
 
 

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from manyheads.account import account
 from manyheads.errors import UserError
 from manyheads.lab.scaling.plan import (
     LARGER,
@@ -17,6 +16,7 @@ from manyheads.lab.scaling.plan import (
     steps_within,
 )
 from manyheads.run import Run
+from manyheads.summary import summarize
 from manyheads.train.optimizer import learning_rate
 from manyheads.training import read_recipe
 
@@ -34,7 +34,7 @@ def plan_of(run: Run, sweep: Sweep, steps: int = 900) -> Plan:
 def test_flops_are_those_of_the_account() -> None:
     plan = plan_of(recipe(), Sweep())
     for one in plan.runs:
-        counted = account(one.run.model)
+        counted = summarize(one.run.model)
         tokens = one.run.train.steps * STEP_TOKENS
         assert one.flops == counted.training_flops["token"] * tokens
         assert one.parameters == counted.block_parameters
@@ -63,7 +63,7 @@ def test_every_size_meets_every_amount_of_text() -> None:
 def test_sizes_halve_at_one_aspect(name: str) -> None:
     run = read_recipe(name, ["data.folder=x", "model.vocab_size=500"])
     models = [one.model for one in sizes_of(run, Sweep())]
-    counts = [account(model).block_parameters for model in models]
+    counts = [summarize(model).block_parameters for model in models]
     aspect = run.model.dim / run.model.layers
     for small, large in pairwise(counts):
         assert 1.3 < large / small < 2.7

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.decode.toys import LONGEST, PAD, same, searched, toy_source
-from tests.test_account import kept_bytes
+from tests.test_summary import kept_bytes
 from tests.train.small_runs import trainer, write_recipe
 from tiny import VOCAB, words
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from manyheads.account import account
 from manyheads.baselines.bytenet import ByteNet, ByteNetConfig
 from manyheads.baselines.convs2s import ConvS2S, ConvS2SConfig
 from manyheads.baselines.gnmt import Gnmt, GnmtConfig
@@ -28,6 +27,7 @@ from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import alignment_error
 from manyheads.loading import open_run
+from manyheads.models.capture import capture, looks_across
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.linformer import Linformer
@@ -36,8 +36,8 @@ from manyheads.nn.tiled import Tiled
 from manyheads.phrasebook import Pair
 from manyheads.presets import ModelConfig
 from manyheads.run import model_digest
+from manyheads.summary import summarize
 from manyheads.training import read_recipe
-from manyheads.models.capture import capture, looks_across
 from manyheads.view.maps import maps_of
 
 CONFIGS: dict[str, Any] = {
@@ -46,7 +46,7 @@ CONFIGS: dict[str, Any] = {
 ATTENTIONS = {"convs2s": 3, "bytenet": 0, "gnmt": 1, "rnn": 1}
 SMALL = ["model.dim=16", "model.layers=2", "model.max_length=64"]
 kinds = pytest.mark.parametrize("kind", CONFIGS)
-# What is proved of "rnn" with every score, in test_rnn.py and test_account.py.
+# What is proved of "rnn" with every score, in test_rnn.py and test_summary.py.
 others = pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "rnn"])
 attentive = pytest.mark.parametrize("kind", [kind for kind, n in ATTENTIONS.items() if n])
 
@@ -323,7 +323,7 @@ def test_another_core_is_the_dense_one(kind: str, core: Any) -> None:
 def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
     """By part as they are there; FLOPs as the kernels do them; and what is held to write."""
     model = tiny_model(kind, tie=tie)
-    counted, tokens = account(model.config, length=10, batch=2), words(2, 10)
+    counted, tokens = summarize(model.config, length=10, batch=2), words(2, 10)
     assert sum(counted.parts.values()) == counted.parameters
     assert counted.parameters == sum(p.numel() for p in model.parameters())
     assert counted.parts["head"] == (0 if tie == "all" else VOCAB * 8)
@@ -341,7 +341,7 @@ def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
 @others
 def test_activations_are_near_what_autograd_keeps(kind: str) -> None:
     model, tokens = tiny_model(kind, dim=64, max_length=96), words(2, 96)
-    counted = account(model.config, length=96, batch=2).training
+    counted = summarize(model.config, length=96, batch=2).training
     measured = kept_bytes(model, [tokens, tokens], padded=True)
     assert 2 * counted.activations == pytest.approx(measured, rel=0.1)
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.optimize import ACTIVATION_BUDGET, compile_blocks
 from manyheads.nn.masks import causal, make_mask
 from manyheads.nn.residual import Norm, Residual
+from manyheads.optimize import ACTIVATION_BUDGET, compile_blocks
 
 CELLS: list[Any] = [
     (GptConfig, "rotary"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.tasks.small_texts import NUMBERS
-from tests.test_account import kept_bytes
+from tests.test_summary import kept_bytes
 from tiny import VOCAB, words
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from manyheads import training
-from manyheads.account import account
 from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.cli import app
 from manyheads.config import dump, parse
@@ -24,6 +23,7 @@ from manyheads.errors import UserError
 from manyheads.loading import TorchRun, open_any
 from manyheads.models.heads import Classify
 from manyheads.presets import ModelConfig
+from manyheads.summary import summarize
 from manyheads.train.prefetch import tensors_of
 from manyheads.training import read_recipe
 
@@ -125,7 +125,7 @@ def test_frozen_language_models_have_no_gradient() -> None:
 @pytest.mark.parametrize("tie", ["all", "none"])
 def test_parameters_and_products_are_counted(head: Classify | None, tie: Any) -> None:
     model, tokens = tiny_elmo(head, tie=tie), words(2, 10)
-    counted = account(model.config, length=10, batch=2)
+    counted = summarize(model.config, length=10, batch=2)
     assert counted.parameters == sum(p.numel() for p in model.parameters())
     assert counted.parts["recurrent"] == sum(
         weight.numel()
@@ -152,7 +152,7 @@ def test_parameters_and_products_are_counted(head: Classify | None, tie: Any) ->
 
 def test_activations_are_near_what_autograd_keeps() -> None:
     model, tokens = tiny_elmo(LABELS, dim=64, max_length=96), words(2, 96)
-    counted = account(model.config, length=96, batch=2).training
+    counted = summarize(model.config, length=96, batch=2).training
     assert 2 * counted.activations == pytest.approx(kept_bytes(model, [tokens], False), rel=0.1)
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
-from manyheads.account import account
 from manyheads.cli import app
 from manyheads.config import dump, parse
 from manyheads.decode.beam import BeamSearch, Decode
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
 from manyheads.loading import open_run
+from manyheads.models.capture import capture
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, Joined, JoinedConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import CoreConfig
@@ -32,8 +32,8 @@ from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
 from manyheads.presets import ModelConfig
+from manyheads.summary import summarize
 from manyheads.training import read_recipe
-from manyheads.models.capture import capture
 
 CORES: dict[str, CoreConfig] = {
     "dense": Dense(),
@@ -313,13 +313,13 @@ def test_only_pairs_are_for_it() -> None:
 
 def test_the_account_is_that_of_a_decoder_over_both() -> None:
     config = sized(JoinedConfig, position=Learned(), core=MemoryCompressed(layers="M"))
-    found = account(config)
+    found = summarize(config)
     model = config.build()
     assert found.parameters == sum(p.numel() for p in model.parameters())
     kernels = sum(p.numel() for name, p in model.named_parameters() if ".core." in name)
-    exact = account(sized(JoinedConfig, position=Learned()))
+    exact = summarize(sized(JoinedConfig, position=Learned()))
     assert found.parts["attention"] - exact.parts["attention"] == kernels
-    gpt = account(sized(GptConfig, position=Learned(), max_length=64))
+    gpt = summarize(sized(GptConfig, position=Learned(), max_length=64))
     assert exact.parts == gpt.parts
     assert exact.tokens == {"source": 32, "target": 32}
     assert exact.flops["target"] == gpt.flops["token"]

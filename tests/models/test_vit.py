@@ -235,11 +235,11 @@ def test_only_what_others_have_leaves() -> None:
 
 
 def test_a_model_without_a_class_token_is_counted_without_it() -> None:
-    from manyheads.account import account
+    from manyheads.summary import summarize
 
     for first, kinds in (("token", {"patch": 9, "class": 1}), ("none", {"patch": 9})):
         config = VitConfig(**TINY, head=LABELS, first=first)
-        counted = account(config)
+        counted = summarize(config)
         assert counted.tokens == kinds
         own = sum(parameter.numel() for parameter in config.build().parameters())
         assert counted.parameters == own

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
+from manyheads.models.capture import capture
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.compressed import CompressedCore, MemoryCompressed
 from manyheads.nn.exact_attention import CoreSizes
@@ -26,7 +27,6 @@ from manyheads.nn.positions import (
 )
 from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.scores import Additive, Bilinear, ScaledDot, Score, ScoreConfig
-from manyheads.models.capture import capture
 
 HEADS, KV, CHANNELS = 4, 2, 5
 rules = pytest.mark.parametrize("rule", [full, causal], ids=lambda rule: rule.kind)
@@ -145,7 +145,7 @@ def test_the_weights_are_those_of_the_blocks(rule: Rule) -> None:
     core, (q, k, v) = core_of(), draw(8)
     sight = make_mask(rule, 8)
     weights = core.weights(q, k, sight, SCALED, Position())
-    assert weights.shape == (2, HEADS, 8, core.meets(8)) == (2, HEADS, 8, 3)
+    assert weights.shape == (2, HEADS, 8, 3)
     blocks = core._compress(v, core.values, sight).repeat_interleave(HEADS // KV, 1)
     agree(weights @ blocks, core(q, k, v, sight, SCALED, Position()))
     total = weights.sum(-1)

@@ -7,9 +7,9 @@ import torch
 from textbook import POSITIONS, SCORES
 from torch import Tensor
 
-from manyheads.account import account
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
+from manyheads.models.capture import capture
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import attend
@@ -18,7 +18,7 @@ from manyheads.nn.linformer import Linformer, LinformerCore
 from manyheads.nn.masks import causal, full, make_mask, window
 from manyheads.nn.positions import Position, PositionSizes
 from manyheads.nn.scores import InnerScore, Score
-from manyheads.models.capture import capture
+from manyheads.summary import summarize
 
 SHARES: list[Literal["all", "heads", "none"]] = ["all", "heads", "none"]
 SIZES = CoreSizes(heads=4, kv_heads=2, head_dim=4, key_dim=4, max_length=9)
@@ -138,7 +138,6 @@ def test_weights_are_over_the_rank() -> None:
     weights = core.weights(q, k, sight, InnerScore(0.5), Position())
     assert weights.shape == (2, 4, 9, 3)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 9).double())
-    assert core.meets(5) == core.meets(9) == 3
     assert core.values is not None
     mixed = weights @ (core.values @ v).repeat_interleave(2, 1)
     out = core(q, k, v, sight, InnerScore(0.5), Position())
@@ -232,4 +231,4 @@ def test_maps_and_account_know_it() -> None:
         model(torch.randint(13, (2, 7)))
     assert [x.shape for x in maps["self"]] == [(2, 4, 7, 3)] * 2
     own = sum(x.numel() for x in model.parameters())
-    assert account(bert()).parameters == own
+    assert summarize(bert()).parameters == own

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
+from manyheads.models.capture import capture
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import attend
 from manyheads.nn.exact_attention import Core, Dense
@@ -32,7 +33,6 @@ from manyheads.nn.masks import (
 )
 from manyheads.nn.positions import Position, PositionSizes
 from manyheads.nn.scores import InnerScore, Score
-from manyheads.models.capture import capture
 
 CORES: dict[str, tuple[Local | Longformer, Rule]] = {
     "local": (Local(size=8), SameBlock(8)),
@@ -322,12 +322,6 @@ def test_a_model_trains_with_dropout() -> None:
     for one, other in zip(*drawn, strict=True):
         assert one.isfinite().all()
         assert torch.equal(one, other)
-
-
-def test_how_many_keys_are_met() -> None:
-    """No more than there are."""
-    assert [Local(size=8).meets(n) for n in (5, 8, 100)] == [5, 8, 8]
-    assert [Longformer(window=3, globals=2).meets(n) for n in (5, 9, 100)] == [5, 9, 9]
 
 
 def test_by_name() -> None:

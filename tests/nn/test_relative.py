@@ -199,19 +199,6 @@ def test_a_table_has_a_vector_for_each_distance() -> None:
     assert position.voices.table.shape == (2, 7, 4)
 
 
-@pytest.mark.parametrize("length", [1, 3, 12])
-@pytest.mark.parametrize("looks_back", [True, False])
-def test_the_vectors_that_a_query_meets_are_counted(length: int, looks_back: bool) -> None:
-    """One for each distance that there is or is told apart; of steps and voices, the tables."""
-    for far in (2, 11):
-        position = build(looks_back=looks_back, max_distance=far)
-        pairs = [(i, j) for i in range(length) for j in range(length) if j <= i or not looks_back]
-        assert position.meets(length) == len({max(-far, min(far, j - i)) for i, j in pairs})
-    voices = build(looks_back=looks_back, max_distance=11, period=4)
-    steps = 4 if looks_back else 7  # three steps back, and ahead; and this one
-    assert voices.meets(length) == position.meets(length) + steps + 7
-
-
 def test_every_vector_can_be_trained() -> None:
     """A pass of the full length reaches each of them, and no key to come."""
     position, q = build(8, period=4, first=1), normal(1, 2, 8, 4).requires_grad_()

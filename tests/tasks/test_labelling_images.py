@@ -13,10 +13,10 @@ from tests.tasks.small_texts import CPU, QUARTERS, SIZES, STEPS, recipe_trainer,
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
 
-from manyheads.lab.compare import table_of
 from manyheads.commands.images import classify_pictures
 from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import UserError
+from manyheads.lab.compare import table_of
 from manyheads.loading import open_run
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Vit, VitConfig, resized

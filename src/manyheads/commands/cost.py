@@ -46,8 +46,16 @@ def cost(
     from rich.console import Console
 
     from manyheads.config import parse
-    from manyheads.lab.cost import Measurement, Setup, read_cores, read_lengths
-    from manyheads.lab.cost_table import as_rows, machine, notes, table_of
+    from manyheads.lab.cost import (
+        Measurement,
+        Setup,
+        as_rows,
+        machine,
+        notes,
+        read_cores,
+        read_lengths,
+        table_of,
+    )
     from manyheads.train.loop import precision_of
     from manyheads.train.optimizer import Train
 

@@ -22,12 +22,11 @@ def info(
     """
     from rich.console import Console
 
-    from manyheads.account import account
-    from manyheads.account_table import table
     from manyheads.config import override_all
     from manyheads.exchange.huggingface import CONFIG, receive
     from manyheads.presets import preset, presets
     from manyheads.run import SETTINGS, read_run
+    from manyheads.summary import summarize, table
 
     config: Any
     folder = Path(name)
@@ -38,11 +37,11 @@ def info(
         known = not is_run and (name in presets() or not folder.is_dir())
         config = preset(name) if known else read_run(folder).model
     settings = [setting.removeprefix("model.") for setting in overrides or []]
-    counted = account(override_all(config, settings))
+    summary = summarize(override_all(config, settings))
     if as_json:
-        print_json({"name": name, **counted.as_dict()})
+        print_json({"name": name, **summary.as_dict()})
     else:
-        Console().print(table(counted))
+        Console().print(table(summary))
 
 
 def tokens(

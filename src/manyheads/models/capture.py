@@ -96,9 +96,6 @@ class _Recorder(nn.Module):
     ) -> Tensor:
         return self.core.weights(q, k, mask, score, position)
 
-    def meets(self, length: int) -> int:
-        return self.core.meets(length)
-
     def forward(
         self,
         q: Tensor,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import UserError, check_at_least
-from manyheads.nn.exact_attention import AttentionCost, Core, CoreSizes, dense_weights, exact_core
+from manyheads.nn.exact_attention import Core, CoreSizes, dense_weights, exact_core
 from manyheads.nn.local import Local
 from manyheads.nn.masks import AttentionMask, Causal, Full, causal
 from manyheads.nn.positions import Position
@@ -65,17 +65,6 @@ class CompressedCore(nn.Module):
         blocks = self._compress(k, self.keys, mask)
         return dense_weights(q, blocks, self._sight(mask, k), score, position)
 
-    def meets(self, length: int) -> int:
-        return math.ceil(length / self.stride)
-
-    def besides(self, length: int) -> AttentionCost:
-        """A key meets the matrices of its own place in a block, and pays its part of the block."""
-        kernels = (self.keys, self.values)
-        return AttentionCost(
-            key=sum(kernel.numel() // self.stride for kernel in kernels),
-            kept_key=sum(kernel[:, :, 0, 0].numel() for kernel in kernels) // self.stride,
-        )
-
     def forward(
         self,
         q: Queries,
@@ -102,7 +91,8 @@ class CompressedCore(nn.Module):
             )
         # The newest position alone is said to see all there is; a block may not be whole yet.
         rule = causal if self.causal else mask.rule
-        last = torch.arange(self.meets(k.shape[2]), device=k.device) * self.stride + self.stride - 1
+        blocks = math.ceil(k.shape[2] / self.stride)
+        last = torch.arange(blocks, device=k.device) * self.stride + self.stride - 1
         if mask.padding_mask is None:
             return AttentionMask(rule, mask.query_positions, last[None])
         real = self._in_place(rearrange(mask.padding_mask, "b s -> b 1 s 1"), mask)

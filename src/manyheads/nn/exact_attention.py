@@ -52,10 +52,6 @@ class Core(Protocol):
         """What the values are mixed with: over the keys, or over what the core makes of them."""
         ...
 
-    def meets(self, length: int) -> int:
-        """How many keys a query is scored with, or what costs as much, among `length`."""
-        ...
-
     def __call__(
         self,
         q: Queries,
@@ -66,28 +62,6 @@ class Core(Protocol):
         position: Position,
         dropout: float = 0.0,
     ) -> AttentionOutput: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionCost:
-    """What attention costs besides the pairs of queries and keys, for one token, in all heads.
-
-    Multiply-adds for a query and for a key; values that the backward pass needs of either; and
-    how often it needs the weights of the pairs.
-    """
-
-    query: int = 0
-    key: int = 0
-    kept_query: int = 0
-    kept_key: int = 0
-    weights: int = 0
-
-
-@runtime_checkable
-class Counted(Protocol):
-    """A core that costs more than the pairs that `meets` tells of."""
-
-    def besides(self, length: int) -> AttentionCost: ...
 
 
 def dense_weights(
@@ -121,9 +95,6 @@ class Exact:
     ) -> Weights:
         return dense_weights(q, k, mask, score, position)
 
-    def meets(self, length: int) -> int:
-        return length
-
 
 @dataclass(frozen=True)
 class Dense(Exact):
@@ -133,9 +104,6 @@ class Dense(Exact):
 
     def check(self, score: Score, position: Position) -> None:
         """Honours everything."""
-
-    def besides(self, length: int) -> AttentionCost:
-        return AttentionCost(weights=2)  # before and after the mask
 
     def __call__(
         self,

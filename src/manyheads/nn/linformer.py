@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import UserError, check_at_least
-from manyheads.nn.exact_attention import AttentionCost, CoreSizes
+from manyheads.nn.exact_attention import CoreSizes
 from manyheads.nn.masks import AttentionMask, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -97,14 +97,6 @@ class LinformerCore(nn.Module):
                 "choose positions that are added to the embeddings (model.position=sinusoidal "
                 "or learned)"
             )
-
-    def meets(self, length: int) -> int:
-        return self.rank
-
-    def besides(self, length: int) -> AttentionCost:
-        """E K and F V, whose rows all positions share, and the weights over those."""
-        mixed = self.rank * self.channels
-        return AttentionCost(key=mixed, kept_key=mixed // length, weights=1)
 
     def weights(
         self, q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position

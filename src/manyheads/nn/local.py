@@ -97,9 +97,6 @@ class Near:
         """Blocks of queries with all the keys that are near to them."""
         raise NotImplementedError
 
-    def meets(self, length: int) -> int:
-        raise NotImplementedError
-
     def build(self: N, sizes: CoreSizes) -> N:
         return self
 
@@ -204,9 +201,6 @@ class Local(Near):
     def cut(self, rule: Rule) -> Cut:
         return Cut(self.size)
 
-    def meets(self, length: int) -> int:
-        return min(length, self.size)
-
 
 @dataclass(frozen=True)
 class Longformer(Near):
@@ -239,6 +233,3 @@ class Longformer(Near):
     def cut(self, rule: Rule) -> Cut:
         after = 0 if rule.is_causal else self.window
         return Cut(max(self.window, LEAST_BLOCK), self.window, after, self.globals)
-
-    def meets(self, length: int) -> int:
-        return min(length, 2 * self.window + 1 + self.globals)

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from manyheads import ops
 from manyheads.errors import UserError, check_at_least
-from manyheads.nn.exact_attention import AttentionCost, CoreSizes
+from manyheads.nn.exact_attention import CoreSizes
 from manyheads.nn.masks import AttentionMask, Causal, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
@@ -152,25 +152,6 @@ class PerformerCore(nn.Module):
                 "the performer core never holds scores or weights, and this position adds to "
                 "them: choose one that does not (model.position=rotary, sinusoidal or learned)"
             )
-
-    def meets(self, length: int) -> int:
-        return self.settings.features
-
-    def besides(self, length: int) -> AttentionCost:
-        """φ(k), φ(K)ᵀ [V 1], and of a chunk its pairs and the state before it.
-
-        What `meets` tells of are φ(q) and its product with φ(K)ᵀ V.
-        """
-        heads, own, features = self.sizes.heads, self.sizes.head_dim, self.settings.features
-        others, chunk = self.sizes.kv_heads * own, min(self.settings.chunk, length)
-        near = chunk if self.sizes.causal else 0
-        state = heads * features * (own + 1)
-        return AttentionCost(
-            query=heads * (features + near * (features + own + 1)),
-            key=features * others + state,
-            kept_query=heads * (features + own + 2 + near),
-            kept_key=heads * (features + own + 1) - others + state // (near or length),
-        )
 
     def weights(
         self, q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position

@@ -122,14 +122,6 @@ class RelativePosition(Position):
         whole, here = (steps + voices).flatten(-2), slice(before, before + length)
         return whole[:, :, here, here]
 
-    def meets(self, length: int) -> int:
-        """How many vectors a query of a head is multiplied with, among `length` positions."""
-        back = min(length - 1, -self.distances.lowest)
-        ahead = min(length - 1, self.distances.highest)
-        if self.period is None:
-            return back + 1 + ahead
-        return back + 1 + ahead + self.steps.table.shape[1] + self.voices.table.shape[1]
-
 
 def _differences(queries: Positions, keys: KeyPositions) -> Differences:
     return rearrange(keys, "b s -> b 1 1 s") - rearrange(queries, "b t -> b 1 t 1")

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from manyheads.account import account
 from manyheads.errors import UserError
 from manyheads.run import SCORES, SETTINGS, Run, read_run
+from manyheads.summary import count_parameters
 from manyheads.train.optimizer import Train, learning_rate
 from manyheads.web.fitting import EXAMPLE, abilities, example
 from manyheads.web.library import Library
@@ -57,7 +57,7 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
         if not (folder / SETTINGS).is_file():
             return {"name": name, "kind": "imported", "task": "", "example": EXAMPLE}
         run = read_run(folder)
-        parameters = account(run.model).parameters
+        parameters = count_parameters(run.model)
     except (UserError, OSError, RecursionError) as error:
         return {"name": name, "error": str(problem_of(error))}
     records = list(all_records(folder / METRICS))

@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.models.bert import Bert
+from manyheads.models.capture import Kind
 from manyheads.models.decoder_only_seq2seq import Joined
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
@@ -28,7 +29,6 @@ from manyheads.nn.positions import Position
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.shapes import Values
 from manyheads.ops import share_heads
-from manyheads.models.capture import Kind
 from manyheads.web import formulas
 from manyheads.web.heads import Recorded
 

@@ -13,24 +13,19 @@ from jaxtyping import Float
 
 from manyheads.errors import UserError
 
-# Where deviations of the logarithm begin to count linearly. The paper has 1e-3, for hundreds of
-# runs; with a dozen that would draw the law exactly through as many of them as it has numbers.
+# Deviations of log L above this count linearly. The paper has 1e-3, for hundreds of runs; with a
+# dozen runs, such a fit would pass exactly through as many of them as the law has parameters.
 HUBER = 1e-2
-ROUNDS = 60
-FEW = 3
-EXPONENTS = (0.01, 4.0)  # beyond them a power law is a constant, or a cliff
-LOGARITHMS = (-30.0, 6.0)
+EXPONENTS = (0.01, 4.0)  # beyond these a power law is a constant, or a cliff
+LOGARITHMS = (-30.0, 6.0)  # of the floor, and of each term at the mean
 DRAWS = 400
 LEVEL = 0.9
 
 Causes = Float[np.ndarray, "n k"]
 Losses = Float[np.ndarray, "n"]
-Tries = Float[np.ndarray, "m n"]
-Numbers = Float[np.ndarray, "m p"]
-Starts = Float[np.ndarray, "s p"]
-Slopes = Float[np.ndarray, "m n p"]
-Worths = Float[np.ndarray, "m"]
-Logarithms = Float[np.ndarray, " _"]
+Parameters = Float[np.ndarray, "p"]
+Jacobian = Float[np.ndarray, "n p"]
+Means = Float[np.ndarray, "k"]
 
 
 @dataclass(frozen=True)
@@ -82,11 +77,10 @@ class Fit:
 
 
 def fit(causes: Causes, losses: Losses, *, draws: int = DRAWS, seed: int = 1) -> Fit:
-    """The law nearest to the runs, and laws of the bootstrap.
+    """The law nearest to the runs by a Huber loss on log L, and laws of the bootstrap.
 
-    Nearest by a Huber loss on log L, the best of many starts. A draw of the bootstrap gives each
-    run, in its place, the deviation of a run drawn among all, and fits anew; deviations are
-    enlarged for the numbers that a law has to fit them with.
+    A bootstrap draw gives each run the residual of a randomly chosen run, and fits again.
+    Residuals are enlarged for the degrees of freedom that the law uses up.
     """
     count, terms = causes.shape
     numbers = 1 + 2 * terms
@@ -96,107 +90,87 @@ def fit(causes: Causes, losses: Losses, *, draws: int = DRAWS, seed: int = 1) ->
         )
     if not (np.isfinite(losses).all() and (losses > 0).all()):
         raise UserError("a law needs losses that are finite and above 0: look at the runs")
-    middle = np.log(causes).mean(0)
-    places = np.log(causes) - middle
-    wanted = np.log(losses)
-    starts = _starts(terms, float(wanted.mean()))
-    [best] = _nearest(places, wanted[None], starts)
-    fitted = _model(best[None], places)[0]
-    off = (wanted - fitted[0]) * np.sqrt(count / (count - numbers))
-    off -= off.mean()
+    means = np.log(causes).mean(0)
+    centred = np.log(causes) - means
+    targets = np.log(losses)
+    best = _nearest(centred, targets, _starts(terms, float(targets.mean())))
+    fitted = _model(best, centred)
+    residuals = (targets - fitted) * np.sqrt(count / (count - numbers))
+    residuals -= residuals.mean()
     random = np.random.default_rng(seed)
-    drawn = fitted + random.choice(off, (draws, count))
-    # A draw is near the runs themselves: where their law is, and a few places beside, will do.
-    near = np.stack([best, *starts[:: len(starts) // FEW]])
-    laws = [_law(found, middle) for found in (best, *_nearest(places, drawn, near))]
-    return Fit(laws[0], tuple(laws[1:]), tuple(map(float, off)))
+    bootstrap = fitted + random.choice(residuals, (draws, count))
+    laws = [_law(_nearest(centred, drawn, [best]), means) for drawn in bootstrap]
+    return Fit(_law(best, means), tuple(laws), tuple(map(float, residuals)))
 
 
-def _law(found: Logarithms, middle: Logarithms) -> Law:
-    powers = np.exp(found[2::2])
-    scales = np.exp(found[1::2] + powers * middle)
-    return Law(float(np.exp(found[0])), tuple(map(float, scales)), tuple(map(float, powers)))
+def _law(parameters: Parameters, means: Means) -> Law:
+    powers = np.exp(parameters[2::2])
+    scales = np.exp(parameters[1::2] + powers * means)
+    return Law(float(np.exp(parameters[0])), tuple(map(float, scales)), tuple(map(float, powers)))
 
 
-def _starts(terms: int, height: float) -> Starts:
-    """Laws of which each part has some share of the loss, rising slowly or fast."""
-    shares, powers = (0.1, 0.5), (0.1, 0.4, 1.0)
-    rows = [
-        [np.log(max(0.05, 1 - sum(share))), *(x for s, p in zip(share, power, strict=True)
-         for x in (np.log(s), np.log(p)))]
-        for share in product(shares, repeat=terms)
-        for power in product(powers, repeat=terms)
-    ]  # fmt: skip
-    starts = np.array(rows)
-    starts[:, [0, *range(1, 2 * terms, 2)]] += height
+def _starts(terms: int, height: float) -> list[Parameters]:
+    """Laws whose terms have different shares of the loss, and fall slowly or fast."""
+    starts = []
+    for shares in product((0.1, 0.5), repeat=terms):
+        for powers in product((0.1, 0.4, 1.0), repeat=terms):
+            start = np.empty(1 + 2 * terms)
+            start[0] = height + np.log(max(0.05, 1 - sum(shares)))
+            start[1::2] = height + np.log(shares)
+            start[2::2] = np.log(powers)
+            starts.append(start)
     return starts
 
 
-def _nearest(places: Causes, wanted: Tries, starts: Starts) -> Numbers:
-    """For each row of logarithms of losses the nearest law: floor, then scale and exponent a term.
+def _nearest(centred: Causes, targets: Losses, starts: list[Parameters]) -> Parameters:
+    """The best of the least-squares fits from these starts.
 
-    All are logarithms; scales are those at the middle of the places. Levenberg's and Marquardt's
-    steps, for all rows and all starts at once.
+    Parameters are the logarithms of the floor, then of each term's scale, at the mean of the
+    causes, and exponent.
     """
-    rows = len(wanted)
-    numbers = np.tile(starts, (rows, 1))
-    goal = np.repeat(wanted, len(starts), 0)
-    damping = np.full(len(numbers), 1e-2)
-    value, slopes = _model(numbers, places)
-    worth = _huber(goal - value)
-    for _ in range(ROUNDS):
-        off = goal - value
-        weight = np.minimum(1.0, HUBER / np.maximum(np.abs(off), 1e-12))
-        curvature = np.einsum("mnp,mn,mnq->mpq", slopes, weight, slopes)
-        downhill = np.einsum("mnp,mn,mn->mp", slopes, weight, off)
-        ridge = damping[:, None] * (np.einsum("mpp->mp", curvature) + 1e-6)
-        curvature = curvature + ridge[..., None] * np.eye(numbers.shape[1])
-        tried = _kept(numbers + np.linalg.solve(curvature, downhill[..., None])[..., 0])
-        tried_value, tried_slopes = _model(tried, places)
-        tried_worth = _huber(goal - tried_value)
-        better = tried_worth < worth
-        damping = np.clip(damping * np.where(better, 0.3, 4.0), 1e-9, 1e9)
-        numbers[better], value[better] = tried[better], tried_value[better]
-        slopes[better], worth[better] = tried_slopes[better], tried_worth[better]
-    chosen = worth.reshape(rows, -1).argmin(1)
-    found: Numbers = numbers.reshape(rows, len(starts), -1)[np.arange(rows), chosen]
-    return found
-
-
-def _kept(numbers: Numbers) -> Numbers:
-    """Inside of what a law may be."""
-    numbers = numbers.copy()
-    numbers[:, 2::2] = np.clip(numbers[:, 2::2], *np.log(EXPONENTS))
-    numbers[:, 0] = np.clip(numbers[:, 0], *LOGARITHMS)
-    numbers[:, 1::2] = np.clip(numbers[:, 1::2], *LOGARITHMS)
-    return numbers
-
-
-def _model(numbers: Numbers, places: Causes) -> tuple[Tries, Slopes]:
-    """log L = log(e^floor + Σₖ e^(scaleₖ − exponentₖ · placeₖ)), and its slope in each number."""
-    powers = np.exp(numbers[:, 2::2])
-    falls = powers[:, None] * places
-    parts = np.concatenate(
-        [
-            np.broadcast_to(numbers[:, None, :1], (*falls.shape[:2], 1)),
-            numbers[:, None, 1::2] - falls,
-        ],
-        2,
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise UserError("fitting needs scipy: pip install 'manyheads[lab]'") from None
+    terms = centred.shape[1]
+    low, high = (
+        np.array([LOGARITHMS[i], *[LOGARITHMS[i], np.log(EXPONENTS[i])] * terms]) for i in (0, 1)
     )
-    top = parts.max(2, keepdims=True)
-    value = top[..., 0] + np.log(np.exp(parts - top).sum(2))
-    shares = np.exp(parts - value[..., None])
-    slopes = np.empty((*value.shape, numbers.shape[1]))
-    slopes[..., 0] = shares[..., 0]
-    slopes[..., 1::2] = shares[..., 1:]
-    slopes[..., 2::2] = -shares[..., 1:] * falls
-    return value, slopes
+    fits = [
+        least_squares(
+            lambda parameters: _model(parameters, centred) - targets,
+            np.clip(start, low, high),
+            jac=lambda parameters: _jacobian(parameters, centred),
+            bounds=(low, high),
+            loss="huber",
+            f_scale=HUBER,
+        )
+        for start in starts
+    ]
+    best: Parameters = min(fits, key=lambda fit: fit.cost).x
+    return best
 
 
-def _huber(off: Tries) -> Worths:
-    far = np.abs(off)
-    found: Worths = np.where(far <= HUBER, 0.5 * off**2, HUBER * (far - 0.5 * HUBER)).sum(1)
-    return found
+def _terms(parameters: Parameters, centred: Causes) -> Jacobian:
+    """Logarithms of the floor and of each term."""
+    falling = parameters[1::2] - np.exp(parameters[2::2]) * centred
+    return np.insert(falling, 0, parameters[0], axis=1)
+
+
+def _model(parameters: Parameters, centred: Causes) -> Losses:
+    """log L = log(e^floor + Σₖ e^(scaleₖ − exponentₖ · causeₖ))."""
+    logarithms: Losses = np.logaddexp.reduce(_terms(parameters, centred), axis=1)
+    return logarithms
+
+
+def _jacobian(parameters: Parameters, centred: Causes) -> Jacobian:
+    terms = _terms(parameters, centred)
+    shares = np.exp(terms - np.logaddexp.reduce(terms, axis=1)[:, None])
+    jacobian = np.empty((len(centred), len(parameters)))
+    jacobian[:, 0] = shares[:, 0]
+    jacobian[:, 1::2] = shares[:, 1:]
+    jacobian[:, 2::2] = -shares[:, 1:] * np.exp(parameters[2::2]) * centred
+    return jacobian
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from manyheads.account import account
 from manyheads.data.language import TextData
 from manyheads.errors import UserError, check_above_zero, check_at_least
 from manyheads.models.gpt import GptConfig
 from manyheads.run import Run
+from manyheads.summary import summarize
 
 LARGER = 4  # how many times the compute of any run in the fit the predicted one has
 FEWEST_STEPS = 8  # of the shortest run
@@ -27,7 +27,7 @@ FEWEST_RUNS = 6  # a law of five numbers needs one more
 NARROWEST = 8
 WIDE = 48  # of a head
 TARGET = "target"
-_account = lru_cache(maxsize=64)(account)  # once for all runs of a size
+_account = lru_cache(maxsize=64)(summarize)  # once for all runs of a size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyheads.lab.compare import validation_curve
 from manyheads.config import dump, to_toml
 from manyheads.data.language import TextData, Texts
 from manyheads.errors import DataError, UserError
 from manyheads.fileio import drop_partials, write_text
+from manyheads.lab.compare import validation_curve
 from manyheads.lab.scaling.law import Band, Fit, Price, fit
 from manyheads.lab.scaling.plan import (
     Plan,

@@ -5,9 +5,7 @@ from statistics import fmean
 import torch
 from torch.nn import functional as F
 
-from manyheads.account import account
-from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
-from manyheads.lab.claims.parts import listed
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, listed
 from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import BertConfig
 from manyheads.nn.attention import CoreConfig
@@ -17,6 +15,7 @@ from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Longformer
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import NoPosition
+from manyheads.summary import summarize
 
 LENGTH, LARGE_LENGTH = 64, 256
 STEPS, LARGE_STEPS = 150, 1000  # exact attention needs 100; far, 1,000 changed no verdict
@@ -63,7 +62,7 @@ def config_of(core: CoreConfig, length: int) -> BertConfig:
 
 def flops(config: BertConfig) -> tuple[float, float]:
     """Forward, of a token: all of attention but the four projections, and the whole model."""
-    found = account(config)
+    found = summarize(config)
     parts = found.flops["token"]
     attention = sum(count for part, count in parts.items() if part.startswith("attention"))
     own = float(attention - config.layers * 2 * 4 * config.dim**2)

@@ -6,8 +6,7 @@ No deck says it: the paper searches so, and others found that wider beams do not
 from statistics import fmean
 
 from manyheads.data.translation import Corpus
-from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
-from manyheads.lab.claims.parts import in_parts
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, in_parts
 from manyheads.lab.claims.translators import bleu, read, translator, written
 from manyheads.lab.claims.trial import Trial
 

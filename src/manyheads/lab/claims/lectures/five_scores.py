@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from manyheads.baselines.rnn import Rnn, RnnConfig
-from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, in_parts
 from manyheads.lab.claims.clock import side_by_side
-from manyheads.lab.claims.parts import in_parts
 from manyheads.lab.claims.trial import stretches
 from manyheads.lab.claims.word_for_word import Words, accuracy, teach
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig

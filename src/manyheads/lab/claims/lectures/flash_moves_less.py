@@ -11,9 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, in_parts
 from manyheads.lab.claims.clock import side_by_side
-from manyheads.lab.claims.parts import in_parts
 from manyheads.lab.cost import CoreSettings, Setup, Trial, draw, exponent
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.tiled import Tiled

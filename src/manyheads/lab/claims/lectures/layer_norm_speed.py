@@ -6,8 +6,7 @@ from statistics import fmean
 
 from torch import nn
 
-from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
-from manyheads.lab.claims.parts import listed
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, listed
 from manyheads.lab.claims.phrases import Curve, Initial, Phrases, ended, phrases, tuned, writer
 from manyheads.lab.claims.trial import learn, stretches
 from manyheads.models.gpt import Gpt

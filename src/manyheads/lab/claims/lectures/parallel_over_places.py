@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from manyheads.lab.claims.claim import Claim, Judged, Measured, Points, Setting
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Points, Setting, in_parts
 from manyheads.lab.claims.clock import side_by_side
-from manyheads.lab.claims.parts import in_parts
 from manyheads.lab.claims.recurrent import LstmConfig
 from manyheads.lab.cost import exponent
 from manyheads.models.gpt import GptConfig

@@ -7,15 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.account import account
-from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, in_parts
 from manyheads.lab.claims.clock import side_by_side
-from manyheads.lab.claims.parts import in_parts
 from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import BertConfig
 from manyheads.models.heads import Tag
 from manyheads.nn.block import Block
 from manyheads.nn.masks import full, make_mask
+from manyheads.summary import summarize
 
 # The cost, at the width of the base Transformer.
 WIDE, WIDE_HEADS, VOCABULARY = 512, 8, 1000
@@ -36,7 +35,7 @@ def config_of(heads: int) -> BertConfig:
 
 def counted(heads: int) -> tuple[int, int]:
     """Parameters, and FLOPs of a pass, on paper."""
-    found = account(config_of(heads), LONG)
+    found = summarize(config_of(heads), LONG)
     return found.parameters, found.sequence_flops
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from manyheads.lab.claims.claim import Claim, Judged, Measured, Points, Setting
+from manyheads.lab.claims.claim import Claim, Judged, Measured, Points, Setting, in_parts
 from manyheads.lab.claims.clock import side_by_side
-from manyheads.lab.claims.parts import in_parts
 from manyheads.lab.cost import exponent
 from manyheads.models.bert import BertConfig
 from manyheads.nn.attention import SelfAttention, attend

@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
-from manyheads.account import Account, account
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.presets import GPT3_SIZES, preset
+from manyheads.summary import ModelSummary, summarize
 
 SIZES = ("gpt3-small", *GPT3_SIZES)
 PAIRS = ("attention scores", "attention mixing")  # what each query does with each key: n²
@@ -16,12 +16,12 @@ PARTS = {
 }
 
 
-def share(found: Account, *parts: str) -> float:
+def share(found: ModelSummary, *parts: str) -> float:
     """Of all forward FLOPs of a token."""
     return sum(found.flops["token"].get(part, 0) for part in parts) / found.forward_flops["token"]
 
 
-def overtakes(found: Account) -> float:
+def overtakes(found: ModelSummary) -> float:
     """The length from which on scores and mixing, whose FLOPs a token grow with it, have more of
     them than the feed-forward."""
     flops = found.flops["token"]
@@ -29,7 +29,7 @@ def overtakes(found: Account) -> float:
 
 
 def measure(setting: Setting) -> Measured:
-    sizes = [account(preset(name)) for name in SIZES]
+    sizes = [summarize(preset(name)) for name in SIZES]
     widths = [share(found, "feed-forward") for found in sizes]
     parameters = [found.feedforward_share["parameters"] for found in sizes]
     majority = [

@@ -1,4 +1,4 @@
-"""The account against PyTorch's own counters: parameters, FLOPs, cache and kept activations."""
+"""Summaries against PyTorch's own counters: parameters, FLOPs, cache and saved activations."""
 
 import json
 from typing import Any
@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from manyheads.account import Account, account
-from manyheads.account_table import human, human_bytes, table
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
@@ -31,6 +29,14 @@ from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank
 from manyheads.presets import ModelConfig, preset, presets
+from manyheads.summary import (
+    ModelSummary,
+    count_parameters,
+    human,
+    human_bytes,
+    summarize,
+    table,
+)
 
 BATCH, LENGTH = 3, 10
 SIZES: dict[str, Any] = {
@@ -102,7 +108,7 @@ def inputs(config: ModelConfig, batch: int = BATCH, length: int = LENGTH) -> lis
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_are_all_counted_once(name: str) -> None:
     config = CONFIGS[name]
-    counted, model = account(config), config.build()
+    counted, model = summarize(config), config.build()
     assert counted.parameters == sum(p.numel() for p in model.parameters())
     assert sum(counted.parts.values()) == counted.parameters
     parts = counted.parts
@@ -119,7 +125,7 @@ def test_parameters_are_all_counted_once(name: str) -> None:
 
 
 def test_a_tied_head_has_no_parameters_but_costs_flops() -> None:
-    tied, untied = (account(CONFIGS[name]) for name in ("gpt", "gpt-untied-grouped-gated"))
+    tied, untied = (summarize(CONFIGS[name]) for name in ("gpt", "gpt-untied-grouped-gated"))
     table = SIZES["vocab_size"] * SIZES["dim"]
     assert tied.parts["head"] == 0
     assert untied.parts["head"] == table
@@ -132,13 +138,13 @@ def test_flops_equal_what_pytorch_counts(config: ModelConfig) -> None:
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
         model(*inputs(config))
-    counted = account(config, length=LENGTH)
+    counted = summarize(config, length=LENGTH)
     assert BATCH * counted.sequence_flops == counter.get_total_flops()
     assert set(counted.tokens.values()) == ({9, 1} if config is VIT else {LENGTH})
 
 
 def test_the_class_token_is_cut_out_of_no_image() -> None:
-    counted = account(VIT)
+    counted = summarize(VIT)
     convolution = 2 * SIZES["dim"] * 2 * 4 * 4
     assert counted.flops["patch"] == {"embedding": convolution, **counted.flops["class"]}
     assert counted.parts["embedding"] == convolution // 2 + 2 * SIZES["dim"]
@@ -153,7 +159,7 @@ def test_the_class_token_is_cut_out_of_no_image() -> None:
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-sides"])
 def test_source_and_target_tokens_pay_their_own_way(name: str) -> None:
     config = CONFIGS[name]
-    model, counted = config.build().eval(), account(config, length=LENGTH)
+    model, counted = config.build().eval(), summarize(config, length=LENGTH)
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
         memory = model.encode(inputs(config)[0])  # type: ignore[union-attr]
@@ -171,7 +177,7 @@ def test_training_costs_three_forward_passes() -> None:
     counter = FlopCounterMode(display=False)
     with counter:
         model(*inputs(config)).sum().backward()
-    counted = account(config, length=LENGTH)
+    counted = summarize(config, length=LENGTH)
     assert BATCH * LENGTH * counted.training_flops["token"] == counter.get_total_flops()
 
 
@@ -179,18 +185,18 @@ def test_textbook_formula_of_a_block() -> None:
     """24 d² FLOPs for projections, 4 n d for the scores and the mix, with f = 4d."""
     dim, length = 16, 7
     config = GptConfig(vocab_size=9, dim=dim, layers=1, heads=2, max_length=length)
-    flops = account(config).flops["token"]
+    flops = summarize(config).flops["token"]
     assert flops["attention"] + flops["feed-forward"] == 24 * dim**2
     assert flops["attention scores"] + flops["attention mixing"] == 4 * length * dim
     assert flops["head"] == 2 * 9 * dim
-    assert account(config).parts["feed-forward"] == 8 * dim**2 + 5 * dim
+    assert summarize(config).parts["feed-forward"] == 8 * dim**2 + 5 * dim
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt-untied-grouped-gated", "gpt-bilinear"])
 def test_cache_is_what_a_cache_holds(name: str) -> None:
     config, cache = CONFIGS[name], KeyValueCache()
     config.build().eval()(inputs(config)[0], cache=cache)
-    counted = account(config, length=LENGTH, batch=BATCH).inference["float32"]
+    counted = summarize(config, length=LENGTH, batch=BATCH).inference["float32"]
     assert counted.cache == cache.bytes()
     assert counted.cache == BATCH * LENGTH * counted.cache_per_token["token"]
 
@@ -201,7 +207,7 @@ def test_cache_of_an_encoder_decoder(name: str) -> None:
     source, target = inputs(config)
     model: Any = config.build().eval()
     model.decode(target, model.encode(source), cache=cache)
-    counted = account(config, length=LENGTH, batch=BATCH).inference["float32"]
+    counted = summarize(config, length=LENGTH, batch=BATCH).inference["float32"]
     assert counted.cache == cache.bytes()
     assert counted.cache == BATCH * LENGTH * sum(counted.cache_per_token.values())
 
@@ -219,7 +225,7 @@ RECURRENT: dict[str, RnnConfig] = {
 def test_a_recurrent_model_is_counted(config: RnnConfig) -> None:
     """Parameters, FLOPs and what is held to write; one thread of it is 8 (in + hidden) hidden."""
     model, tokens = config.build().double(), torch.randint(40, (BATCH, LENGTH))
-    counted, dim = account(config, length=LENGTH, batch=BATCH), config.dim
+    counted, dim = summarize(config, length=LENGTH, batch=BATCH), config.dim
     parts = counted.parts
     assert sum(parts.values()) == counted.parameters == sum(p.numel() for p in model.parameters())
     assert parts["recurrent"] == sum(
@@ -243,12 +249,12 @@ def test_activations_of_a_recurrent_model_are_near_what_autograd_keeps() -> None
     config = RnnConfig(vocab_size=300, dim=64, layers=3, dropout=0.0)
     tokens = torch.randint(300, (2, 96))
     measured = kept_bytes(config.build().double(), [tokens, tokens], padded=True)
-    counted = account(config, length=96, batch=2).training
+    counted = summarize(config, length=96, batch=2).training
     assert 2 * counted.activations == pytest.approx(measured, rel=0.1)
 
 
 def test_the_table_of_a_recurrent_model() -> None:
-    text = shown(account(RECURRENT["dot"]))
+    text = shown(summarize(RECURRENT["dot"]))
     for word in ("recurrent", "cross-attention", "states / sequence"):
         assert word in text
     assert "feed-forward" not in text
@@ -296,7 +302,7 @@ def test_activations_are_near_what_autograd_keeps(
     given = inputs(config, batch=2, length=96)
     # A mask makes the dense core hold its weights twice, and the CPU's kernel borrow floats.
     measured = kept_bytes(config.build(), given, padded=isinstance(core, Dense))
-    counted = account(config, length=96, batch=2).training
+    counted = summarize(config, length=96, batch=2).training
     assert counted.activations == pytest.approx(measured, rel=0.1)
 
 
@@ -315,7 +321,7 @@ def test_activations_of_cores_that_see_less(core: Any, family: Any, kv_heads: in
         vocab_size=20, dim=64, heads=4, kv_heads=kv_heads, layers=3, core=core, dropout=0.0
     )
     measured = kept_bytes(config.build(), inputs(config, batch=2, length=96), padded=False)
-    counted = account(config, length=96, batch=2).training
+    counted = summarize(config, length=96, batch=2).training
     assert counted.activations == pytest.approx(measured, rel=0.1)
 
 
@@ -342,28 +348,65 @@ def test_activations_of_what_stands_below_and_above_the_blocks(name: str) -> Non
     config = TOPS[name]
     given = inputs(config, batch=2, length=17)
     measured = kept_bytes(config.build(), given, padded=False)
-    counted = account(config, length=17, batch=2).training
+    counted = summarize(config, length=17, batch=2).training
     assert counted.activations == pytest.approx(measured, rel=0.04)
 
 
 def test_memory_adds_up() -> None:
-    counted = account(preset("gpt3-small"), batch=4)
+    counted = summarize(preset("gpt3-small"), batch=4)
     training = counted.training
     assert counted.inference["float32"].weights == training.weights == 4 * counted.parameters
     assert counted.inference["bfloat16"].weights == 2 * counted.parameters
     assert training.total - training.activations == 16 * counted.parameters
-    single = account(preset("gpt3-small"))
+    single = summarize(preset("gpt3-small"))
     assert training.activations == 4 * single.training.activations
     assert counted.flops == single.flops
 
 
 def test_no_encoder_keeps_a_cache() -> None:
-    assert account(CONFIGS["bert"]).inference["float32"].cache == 0
+    assert summarize(CONFIGS["bert"]).inference["float32"].cache == 0
+
+
+# Parameters, FLOPs per token of each kind, bytes of saved activations and of the cache in
+# bfloat16, of release 0.1.
+PUBLISHED: dict[str, tuple[int, dict[str, int], int, int]] = {
+    "transformer-base": (
+        63_082_496,
+        {"source": 50_331_648, "target": 94_511_104},
+        266_616_832,
+        12_582_912,
+    ),
+    "transformer-big": (
+        214_245_376,
+        {"source": 188_743_680, "target": 277_102_592},
+        457_457_664,
+        25_165_824,
+    ),
+    "bert-base": (110_106_428, {"token": 236_805_120}, 372_363_264, 0),
+    "bert-large": (336_226_108, {"token": 718_917_632}, 878_301_184, 0),
+    "gpt3-small": (125_226_240, {"token": 322_561_536}, 1_632_247_808, 75_497_472),
+    "gpt3-medium": (355_871_744, {"token": 908_232_704}, 3_649_708_032, 201_326_592),
+    "gpt3-large": (760_300_032, {"token": 1_815_333_888}, 5_268_709_376, 301_989_888),
+    "gpt3-xl": (1_315_723_264, {"token": 3_024_424_960}, 6_887_710_720, 402_653_184),
+    "gpt3-2.7b": (2_651_553_280, {"token": 5_961_569_280}, 11_191_066_624, 671_088_640),
+    "gpt3-6.7b": (6_658_404_352, {"token": 14_370_349_056}, 17_658_683_392, 1_073_741_824),
+    "gpt3-13b": (12_936_488_380, {"token": 27_524_283_560}, 27_418_107_904, 1_677_721_600),
+    "gpt3-175b": (174_604_259_328, {"token": 358_791_143_424}, 155_231_854_592, 9_663_676_416),
+    "music-transformer": (12_762_624, {"token": 50_631_168}, 235_978_752, 25_165_824),
+    "vit-tiny": (5_717_416, {"patch": 12_727_296, "class": 12_432_384}, 29_802_240, 0),
+    "vit-small": (22_050_664, {"patch": 46_688_256, "class": 46_098_432}, 59_002_368, 0),
+    "vit-base": (86_567_656, {"patch": 178_311_168, "class": 177_131_520}, 117_402_624, 0),
+    "vit-large": (304_326_632, {"patch": 624_918_528, "class": 623_345_664}, 311_263_232, 0),
+}
 
 
 @pytest.mark.parametrize("name", presets())
-def test_every_preset_is_accounted_for(name: str) -> None:
-    counted = account(preset(name))
+def test_every_preset_has_the_numbers_of_the_first_release(name: str) -> None:
+    counted = summarize(preset(name))
+    cache = counted.inference["bfloat16"].cache
+    numbers = (counted.parameters, counted.forward_flops, counted.training.activations, cache)
+    assert numbers == PUBLISHED[name]
+    assert count_parameters(preset(name)) == counted.parameters
     given = json.loads(json.dumps(counted.as_dict()))
     assert isinstance(given["parameters"], int)
     assert given["parameters"] == sum(given["parts"].values())
@@ -379,7 +422,7 @@ def test_every_preset_is_accounted_for(name: str) -> None:
     assert human(counted.parameters) in shown(counted)
 
 
-def shown(counted: Account) -> str:
+def shown(counted: ModelSummary) -> str:
     console = Console(width=120)
     with console.capture() as capture:
         console.print(table(counted))
@@ -387,13 +430,13 @@ def shown(counted: Account) -> str:
 
 
 def test_tables_show_every_part() -> None:
-    counted = account(CONFIGS["seq2seq-sides"])
+    counted = summarize(CONFIGS["seq2seq-sides"])
     text = shown(counted)
     for flops in counted.flops.values():
         assert all(f" {part} " in text for part in flops)
     assert "FLOPs / source token" in text
     assert "cache / target token" in text
-    assert "cache" not in shown(account(CONFIGS["bert"]))
+    assert "cache" not in shown(summarize(CONFIGS["bert"]))
 
 
 @pytest.mark.parametrize(
@@ -425,4 +468,4 @@ def test_human_bytes() -> None:
 )
 def test_a_mistake_says_what_to_do(settings: dict[str, int], advice: str) -> None:
     with pytest.raises(UserError, match=advice):
-        account(CONFIGS["gpt"], **settings)
+        summarize(CONFIGS["gpt"], **settings)
