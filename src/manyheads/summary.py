@@ -34,7 +34,7 @@ from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, on_meta
 from manyheads.nn.compressed import CompressedCore
 from manyheads.nn.embedding import Head
-from manyheads.nn.exact_attention import Dense, share_heads
+from manyheads.nn.exact_attention import Dense
 from manyheads.nn.experts import ExpertFeedForward, Projections
 from manyheads.nn.feedforward import FeedForward, GatedFeedForward
 from manyheads.nn.linformer import LinformerCore
@@ -42,6 +42,7 @@ from manyheads.nn.local import Local, Longformer
 from manyheads.nn.performer import PerformerCore
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import AdditiveScore
+from manyheads.ops import share_heads
 from manyheads.presets import ModelConfig
 
 PARTS = ["embedding", "positions", "recurrent", "convolution", "attention", "cross-attention"]
