@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from manyheads.train.async_checkpoint import Saver
 from tests.train.small_runs import assert_same_bits, hurt
 
 from manyheads.errors import DataError
 from manyheads.train import checkpoint
-from manyheads.train.async_checkpoint import Saver
 from manyheads.train.checkpoint import Progress, read_tensors
 from manyheads.train.loop import Stopped
 from manyheads.training import read_recipe, train
