@@ -104,20 +104,15 @@ def read_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
 def load_weights(model: nn.Module, tensors: Tensors, path: Path) -> None:
     """Load tensors into a model that must have exactly these."""
-    expected = model.state_dict()
-    missing, extra = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
-    if missing or extra:
+    saved = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    wrong = [name for name in {**expected, **saved} if saved.get(name) != expected.get(name)]
+    if wrong:
+        shapes = [str(sides.get(wrong[0], "missing")) for sides in (saved, expected)]
         raise DataError(
-            f"{path} does not fit the model of run.toml: "
-            f"{len(missing)} tensors missing {sorted(missing)[:1]}, "
-            f"{len(extra)} unknown {sorted(extra)[:1]}"
+            f"{path} does not fit the model of run.toml: {len(wrong)} tensors differ, {wrong[0]} "
+            f"is {shapes[0]} in the file and {shapes[1]} in the model"
         )
-    for name, tensor in tensors.items():
-        if tensor.shape != expected[name].shape:
-            raise DataError(
-                f"{path} does not fit the model of run.toml: {name} is "
-                f"{list(tensor.shape)}, not {list(expected[name].shape)}"
-            )
     model.load_state_dict(tensors)
 
 
@@ -150,43 +145,37 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> Tensors:
     return tensors
 
 
-def write_state(folder: Path, state: Tensors, progress: Progress) -> None:
-    write_tensors(folder / LAST, state, vars(progress))
-    (folder / SHARDS).unlink(missing_ok=True)
-    _drop_shards(folder, keep="")
-
-
 def load_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
     """Restore model and optimizer to the last saved step."""
-    shards = _read_shards(folder)
-    path = folder / LAST
-    if shards is not None and not path.exists():
-        return load_shards(folder, *shards, model, optimizer)
-    tensors, about = read_tensors(path)
+    shards, path = _read_shards(folder), folder / LAST
+    tensors, about = ({}, {}) if shards and not path.exists() else read_tensors(path)
     # Both exist if a run was killed right after it had saved one of them.
-    if shards is not None and shards[2].step > about.get("step", 0):
-        return load_shards(folder, *shards, model, optimizer)
+    if shards is not None and shards[2].step > about.get("step", -1):
+        return _load_shards(*shards, model, optimizer)
     expected = model.state_dict()
     weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     weights = {n: _shard_like(expected[n], t) if n in expected else t for n, t in weights.items()}
     load_weights(model, weights, path)
-    for name, parameter in model.named_parameters():
-        if not _has_moments(name, tensors, path):
-            continue
-        for key in MOMENTS:
-            moment = tensors[f"adam.{key}.{name}"]
-            moment = _shard_like(parameter, moment) if moment.ndim else moment
-            # The fused update needs all of them, also the step, on the parameter's device.
-            optimizer.state[parameter][key] = moment.to(parameter.device)
+    for name, moment in _new_moments(model, optimizer, tensors, path).items():
+        moment.copy_(_shard_like(moment, tensors[name]))
     return _progress(about, path)
 
 
-def _has_moments(name: str, known: Collection[str], path: Path) -> bool:
-    """Whether a parameter has been updated; one that no loss reaches has no moments."""
-    present = [f"adam.{key}.{name}" in known for key in MOMENTS]
-    if any(present) and not all(present):
-        raise DataError(f"{path} has no optimizer state for {name}: it cannot be gone on from")
-    return all(present)
+def _new_moments(
+    model: nn.Module, optimizer: Optimizer, saved: Collection[str], path: Path
+) -> Tensors:
+    """Adam's state, to be loaded; parameters that no loss reached have none in the checkpoint."""
+    moments = {}
+    for name, parameter in model.named_parameters():
+        keys = {f"adam.{key}.{name}": key for key in MOMENTS if f"adam.{key}.{name}" in saved}
+        if len(keys) not in (0, len(MOMENTS)):
+            raise DataError(f"{path} has no optimizer state for {name}: it cannot be gone on from")
+        for full_name, key in keys.items():
+            # The fused update needs the step, too, on the parameter's device.
+            step = torch.zeros((), device=parameter.device)
+            moment = step if key == "step" else torch.zeros_like(parameter)
+            moments[full_name] = optimizer.state[parameter][key] = moment
+    return moments
 
 
 def _progress(about: dict[str, Any], path: Path) -> Progress:
@@ -245,7 +234,7 @@ def _drop_shards(folder: Path, *, keep: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _read_shards(folder: Path) -> tuple[str, dict[str, str], Progress] | None:
+def _read_shards(folder: Path) -> tuple[Path, dict[str, str], Progress] | None:
     """The last complete folder of shards, the checksums of its files, and its progress."""
     path = folder / SHARDS
     if not path.exists():
@@ -257,25 +246,20 @@ def _read_shards(folder: Path) -> tuple[str, dict[str, str], Progress] | None:
         if facts["format"] != FORMAT or not is_intact:
             raise ValueError
         sums = dict(facts.get("files", {}))
-        return str(facts["folder"]), sums, _progress(dict(facts["about"]), path)
+        progress = _progress(dict(facts["about"]), path)
+        return folder / STATE / str(facts["folder"]), sums, progress
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{path} is damaged: it does not say where the state is") from None
 
 
-def load_shards(
-    folder: Path,
-    name: str,
-    sums: dict[str, str],
-    progress: Progress,
-    model: nn.Module,
-    optimizer: Optimizer,
+def _load_shards(
+    path: Path, sums: dict[str, str], progress: Progress, model: nn.Module, optimizer: Optimizer
 ) -> Progress:
     """Restore model and optimizer from the parts of any number of processes."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    path = folder / STATE / name
     try:
         damaged = [file for file, known in sums.items() if check_sum_of(path / file) != known]
         if damaged:
@@ -287,12 +271,7 @@ def load_shards(
     unknown = {name for name in saved if name.startswith("model.")} ^ tensors.keys()
     if unknown:
         raise DataError(f"{path} does not fit the model of run.toml: {min(unknown)}")
-    for name, parameter in model.named_parameters():
-        if _has_moments(name, saved, path):
-            for key in MOMENTS:
-                like = parameter.detach()
-                buffer = torch.zeros((), device=like.device) if key == "step" else like.clone()
-                tensors[f"adam.{key}.{name}"] = optimizer.state[parameter][key] = buffer
+    tensors |= _new_moments(model, optimizer, saved, path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns if one process loads without a group
@@ -314,17 +293,13 @@ def drop_old_snapshots(folder: Path, progress: Progress) -> None:
 
 def average(folder: Path, progress: Progress, buffers: Collection[str] = ()) -> Tensors:
     """The mean of the snapshots, summed in float64; of buffers, the newest."""
-    total: Tensors = {}
-    dtypes: dict[str, torch.dtype] = {}
+    means: Tensors = {}
+    newest: Tensors = {}
     for step in progress.snapshots:
-        tensors, _ = read_tensors(_snapshot(folder, step))
-        for name, tensor in tensors.items():
-            dtypes[name] = tensor.dtype
-            if name in buffers:
-                total[name] = tensor
-            else:
-                total[name] = total.get(name, 0) + tensor.double() / len(progress.snapshots)
-    return {name: tensor.to(dtypes[name]) for name, tensor in total.items()}
+        newest, _ = read_tensors(_snapshot(folder, step))
+        for name, tensor in newest.items():
+            means[name] = means.get(name, 0) + tensor.double() / len(progress.snapshots)
+    return {n: t if n in buffers else means[n].to(t.dtype) for n, t in newest.items()}
 
 
 def _snapshot(folder: Path, step: int) -> Path:
@@ -351,12 +326,6 @@ class Checkpointer:
     ) -> None:
         self.folder, self.world = folder, world
         self.model, self.optimizer, self.saved_model = model, optimizer, saved_model
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        self.wait()
 
     def load(self) -> Progress | None:
         """Restore the last state, if there is one."""
@@ -400,13 +369,15 @@ class Checkpointer:
         """A model with all weights, on the main process, to validate."""
         yield self.model
 
-    def wait(self) -> None:
-        """Until all is written; raises the error of a write that failed."""
+    def close(self) -> None:
+        """Wait until all is written; raise the error of a write that failed."""
 
     def _write(self, state: Tensors, weights: Tensors | None, progress: Progress) -> None:
         if weights is not None:
             write_tensors(_snapshot(self.folder, progress.step), weights, {})
-        write_state(self.folder, state, progress)
+        write_tensors(self.folder / LAST, state, vars(progress))
+        (self.folder / SHARDS).unlink(missing_ok=True)
+        _drop_shards(self.folder, keep="")
         if weights is not None:
             drop_old_snapshots(self.folder, progress)
 
@@ -419,13 +390,13 @@ class AsyncCheckpointer(Checkpointer):
 
     pending: Future[None] | None = None
 
-    def wait(self) -> None:
+    def close(self) -> None:
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.result()
 
     def _write(self, state: Tensors, weights: Tensors | None, progress: Progress) -> None:
-        self.wait()
+        self.close()
         copies = _to_host(state), None if weights is None else _to_host(weights)
         pool = ThreadPoolExecutor(1)
         self.pending = pool.submit(super()._write, *copies, copy.deepcopy(progress))

@@ -9,7 +9,7 @@ import copy
 import math
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -172,7 +172,7 @@ class Trainer:
             compile_blocks(self.model)
         bar = Bar("train", train.steps, progress.step)
         bar.console.quiet = not self.world.is_main
-        with _catch_signals(self.world) as received, bar, self.checkpointer:
+        with _catch_signals(self.world) as received, bar, closing(self.checkpointer):
             self._report_resume(bar)
             window = LogWindow()
             while progress.step < train.steps:

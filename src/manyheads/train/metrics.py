@@ -36,10 +36,8 @@ class LogWindow:
             loss += weight * mean
         terms = means if len(means) > 1 else {}
         for name in self.steps[-1].extra:
-            numerator, denominator = (
-                sum(step.extra[name][i] for step in self.steps) for i in (0, 1)
-            )
-            terms[name] = float(numerator) / float(denominator)
+            numerators, denominators = zip(*(step.extra[name] for step in self.steps), strict=True)
+            terms[name] = float(sum(numerators)) / float(sum(denominators))
         tokens = sum(step.tokens for step in self.steps)
         seconds = max(1e-9, time.monotonic() - self.began)
         return {"loss": loss, **terms, "tokens_per_second": tokens / seconds}
@@ -77,7 +75,11 @@ class Metrics(NoMetrics):
             pairs = zip(lines, steps, strict=True)
             past = b"".join(line + b"\n" for line, at in pairs if at is not None and at <= step)
             self.skipped_lines = steps[:-1].count(None)  # a kill may truncate the last line
-            replace_file(self.path, lambda partial: _write_bytes(partial, past))
+
+            def write(partial: Path) -> None:
+                partial.write_bytes(past)
+
+            replace_file(self.path, write)
         self.file = self.path.open("a", encoding="utf-8")
         self.folder, self.first_step = folder, step + 1
         self.board: Any = None
@@ -114,7 +116,3 @@ def step_of(line: bytes) -> int | None:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

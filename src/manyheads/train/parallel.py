@@ -212,9 +212,11 @@ class Distributed(ForwardBackward):
             self.objective = wrap_ddp_or_fsdp(objective, "fsdp", self.device)
             return
         example = batches(0)[0]
-        has_unused = self._has_unused(example)
+        has_unused = not self._reaches_all(example)
         self.objective = wrap_ddp_or_fsdp(objective, "ddp", self.device, has_unused=has_unused)
-        self._settle_order(example)
+        # After its first pass DDP reorders its buckets for good, by the order in which gradients
+        # came. Else a resumed run would sum its first step in another order than before.
+        self._reaches_all(example)
 
     def __call__(self, batches: list[Any], stats: StepStats) -> None:
         local = self.world.local_batches(batches)
@@ -233,32 +235,20 @@ class Distributed(ForwardBackward):
         no_sync = getattr(self.objective, "no_sync", None)
         return nullcontext() if is_last or no_sync is None else no_sync()
 
-    def _has_unused(self, example: Any) -> bool:
-        """Whether no loss reaches some parameters, e.g. those of a pooler for fine-tuning."""
-        parameters = [p for p in self.objective.parameters() if p.requires_grad]
-        with self._trial(example) as total:
-            gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-        return any(gradient is None for gradient in gradients)
+    def _reaches_all(self, example: Any) -> bool:
+        """Whether all parameters get a gradient (a pooler for fine-tuning may not).
 
-    def _settle_order(self, example: Any) -> None:
-        """Run one pass whose gradients are discarded.
-
-        After its first pass DDP reorders its buckets for good, by the order in which gradients
-        came. A resumed run would else sum its first step in another order, and round differently.
+        A pass over a batch whose gradients, and new random features, are discarded.
         """
-        with self._trial(example) as total:
-            total.backward()
-        self.zero_grad()
-
-    @contextmanager
-    def _trial(self, example: Any) -> Iterator[Tensor]:
-        """The loss of a batch, without effect on random features."""
         before = [buffer.clone() for buffer in self.random_features]
         self.objective.train()
         losses, _ = self.losses(example)
-        yield torch.stack([loss.objective for loss in losses.values()]).sum()
+        torch.stack([loss.objective for loss in losses.values()]).sum().backward()
+        gradients = [p.grad for p in self.objective.parameters() if p.requires_grad]
+        self.zero_grad()
         for buffer, old in zip(self.random_features, before, strict=True):
             buffer.copy_(old)
+        return all(gradient is not None for gradient in gradients)
 
 
 def split_microbatches(task: Task[Any], ways: int) -> Task[Any]:

@@ -147,9 +147,8 @@ class ForwardBackward:
         losses, routing = self.losses(batch)
         weighted_sum(losses, divisors).backward()
         # Detached: memory of the autograd graph must not outlive a capture.
-        nlls = {name: loss.nll.detach() for name, loss in losses.items()}
         detached = {
-            name: replace(loss, objective=nlls[name], nll=nlls[name])
+            name: replace(loss, objective=loss.nll.detach(), nll=loss.nll.detach())
             for name, loss in losses.items()
         }
         return detached, [replace(layer, loss=layer.loss.detach()) for layer in routing]
