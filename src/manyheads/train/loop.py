@@ -140,10 +140,8 @@ class Trainer:
             self.batches = Prefetcher(self.task, train.steps - 1)
             self.forward_backward = ForwardBackward(self.objective, self.dtype)
             if can_capture(model):
-                single_pass = train.accumulate == 1
-                self.forward_backward = CudaGraphs(
-                    self.objective, self.dtype, single_pass=single_pass
-                )
+                single = train.accumulate == 1
+                self.forward_backward = CudaGraphs(self.objective, self.dtype, single_pass=single)
         else:
             self.batches = Batches(self.task)
             self.forward_backward = ForwardBackward(self.objective, self.dtype)
