@@ -61,8 +61,7 @@ def pace(arguments: list[str], warm: int, steps: int, device: str) -> float:
         for step in range(warm, warm + steps):
             trainer.step(step)
         passed = _now(device) - begun
-        if trainer.ahead is not None:
-            trainer.ahead.close()
+        trainer.close()
     return passed / steps
 
 

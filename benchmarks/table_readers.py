@@ -184,7 +184,7 @@ def classify(asked: Asked, system: str, task: str, seed: int) -> Row:
             run = replace(run, model=CausalConfig(**vars(run.model)))
         trainer = train(run, folder, torch.device(asked.device))
         found = fitted(trainer)
-        opened = replace(open_run(folder, asked.device), model=trainer.kept.eval())
+        opened = replace(open_run(folder, asked.device), model=trainer.saved_model.eval())
         data: Any = run.data
         scores = score(opened, data, "valid")
     del found["valid_loss"]  # the best, and the scores are of the last weights

@@ -56,8 +56,7 @@ def fitted(trainer: Trainer) -> Row:
         trainer.run()
         seconds = time.monotonic() - begun
     finally:
-        if trainer.ahead is not None:
-            trainer.ahead.close()
+        trainer.close()
     lines = map(json.loads, (trainer.folder / "metrics.jsonl").read_text("utf-8").splitlines())
     speeds = [row["tokens_per_second"] for row in lines if row["split"] == "train"]
     return {

@@ -159,7 +159,9 @@ def test_pretraining_goes_on_from_its_own_kind(
     own = [setting for setting in given if not setting.startswith("model.")]
     start = f"model={starts[name]}"
     found = recipe_trainer(CASES[name].recipe, tmp_path / "run", *own, start, *SHORT)
-    assert_equal(dict(found.kept.state_dict()), read_tensors(starts[name] / "model.safetensors")[0])
+    assert_equal(
+        dict(found.saved_model.state_dict()), read_tensors(starts[name] / "model.safetensors")[0]
+    )
     found.run()
     assert read_run(tmp_path / "run").start == str(starts[name])
 
@@ -170,7 +172,7 @@ def test_a_masked_model_becomes_one_that_detects(
     """The head for words has a part of the same name and shape as that for detection: not taken."""
     settings = (*TRAIN, f"data.folder={texts}", f"model={starts['masked pairs']}")
     found = recipe_trainer("electra-mini", tmp_path / "run", *settings)
-    state = dict(found.kept.state_dict())
+    state = dict(found.saved_model.state_dict())
     begun = read_tensors(starts["masked pairs"] / "model.safetensors")[0]
     assert_equal(of_stack(state), of_stack(begun))
     assert state["head.project.weight"].shape == begun["head.project.weight"].shape

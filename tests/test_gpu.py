@@ -11,7 +11,7 @@ import torch
 from tests.tasks.small_texts import CASES, WORDS, write_texts
 from tests.train.small_runs import assert_same_bits, hurt
 
-from manyheads.data.batching import NOTHING
+from manyheads.data.batching import IGNORE_INDEX
 from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.decode.static_cache import FixedCache
@@ -545,7 +545,7 @@ def test_the_loss_at_masked_places_on_cuda_is_that_of_all_logits(tmp_path: Path)
     [batch] = found.task.batches(0)
     logits = found.model(batch.tokens, batch.real, batch.segments).flatten(0, 1)[batch.places]
     expected = torch.nn.functional.cross_entropy(
-        logits, batch.wanted, ignore_index=NOTHING, reduction="sum"
+        logits, batch.wanted, ignore_index=IGNORE_INDEX, reduction="sum"
     )
     found_loss = found.task.losses(found.model, batch)["masked"].objective
     assert torch.allclose(found_loss, expected, rtol=1e-4)
@@ -553,11 +553,11 @@ def test_the_loss_at_masked_places_on_cuda_is_that_of_all_logits(tmp_path: Path)
 
 def weights_after(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool) -> Any:
     """What a run learns, with passes recorded from the second of a shape on, or never."""
-    monkeypatch.setattr(graphs, "AS_IT_IS", 1 if recorded else 10**9)
+    monkeypatch.setattr(graphs, "WARMUP", 1 if recorded else 10**9)
     found = train(run, folder, torch.device("cuda"))
-    assert found.recorder is not None
+    assert isinstance(found.forward_backward, graphs.CudaGraphs)
     found.run()
-    assert bool(found.recorder.recorded) == recorded
+    assert bool(found.forward_backward.graphs) == recorded
     return found.model.state_dict()
 
 
@@ -603,7 +603,7 @@ def test_output_layer_and_loss_on_cuda(classes: int, smoothing: float) -> None:
         given = [
             x.to(dtype).requires_grad_() for x, dtype in zip((hidden, matrix), dtypes, strict=True)
         ]
-        found = cross_entropy(*given, wanted, smoothing=smoothing, scored=scored)
+        found = cross_entropy(*given, wanted, smoothing=smoothing, loss_mask=scored)
         exact = [x.detach().double().requires_grad_() for x in given]
         logits = (exact[0] @ exact[1].T)[scored]
         expected = torch.nn.functional.cross_entropy(

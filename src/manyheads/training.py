@@ -64,8 +64,9 @@ from manyheads.tasks.summaries import SummaryTask
 from manyheads.tasks.translation import TranslationTask
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
-from manyheads.train.loop import Task, Trainer
+from manyheads.train.loop import Trainer
 from manyheads.train.parallel import ALONE, World
+from manyheads.train.step import Task
 
 Part = Corpus | Texts | Labelled | Pictures
 # The special tokens that an objective needs.
@@ -282,10 +283,10 @@ def train(run: Run, folder: Path, device: torch.device, world: World = ALONE) ->
     """A trainer for the run, at the step where its folder stands."""
     if run.data is None:
         raise UserError(f"there is no training for task={run.task} yet")
-    if world.first:
+    if world.is_main:
         drop_partials(folder)
     part, valid = run.data.read("train"), run.data.read("valid")
-    with world.in_turn():  # the others read what the first has written
+    with world.main_first():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
     task = task_of(run, part, valid, tokenizer, device)
     task.notes = [*task.notes, *_drowned(run), *_all_near(run)]
@@ -304,8 +305,8 @@ def train(run: Run, folder: Path, device: torch.device, world: World = ALONE) ->
         dim=run.model.dim,
         seed=run.seed,
         folder=folder,
-        about={"model": model_digest(run.model)},
-        kept=model,
+        metadata={"model": model_digest(run.model)},
+        saved_model=model,
         world=world,
     )
 

@@ -63,8 +63,7 @@ def as_it_was(recipe: Path, folder: Path, room: Path) -> dict[str, Any]:
             copy,
             torch.device("cpu"),
         )
-        assert trainer.metrics is not None
-        trainer.metrics.close()
+        trainer.close()
         mean = checkpoint.average(copy, trainer.progress)
     finally:
         shutil.rmtree(copy)

@@ -33,6 +33,7 @@ from manyheads.lab.cost import (
     rungs,
     table_of,
 )
+from manyheads.lab.device_memory import free_memory, peak_memory
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.exact_attention import CoreSizes, Dense, Fused
 from manyheads.nn.linformer import Linformer
@@ -40,7 +41,6 @@ from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.tiled import Tiled
-from manyheads.train.device_memory import free_memory, peak_memory
 from manyheads.view.figures import growth
 
 CPU = torch.device("cpu")

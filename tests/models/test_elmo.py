@@ -194,7 +194,7 @@ def test_each_token_is_predicted_twice_and_never_seen(folder: Path) -> None:
     batch = task.batches(0)[0]
     assert list(tensors_of(batch)) == ["tokens"]  # as what is sent to a GPU ahead asks for
     tokens = batch.tokens
-    model: Any = trainer.kept.eval()
+    model: Any = trainer.saved_model.eval()
     loss = task.losses(model, batch)["tokens"]
     ahead, back = model.directions(tokens)
     matrix, total = model.tokens.weight, torch.zeros(())
@@ -229,7 +229,7 @@ def test_a_classifier_begins_with_the_language_models(
     began = open_any(pretrained)
     assert isinstance(began, TorchRun)
     before = began.model.state_dict()
-    for name, weight in trainer.kept.state_dict().items():
+    for name, weight in trainer.saved_model.state_dict().items():
         assert name.startswith("head.") or torch.equal(weight, before[name])
     trainer.run()
     opened = open_any(tmp_path / "run")

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import UserError
+from manyheads.lab.device_memory import peak_memory
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import PositionSizes
 from manyheads.nn.relative import Relative, RelativePosition, Vectors
 from manyheads.nn.skew import skew, unskew
-from manyheads.train.device_memory import peak_memory
 
 Path = Callable[[RelativePosition, Tensor], Tensor]
 

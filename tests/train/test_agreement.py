@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from manyheads.errors import UserError
 from manyheads.tasks.translation import translation_losses
 from manyheads.train import loss as objective
-from manyheads.train.rdrop import disagreement
+from manyheads.train.rdrop import rdrop_kl
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_it_is_the_divergence_in_both_directions(
     torch.manual_seed(1)
     hidden, matrix, bias = normal(6, 5, 8), normal(11, 8), normal(11) if biased else None
     scored = torch.rand(3, 5) < 0.7
-    loss = disagreement(hidden, matrix, scored, bias=bias, count=int(scored.sum()), weight=2.5)
+    loss = rdrop_kl(hidden, matrix, scored, bias=bias, count=int(scored.sum()), weight=2.5)
     logs = F.linear(hidden, matrix, bias).log_softmax(-1)
     p, q = logs[:3][scored], logs[3:][scored]
     both = [F.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((p, q), (q, p))]

@@ -22,7 +22,7 @@ from manyheads.errors import DataError, UserError
 from manyheads.run import read_run
 from manyheads.train import checkpoint
 from manyheads.train.loop import seed_step
-from manyheads.train.parallel import ALONE, World, divided
+from manyheads.train.parallel import ALONE, World, split_microbatches
 
 # Adam divides rounding by rounding where a gradient is zero by nature: its eps is above that. And
 # at the kink of ReLU a rounding decides whether there is a gradient.
@@ -148,15 +148,15 @@ def test_a_run_of_four_processes_goes_on_with_two_and_with_one(
 def test_every_micro_batch_is_computed_by_one_process_and_all_compute_equally_many() -> None:
     for size in range(1, 6):
         for count in range(1, 12):
-            shares = [World(rank, size).own(list(range(count))) for rank in range(size)]
+            shares = [World(rank, size).local_batches(list(range(count))) for rank in range(size)]
             counted = [part for share in shares for part, counts in share if counts]
             assert sorted(counted) == list(range(count))
             assert len({len(share) for share in shares}) == 1
 
 
-def test_a_divided_task_has_the_same_rows_in_smaller_parts(recipe: Path, tmp_path: Path) -> None:
+def test_a_split_task_has_the_same_rows_in_smaller_parts(recipe: Path, tmp_path: Path) -> None:
     task: Any = trainer(recipe, tmp_path / "run", *HALVES).task
-    parted = divided(task, 3)
+    parted = split_microbatches(task, 3)
     for step in range(6):
         whole, parts = task.batches(step), parted.batches(step)
         assert (len(whole), len(parts)) == (2, 6)
@@ -169,9 +169,9 @@ def test_a_divided_task_has_the_same_rows_in_smaller_parts(recipe: Path, tmp_pat
         assert sentences[0] == sentences[1]
 
 
-def test_what_cannot_be_divided_is_refused() -> None:
+def test_a_task_that_cannot_be_split_is_refused() -> None:
     with pytest.raises(UserError, match="object cannot be divided among processes"):
-        divided(object(), 2)
+        split_microbatches(object(), 2)  # type: ignore[arg-type]
 
 
 def test_each_process_draws_numbers_of_its_own_at_every_step() -> None:

@@ -1,4 +1,4 @@
-"""Whose gradients a recorded pass writes. Graphs are stood in for; test_gpu.py has a GPU."""
+"""Which gradients a graphed pass writes. CUDA graphs are simulated; test_gpu.py has a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.train import cuda_graphs as graphs
-from manyheads.train.cuda_graphs import Found, Recorded, Recorder, Shares
+from manyheads.train import cuda_graphs
+from manyheads.train.cuda_graphs import CudaGraphs, Divisors, GraphedPass
+from manyheads.train.loss import Loss
+from manyheads.train.step import ForwardBackward, Result, StepStats
 
-SHAPES = [2, 3, 2, 5, 3, 2, 5, 2, 3, 5, 4, 5, 3, 2, 2, 4]  # rows of the batches to come
+SHAPES = [2, 3, 2, 5, 3, 2, 5, 2, 3, 5, 4, 5, 3, 2, 2, 4]  # rows of successive batches
 
 
 @dataclass(frozen=True)
@@ -21,48 +23,58 @@ class Rows:
 
 
 class Model(nn.Module):
-    """Two layers, and a weight that no loss reaches."""
+    """Two layers and their loss, and a parameter that the loss does not reach."""
 
     def __init__(self) -> None:
         super().__init__()
         self.parts = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
         self.idle = nn.Parameter(torch.ones(2))
 
+    def forward(self, batch: Rows) -> Result:
+        total = self.parts(batch.x).square().sum()
+        return {"all": Loss(total, total.detach(), len(batch.x))}, []
 
-class Replayed(Recorded):
-    """As a graph does it: recording computes nothing, and a replay writes to where it was."""
+
+class Simulated(GraphedPass):
+    """As a CUDA graph: the capture computes nothing, and a replay writes where it was captured."""
 
     def __init__(
-        self, work: Any, batch: Any, shares: Shares, pool: Any, owners: list[nn.Parameter] | None
+        self,
+        run: Any,
+        batch: Any,
+        divisors: Divisors,
+        pool: Any,
+        parameters: list[nn.Parameter] | None,
     ) -> None:
-        given = self.weights = owners or ALL
-        before = [None if w.grad is None else w.grad.clone() for w in given]
-        super().__init__(work, batch, shares, pool, owners)
-        for weight, old in zip(given, before, strict=True):
+        self.parameters = parameters or ALL
+        before = [None if p.grad is None else p.grad.clone() for p in self.parameters]
+        super().__init__(run, batch, divisors, pool, parameters)
+        for parameter, old in zip(self.parameters, before, strict=True):
             if old is not None:
-                assert weight.grad is not None
-                weight.grad.copy_(old)
-        self.added = [weight.grad for weight in given]
-        self.graph.replay = lambda: self.again(work)  # type: ignore[method-assign]
+                assert parameter.grad is not None
+                parameter.grad.copy_(old)
+        self.captured = [parameter.grad for parameter in self.parameters]
+        self.graph.replay = lambda: self.again(run)  # type: ignore[method-assign]
 
-    def again(self, work: Any) -> None:
-        pointed = [weight.grad for weight in self.weights]
-        for weight, place in zip(self.weights, self.added, strict=True):
-            weight.grad = None if self.gradients is not None else place
-        work(Rows(**self.batch), self.shares)
-        for weight, place in zip(self.weights, self.added, strict=True):
-            if place is not None and self.gradients is not None:
-                assert weight.grad is not None
-                place.copy_(weight.grad)
-        for weight, old in zip(self.weights, pointed, strict=True):
-            weight.grad = old
+    def again(self, run: Any) -> None:
+        current = [parameter.grad for parameter in self.parameters]
+        owns = self.gradients is not None
+        for parameter, gradient in zip(self.parameters, self.captured, strict=True):
+            parameter.grad = None if owns else gradient
+        run(Rows(**self.batch), self.divisors)
+        for parameter, gradient in zip(self.parameters, self.captured, strict=True):
+            if gradient is not None and owns:
+                assert parameter.grad is not None
+                gradient.copy_(parameter.grad)
+        for parameter, old in zip(self.parameters, current, strict=True):
+            parameter.grad = old
 
 
 ALL: list[nn.Parameter] = []
 
 
 @contextmanager
-def nothing(*given: Any, **named: Any) -> Iterator[None]:
+def no_capture(*arguments: Any, **options: Any) -> Iterator[None]:
     yield
 
 
@@ -70,52 +82,42 @@ class Graph:
     def replay(self) -> None: ...
 
 
-def weights_after(passes: int, recorder_of: Any) -> dict[str, Tensor]:
-    """Steps over batches of several shapes, with decay, which a weight without gradient has not."""
+def train(passes: int, *, graphed: bool) -> tuple[dict[str, Tensor], ForwardBackward]:
+    """Steps over several shapes, with weight decay, which skips parameters without gradient."""
     torch.manual_seed(1)
     model = Model()
     ALL[:] = model.parameters()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
-
-    def work(batch: Rows, shares: Shares) -> Found:
-        (model.parts(batch.x).square().sum() * shares["all"]).backward()
-        return {}, []
-
-    recorder = recorder_of(work, model)
+    forward_backward = ForwardBackward(model, torch.float32)
+    if graphed:
+        forward_backward = CudaGraphs(model, torch.float32, single_pass=passes == 1)
     batches = [Rows(torch.randn(rows, 3)) for rows in SHAPES]
     for first in range(0, len(batches), passes):
+        stats = StepStats()
         for batch in batches[first : first + passes]:
-            (recorder or work)(batch, {"all": torch.tensor(0.5)})
+            stats.add_counts(len(batch.x), {"all": len(batch.x)})
+        forward_backward(batches[first : first + passes], stats)
         optimizer.step()
-        if recorder is None:
-            optimizer.zero_grad()
-        else:
-            recorder.forget()
-    return model.state_dict()
+        forward_backward.zero_grad()
+    return model.state_dict(), forward_backward
 
 
-@pytest.mark.parametrize("room", [0, 10**9])
+@pytest.mark.parametrize("own_bytes", [0, 10**9])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_gradients_are_those_of_the_step(
-    passes: int, room: int, monkeypatch: pytest.MonkeyPatch
+def test_graphed_passes_train_as_eager_ones(
+    passes: int, own_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each shape with gradients of its own, or sharing them after the first; one pass or two."""
-    wanted = weights_after(passes, lambda work, model: None)
+    expected, _ = train(passes, graphed=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(graphs, "recording", nothing)
-    monkeypatch.setattr(graphs, "Recorded", Replayed)
-    monkeypatch.setattr(graphs, "OWN_BYTES", room)
-    made: list[Recorder] = []
-
-    def recorder_of(work: Any, model: nn.Module) -> Recorder:
-        made.append(Recorder(work, model, alone=passes == 1))
-        return made[-1]
-
-    found = weights_after(passes, recorder_of)
-    for name, one in wanted.items():
-        assert torch.equal(found[name], one), name
-    own = [one.gradients is not None for one in made[0].recorded.values()]
-    assert len(own) == 3
-    assert own == ([False] * 3 if passes == 2 else [True, bool(room), bool(room)])
+    monkeypatch.setattr(cuda_graphs, "capture_graph", no_capture)
+    monkeypatch.setattr(cuda_graphs, "GraphedPass", Simulated)
+    monkeypatch.setattr(cuda_graphs, "OWN_GRADIENT_BYTES", own_bytes)
+    weights, graphed = train(passes, graphed=True)
+    for name, weight in expected.items():
+        assert torch.equal(weights[name], weight), name
+    assert isinstance(graphed, CudaGraphs)
+    owns = [graph.gradients is not None for graph in graphed.graphs.values()]
+    assert owns == ([False] * 3 if passes == 2 else [True, bool(own_bytes), bool(own_bytes)])

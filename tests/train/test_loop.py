@@ -559,8 +559,8 @@ def test_whether_blocks_are_compiled_is_the_whole_run_s_to_say(
     weights = sum(weight.numel() for weight in found.model.parameters())
     cost = 6 * tokens * weights * found.train.steps
     for much, wanted in ((1.5 * cost, False), (0.5 * cost, True)):
-        monkeypatch.setattr(loop, "MUCH", much)
-        assert found._compiles() == wanted
+        monkeypatch.setattr(loop, "COMPILE_MIN_FLOPS", much)
+        assert found._should_compile() == wanted
     found.task.batches = lambda step: type(found.task).batches(found.task, 0)  # type: ignore[method-assign]
     found.progress.step = found.train.steps - 1
-    assert found._compiles()
+    assert found._should_compile()

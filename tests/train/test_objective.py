@@ -6,7 +6,7 @@ from tests.kernels.interpreted import interpret, needs_triton
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.data.batching import NOTHING
+from manyheads.data.batching import IGNORE_INDEX
 from manyheads.train import loss as objective
 from manyheads.train.loss import cross_entropy
 
@@ -173,11 +173,11 @@ def test_what_is_not_scored_counts_for_nothing(
     wanted, scored = torch.randint(CLASSES, (ROWS,)), torch.arange(ROWS) % 3 > 0
     settings = {"bias": bias, "smoothing": smoothing}
     alone = cross_entropy(hidden[scored], matrix, wanted[scored], **settings)
-    nothing = wanted.masked_fill(~scored, NOTHING)
+    nothing = wanted.masked_fill(~scored, IGNORE_INDEX)
     others = [
-        cross_entropy(hidden, matrix, wanted, scored=scored, **settings),
+        cross_entropy(hidden, matrix, wanted, loss_mask=scored, **settings),
         cross_entropy(hidden, matrix, nothing, count=int(scored.sum()), **settings),
-        cross_entropy(hidden[None], matrix, nothing[None], scored=scored[None], **settings),
+        cross_entropy(hidden[None], matrix, nothing[None], loss_mask=scored[None], **settings),
     ]
     expected = torch.autograd.grad(alone.objective, (hidden, matrix, bias))
     for other in others:

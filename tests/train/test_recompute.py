@@ -11,8 +11,7 @@ from torch import Tensor
 from manyheads.errors import UserError
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.optimize import checkpoint_blocks, compile_blocks
-from manyheads.train.cuda_graphs import recordable
+from manyheads.optimize import can_capture, checkpoint_blocks, compile_blocks
 from manyheads.train.loop import Trainer
 from manyheads.training import read_recipe, train
 
@@ -83,9 +82,9 @@ def test_what_draws_is_not_recorded() -> None:
     sizes: Any = {"vocab_size": 20, "dim": 8, "layers": 1, "heads": 1}
     for dropout in (0.0, 0.1):
         model = Seq2SeqConfig(**sizes, dropout=dropout).build()
-        assert recordable(model)
+        assert can_capture(model)
         checkpoint_blocks(model)
-        assert recordable(model) == (not dropout)
+        assert can_capture(model) == (not dropout)
 
 
 def test_models_without_blocks_are_refused(tmp_path: Path) -> None:
@@ -117,7 +116,6 @@ def test_compiled_blocks_compute_again_too(
 
     wanted = slopes()
     checkpoint_blocks(model)
-    for part in (model.encoder, model.decoder):
-        compile_blocks(part)
+    compile_blocks(model)
     for one, other in zip(slopes(), wanted, strict=True):
         torch.testing.assert_close(one, other)

@@ -1,4 +1,4 @@
-"""Saves that are written behind the training: of the moment that they were asked for, in order."""
+"""Asynchronous checkpoints: the state at the time of the call, written in order."""
 
 import os
 import signal
@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from tests.train.small_runs import assert_same_bits, hurt
+from torch import nn
 
 from manyheads.errors import DataError
 from manyheads.train import checkpoint
-from manyheads.train.async_checkpoint import Saver
-from manyheads.train.checkpoint import Progress, read_tensors
+from manyheads.train.checkpoint import AsyncCheckpointer, Progress, read_tensors
 from manyheads.train.loop import Stopped
+from manyheads.train.parallel import ALONE
 from manyheads.training import read_recipe, train
 
 SETTINGS = """data.train_pairs=60 data.valid_pairs=20 tokens.vocab_size=300 model.dim=16
@@ -27,75 +28,79 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """No file is written until this is set."""
     event, write = threading.Event(), checkpoint.write_tensors
 
-    def waiting(*given: Any) -> None:
+    def waiting(*arguments: Any) -> None:
         assert event.wait(60)
-        write(*given)
+        write(*arguments)
 
     monkeypatch.setattr(checkpoint, "write_tensors", waiting)
     return event
 
 
-def test_a_save_is_of_the_moment_when_it_was_asked_for(
-    tmp_path: Path, held: threading.Event
+@pytest.fixture
+def saver(tmp_path: Path) -> AsyncCheckpointer:
+    model = nn.Linear(1, 3, bias=False)
+    nn.init.ones_(model.weight)
+    return AsyncCheckpointer(tmp_path, model, torch.optim.Adam([model.weight]), model, ALONE)
+
+
+def test_a_save_holds_the_state_at_the_time_of_the_call(
+    tmp_path: Path, saver: AsyncCheckpointer, held: threading.Event
 ) -> None:
-    weight, progress = torch.ones(3), Progress(step=4, snapshots=[4])
-    saver = Saver(tmp_path, behind=True)
-    saver.save({"model.w": weight}, {"w": weight}, progress)
-    weight.zero_()
+    progress = Progress(step=4, snapshots=[4])
+    saver.save(progress, snapshot=True)
+    nn.init.zeros_(saver.model.weight)  # type: ignore[arg-type]
     progress.step = 5
     progress.snapshots.append(5)
-    assert not (tmp_path / checkpoint.LAST).exists()  # the training goes on meanwhile
+    assert not (tmp_path / checkpoint.LAST).exists()  # the training continues meanwhile
     held.set()
-    saver.wait()
+    saver.close()
     tensors, about = read_tensors(tmp_path / checkpoint.LAST)
-    assert torch.equal(tensors["model.w"], torch.ones(3))
+    assert torch.equal(tensors["model.weight"], torch.ones(3, 1))
     assert (about["step"], about["snapshots"]) == (4, [4])
     [snapshot] = (tmp_path / checkpoint.STATE).glob("weights-*")
-    assert torch.equal(read_tensors(snapshot)[0]["w"], torch.ones(3))
+    assert torch.equal(read_tensors(snapshot)[0]["weight"], torch.ones(3, 1))
 
 
-def test_saves_are_written_in_order(tmp_path: Path, held: threading.Event) -> None:
-    saver = Saver(tmp_path, behind=True)
-    saver.save({"model.w": torch.ones(1)}, None, Progress(step=1))
-    later = threading.Thread(
-        target=lambda: saver.save({"model.w": torch.ones(2)}, None, Progress(step=2))
-    )
+def test_saves_are_written_in_order(
+    tmp_path: Path, saver: AsyncCheckpointer, held: threading.Event
+) -> None:
+    saver.save(Progress(step=1))
+    later = threading.Thread(target=lambda: saver.save(Progress(step=2)))
     later.start()
     later.join(0.05)
     assert later.is_alive()  # it waits for the first
     held.set()
     later.join()
-    saver.wait()
+    saver.close()
     assert read_tensors(tmp_path / checkpoint.LAST)[1]["step"] == 2
 
 
-def test_what_cannot_be_written_is_told_at_the_next_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_write_is_raised_at_the_next_save(
+    saver: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*given: Any) -> None:
+    def full(*arguments: Any) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    saver = Saver(tmp_path, behind=True)
-    saver.save({"model.w": torch.ones(1)}, None, Progress(step=1))
+    saver.save(Progress(step=1))
     with pytest.raises(DataError, match="No space left"):
-        saver.save({"model.w": torch.ones(1)}, None, Progress(step=2))
-    saver.wait()  # it is told once
+        saver.save(Progress(step=2))
+    saver.close()  # it is raised once
 
 
-def test_a_run_that_saves_behind_leaves_the_same(tmp_path: Path) -> None:
-    """Also where it is stopped, and goes on."""
+def test_a_run_with_asynchronous_checkpoints_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Also if it is stopped and resumed."""
     run = read_recipe("phrasebook", SETTINGS.split())
-    whole, behind = tmp_path / "whole", tmp_path / "behind"
+    whole, out = tmp_path / "whole", tmp_path / "asynchronous"
     train(run, whole, torch.device("cpu")).run()
-    trainer = train(run, behind, torch.device("cpu"))
-    trainer.saver.behind = True
+    trainer = train(run, out, torch.device("cpu"))
+    trainer.checkpointer.__class__ = AsyncCheckpointer
     hurt(trainer, 3, lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Stopped):
         trainer.run()
-    assert trainer.saver.pending is None
-    assert read_tensors(behind / checkpoint.LAST)[1]["step"] == 4
-    trainer = train(run, behind, torch.device("cpu"))
-    trainer.saver.behind = True
+    assert trainer.checkpointer.pending is None  # type: ignore[attr-defined]
+    assert read_tensors(out / checkpoint.LAST)[1]["step"] == 4
+    trainer = train(run, out, torch.device("cpu"))
+    trainer.checkpointer.__class__ = AsyncCheckpointer
     trainer.run()
-    assert_same_bits(whole, behind)
+    assert_same_bits(whole, out)

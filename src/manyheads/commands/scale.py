@@ -57,7 +57,7 @@ def scale(
     from manyheads.train.parallel import World
     from manyheads.training import read_recipe
 
-    if World.of_environment().several:
+    if World.of_environment().is_distributed:
         raise UserError("torchrun is for `manyheads train`: start scale without it")
     sweep = Sweep(sizes=sizes, data=data, budget=_seconds(budget))
     chosen = choose(device, threads)

@@ -49,7 +49,7 @@ def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "
 def _refuse_torchrun(command: str) -> None:
     from manyheads.train.parallel import World
 
-    if World.of_environment().several:
+    if World.of_environment().is_distributed:
         raise UserError(f"torchrun is for `manyheads train`: start {command} without it")
 
 
@@ -61,34 +61,34 @@ def _train(run: "Run", out: Path, device: "torch.device", world: "World | None" 
     from manyheads.training import train as prepare_training
 
     world = world or ALONE
-    if world.first:
+    if world.is_main:
         check_folder(out)
     new, begun = not out.exists(), (out / SETTINGS).exists()
-    with locked(out) if world.first else nullcontext():
+    with locked(out) if world.is_main else nullcontext():
         try:
             trainer = prepare_training(run, out, device, world)
         except UserError:
             if (
-                not begun and world.first
+                not begun and world.is_main
             ):  # leave no folder, and nothing that refuses other settings
                 forget(out, folder_too=new)
             raise
-        speak: Callable[[str], None] = say if world.first else lambda line: None
+        speak: Callable[[str], None] = say if world.is_main else lambda line: None
         try:
             for note in trainer.task.notes:
                 speak(note)
             count = sum(p.numel() for p in trainer.model.parameters())
             where = f"{world.size} × {device.type}, {run.train.parallel}"
-            where = where if world.several else str(device)
+            where = where if world.is_distributed else str(device)
             speak(f"{count:,} parameters on {where}, {trainer.dtype}".replace("torch.", ""))
-            if run.train.compile == "yes" and not world.several:
+            if run.train.compile == "yes" and not world.is_distributed:
                 speak("the first steps are compiled, which takes up to a minute each")
             trainer.run()
             steps = trainer.progress.snapshots
             if trainer.train.average > 1:
                 speak(f"the weights are the mean of those after steps {', '.join(map(str, steps))}")
         except Stopped as stopped:
-            how = "the same command" if world.several else None
+            how = "the same command" if world.is_distributed else None
             how = how or f"{command_name()} {shlex.join(sys.argv[1:])}"
             speak(f"manyheads: {stopped}; go on with: {how}")
             raise typer.Exit(stopped.exit_code) from None
@@ -132,12 +132,12 @@ def train(
     from manyheads.train.parallel import World
 
     world = World.of_environment()
-    with world.begun(say):
+    with world.connected(say):
         run = _recipe(recipe, overrides, seed)
         if print_config:
             from manyheads.config import dump, to_toml, unset
 
-            if world.first:
+            if world.is_main:
                 print(to_toml(dump(run)))
                 for name, word in unset(run).items():
                     print(f"# {name}={word}")
@@ -145,9 +145,9 @@ def train(
         _check_parallel(overrides or [])
         folder = out or Path("runs") / Path(recipe).stem
         _train(run, folder, world.device(choose(device, threads)), world)
-    if world.first:
+    if world.is_main:
         say(f"trained: {folder}; {_next(run, folder)}")
-    world.leave()
+    world.exit()
 
 
 def _check_parallel(overrides: Sequence[str]) -> None:

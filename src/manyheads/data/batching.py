@@ -16,7 +16,7 @@ from manyheads.errors import UserError
 
 Rows = Int[np.ndarray, " _"]  # any number of them: two lists of rows need not be equally long
 
-NOTHING = -1  # is wanted where there is nothing to predict
+IGNORE_INDEX = -1  # label of positions without a prediction
 GROWTH = 1.15  # a bucket holds lengths up to this much apart: little padding, few shapes
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.data.batching import NOTHING, Rows
+from manyheads.data.batching import IGNORE_INDEX, Rows
 from manyheads.data.language import EncodedText, Texts, Windows, gather
 from manyheads.data.masking import Masked, Replaced, hide
 from manyheads.data.next_sentence import SentencePairs
@@ -53,7 +53,7 @@ class MaskedBatch:
         """The same with a multiple of places: batches of few shapes."""
         missing = -len(self.places) % multiple
         places = F.pad(self.places, (0, missing))
-        wanted = F.pad(self.wanted, (0, missing), value=NOTHING)
+        wanted = F.pad(self.wanted, (0, missing), value=IGNORE_INDEX)
         return replace(self, places=places, wanted=wanted, count=self.predictions)
 
     def to(self, device: torch.device) -> "MaskedBatch":

@@ -21,7 +21,7 @@ from manyheads.nn.block import Stack
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.flex import Flex
-from manyheads.train.prefetch import recording
+from manyheads.train.prefetch import capture_graph
 
 AS_IT_IS = 2  # steps before one is recorded: kernels are chosen and room is taken in them
 ASKED = 16  # steps between two questions to the device whether all is done
@@ -145,7 +145,7 @@ class Recorded:
 
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device), recording(graph, self.pool, mode="thread_local"):
+        with torch.cuda.device(self.device), capture_graph(graph, self.pool, mode="thread_local"):
             self._do()
         return graph
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from manyheads.config import parse
 from manyheads.errors import UserError, check_at_least
+from manyheads.lab.device_memory import free_memory, peak_memory
 from manyheads.nn.attention import CoreConfig, check_parts
 from manyheads.nn.exact_attention import Core, CoreSizes
 from manyheads.nn.flex import NARROWEST, Flex
@@ -37,7 +38,6 @@ from manyheads.nn.packed import Packed
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScaledDot
 from manyheads.summary import human_bytes
-from manyheads.train.device_memory import free_memory, peak_memory
 from manyheads.train.progress import Bar
 
 OUT_OF_MEMORY = "out of memory"

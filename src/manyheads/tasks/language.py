@@ -67,7 +67,7 @@ def language_loss(
         batch.wanted,
         bias=model.head.bias,
         smoothing=smoothing,
-        scored=scored,
+        loss_mask=scored,
         count=count,
     )
 

@@ -23,7 +23,7 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
-from manyheads.train.rdrop import disagreement
+from manyheads.train.rdrop import rdrop_kl
 
 COMPOSITIONAL = "compositional"
 MULTIPLE = 2  # lengths on a GPU: hardly more padding than any length, and seldom more shapes
@@ -44,7 +44,7 @@ def translation_losses(
     two = batch.twice()
     hidden = _hidden(model, two)
     loss = _prediction(model, hidden, two, smoothing)
-    apart = disagreement(
+    apart = rdrop_kl(
         model.head.enter(hidden),
         model.head.matrix(model.target_table),
         batch.real,
@@ -72,7 +72,7 @@ def _prediction(model: EncoderDecoder, hidden: Hidden, batch: Batch, smoothing: 
         batch.wanted,
         bias=model.head.bias,
         smoothing=smoothing,
-        scored=batch.real,
+        loss_mask=batch.real,
         count=batch.target_tokens,
     )
 

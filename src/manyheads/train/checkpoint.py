@@ -1,19 +1,21 @@
-"""What is kept of a run: weights and resume state, each in one atomically replaced file.
+"""Checkpoints of a run: weights and resume state, each in one atomically replaced file.
 
-`model.safetensors` is the model to use. `state/last.safetensors` holds everything that going
-on needs: weights, Adam's moments, and in its header the step and the best score so far. Random
-numbers need no state: every step draws from a seed made of the run's seed and the step.
+`model.safetensors` is the model to use. `state/last.safetensors` holds all that a resumed run
+needs: weights, Adam's moments and, in its header, the step and the best score so far. Random
+numbers need no state: every step seeds its own from the run's seed and the step.
 
-Of processes that have a part of every weight each, `state/shards-STEP/` holds the same in PyTorch's
-distributed format, and `state/shards.json` says which of these folders is the last whole one. Any
-number of processes can go on from either.
+With FSDP `state/shards-STEP/` holds the same in PyTorch's distributed format, and
+`state/shards.json` names the last complete folder. Any number of processes can resume from either.
 """
 
+import copy
 import json
 import shutil
 import warnings
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from manyheads.errors import DataError
 from manyheads.fileio import check_sum, check_sum_of, replace_file, write_text
+from manyheads.train.parallel import World, gather_full
 
 WEIGHTS = "model.safetensors"
 STATE = "state"
@@ -34,26 +38,30 @@ FORMAT = 1
 HEADER = "manyheads"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
+Tensors = dict[str, Tensor]
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """One safetensors file, whole or not at all; its header holds `about` and a check sum."""
+# --- safetensors files with a checked header ---
+
+
+def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
+    """One safetensors file, complete or not at all; its header holds `about` and checksums."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     facts = {"format": FORMAT, "checksum": checksum(plain), "about": about}
-    facts["told"] = _told(plain, about)
+    facts["told"] = _header_checksum(plain, about)
     header = {HEADER: json.dumps(facts)}  # one key: several would be written in any order
 
-    def write(beside: Path) -> None:
+    def write(partial: Path) -> None:
         try:
-            save_file(plain, beside, header)
-        except SafetensorError as error:  # its own word for a full disk
+            save_file(plain, partial, header)
+        except SafetensorError as error:  # safetensors' own error for a full disk
             raise OSError(str(error)) from None
 
     replace_file(path, write)
 
 
-def checksum(tensors: dict[str, Tensor]) -> str:
-    """A check sum over names and bytes: a flipped bit is noticed, not computed with."""
+def checksum(tensors: Tensors) -> str:
+    """CRC-32 over names and bytes, to detect damaged files."""
     total = 0
     for name in sorted(tensors):
         raw: Any = tensors[name].flatten().view(torch.uint8).numpy()
@@ -61,14 +69,14 @@ def checksum(tensors: dict[str, Tensor]) -> str:
     return f"{total:08x}"
 
 
-def _told(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
-    """A check sum over what a header says: the same bytes as numbers of another kind are others."""
+def _header_checksum(tensors: Tensors, about: dict[str, Any]) -> str:
+    """Over the metadata, dtypes and shapes: the same bytes of another dtype are other numbers."""
     kinds = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
     return check_sum(json.dumps([about, kinds], sort_keys=True).encode())
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file that `write_tensors` wrote; anything else is DataError."""
+def read_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors and metadata of a file that `write_tensors` wrote; anything else is DataError."""
     if not path.is_file():
         raise DataError(f"{path} is missing: is {path.parent} a run folder?")
     try:
@@ -81,38 +89,39 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise DataError(f"{path} was not written by Manyheads: import foreign weights instead")
     try:
         facts = json.loads(header)
-        known, sound = facts["format"] == FORMAT, facts["checksum"] == checksum(tensors)
         about = dict(facts["about"])
-        told = facts.get("told") in (None, _told(tensors, about))  # older files have none
+        is_intact = (
+            facts["format"] == FORMAT
+            and facts["checksum"] == checksum(tensors)
+            and facts.get("told") in (None, _header_checksum(tensors, about))  # None: older files
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{path} is damaged: its header cannot be read") from None
-    if not known or not sound or not told:
+    if not is_intact:
         raise DataError(f"{path} is damaged: its bytes do not match their check sum")
     return tensors, about
 
 
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Put tensors into a model that must want exactly these."""
-    wanted = model.state_dict()
-    missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
-    if missing or extra:
+def load_weights(model: nn.Module, tensors: Tensors, path: Path) -> None:
+    """Load tensors into a model that must have exactly these."""
+    saved = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    wrong = [name for name in {**expected, **saved} if saved.get(name) != expected.get(name)]
+    if wrong:
+        shapes = [str(sides.get(wrong[0], "missing")) for sides in (saved, expected)]
         raise DataError(
-            f"{path} does not fit the model of run.toml: "
-            f"{len(missing)} tensors missing {sorted(missing)[:1]}, "
-            f"{len(extra)} unknown {sorted(extra)[:1]}"
+            f"{path} does not fit the model of run.toml: {len(wrong)} tensors differ, {wrong[0]} "
+            f"is {shapes[0]} in the file and {shapes[1]} in the model"
         )
-    for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
-            raise DataError(
-                f"{path} does not fit the model of run.toml: {name} is "
-                f"{list(tensor.shape)}, not {list(wanted[name].shape)}"
-            )
     model.load_state_dict(tensors)
+
+
+# --- the state to resume from ---
 
 
 @dataclass
 class Progress:
-    """How far a run is, kept in the header of its state."""
+    """How far a run is, in the header of its state."""
 
     step: int = 0
     best: float | None = None
@@ -122,20 +131,13 @@ class Progress:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a run has a state to go on from."""
+    """Whether a run has a state to resume from."""
     return (folder / LAST).exists() or (folder / SHARDS).exists()
 
 
-def write_state(folder: Path, state: dict[str, Tensor], progress: Progress) -> None:
-    """Everything that going on needs, in one file."""
-    write_tensors(folder / LAST, state, vars(progress))
-    (folder / SHARDS).unlink(missing_ok=True)
-    _drop_shards(folder, "")
-
-
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def state_of(model: nn.Module, optimizer: Optimizer) -> Tensors:
     """Weights and moments by name."""
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
@@ -143,37 +145,37 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     return tensors
 
 
-def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+def load_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
     """Restore model and optimizer to the last saved step."""
-    shards = _read_shards(folder)
-    path = folder / LAST
-    if shards is not None and not path.exists():
-        return load_shards(folder, *shards, model, optimizer)
-    tensors, about = read_tensors(path)
-    # Both are there if a run was killed right after it had saved one of them.
-    if shards is not None and shards[2].step > about.get("step", 0):
-        return load_shards(folder, *shards, model, optimizer)
-    wanted = model.state_dict()
+    shards, path = _read_shards(folder), folder / LAST
+    tensors, about = ({}, {}) if shards and not path.exists() else read_tensors(path)
+    # Both exist if a run was killed right after it had saved one of them.
+    if shards is not None and shards[2].step > about.get("step", -1):
+        return _load_shards(*shards, model, optimizer)
+    expected = model.state_dict()
     weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-    weights = {n: _spread_like(wanted[n], t) if n in wanted else t for n, t in weights.items()}
+    weights = {n: _shard_like(expected[n], t) if n in expected else t for n, t in weights.items()}
     load_weights(model, weights, path)
-    for name, parameter in model.named_parameters():
-        if not _has_moments(name, tensors, path):
-            continue
-        for key in MOMENTS:
-            moment = tensors[f"adam.{key}.{name}"]
-            # The fused update wants all of them, the step too, where the parameter is.
-            moment = _spread_like(parameter, moment) if moment.ndim else moment
-            optimizer.state[parameter][key] = moment.to(parameter.device)
+    for name, moment in _new_moments(model, optimizer, tensors, path).items():
+        moment.copy_(_shard_like(moment, tensors[name]))
     return _progress(about, path)
 
 
-def _has_moments(name: str, known: Collection[str], path: Path) -> bool:
-    """Whether a parameter has been updated: where no loss has ever reached it there is nothing."""
-    found = [f"adam.{key}.{name}" in known for key in MOMENTS]
-    if any(found) and not all(found):
-        raise DataError(f"{path} has no optimizer state for {name}: it cannot be gone on from")
-    return all(found)
+def _new_moments(
+    model: nn.Module, optimizer: Optimizer, saved: Collection[str], path: Path
+) -> Tensors:
+    """Adam's state, to be loaded; parameters that no loss reached have none in the checkpoint."""
+    moments = {}
+    for name, parameter in model.named_parameters():
+        keys = {f"adam.{key}.{name}": key for key in MOMENTS if f"adam.{key}.{name}" in saved}
+        if len(keys) not in (0, len(MOMENTS)):
+            raise DataError(f"{path} has no optimizer state for {name}: it cannot be gone on from")
+        for full_name, key in keys.items():
+            # The fused update needs the step, too, on the parameter's device.
+            step = torch.zeros((), device=parameter.device)
+            moment = step if key == "step" else torch.zeros_like(parameter)
+            moments[full_name] = optimizer.state[parameter][key] = moment
+    return moments
 
 
 def _progress(about: dict[str, Any], path: Path) -> Progress:
@@ -183,140 +185,256 @@ def _progress(about: dict[str, Any], path: Path) -> Progress:
         raise DataError(f"{path} is damaged: its header does not say how far it is") from None
 
 
-def _spread_like(wanted: Any, tensor: Tensor) -> Tensor:
-    """A whole tensor as the other one is: whole too, or this process's part of it."""
-    if not hasattr(wanted, "device_mesh") or tensor.shape != wanted.shape:
+def _shard_like(like: Any, tensor: Tensor) -> Tensor:
+    """This process's part of a tensor, if `like` is sharded; else the tensor."""
+    if not hasattr(like, "device_mesh") or tensor.shape != like.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    # Every process has read all of it: nothing need be sent.
-    whole, mesh = tensor.to(wanted.device), wanted.device_mesh
-    return distribute_tensor(whole, mesh, wanted.placements, src_data_rank=None)
+    # src_data_rank=None: every process has read the file, so nothing is sent.
+    full = tensor.to(like.device)
+    return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def save_shards(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
-) -> None:
-    """Everything that going on needs, of which each process writes its part."""
+def save_shards(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> None:
+    """The state to resume from, of which each process writes its part."""
     from torch import distributed as dist
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
     name = f"shards-{progress.step:08d}"
-    path, first = folder / STATE / name, dist.get_rank() == 0
-    if first:
-        shutil.rmtree(path, ignore_errors=True)  # what a kill has left
+    path, is_main = folder / STATE / name, dist.get_rank() == 0
+    if is_main:
+        shutil.rmtree(path, ignore_errors=True)  # left by a kill
     try:
         save(state_of(model, optimizer), checkpoint_id=path)
     except CheckpointException as error:
         raise DataError(
-            f"{path} could not be saved ({_short(error)}): the one before it is untouched; make "
-            "room and go on"
+            f"{path} could not be saved ({_first_line(error)}): the one before it is untouched; "
+            "make room and go on"
         ) from None
-    if first:
+    if is_main:
         sums = {file.name: check_sum_of(file) for file in sorted(path.iterdir())}
         facts = {"format": FORMAT, "folder": name, "about": vars(progress), "files": sums}
         facts["told"] = check_sum(json.dumps(facts).encode())
         write_text(folder / SHARDS, json.dumps(facts) + "\n")
         (folder / LAST).unlink(missing_ok=True)
-        _drop_shards(folder, name)
+        _drop_shards(folder, keep=name)
 
 
-def _short(error: BaseException) -> str:
-    """The first line of what went wrong, in whichever process it did."""
+def _first_line(error: BaseException) -> str:
+    """Of the error of whichever process failed."""
     failures = list(getattr(error, "failures", {}).values())
     return str(failures[0][0] if failures else error).partition("\n")[0]
 
 
-def _drop_shards(folder: Path, kept: str) -> None:
+def _drop_shards(folder: Path, *, keep: str) -> None:
     for path in (folder / STATE).glob("shards-*"):
-        if path.name != kept:
+        if path.name != keep:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _read_shards(folder: Path) -> tuple[str, dict[str, str], Progress] | None:
-    """The last whole folder of shards, the check sums of its files, and how far it is."""
+def _read_shards(folder: Path) -> tuple[Path, dict[str, str], Progress] | None:
+    """The last complete folder of shards, the checksums of its files, and its progress."""
     path = folder / SHARDS
     if not path.exists():
         return None
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        told = facts.pop("told", None)  # older files have none
-        sound = told in (None, check_sum(json.dumps(facts).encode()))
-        if facts["format"] != FORMAT or not sound:
+        known = facts.pop("told", None)  # older files have none
+        is_intact = known in (None, check_sum(json.dumps(facts).encode()))
+        if facts["format"] != FORMAT or not is_intact:
             raise ValueError
         sums = dict(facts.get("files", {}))
-        return str(facts["folder"]), sums, _progress(dict(facts["about"]), path)
+        progress = _progress(dict(facts["about"]), path)
+        return folder / STATE / str(facts["folder"]), sums, progress
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{path} is damaged: it does not say where the state is") from None
 
 
-def load_shards(
-    folder: Path,
-    name: str,
-    sums: dict[str, str],
-    progress: Progress,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+def _load_shards(
+    path: Path, sums: dict[str, str], progress: Progress, model: nn.Module, optimizer: Optimizer
 ) -> Progress:
     """Restore model and optimizer from the parts of any number of processes."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    path = folder / STATE / name
     try:
         damaged = [file for file, known in sums.items() if check_sum_of(path / file) != known]
         if damaged:
             raise ValueError(f"the bytes of {damaged[0]} do not match their check sum")
-        known = FileSystemReader(path).read_metadata().state_dict_metadata
-    except Exception as error:  # whatever a damaged file makes of it
+        saved = FileSystemReader(path).read_metadata().state_dict_metadata
+    except Exception as error:  # a damaged file may raise anything
         raise DataError(f"{path} is damaged or not there ({error})") from None
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    unknown = {name for name in known if name.startswith("model.")} ^ tensors.keys()
+    unknown = {name for name in saved if name.startswith("model.")} ^ tensors.keys()
     if unknown:
         raise DataError(f"{path} does not fit the model of run.toml: {min(unknown)}")
-    for name, parameter in model.named_parameters():
-        if _has_moments(name, known, path):
-            for key in MOMENTS:
-                like = parameter.detach()
-                room = torch.zeros((), device=like.device) if key == "step" else like.clone()
-                tensors[f"adam.{key}.{name}"] = optimizer.state[parameter][key] = room
+    tensors |= _new_moments(model, optimizer, saved, path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that one process loads alone is meant
+            warnings.simplefilter("ignore")  # it warns if one process loads without a group
             load(tensors, checkpoint_id=path)
     except (CheckpointException, ValueError, RuntimeError, OSError) as error:
-        raise DataError(f"{path} is damaged, or not of this model ({_short(error)})") from None
+        raise DataError(f"{path} is damaged, or not of this model ({_first_line(error)})") from None
     return progress
 
 
-def snapshot(folder: Path, weights: dict[str, Tensor], step: int) -> None:
-    """Keep the weights of a save, for averaging."""
-    write_tensors(_snapshot(folder, step), weights, {})
+# --- snapshots, for averaging ---
 
 
 def drop_old_snapshots(folder: Path, progress: Progress) -> None:
-    kept = {_snapshot(folder, step) for step in progress.snapshots}
+    current = {_snapshot(folder, step) for step in progress.snapshots}
     for path in (folder / STATE).glob("weights-*.safetensors"):
-        if path not in kept:
+        if path not in current:
             path.unlink(missing_ok=True)
 
 
-def average(folder: Path, progress: Progress, drawn: Collection[str] = ()) -> dict[str, Tensor]:
-    """The mean of the kept snapshots, summed in float64; of what is drawn, the newest."""
-    total: dict[str, Tensor] = {}
-    dtypes: dict[str, torch.dtype] = {}
+def average(folder: Path, progress: Progress, buffers: Collection[str] = ()) -> Tensors:
+    """The mean of the snapshots, summed in float64; of buffers, the newest."""
+    means: Tensors = {}
+    newest: Tensors = {}
     for step in progress.snapshots:
-        tensors, _ = read_tensors(_snapshot(folder, step))
-        for name, tensor in tensors.items():
-            dtypes[name] = tensor.dtype
-            if name in drawn:
-                total[name] = tensor
-            else:
-                total[name] = total.get(name, 0) + tensor.double() / len(progress.snapshots)
-    return {name: tensor.to(dtypes[name]) for name, tensor in total.items()}
+        newest, _ = read_tensors(_snapshot(folder, step))
+        for name, tensor in newest.items():
+            means[name] = means.get(name, 0) + tensor.double() / len(progress.snapshots)
+    return {n: t if n in buffers else means[n].to(t.dtype) for n, t in newest.items()}
 
 
 def _snapshot(folder: Path, step: int) -> Path:
     return folder / STATE / f"weights-{step:08d}.safetensors"
+
+
+# --- who writes, and when ---
+
+
+class Checkpointer:
+    """Saves and restores a run whose main process holds all weights, and writes at once.
+
+    `saved_model` is the part of the model that model.safetensors holds. All processes have to
+    call each method.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: nn.Module,
+        optimizer: Optimizer,
+        saved_model: nn.Module,
+        world: World,
+    ) -> None:
+        self.folder, self.world = folder, world
+        self.model, self.optimizer, self.saved_model = model, optimizer, saved_model
+
+    def load(self) -> Progress | None:
+        """Restore the last state, if there is one."""
+        if not is_begun(self.folder):
+            return None
+        return load_state(self.folder, self.model, self.optimizer)
+
+    def save(self, progress: Progress, *, snapshot: bool = False) -> None:
+        """Save a state to resume from and, for averaging, a snapshot of the weights."""
+        weights = self.weights() if snapshot else None
+        if self.world.is_main:
+            self._write(state_of(self.model, self.optimizer), weights, progress)
+        self.world.wait()
+
+    def save_model(self, about: dict[str, Any]) -> None:
+        """Save the current weights as the model to use."""
+        weights = self.weights()
+        if self.world.is_main:
+            write_tensors(self.folder / WEIGHTS, weights, about)
+
+    def save_average(self, progress: Progress, about: dict[str, Any]) -> None:
+        """Save the mean of the snapshots as the model to use."""
+        if self.world.is_main:
+            drop_old_snapshots(self.folder, progress)  # left by a kill
+            buffers = {name for name, _ in self.saved_model.named_buffers()}
+            mean = average(self.folder, progress, buffers)
+            write_tensors(self.folder / WEIGHTS, mean, about)
+
+    def load_model(self) -> None:
+        """Load the model to use, where one process holds it."""
+        if not self.world.is_distributed:
+            path = self.folder / WEIGHTS
+            load_weights(self.saved_model, read_tensors(path)[0], path)
+
+    def weights(self) -> Tensors:
+        """All weights of the model to use, on the main process."""
+        return self.saved_model.state_dict()
+
+    @contextmanager
+    def full_model(self) -> Iterator[nn.Module]:
+        """A model with all weights, on the main process, to validate."""
+        yield self.model
+
+    def close(self) -> None:
+        """Wait until all is written; raise the error of a write that failed."""
+
+    def _write(self, state: Tensors, weights: Tensors | None, progress: Progress) -> None:
+        if weights is not None:
+            write_tensors(_snapshot(self.folder, progress.step), weights, {})
+        write_tensors(self.folder / LAST, state, vars(progress))
+        (self.folder / SHARDS).unlink(missing_ok=True)
+        _drop_shards(self.folder, keep="")
+        if weights is not None:
+            drop_old_snapshots(self.folder, progress)
+
+
+class AsyncCheckpointer(Checkpointer):
+    """Copies a state from the device at once, and writes it in a thread during later steps.
+
+    States are written one at a time, in order; a run waits for the last before it ends.
+    """
+
+    pending: Future[None] | None = None
+
+    def close(self) -> None:
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
+
+    def _write(self, state: Tensors, weights: Tensors | None, progress: Progress) -> None:
+        self.close()
+        copies = _to_host(state), None if weights is None else _to_host(weights)
+        pool = ThreadPoolExecutor(1)
+        self.pending = pool.submit(super()._write, *copies, copy.deepcopy(progress))
+        pool.shutdown(wait=False)  # the thread ends when the state is written
+
+
+def _to_host(tensors: Tensors) -> Tensors:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+class ShardedCheckpointer(Checkpointer):
+    """For FSDP: each process saves its part of each weight.
+
+    `replica`, on the main process, is a copy of the model from before it was sharded.
+    """
+
+    def __init__(self, *parts: Any, replica: nn.Module | None) -> None:
+        super().__init__(*parts)
+        self.replica = replica
+
+    def save(self, progress: Progress, *, snapshot: bool = False) -> None:
+        weights = self.weights() if snapshot else {}  # {} on other processes too
+        if weights:
+            write_tensors(_snapshot(self.folder, progress.step), weights, {})
+        save_shards(self.folder, self.model, self.optimizer, progress)
+        if weights:
+            drop_old_snapshots(self.folder, progress)
+        self.world.wait()
+
+    def weights(self) -> Tensors:
+        return gather_full(self.saved_model)
+
+    @contextmanager
+    def full_model(self) -> Iterator[nn.Module]:
+        weights = gather_full(self.model)
+        if self.replica is None:
+            yield self.model
+            return
+        self.replica.load_state_dict(weights)
+        yield self.replica.to(next(self.model.parameters()).device)
+        self.replica.cpu()

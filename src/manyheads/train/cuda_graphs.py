@@ -1,13 +1,12 @@
-"""Passes over batches as CUDA graphs: recorded once for each shape, then replayed by one call.
+"""Forward and backward passes as CUDA graphs: captured once per batch shape, then replayed.
 
-A small model's step is hundreds of kernels of a few microseconds each, and the host takes longer
-to launch them than the device to compute them. A recorded pass is launched as a whole. What it
-reads are copies of the batch at fixed places, and what it writes stays at fixed places too.
+A step of a small model is hundreds of kernels of a few microseconds each; the host takes longer to
+launch them than the device to compute them. A graph is one launch. It reads copies of the batch at
+fixed addresses and writes to fixed addresses.
 
-Where a step is one pass, its gradients are simply where the recording leaves them: nothing has to
-be set to zero before, and nothing added up. They take as much room as the weights for every shape,
-so that after some shapes, and where a step is several passes, recordings add to gradients which
-all of them share.
+If a step is one pass, a graph overwrites gradients of its own: nothing to zero, nothing to add.
+These take as much memory as the weights for every shape. So after OWN_GRADIENT_BYTES, and if a
+step has several passes, graphs add to gradients that all of them share.
 """
 
 from collections import Counter
@@ -18,110 +17,115 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.nn.experts import Routing
-from manyheads.train.loss import Loss
-from manyheads.train.prefetch import recording, tensors_of
+from manyheads.train.prefetch import capture_graph, tensors_of
+from manyheads.train.step import ForwardBackward, Result, StepStats
 
-Shares = dict[str, Tensor]  # what a prediction of each term of the loss counts for
-Found = tuple[dict[str, Loss], list[Routing]]
-Work = Callable[[Any, Shares], Found]  # forward and backward over a batch
-Gradients = list[Tensor | None]  # of all weights of a model; none where no loss reaches
+Divisors = dict[str, Tensor]  # the number of predictions of each loss term in the step
+Pass = Callable[[Any, Divisors], Result]  # forward and backward over a micro-batch
+Gradients = list[Tensor | None]  # of all parameters; None where no loss reaches
 
-AS_IT_IS = 2  # passes of a shape before it is recorded: kernels are chosen and compiled in them
-MOST = 128  # shapes that are recorded; rarer ones are computed as they are
-OWN_BYTES = 2 * 2**30  # of gradients that recordings have of their own; the first has them anyway
+WARMUP = 2  # eager passes of a shape before its capture: kernels are chosen and compiled in them
+MAX_GRAPHS = 128  # rarer shapes stay eager
+OWN_GRADIENT_BYTES = 2 * 2**30  # of graphs with gradients of their own; the first always has them
 
 
-def recordable(model: nn.Module) -> bool:
-    """Whether a pass is the same kernels each time: no part of the model asks the host."""
-    parts = [(part, getattr(part, "core", None)) for part in model.modules()]
-    return not any(getattr(one, "has_host_sync", False) for pair in parts for one in pair)
+class GraphedPass:
+    """A pass over batches of one shape. Fields of a batch that are no tensors do not change it.
 
-
-class Recorded:
-    """A pass over batches of one shape. What is no tensor in a batch has no say in it.
-
-    `gradients` are where each replay leaves them; None where it adds to those that there are.
+    `gradients` are those that a replay overwrites; None if it adds to the shared ones.
     """
 
     def __init__(
-        self, work: Work, batch: Any, shares: Shares, pool: Any, owners: list[nn.Parameter] | None
+        self,
+        run: Pass,
+        batch: Any,
+        divisors: Divisors,
+        pool: Any,
+        parameters: list[nn.Parameter] | None,
     ) -> None:
         self.batch = {name: tensor.clone() for name, tensor in tensors_of(batch).items()}
-        self.shares = {name: share.clone() for name, share in shares.items()}
+        self.divisors = {name: divisor.clone() for name, divisor in divisors.items()}
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with recording(self.graph, pool, mode="global"):
-            self.found = work(replace(batch, **self.batch), self.shares)
+        with capture_graph(self.graph, pool, mode="global"):
+            self.result = run(replace(batch, **self.batch), self.divisors)
         self.gradients: Gradients | None = None
-        if owners is not None:
-            self.gradients = [weight.grad for weight in owners]
+        if parameters is not None:
+            self.gradients = [parameter.grad for parameter in parameters]
 
-    def __call__(self, batch: Any, shares: Shares) -> Found:
-        given = tensors_of(batch)
-        places = [*self.batch.values(), *self.shares.values()]
-        values = [given[name] for name in self.batch] + [shares[name] for name in self.shares]
-        torch._foreach_copy_(places, values, non_blocking=True)
+    def __call__(self, batch: Any, divisors: Divisors) -> Result:
+        tensors = tensors_of(batch)
+        inputs = [*self.batch.values(), *self.divisors.values()]
+        values = [tensors[name] for name in self.batch] + [divisors[name] for name in self.divisors]
+        torch._foreach_copy_(inputs, values, non_blocking=True)
         self.graph.replay()
-        losses, routing = self.found  # the next replay writes to the same places
-        told = {name: replace(loss, nll=loss.nll.clone()) for name, loss in losses.items()}
-        return told, [replace(one, dropped=one.dropped.clone()) for one in routing]
+        losses, routing = self.result  # cloned: the next replay overwrites them
+        copies = {name: replace(loss, nll=loss.nll.clone()) for name, loss in losses.items()}
+        return copies, [replace(layer, dropped=layer.dropped.clone()) for layer in routing]
 
 
-class Recorder:
-    """Does the work of a pass, from its third time for a shape on by a recording of it.
+class CudaGraphs(ForwardBackward):
+    """Replays a CUDA graph of each pass, from the third pass over a batch shape on.
 
-    `alone` says that a step is one pass. After each step `forget` is to be called.
+    `single_pass`: every step is one micro-batch.
     """
 
-    def __init__(self, work: Work, model: nn.Module, *, alone: bool) -> None:
-        self.work, self.alone = work, alone
-        self.weights = list(model.parameters())
-        self.met: Counter[Hashable] = Counter()
-        self.recorded: dict[Hashable, Recorded] = {}
+    def __init__(self, objective: nn.Module, dtype: torch.dtype, *, single_pass: bool) -> None:
+        super().__init__(objective, dtype)
+        self.single_pass = single_pass
+        self.parameters = list(objective.parameters())
+        self.seen: Counter[Hashable] = Counter()
+        self.graphs: dict[Hashable, GraphedPass] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.shared: Gradients | None = None
-        self.adding, self.owned = not alone, 0
+        self.adds, self.own_bytes = not single_pass, 0
 
-    def __call__(self, batch: Any, shares: Shares) -> Found:
+    def __call__(self, batches: list[Any], stats: StepStats) -> None:
+        counts = stats.divisors()
+        row = torch.tensor([float(count) for count in counts.values()])
+        divisors = dict(zip(counts, row.to(self.device, non_blocking=True), strict=True))
+        for batch in batches:
+            stats.add(*self.replay(batch, divisors))
+
+    def replay(self, batch: Any, divisors: Divisors) -> Result:
         tensors = tensors_of(batch).items()
-        shape = (*((name, tuple(x.shape), x.dtype) for name, x in tensors), *shares)
-        if shape not in self.recorded:
-            self.met[shape] += 1
-            if self.met[shape] <= AS_IT_IS or len(self.recorded) == MOST:
-                return self.work(batch, shares)
-            self.recorded[shape] = self._record(batch, shares)
-        one = self.recorded[shape]
-        found = one(batch, shares)
-        if self.alone:
-            self.adding = one.gradients is None
-            self._give(one.gradients or self.shared)
-        return found
+        shape = (*((name, tuple(x.shape), x.dtype) for name, x in tensors), *divisors)
+        if shape not in self.graphs:
+            self.seen[shape] += 1
+            if self.seen[shape] <= WARMUP or len(self.graphs) == MAX_GRAPHS:
+                return self.micro_batch(batch, divisors)
+            self.graphs[shape] = self._capture(batch, divisors)
+        graph = self.graphs[shape]
+        result = graph(batch, divisors)
+        if self.single_pass:
+            self.adds = graph.gradients is None
+            self._set_gradients(graph.gradients or self.shared)
+        return result
 
-    def forget(self) -> None:
-        """The gradients of a step, when it is done."""
-        if self.adding:
-            torch._foreach_zero_([w.grad for w in self.weights if w.grad is not None])
-        if self.alone:
-            self.adding = False
-            self._give([None] * len(self.weights))
+    def zero_grad(self) -> None:
+        if self.adds:
+            torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
+        if self.single_pass:
+            self.adds = False
+            self._set_gradients([None] * len(self.parameters))
 
-    def _record(self, batch: Any, shares: Shares) -> Recorded:
-        size = sum(weight.numel() * weight.element_size() for weight in self.weights)
-        own = self.alone and (not self.recorded or self.owned + size <= OWN_BYTES)
-        if own:
-            self.owned += size
-        elif self.alone:
-            self.shared = self.shared or self._zeros()
-            self._give(self.shared)
-        return Recorded(self.work, batch, shares, self.pool, self.weights if own else None)
+    def _capture(self, batch: Any, divisors: Divisors) -> GraphedPass:
+        size = sum(parameter.numel() * parameter.element_size() for parameter in self.parameters)
+        owns = self.single_pass and (not self.graphs or self.own_bytes + size <= OWN_GRADIENT_BYTES)
+        if owns:
+            self.own_bytes += size
+        elif self.single_pass:
+            self.shared = self.shared or self._zero_gradients()
+            self._set_gradients(self.shared)
+        owners = self.parameters if owns else None
+        return GraphedPass(self.micro_batch, batch, divisors, self.pool, owners)
 
-    def _zeros(self) -> Gradients:
-        """For the weights that a loss reaches, as the first recording knows."""
-        known = next(iter(self.recorded.values())).gradients or []
-        return [None if one is None else torch.zeros_like(one) for one in known]
+    def _zero_gradients(self) -> Gradients:
+        """For the parameters that a loss reaches, as the first graph shows."""
+        first = next(iter(self.graphs.values())).gradients or []
+        return [None if gradient is None else torch.zeros_like(gradient) for gradient in first]
 
-    def _give(self, gradients: Gradients | None) -> None:
+    def _set_gradients(self, gradients: Gradients | None) -> None:
         assert gradients is not None
-        for weight, gradient in zip(self.weights, gradients, strict=True):
-            weight.grad = gradient
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient

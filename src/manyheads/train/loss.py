@@ -1,4 +1,4 @@
-"""What training minimises: cross-entropy with label smoothing, head included.
+"""Loss: cross-entropy with label smoothing, computed together with the output layer.
 
 L = −Σ_v q_v log p_v,  q = (1 − ε) one-hot + ε / V,  log p_v = z_v − log Σ e^z,  z = h Wᵀ + b
 """
@@ -9,15 +9,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads import ops
-from manyheads.data.batching import NOTHING
+from manyheads.data.batching import IGNORE_INDEX
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A term of what is minimised, as sums over `count` predictions.
+    """A term of the training loss, as sums over `count` predictions.
 
-    `objective` is what gradients are taken of, `nll` what is told of it (−log p without
-    smoothing), `weight` its weight among several terms.
+    `objective` is differentiated; `nll` is reported (−log p without label smoothing); `weight` is
+    the factor of the term in the total.
     """
 
     objective: Float[Tensor, ""]
@@ -29,25 +29,25 @@ class Loss:
 def cross_entropy(
     hidden: Float[Tensor, "*n d"],
     matrix: Float[Tensor, "v d"],
-    wanted: Int[Tensor, "*n"],
+    labels: Int[Tensor, "*n"],
     *,
     bias: Float[Tensor, " v"] | None = None,
     smoothing: float = 0.0,
-    scored: Bool[Tensor, "*n"] | None = None,
+    loss_mask: Bool[Tensor, "*n"] | None = None,
     count: int | None = None,
 ) -> Loss:
-    """The loss of predicting `wanted` from hidden states through the output matrix.
+    """Cross-entropy of labels, from hidden states through the output matrix.
 
-    Of the predictions that are `scored`, and want something else than `NOTHING`. `count` is how
-    many these are: whoever knows it spares a GPU the asking.
+    Positions outside `loss_mask`, or with the label IGNORE_INDEX, do not count. `count` is the
+    number of the others; if the caller knows it, a GPU need not be waited for.
     """
     kind = hidden.device.type
-    hidden, wanted = hidden.flatten(0, -2), wanted.flatten()
-    if scored is not None and kind == "cpu":  # where it is cheap to leave them out
-        hidden, wanted = hidden[scored.flatten()], wanted[scored.flatten()]
-    elif scored is not None:
-        wanted = wanted.masked_fill(~scored.flatten(), NOTHING)
+    hidden, labels = hidden.flatten(0, -2), labels.flatten()
+    if loss_mask is not None and kind == "cpu":  # where it is cheap to drop rows
+        hidden, labels = hidden[loss_mask.flatten()], labels[loss_mask.flatten()]
+    elif loss_mask is not None:
+        labels = labels.masked_fill(~loss_mask.flatten(), IGNORE_INDEX)
     if count is None:
-        count = len(wanted) if scored is None else int((wanted != NOTHING).sum())
-    objective, nll = ops.linear_cross_entropy(hidden, matrix, bias, wanted, smoothing)
+        count = len(labels) if loss_mask is None else int((labels != IGNORE_INDEX).sum())
+    objective, nll = ops.linear_cross_entropy(hidden, matrix, bias, labels, smoothing)
     return Loss(objective, nll, count)

@@ -1,32 +1,89 @@
-"""metrics.jsonl: what a run has measured, one object a line; and TensorBoard."""
+"""Metrics of training: means over the steps since the last log line, metrics.jsonl, TensorBoard."""
 
 import json
+import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from manyheads.errors import DataError
 from manyheads.fileio import replace_file
+from manyheads.train.step import StepStats
 
 
-class Metrics:
-    """metrics.jsonl, one object a line, and TensorBoard where it is installed."""
+class LogWindow:
+    """The steps since the last log line."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepStats] = []
+        self.checked = 0
+        self.began = time.monotonic()
+
+    def unchecked_nlls(self) -> Iterator[tuple[int, float]]:
+        """(How many steps ago, nll) of the steps since the last call; waits for the device."""
+        for index in range(self.checked, len(self.steps)):
+            yield len(self.steps) - index, self.steps[index].nll()
+        self.checked = len(self.steps)
+
+    def scores(self) -> dict[str, float]:
+        """The weighted loss, the mean of each term where there are several, and throughput."""
+        means, loss = {}, 0.0
+        for name, weight in self.steps[-1].weights.items():
+            count = max(1, sum(step.counts[name] for step in self.steps))
+            mean = float(sum(step.sums[name] for step in self.steps)) / count
+            means[f"{name}_loss"] = mean
+            loss += weight * mean
+        terms = means if len(means) > 1 else {}
+        for name in self.steps[-1].extra:
+            numerators, denominators = zip(*(step.extra[name] for step in self.steps), strict=True)
+            terms[name] = float(sum(numerators)) / float(sum(denominators))
+        tokens = sum(step.tokens for step in self.steps)
+        seconds = max(1e-9, time.monotonic() - self.began)
+        return {"loss": loss, **terms, "tokens_per_second": tokens / seconds}
+
+    def note(self) -> str:
+        """The scores in short, for the progress bar."""
+        scores = self.scores()
+        extra = "".join(f"  {name} {scores[name]:.1%}" for name in self.steps[-1].extra)
+        return f"loss {scores['loss']:.3f}{extra}  {scores['tokens_per_second']:,.0f} tokens/s"
+
+
+class NoMetrics:
+    """For processes that write nothing."""
+
+    skipped_lines = 0
+
+    def write(self, step: int, split: str, scores: dict[str, float]) -> None:
+        """Write nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+class Metrics(NoMetrics):
+    """metrics.jsonl, one object a line, and TensorBoard if it is installed.
+
+    Lines after `step`, the step to resume from, are dropped: their steps will be repeated.
+    """
 
     def __init__(self, folder: Path, step: int) -> None:
         self.path = folder / "metrics.jsonl"
-        self.broken = 0
         if self.path.exists():
-            # Steps after the last save will be done again: forget what was said of them.
             lines = self.path.read_bytes().splitlines()
             steps = [step_of(line) for line in lines]
             pairs = zip(lines, steps, strict=True)
-            kept = [line + b"\n" for line, at in pairs if at is not None and at <= step]
-            self.broken = steps[:-1].count(None)  # the last one may be cut short by a kill
-            replace_file(self.path, lambda beside: _write(beside, b"".join(kept)))
+            past = b"".join(line + b"\n" for line, at in pairs if at is not None and at <= step)
+            self.skipped_lines = steps[:-1].count(None)  # a kill may truncate the last line
+
+            def write(partial: Path) -> None:
+                partial.write_bytes(past)
+
+            replace_file(self.path, write)
         self.file = self.path.open("a", encoding="utf-8")
-        self.folder, self.first = folder, step + 1
+        self.folder, self.first_step = folder, step + 1
         self.board: Any = None
-        self.has_board = find_spec("tensorboard") is not None
+        self.has_tensorboard = find_spec("tensorboard") is not None
 
     def write(self, step: int, split: str, scores: dict[str, float]) -> None:
         try:
@@ -36,14 +93,16 @@ class Metrics:
             raise DataError(
                 f"{self.path} could not be saved ({error}): make room and go on"
             ) from None
-        if self.has_board and self.board is None:
-            # Only now: importing it takes seconds.
+        if not self.has_tensorboard:
+            return
+        if self.board is None:
+            # Imported late: it takes seconds.
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.first)
-        if self.board is not None:
-            for name, value in scores.items():
-                self.board.add_scalar(f"{split}/{name}", value, step)
+            tensorboard = str(self.folder / "tensorboard")
+            self.board = SummaryWriter(tensorboard, purge_step=self.first_step)
+        for name, value in scores.items():
+            self.board.add_scalar(f"{split}/{name}", value, step)
 
     def close(self) -> None:
         self.file.close()
@@ -52,12 +111,8 @@ class Metrics:
 
 
 def step_of(line: bytes) -> int | None:
-    """The step that a line tells of, if it can be read."""
+    """The step of a line of metrics.jsonl, None if the line is damaged."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

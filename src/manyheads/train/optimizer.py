@@ -9,24 +9,21 @@ from torch import nn
 
 from manyheads.errors import UserError, check_above_zero, check_at_least, check_share
 
-TooLong = Literal["refuse", "skip", "cut"]  # what becomes of a text longer than the model reads
+TooLong = Literal["refuse", "skip", "cut"]  # a text longer than max_length
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """How a run is trained. A step is one update of `accumulate` × `batch_tokens` tokens.
+    """Settings of training. A step is one update from `accumulate` × `batch_tokens` tokens.
 
-    Where they are given, `epochs` decides the steps (and each ends with a validation and a save at
-    the latest), `warmup_share` of them the warm-up, and
-    `batch_rows` how many texts a batch has. `keep` says which weights are the model to use: those
-    of the best validation loss, or the last. `agreement` is how much two readings of a batch, each
-    with other dropout, have to agree (R-Drop's α). `segmentations` is in how many ways the corpus
-    is cut into pieces, from the second on with that share of the merges left out (BPE-dropout).
-    `parallel` says whether each of several
-    processes has all of the weights ("ddp") or a part of every one ("fsdp"). `compile` has PyTorch
-    compile the blocks of the model: unless told, on a GPU where the run is long enough to gain by
-    it. `recompute` keeps the input of each block alone for the backward pass and computes the rest
-    again (activation checkpointing): less memory, a third more work.
+    If set, `epochs` determines the steps (with a validation and a checkpoint at least once an
+    epoch), `warmup_share` the warm-up steps, and `batch_rows` the number of texts in a batch.
+    `keep`: the model to use is that of the best validation loss, or the last. `agreement` is α of
+    R-Drop. `segmentations` is the number of BPE-dropout copies of the corpus, all but the first
+    with merges dropped at rate `merge_dropout`. `parallel`: each process holds all weights
+    ("ddp") or a part of each ("fsdp"). `compile`: torch.compile of the blocks; "auto" does so on a
+    GPU if the run is long enough. `recompute` is activation checkpointing of each block: less
+    memory, a third more computation.
     """
 
     steps: int = 10_000
@@ -77,24 +74,27 @@ class Train:
             raise UserError(f"train.schedule={self.schedule} needs a train.learning_rate")
 
     def settled(self, per_epoch: int) -> "Train":
-        """The same with the steps and the warm-up as numbers, for data of so many steps."""
+        """With steps and warm-up as numbers, given the steps of an epoch."""
         steps = self.steps if self.epochs is None else max(1, round(self.epochs * per_epoch))
         share = self.warmup_share
         warmup = self.warmup_steps if share is None else round(share * steps)
         if self.epochs is None:
             return replace(self, steps=steps, warmup_steps=warmup)
-        often = {
-            name: min(getattr(self, name), per_epoch) for name in ("validate_every", "save_every")
-        }
-        return replace(self, steps=steps, warmup_steps=warmup, **often)
+        return replace(
+            self,
+            steps=steps,
+            warmup_steps=warmup,
+            validate_every=min(self.validate_every, per_epoch),
+            save_every=min(self.save_every, per_epoch),
+        )
 
 
 def learning_rate(train: Train, dim: int, step: int) -> float:
     """The learning rate of update number `step`, counted from 1.
 
-    transformer: d^−½ · min(step^−½, step · warmup^−3/2), the lectures' formula; where a
-    learning_rate is given, the same curve with that peak. The others rise in a straight line to
-    learning_rate and then fall by a cosine, in a straight line, or not at all, to final_share.
+    transformer: d^−½ · min(step^−½, step · warmup^−3/2) (Vaswani et al. 2017); with a
+    learning_rate, the same curve with that peak. The others rise linearly to learning_rate and
+    then decay by a cosine, linearly, or not at all, to final_share of it.
     """
     warmup = max(1, train.warmup_steps)
     if train.schedule == "transformer":
@@ -104,7 +104,7 @@ def learning_rate(train: Train, dim: int, step: int) -> float:
     assert train.learning_rate is not None
     if step < train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
-    # Updates that are done already: the first has the whole rate, the last still some of it.
+    # Completed updates: the first has the full rate, the last still more than final_share.
     done = max(0, step - 1 - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
     left = {
         "cosine": 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
@@ -115,7 +115,7 @@ def learning_rate(train: Train, dim: int, step: int) -> float:
 
 
 def build_optimizer(model: nn.Module, train: Train) -> torch.optim.Optimizer:
-    """Adam with decoupled decay on the matrices; norms, biases and vectors do not decay."""
+    """AdamW, fused, with weight decay on matrices, not on norms, biases and vectors."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
     return torch.optim.AdamW(

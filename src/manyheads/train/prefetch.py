@@ -1,31 +1,45 @@
-"""The next step's batches, made and moved while the device computes this one's."""
+"""Batches of the next step, made and copied to the GPU while it computes this one.
 
+Also what has to exclude such copies: the capture of a CUDA graph.
+"""
+
+import gc
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from manyheads.train.device_memory import nothing_collected
+from manyheads.train.step import Batches, Task
 
-Batches = list[Any]
-# A copy to the device and the recording of a graph must not meet: who does either holds this.
-DEVICE = Lock()
+DEVICE_LOCK = Lock()  # a copy to the device during a capture would break the capture
 
 
 @contextmanager
-def recording(graph: torch.cuda.CUDAGraph, pool: Any, *, mode: str) -> Iterator[None]:
-    """What the device is asked to do in here is written into the graph, and not done.
+def no_gc() -> Iterator[None]:
+    """Without garbage collection, which would free device memory of earlier objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
-    An older graph that the collector finds meanwhile would be freed, which breaks a recording. And
-    the scratch memory that matrix products keep between calls may be freed by anyone who records
-    after us (`torch.compile` does): a recording takes its own, from its pool.
+
+@contextmanager
+def capture_graph(graph: torch.cuda.CUDAGraph, pool: Any, *, mode: str) -> Iterator[None]:
+    """Capture the kernels launched in this context into a CUDA graph.
+
+    No garbage collection: it may free an older graph, which breaks a capture. cuBLAS workspaces
+    are cleared before and after, so that the graph has its own, from its pool: another capture
+    (`torch.compile` makes some) may free those of before.
     """
-    with DEVICE, nothing_collected():
+    with DEVICE_LOCK, no_gc():
         torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
@@ -34,52 +48,50 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any, *, mode: str) -> Iterator[
             torch._C._cuda_clearCublasWorkspaces()
 
 
-@runtime_checkable
-class Maker(Protocol):
-    """What makes the batches of a step: a pure function of it."""
-
-    def batches(self, step: int) -> Batches: ...
-
-
 def tensors_of(batch: Any) -> dict[str, Tensor]:
-    """The tensors of a batch by their fields."""
-    named = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    """The tensor fields of a batch by name."""
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-class Ahead:
-    """Gives the batches of a step, and has those of the next one made in a thread.
+class Prefetcher(Batches):
+    """Returns the batches of a step and starts a thread that makes those of the next.
 
-    They come by a stream of their own, so that no copy waits for what is being computed. Batches
-    are pure functions of the step: it does not matter when they are made.
+    Copies use a stream of their own, so that they do not wait for the computation. Batches are
+    pure functions of the step, so it does not matter when they are made.
     """
 
-    def __init__(self, maker: Maker, last: int) -> None:
-        self.maker, self.last = maker, last
+    def __init__(self, task: Task[Any], last_step: int) -> None:
+        super().__init__(task)
+        self.last_step = last_step
         self.stream = torch.cuda.Stream()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self.coming: tuple[int, Future[tuple[Batches, torch.cuda.Event]]] | None = None
+        self.pending: tuple[int, Future[tuple[list[Any], torch.cuda.Event]]] | None = None
 
-    def __call__(self, step: int) -> Batches:
-        if self.coming is None or self.coming[0] != step:
-            self.coming = (step, self.thread.submit(self._make, step))
-        found, ready = self.coming[1].result()
-        self.coming = None
-        if step < self.last:
-            self.coming = (step + 1, self.thread.submit(self._make, step + 1))
-        here = torch.cuda.current_stream()
-        here.wait_event(ready)
-        for batch in found:
+    def __call__(self, step: int) -> list[Any]:
+        if self.pending is None or self.pending[0] != step:
+            self._submit(step)
+        assert self.pending is not None
+        batches, copied = self.pending[1].result()
+        self.pending = None
+        if step < self.last_step:
+            self._submit(step + 1)
+        stream = torch.cuda.current_stream()
+        stream.wait_event(copied)
+        for batch in batches:
             for tensor in tensors_of(batch).values():
-                tensor.record_stream(here)  # or its memory might be given away too early
-        return found
+                tensor.record_stream(stream)  # else its memory may be reused too early
+        return batches
 
-    def _make(self, step: int) -> tuple[Batches, torch.cuda.Event]:
-        with DEVICE, torch.cuda.stream(self.stream):
-            found = self.maker.batches(step)
-            ready = torch.cuda.Event()
-            ready.record()
-        return found, ready
+    def _submit(self, step: int) -> None:
+        self.pending = (step, self.thread.submit(self._make, step))
+
+    def _make(self, step: int) -> tuple[list[Any], torch.cuda.Event]:
+        with DEVICE_LOCK, torch.cuda.stream(self.stream):
+            batches = self.task.batches(step)
+            copied = torch.cuda.Event()
+            copied.record()
+        return batches, copied
 
     def close(self) -> None:
         self.thread.shutdown(cancel_futures=True)

@@ -1,8 +1,7 @@
-"""What a person sees while training: a bar on a terminal, plain lines elsewhere, on stderr."""
+"""Progress on stderr: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -11,12 +10,12 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Bar:
-    """Steps done, rate, loss and time left."""
+    """Steps done, a note (e.g. the loss) and the time left."""
 
     def __init__(self, name: str, total: int, done: int = 0) -> None:
         self.console = Console(stderr=True, highlight=False)
         self.name, self.total, self.first = name, total, done
-        self.began = self.spoke = time.monotonic()
+        self.began = self.printed = time.monotonic()
         self.live = sys.stderr.isatty()
         self.progress = Progress(
             TextColumn(name),
@@ -35,19 +34,14 @@ class Bar:
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
     def update(self, done: int, note: str) -> None:
         self.progress.update(self.task, completed=done, note=note)
         now = time.monotonic()
-        if not self.live and (done == self.total or now - self.spoke >= SECONDS_BETWEEN_LINES):
-            self.spoke = now
+        if not self.live and (done == self.total or now - self.printed >= SECONDS_BETWEEN_LINES):
+            self.printed = now
             rate = (done - self.first) / max(1e-9, now - self.began)
             left = (self.total - done) / rate if rate else 0.0
             self.say(f"{self.name} {done}/{self.total}  {note}  {left:.0f} s left")

@@ -1,10 +1,9 @@
-"""Two readings of a batch, each with other dropout, and how far apart they are (R-Drop).
+"""R-Drop (Liang et al. 2021): two forward passes with different dropout have to agree.
 
     L = ½ (L₁ + L₂) + α/2 · ½ (KL(p ‖ q) + KL(q ‖ p))
     KL(p ‖ q) + KL(q ‖ p) = Σ (p − q) log (p/q)
 
-Liang et al. 2021, but for a factor of two on all of it. A model of few sentences learns what it
-predicts with half of its parts away as well.
+The paper's loss is twice this one.
 """
 
 import torch
@@ -19,39 +18,37 @@ from manyheads.train.loss import Loss
 F32 = torch.float32
 
 
-def disagreement(
+def rdrop_kl(
     hidden: Float[Tensor, "bb t d"],
     matrix: Float[Tensor, "v d"],
-    scored: Bool[Tensor, "b t"],
+    loss_mask: Bool[Tensor, "b t"],
     *,
     bias: Float[Tensor, " v"] | None,
     count: int,
     weight: float,
 ) -> Loss:
-    """½ (KL(p ‖ q) + KL(q ‖ p)) of all predictions that are `scored`, of which there are `count`.
+    """½ (KL(p ‖ q) + KL(q ‖ p)) over the `count` predictions of the mask.
 
-    The second half of the hidden states is the second reading of the same rows. Logits are held
-    for some rows at a time, and made again when their gradient is wanted.
+    The second half of the hidden states is the second pass over the same rows. Logits are held
+    for some rows at a time, and recomputed in the backward pass.
     """
     first, second = hidden.flatten(0, 1).chunk(2)
-    counted, size = scored.flatten(), max(1, rows_per_chunk(hidden) // 4)  # of each, in float32
-    if hidden.device.type == "cpu":  # where it is cheap to leave the others out
-        first, second, counted = first[counted], second[counted], counted[counted]
+    mask, size = loss_mask.flatten(), max(1, rows_per_chunk(hidden) // 4)  # two sets, in float32
+    if hidden.device.type == "cpu":  # where it is cheap to drop rows
+        first, second, mask = first[mask], second[mask], mask[mask]
     total = torch.zeros((), device=hidden.device, dtype=torch.promote_types(hidden.dtype, F32))
-    for start in range(0, len(counted), size):
+    for start in range(0, len(mask), size):
         rows = slice(start, start + size)
-        given = (first[rows], second[rows], matrix, bias, counted[rows])
-        total = total + checkpoint(_apart, *given, use_reentrant=False, preserve_rng_state=False)
+        inputs = (first[rows], second[rows], matrix, bias, mask[rows])
+        total = total + checkpoint(_kl, *inputs, use_reentrant=False, preserve_rng_state=False)
     return Loss(total, total.detach(), count, weight)
 
 
-def _apart(
-    first: Tensor, second: Tensor, matrix: Tensor, bias: Tensor | None, counted: Tensor
-) -> Tensor:
-    p, q = (_log_probabilities(hidden, matrix, bias) for hidden in (first, second))
-    return 0.5 * (((p.exp() - q.exp()) * (p - q)).sum(-1) * counted).sum()
+def _kl(first: Tensor, second: Tensor, matrix: Tensor, bias: Tensor | None, mask: Tensor) -> Tensor:
+    p, q = (_log_probs(hidden, matrix, bias) for hidden in (first, second))
+    return 0.5 * (((p.exp() - q.exp()) * (p - q)).sum(-1) * mask).sum()
 
 
-def _log_probabilities(hidden: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+def _log_probs(hidden: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     logits = F.linear(hidden, matrix, bias)
     return logits.to(torch.promote_types(logits.dtype, F32)).log_softmax(-1)

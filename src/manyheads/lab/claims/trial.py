@@ -41,7 +41,7 @@ def trained(recipe: str, *changes: str, seed: int, device: torch.device) -> Tria
         own = folder / TOKENIZER
         tokenizer = Tokenizer.load(own) if own.exists() else None
         losses = _losses(trainer)
-    opened = TorchRun(Path(recipe), run, tokenizer, device, trainer.kept.eval())
+    opened = TorchRun(Path(recipe), run, tokenizer, device, trainer.saved_model.eval())
     return Trial(opened, losses)
 
 
@@ -51,8 +51,7 @@ def _losses(trainer: Trainer) -> list[float]:
     for step in range(trainer.train.steps):
         done = trainer.step(step)
         losses.append(done.nll() / max(1, sum(done.counts.values())))
-    if trainer.ahead is not None:
-        trainer.ahead.close()
+    trainer.close()
     return losses
 
 

@@ -147,9 +147,7 @@ class Scaling:
                         began = self._now()
                     trainer.step(step)
                 found[f"{run.model.dim}x{run.model.layers}"] = (self._now() - began) / TIMED
-                for part in (trainer.ahead, trainer.metrics):
-                    if part is not None:
-                        part.close()
+                trainer.close()
         return found
 
     def _now(self) -> float:
@@ -167,7 +165,7 @@ class Scaling:
             dim=run.model.dim,
             seed=run.seed,
             folder=folder,
-            about={"model": model_digest(run.model)},
+            metadata={"model": model_digest(run.model)},
         )
 
     def results(self) -> dict[str, float]:

@@ -1,40 +1,28 @@
-"""How much memory a call takes at its peak, and how much there is."""
+"""The peak memory of a call, and the free memory of a device."""
 
-import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch.autograd import profiler
 
-
-@contextmanager
-def nothing_collected() -> Iterator[None]:
-    """No garbage of before is given back meanwhile: it would be counted, or recorded, as of now."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
+from manyheads.train.prefetch import no_gc
 
 
 def peak_memory(act: Callable[[], object], device: torch.device) -> int:
-    """The most bytes that were held at once during a call, beyond those held before."""
+    """The peak of bytes allocated during a call, beyond those allocated before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        with nothing_collected():
+        with no_gc():
             act()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes to stderr otherwise
-    with nothing_collected(), profiler.profile(use_kineto=True, profile_memory=True) as records:
+    with no_gc(), profiler.profile(use_kineto=True, profile_memory=True) as records:
         act()
-    # Every block that the allocator gives out and, below 0, takes back.
+    # Every allocation and, with negative sizes, every release.
     events = [event for event in records.kineto_results.events() if event.name() == "[memory]"]
     held = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -44,10 +32,10 @@ def peak_memory(act: Callable[[], object], device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be had, None where nothing tells."""
+    """Free bytes; None if unknown."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     left = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()

@@ -1,0 +1,168 @@
+"""The gradients of a step: a task's losses, forward and backward, micro-batch by micro-batch.
+
+    L = Σ_terms weight · Σ_micro-batches objective / count
+
+Each term is divided by its number of predictions in all micro-batches of the step. So accumulated
+batches, and batches split over processes, have the gradient of one large batch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.nn.experts import ExpertFeedForward, Routing, take_routing
+from manyheads.train.loss import Loss
+
+B = TypeVar("B")
+Result = tuple[dict[str, Loss], list[Routing]]  # of one micro-batch
+
+
+@runtime_checkable
+class Task(Protocol[B]):
+    """The interface between the training loop and a task."""
+
+    notes: list[str]  # remarks on the data, shown before training
+    digest: str  # identifies the training data: a run resumes only with the same
+    per_epoch: int  # steps in one pass over the data
+
+    def batches(self, step: int) -> list[B]:
+        """The micro-batches of a step: a pure function of it."""
+
+    def tokens(self, batch: B) -> int:
+        """Tokens of a batch, for reporting throughput."""
+
+    def counts(self, batch: B) -> dict[str, int]:
+        """The number of predictions of each loss term in a batch."""
+
+    def losses(self, model: nn.Module, batch: B) -> dict[str, Loss]:
+        """The loss terms of a batch, each summed over its predictions."""
+
+    def describe(self, step: int) -> str:
+        """Which examples a step contains, to find a broken one."""
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """Scores on held-out data; `loss` selects the best checkpoint."""
+
+
+class Objective(nn.Module):
+    """A model and its task as one module, from a batch to loss terms.
+
+    DDP and FSDP wrap it: their hooks have to see where a forward pass begins and ends.
+    """
+
+    def __init__(self, model: nn.Module, task: Task[Any]) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+        self.has_experts = any(isinstance(part, ExpertFeedForward) for part in model.modules())
+
+    def counts(self, batch: Any) -> dict[str, int]:
+        counts = self.task.counts(batch)
+        return counts | {"balance": 1} if self.has_experts else counts
+
+    def forward(self, batch: Any) -> Result:
+        """The loss terms and the experts' routing; the balance of the experts is a term too."""
+        losses, routing = self.task.losses(self.model, batch), take_routing(self.model)
+        if routing:
+            balance = torch.stack([layer.loss for layer in routing]).sum()
+            losses = losses | {"balance": Loss(balance, balance.detach(), 1)}
+        return losses, routing
+
+
+class StepStats:
+    """A step's tokens and, for each loss term, its sum, weight and number of predictions.
+
+    `extra` holds fractions to report as (numerator, denominator).
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.counts: dict[str, int] = {}
+        self.sums: dict[str, Tensor] = {}
+        self.weights: dict[str, float] = {}
+        self.extra: dict[str, tuple[Any, Any]] = {}
+
+    def add_counts(self, tokens: int, counts: dict[str, int]) -> None:
+        """Of a micro-batch, before any is computed: gradients need the counts of all."""
+        self.tokens += tokens
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    def divisors(self) -> dict[str, int]:
+        return {name: max(1, count) for name, count in self.counts.items()}
+
+    def add(self, losses: dict[str, Loss], routing: list[Routing], *, counted: bool = True) -> None:
+        """The results of a micro-batch; one that is not counted adds zeros."""
+        for name, loss in losses.items():
+            nll = loss.nll.detach() if counted else torch.zeros_like(loss.nll)
+            self.sums[name] = self.sums[name] + nll if name in self.sums else nll
+            self.weights[name] = loss.weight
+        for layer in routing:
+            dropped, routed = self.extra.get("dropped", (0, 0))
+            if counted:
+                dropped, routed = dropped + layer.dropped, routed + layer.places
+            self.extra["dropped"] = dropped, routed
+
+    def all_reduce(self, all_sum: Callable[[Tensor], Tensor]) -> None:
+        """Sum with the results of the other processes."""
+        values = [*self.sums.values(), *(number for pair in self.extra.values() for number in pair)]
+        device = values[0].device
+        row = torch.stack([torch.as_tensor(value, device=device).double() for value in values])
+        totals = iter(all_sum(row))
+        self.sums = {name: next(totals) for name in self.sums}
+        self.extra = {name: (next(totals), next(totals)) for name in self.extra}
+
+    def nll(self) -> float:
+        return float(sum(self.sums.values()))
+
+
+class Batches:
+    """The micro-batches of each step, made when they are needed."""
+
+    def __init__(self, task: Task[Any]) -> None:
+        self.task = task
+
+    def __call__(self, step: int) -> list[Any]:
+        return self.task.batches(step)
+
+    def close(self) -> None:
+        """Release threads, where there are any."""
+
+
+class ForwardBackward:
+    """Adds the gradients of a step's micro-batches, one after the other, on one device."""
+
+    def __init__(self, objective: nn.Module, dtype: torch.dtype) -> None:
+        self.objective, self.dtype = objective, dtype
+        self.device = next(objective.parameters()).device
+
+    def __call__(self, batches: list[Any], stats: StepStats) -> None:
+        for batch in batches:
+            stats.add(*self.micro_batch(batch, stats.divisors()))
+
+    def micro_batch(self, batch: Any, divisors: Mapping[str, Any]) -> Result:
+        """One pass, on the device only: a CUDA graph can capture it."""
+        losses, routing = self.losses(batch)
+        weighted_sum(losses, divisors).backward()
+        # Detached: memory of the autograd graph must not outlive a capture.
+        detached = {
+            name: replace(loss, objective=loss.nll.detach(), nll=loss.nll.detach())
+            for name, loss in losses.items()
+        }
+        return detached, [replace(layer, loss=layer.loss.detach()) for layer in routing]
+
+    def losses(self, batch: Any) -> Result:
+        with torch.autocast(self.device.type, self.dtype, self.dtype == torch.bfloat16):
+            result: Result = self.objective(batch)
+        return result
+
+    def zero_grad(self) -> None:
+        self.objective.zero_grad()
+
+
+def weighted_sum(losses: dict[str, Loss], divisors: Mapping[str, Any]) -> Tensor:
+    """Σ_terms weight · objective / count, what a micro-batch adds to the loss of its step."""
+    terms = [loss.objective * loss.weight / divisors[name] for name, loss in losses.items()]
+    return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
