@@ -30,8 +30,11 @@ from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.evaluate.scores import translation_scores
-from manyheads.exchange.ctranslate2 import write_ctranslate2
-from manyheads.exchange.ctranslate2_runtime import Ctranslate2Model, Ctranslate2Translator
+from manyheads.exchange.ctranslate2 import (
+    Ctranslate2Model,
+    Ctranslate2Translator,
+    write_ctranslate2,
+)
 from manyheads.exchange.huggingface import to_huggingface
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.embedding import Embed

@@ -124,7 +124,7 @@ def test_a_crop_is_a_shifted_picture(padding: Any) -> None:
 
 
 def test_a_padding_that_cannot_be_reflected() -> None:
-    with pytest.raises(UserError, match=r"crop_padding=10 .* choose a smaller"):
+    with pytest.raises(UserError, match="crop_padding=10"):
         augment(pictures(), Augment(crop_padding=10, padding="reflect"), seeded())
     assert augment(pictures(), Augment(crop_padding=10), seeded()).shape == pictures().shape
 

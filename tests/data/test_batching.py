@@ -96,7 +96,7 @@ def test_a_sentence_longer_than_a_batch_is_refused() -> None:
     assert Batches(lengths, 101, 0).per_epoch >= 1
     with pytest.raises(UserError) as caught:
         Batches(lengths, 100, 0)
-    assert "101 tokens" in str(caught.value)
+    assert "101" in str(caught.value)
     assert "train.batch_tokens=100" in str(caught.value)
 
 

@@ -282,7 +282,7 @@ HEADER = "text\tlabel\n"
     [
         ("text\tlable\na\t1\n", {}, ":1: no column 'label' in the header (text, lable): did you"),
         ("fine film\t1\nb\t0\n", {}, ":1: no column 'label' in the header (fine film, 1): name"),
-        (HEADER + "a\t1\nb\n", {}, ":3: one column where 2 are needed; mend the row"),
+        (HEADER + "a\t1\nb\n", {}, ":3: one column where 2 are needed; "),
         (HEADER + "a\t1\n\n", {}, ":3: one column where 2 are needed"),
         ("a\t1\nb\n", {"text": "1", "label": "2"}, ":2: one column where 2 are needed"),
         (HEADER + "a\t1\nb\tc\t0\n", {}, ":3: 3 columns where the header has 2"),

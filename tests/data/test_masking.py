@@ -370,7 +370,7 @@ def test_deleted_tokens_vanish_at_their_rate_and_one_stays() -> None:
         ({"kind": "masked", "random_share": 0.3}, "must be at most 1 together"),
         ({"kind": "masked", "unit": "word"}, "did you mean 'words'"),
         ({"kind": "replaced", "rate": 0.0}, "objective.rate=0.0 must be above 0, below 1"),
-        ({"kind": "replaced", "generator_share": 0.0}, "must be above 0, at most 1"),
+        ({"kind": "replaced", "generator_share": 0.0}, "objective.generator_share"),
         ({"kind": "replaced", "weight": 0.0}, "objective.weight=0.0 must be above 0"),
         ({"kind": "spans", "rate": 1.0}, "objective.rate=1.0 must be above 0, below 1"),
         ({"kind": "spans", "mean_length": 0.5}, "objective.mean_length=0.5 must be at least 1"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from manyheads.data.language import Document, EncodedText, Texts
-from manyheads.data.next_sentence import Drawn, SentencePairs
+from manyheads.data.mlm import Drawn, SentencePairs
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Characters
@@ -169,5 +169,5 @@ def test_another_document_is_needed(sizes: list[list[int]], good: int, letters: 
 
 def test_no_room_for_a_pair(letters: Tokenizer) -> None:
     texts = made([[1, 1], [1, 1]])
-    with pytest.raises(UserError, match=r"does not fit into 1 tokens: raise model\.max_length"):
+    with pytest.raises(UserError, match=r"into 1 tokens: raise model\.max_length"):
         SentencePairs(EncodedText(texts, letters, ends=False), texts, room=1, short="refuse")

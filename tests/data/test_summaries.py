@@ -147,9 +147,9 @@ def test_a_broken_row_is_named(row: Any, said: str, tmp_path: Path) -> None:
 
 
 def test_settings_without_sense(tmp_path: Path) -> None:
-    assert "data.folder with train.jsonl is needed" in refused(UserError, SummaryData())
+    assert "train.jsonl" in refused(UserError, SummaryData())
     line = refused(UserError, SummaryData(folder=str(tmp_path)))
-    assert f"there is no train.jsonl in data.folder={tmp_path}: put it there, or give " in line
+    assert f"data.folder={tmp_path}" in line
     assert "data.train=FILE" in line
     assert "is not a folder" in refused(UserError, SummaryData(folder=str(tmp_path / "no")))
     train = write(tmp_path, "a.jsonl", [GOOD])

@@ -94,7 +94,7 @@ def test_too_long_pairs_are_refused_or_left_out(letters: Tokenizer) -> None:
     assert data.kept == [0, 2]
     end = [letters.end]
     assert data.batch(np.array([1])).wanted.tolist() == [letters.encode("nein") + end]
-    with pytest.raises(DataError, match=r"longer than model\.max_length=2"):
+    with pytest.raises(DataError, match=r"model\.max_length=2"):
         EncodedPairs(corpus, letters, 2, "skip")
 
 

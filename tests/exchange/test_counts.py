@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="the models to count are those of tra
 from tests.exchange.zoo import CLASSES, draw
 
 from manyheads.account import account
-from manyheads.exchange.foreign import moves
+from manyheads.exchange.family import moves
 from manyheads.exchange.huggingface import KINDS, from_huggingface
 
 # Where a word of their names tells what a tensor is a part of.

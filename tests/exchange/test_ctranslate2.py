@@ -17,11 +17,12 @@ from manyheads.decode.lines import translate_lines
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
 from manyheads.errors import DataError, UserError
-from manyheads.exchange.ctranslate2 import vocabulary, write_ctranslate2
-from manyheads.exchange.ctranslate2_runtime import (
+from manyheads.exchange.ctranslate2 import (
     Ctranslate2Generator,
     Ctranslate2Model,
     Ctranslate2Translator,
+    vocabulary,
+    write_ctranslate2,
 )
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, Side

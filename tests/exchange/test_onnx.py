@@ -24,8 +24,9 @@ from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Seq2SeqStepper, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.exchange import onnx as exchange
-from manyheads.exchange.onnx import Graph, GraphCore, write_onnx
-from manyheads.exchange.onnx_runtime import (
+from manyheads.exchange.onnx import (
+    Graph,
+    GraphCore,
     OnnxEncoder,
     OnnxGenerator,
     OnnxGpt,
@@ -33,6 +34,7 @@ from manyheads.exchange.onnx_runtime import (
     OnnxSeq2Seq,
     OnnxStepper,
     OnnxTranslator,
+    write_onnx,
 )
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig

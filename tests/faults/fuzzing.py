@@ -29,7 +29,7 @@ from tests.web.small_models import SENTENCE, make_models
 from manyheads.config import dump, to_toml
 from manyheads.data.corpus import read_lines, read_pairs
 from manyheads.data.events import ChoraleGrid, PerformanceEvents
-from manyheads.data.image_files import open_picture
+from manyheads.data.images import open_picture
 from manyheads.data.images import ImageData
 from manyheads.data.labelled import LabelledData
 from manyheads.data.midi import write_midi

@@ -18,7 +18,7 @@ def classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_jso
 
     Of a folder all pictures are labelled, also those in folders inside it, in order of their names.
     """
-    from manyheads.data.image_files import pictures_in
+    from manyheads.data.images import pictures_in
     from manyheads.data.images import read_picture
     from manyheads.tasks.images import class_chances
 

@@ -25,14 +25,14 @@ def info(
     from manyheads.account import account
     from manyheads.account_table import table
     from manyheads.config import override_all
-    from manyheads.exchange.huggingface import CONFIG, receive
+    from manyheads.exchange.huggingface import CONFIG, import_model
     from manyheads.presets import preset, presets
     from manyheads.run import SETTINGS, read_run
 
     config: Any
     folder = Path(name)
     if (folder / CONFIG).is_file() and not (folder / SETTINGS).is_file():
-        config = receive(folder).model.config
+        config = import_model(folder).model.config
     else:
         is_run = (folder / SETTINGS).is_file()
         known = not is_run and (name in presets() or not folder.is_dir())

@@ -94,10 +94,7 @@ def crop(
     """y[i, j] = x[i + r, j + c], with r and c from −padding to padding: a crop of the padded x."""
     batch, _, height, width = images.shape
     if beyond == "reflect" and padding >= min(height, width):
-        raise UserError(
-            f"data.augment.crop_padding={padding} cannot be reflected from pictures of "
-            f"{height}×{width}: choose a smaller one, or data.augment.padding=zero"
-        )
+        raise UserError(f"data.augment.crop_padding={padding} must be below {min(height, width)}")
     mode = "reflect" if beyond == "reflect" else "constant"
     padded = F.pad(images, (padding, padding, padding, padding), mode=mode)
     across = _whole(2 * padding + 1, batch, generator).to(images.device)

@@ -136,9 +136,7 @@ def _mido() -> Any:
     try:
         import mido
     except ImportError:
-        raise UserError(
-            "MIDI files need mido: install it with pip install 'manyheads[music]'"
-        ) from None
+        raise UserError("MIDI files need mido: pip install 'manyheads[music]'") from None
     return mido
 
 
@@ -147,17 +145,12 @@ def _opened(content: bytes, name: str) -> Any:
     if not content:
         raise DataError(f"{name}: the file is empty; copy it again, or take it away")
     if content[: len(BEGINS)] != BEGINS[: len(content)]:
-        raise DataError(
-            f"{name}: not a MIDI file, whatever its name (it does not begin with "
-            f"{BEGINS.decode()}); take it away"
-        )
+        raise DataError(f"{name}: not a MIDI file (no {BEGINS.decode()} at its start); remove it")
     try:
         file = mido.MidiFile(file=BytesIO(content))
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split()) or "it is cut off"
-        raise DataError(
-            f"{name}: not a whole MIDI file ({reason}); copy it again, or take it away"
-        ) from None
+        raise DataError(f"{name}: broken MIDI file ({reason}); copy it again") from None
     if file.type == 2 or file.ticks_per_beat <= 0:
         what = "tracks that are songs of their own" if file.type == 2 else "no ticks per beat"
         raise DataError(f"{name}: this MIDI file has {what}; save it as format 0 or 1")
