@@ -440,7 +440,7 @@ SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     ("bert", {"hidden_size": -1}, DataError, "-1"),
     ("bert", {"hidden_size": 1e9}, DataError, "hidden_size"),
     ("bert", {"hidden_size": 10**400}, DataError, "hidden_size"),
-    ("bert", {"hidden_size": HUGE, "num_attention_heads": 1}, DataError, "could be built"),
+    ("bert", {"hidden_size": HUGE, "num_attention_heads": 1}, DataError, "cannot be built"),
     ("bert", {"num_hidden_layers": HUGE}, DataError, "layers"),
     ("t5", {"num_decoder_layers": HUGE}, DataError, "layers"),
     ("gpt2", {"vocab_size": HUGE}, DataError, "1000000000"),

@@ -14,7 +14,7 @@ from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
 
 from manyheads.commands.comparison import table_of
-from manyheads.commands.images import classify_pictures
+from manyheads.commands.encode import classify_pictures
 from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import UserError
 from manyheads.loading import open_run

@@ -148,7 +148,6 @@ def _alignment(
 
 
 def _known_pair(opened: "TorchRun", text: str) -> "Pair | None":
-    """The pair of the phrasebook with this source, if its held-out splits have it."""
     from manyheads.data.translation import PhrasebookData
 
     if not isinstance(opened.run.data, PhrasebookData):

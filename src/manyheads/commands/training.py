@@ -151,7 +151,6 @@ def train(
 
 
 def _check_parallel(overrides: Sequence[str]) -> None:
-    """Refuse what was set and would have no say."""
     given = next((one for one in overrides if one.startswith("train.parallel=")), None)
     if given and given != "train.parallel=ddp" and "RANK" not in os.environ:
         raise UserError(
@@ -161,7 +160,6 @@ def _check_parallel(overrides: Sequence[str]) -> None:
 
 
 def _next(run: "Run", folder: Path) -> str:
-    """What a person may do with a run that is trained."""
     from manyheads.data.masking import Replaced
 
     if isinstance(run.objective, Replaced):
@@ -244,7 +242,6 @@ def evaluate(
 
 
 def _searched_with(old: object, new: object) -> dict[str, str]:
-    """The settings of a search that are not the run's own, if there are any."""
     names = [name for name, value in vars(new).items() if getattr(old, name) != value]
     told = " ".join(f"decode.{name}={getattr(new, name)}" for name in names)
     return {"decoded_with": told} if told else {}

@@ -191,7 +191,6 @@ def shear_down(amount: Amounts, height: int, width: int) -> Matrices:
 
 
 def rotate(amount: Amounts, height: int, width: int) -> Matrices:
-    """The rotation by `amount` of the greatest angle, against the clock."""
     return rotation(amount * ROTATION)
 
 
@@ -202,7 +201,6 @@ def rotation(angle: Amounts) -> Matrices:
 
 
 def _with(amount: Amounts, entries: dict[tuple[int, int], Amounts]) -> Matrices:
-    """Unit matrices with some entries replaced."""
     matrices = torch.eye(3).to(amount).repeat(len(amount), 1, 1)
     for (row, column), values in entries.items():
         matrices[:, row, column] = values
@@ -319,12 +317,10 @@ def _beta(alpha: float, count: int, generator: Generator) -> Amounts:
 
 
 def _uniform(count: int, generator: Generator) -> Amounts:
-    """Numbers from 0 to below 1."""
     return torch.rand(count, generator=generator, device=generator.device)
 
 
 def _whole(below: int, count: int, generator: Generator) -> Counts:
-    """Whole numbers from 0 to below a limit."""
     return torch.randint(below, (count,), generator=generator, device=generator.device)
 
 

@@ -30,8 +30,6 @@ def bucket_edges(longest: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Rows of similar length, and how many of them fit into a batch."""
-
     rows: Rows
     size: int
 

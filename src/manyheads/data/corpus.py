@@ -32,7 +32,6 @@ class Pairs:
 
 
 def is_here(path: Path) -> bool:
-    """Whether there is such a file, plain or as `NAME.gz`."""
     return path.is_file() or path.with_name(path.name + ".gz").is_file()
 
 

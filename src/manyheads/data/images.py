@@ -70,8 +70,6 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """The pictures of one split, each with the number of its class."""
-
     pixels: UInt8[np.ndarray, "n channels height width"]
     labels: Int[np.ndarray, " n"]
     classes: list[str]
@@ -200,7 +198,6 @@ class ImageData:
 def read_picture(
     path: Path, size: int, channels: int
 ) -> UInt8[np.ndarray, "channels height width"]:
-    """The picture of a file, squeezed to a square, grey (1) or colour (3)."""
     return _bring(open_picture(path), size, channels)[0]
 
 
@@ -245,7 +242,6 @@ def _balanced(labels: list[int], rows: list[int], count: int) -> list[int]:
 
 
 def _counted(part: Part, classes: list[str]) -> str:
-    """How many classes these are, and which of them have no picture here."""
     there = {*np.unique(part.labels).tolist()}
     without = [name for number, name in enumerate(classes) if number not in there]
     if not without:
@@ -254,7 +250,6 @@ def _counted(part: Part, classes: list[str]) -> str:
 
 
 def _check_known(part: Part, train: Part) -> None:
-    """Refuse a class that is to be found and was never trained."""
     unknown = np.flatnonzero(~np.isin(part.labels, train.labels))
     if len(unknown):
         label = int(part.labels[unknown[0]])

@@ -67,7 +67,6 @@ Affine = Float[Tensor, "n d"]  # a projection, its bias as the last column
 
 
 def library() -> Any:
-    """The package, which not everyone needs."""
     try:
         import ctranslate2
     except ImportError:
@@ -207,7 +206,6 @@ def _epsilon(model: nn.Module) -> float:
 
 
 def _options(stack: Stack, embedding: Embedding, *, biased: bool) -> dict[str, Any]:
-    """What a stack is made of, in the words of the foreign specification."""
     block = _blocks(stack)[0]
     placement = block.attention_residual.placement
     bare = isinstance(stack.last_norm, nn.Identity)
@@ -471,7 +469,6 @@ class Ctranslate2Model:
             )
 
     def options(self, marks: Marks, wanted: int) -> dict[str, Any]:
-        """What both kinds of runner are told of a search for so many hypotheses."""
         decode = marks.decode
         return {
             "beam_size": decode.beam,
@@ -496,7 +493,6 @@ class Ctranslate2Model:
 
 
 def _vocabularies(folder: Path) -> tuple[list[str], list[str]]:
-    """The names of source and target tokens."""
     for one in ("shared_vocabulary.json", "vocabulary.json"):
         if (folder / one).is_file():
             names = json.loads((folder / one).read_bytes())
@@ -622,7 +618,6 @@ class Ctranslate2Generator(AnyGenerator):
         return len(self.model.target)
 
     def generate(self, prompts: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
-        """The best continuation of each prompt, without the end."""
         return [found[0].tokens for found in self.search(prompts, limit, n_best=1)]
 
     def search(
@@ -662,5 +657,4 @@ class Ctranslate2Generator(AnyGenerator):
     def stream(
         self, prompt: Sequence[int], limit: int, sample: Sample | None = None, first: int = 0
     ) -> Iterator[int]:
-        """The likeliest tokens after a prompt, all of them at once."""
         return iter(self.sample([prompt], limit, sample or GREEDY, first)[0])

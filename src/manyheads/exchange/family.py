@@ -48,7 +48,6 @@ LARGEST = 2**53  # of a size; integers up to there are exact as floats
 
 
 def activation(name: str) -> str:
-    """Our name of a foreign activation."""
     if name not in ACTIVATIONS:
         raise UserError(f"the activation {name} is not supported: only {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -122,12 +121,10 @@ class Family:
 
     @property
     def paths(self) -> dict[str, list[str]]:
-        """Our settings for each foreign one."""
         return {n: (f if isinstance(f, str) else f[0]).split() for n, f in self.fields.items()}
 
     @property
     def known(self) -> dict[str, Any]:
-        """The values of settings that a file leaves out."""
         return {n: f[1] for n, f in self.fields.items() if not isinstance(f, str)} | dict(
             self.defaults
         )
@@ -152,7 +149,6 @@ class Family:
         }
 
     def head(self, model: nn.Module) -> Mapping[str, str]:
-        """Names of the tensors of a model's head."""
         config: Any = model.config
         return self.heads.get(getattr(getattr(config, "head", None), "kind", "none"), {})
 
@@ -180,7 +176,6 @@ class Move:
 
 
 def moves(family: Family, model: nn.Module) -> list[Move]:
-    """Where every tensor of a model goes."""
     config: Any = model.config
     apart = family.apart if hasattr(model, "target_tokens") else {}
     gated = family.gated if config.feedforward.kind == "gated" else {}
@@ -429,7 +424,6 @@ def _suppose(flat: Flat, path: str, value: Any) -> None:
 
 
 def _fits(flat: Flat, head: Mapping[str, Any]) -> bool:
-    """Whether a model has exactly this on top."""
     top = {path for path in flat if path.startswith(ON_TOP)} - VARYING
     return top <= head.keys() and all(_holds(flat, path, value) for path, value in head.items())
 
@@ -478,7 +472,6 @@ def _tidy(flat: Flat) -> Flat:
 
 
 def _implied(path: str, config: TransformerConfig) -> bool:
-    """Whether a setting follows from others."""
     if path == "embed.dim":
         return config.embed.dim is None
     if path == "target_vocab_size":

@@ -104,7 +104,6 @@ class Told:
         return int(value)
 
     def tokens(self, name: str) -> list[int]:
-        """The tokens of a setting that is one or a list of them."""
         value = self.values.get(name, [])
         return self._tokens(name, value if isinstance(value, list) else [value])
 
@@ -126,7 +125,6 @@ class Told:
         return known[value]
 
     def said(self, name: str) -> str:
-        """A setting as its file has it, on one line."""
         value = " ".join(str(self.values[name]).split())
         return f"{name}={value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + '…'}"
 

@@ -62,8 +62,6 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """What a foreign folder or object held."""
-
     model: nn.Module
     tokenizer: Tokenizer | None
     settings: dict[str, Any]
@@ -98,7 +96,6 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def import_model(model_or_dir: Any) -> ImportedModel:
-    """The model, the tokenizer and the foreign settings of an object or a folder."""
     if isinstance(model_or_dir, str | Path):
         return _import_folder(Path(model_or_dir))
     if not hasattr(model_or_dir, "config") or not hasattr(model_or_dir, "state_dict"):

@@ -94,7 +94,6 @@ def write_onnx(model: nn.Module, folder: Path) -> None:
 
 
 def needed(name: str) -> Any:
-    """A package that only this exchange needs."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -115,7 +114,6 @@ class Graph:
 
 
 def _graphs(model: nn.Module) -> dict[str, Graph]:
-    """The files of a model."""
     if isinstance(model, Seq2Seq):
         return {ENCODER: _source_graph(model), DECODER: _target_graph(model)}
     if isinstance(model, Gpt):
@@ -284,8 +282,6 @@ def _pairs(flat: list[Tensor]) -> list[KeysAndValues]:
 
 
 class Wrapped(nn.Module):
-    """A model of ours, computing from named tensors what a graph gives."""
-
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
@@ -403,14 +399,12 @@ def _target_graph(model: Seq2Seq) -> Graph:
 
 
 def _parts(stack: Stack, kind: type[Attention]) -> list[Attention]:
-    """The attentions of a kind, in the order of the layers."""
     return [module for module in stack.modules() if isinstance(module, kind)]
 
 
 def _keys_and_values(
     attentions: Sequence[SelfAttention | CrossAttention], rows: tuple[int, ...], positions: int
 ) -> dict[str, Tensor]:
-    """Examples by name, a pair for each layer."""
     examples = {}
     for layer, attention in enumerate(attentions):
         groups = attention.heads.kv_heads
@@ -456,7 +450,6 @@ class OnnxGraph:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the logits are over."""
         [shape] = [value.shape for value in self.session.get_outputs() if value.name == "logits"]
         return int(shape[-1])
 
@@ -512,8 +505,6 @@ class OnnxEncoder:
 
 
 class OnnxVit:
-    """An exported encoder of images with the settings of its model: called like ours."""
-
     def __init__(self, folder: Path, config: VitConfig) -> None:
         self.config = config
         self.encoder = OnnxEncoder(folder)
@@ -562,8 +553,6 @@ class OnnxGptStepper:
 
 @dataclass(frozen=True)
 class OnnxGenerator(AnyGenerator):
-    """An exported decoder with its tokenizer and the settings it writes with."""
-
     model: OnnxGpt
     tokenizer: Tokenizer
     decode: Decode
@@ -598,7 +587,6 @@ class OnnxSeq2Seq:
         self.max_length = self.decoder.max_length
 
     def encode(self, source: Tokens, real: Bool[Tensor, "b t"]) -> list[Tensor]:
-        """What the cross-attentions look at."""
         self.encoder.position.refuse_past(source.shape[1])
         return self.encoder({"source": source, "real": real})
 
@@ -637,8 +625,6 @@ class OnnxStepper(OnnxGptStepper):
 
 @dataclass(frozen=True)
 class OnnxTranslator(AnyTranslator):
-    """An exported encoder–decoder with its tokenizer and the settings it writes with."""
-
     model: OnnxSeq2Seq
     tokenizer: Tokenizer
     decode: Decode

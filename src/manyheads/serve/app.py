@@ -44,7 +44,6 @@ async def failed(request: Request, error: Exception) -> Response:
 def work_of(
     opened: OpenRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
 ) -> Work[Any]:
-    """What a run does for programs: translate, or continue texts."""
     if opened.run.task == "translation":
         languages = languages_of(opened.run, source, target)
         return Translations(opened, languages, bounds, beam)
@@ -59,7 +58,6 @@ def work_of(
 def build_app(
     name: str, work: Work[Any], bounds: Bounds | None = None, door: Door | None = None
 ) -> ASGIApp:
-    """The three interfaces over one model."""
     door, bounds = door or Door(), bounds or Bounds()
     batcher = Batcher(work, bounds.waiting)
 

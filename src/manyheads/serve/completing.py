@@ -69,8 +69,6 @@ class Piece:
 
 
 class Row:
-    """A continuation that is being written."""
-
     def __init__(self, job: Job[Completion], number: int, generator: Generator) -> None:
         ask = job.ask
         self.job, self.number = job, number
@@ -83,7 +81,6 @@ class Row:
 
     @property
     def before(self) -> int:
-        """Where the continuation begins in the text of the answer."""
         return len(self.growing.begun) if self.job.ask.echo else 0
 
     def take(self, token: int, log: Float[Tensor, " v"] | None) -> None:
@@ -120,8 +117,6 @@ def tell(token: int, offset: int, log: Float[Tensor, " v"], count: int) -> Told:
 
 
 class Completions(Work[Completion]):
-    """A decoder-only model that writes the rows of several requests at once."""
-
     def __init__(self, opened: OpenRun, bounds: Bounds) -> None:
         generator = opened.generator(at_limit="cut")
         if not isinstance(generator, Generator):
@@ -226,7 +221,6 @@ class Completions(Work[Completion]):
         row.close()
 
     def _step(self, rows: Sequence[Row], logits: Logits, length: int) -> Rows:
-        """One token a row; each is drawn as its own request says."""
         wanted = any(row.job.ask.likeliest is not None for row in rows)
         logs = logits.log_softmax(-1) if wanted else None
         allowed = Allowed(

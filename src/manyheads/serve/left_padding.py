@@ -22,8 +22,6 @@ Rows = Int[Tensor, " rows"]
 
 
 class RaggedCache(KeyValueCache):
-    """Keys and values of rows that began at different places."""
-
     def __init__(self, absent: Rows) -> None:
         super().__init__()
         self.absent = absent

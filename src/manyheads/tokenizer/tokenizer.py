@@ -100,11 +100,9 @@ class Tokenizer:
         self._inner = inner
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with no special token added."""
         return self._encoding(text).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, in parallel."""
         return [encoding.ids for encoding in self._encodings(texts)]
 
     def encode_words(self, texts: Sequence[str]) -> list[tuple[list[int], list[bool]]]:
@@ -194,7 +192,6 @@ class Tokenizer:
         return self._inner.decode(list(ids), skip_special_tokens=True)
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each list of ids, in parallel."""
         return self._inner.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
@@ -238,7 +235,6 @@ class Tokenizer:
         return [word for word, _ in splitter.pre_tokenize_str(text)]
 
     def symbols(self, word: str) -> list[str]:
-        """The smallest pieces of a word, which BPE begins with."""
         return list(symbols(word, self._layout["model"]["vocab"]))
 
     @cached_property
@@ -277,11 +273,9 @@ class Tokenizer:
         return self._inner.id_to_token(number)
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer whole or not at all."""
         write_text(path, self.to_json())
 
     def to_json(self) -> str:
-        """What a tokenizer.json holds."""
         return self._inner.to_str(pretty=True) + "\n"
 
     @classmethod

@@ -310,7 +310,6 @@ def piano_roll(
 def _bars(
     figure: Any, axes: Any, parts: Mapping[str, Sequence[tuple[float, float, int, float]]]
 ) -> None:
-    """The notes of a piano roll, and what their colours are."""
     loudness = _pyplot().cm.ScalarMappable(_pyplot().Normalize(0, MOST_VELOCITY), "viridis_r")
     for number, (name, notes) in enumerate(parts.items()):
         colour = PART_COLOURS[number % len(PART_COLOURS)]

@@ -27,7 +27,6 @@ class TextMaps:
     columns: list[str]
 
     def head(self, layer: int, head: int | None) -> Float[Tensor, "t s"]:
-        """One head, or the mean over the heads of its layer. Both are counted from 1."""
         layers, heads = self.weights.shape[:2]
         for name, value, most in (("layer", layer, layers), ("head", head, heads)):
             if value is not None and not 1 <= value <= most:
