@@ -18,9 +18,15 @@ from manyheads.loading import open_run
 from manyheads.models.gpt import GptConfig
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Bounds, Job
-from manyheads.serve.completing import Completion, Completions, Piece
-from manyheads.serve.detokenizer import Growing
-from manyheads.serve.left_padding import RaggedCache, may_be_ragged, together
+from manyheads.serve.completing import (
+    Completion,
+    Completions,
+    Growing,
+    Piece,
+    RaggedCache,
+    may_be_ragged,
+    together,
+)
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 BOUNDS = Bounds(rows=8, tokens=600)

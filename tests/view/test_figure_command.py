@@ -25,9 +25,8 @@ from manyheads.phrasebook import sentences
 from manyheads.tasks.translation import corpus_nll
 from manyheads.view import figures
 from manyheads.view.capture import capture
-from manyheads.view.maps import maps_of
-from manyheads.view.measured import measured
-from manyheads.view.schemes import matrix_of, schemes
+from manyheads.view.figures import measured
+from manyheads.view.maps import maps_of, matrix_of, schemes
 
 pytest.importorskip("matplotlib")
 

@@ -159,7 +159,7 @@ def _known_pair(opened: "TorchRun", text: str) -> "Pair | None":
 def _positions(opened: "TorchRun", length: int, path: Path) -> None:
     from manyheads.nn.block import Architecture
     from manyheads.view.figures import matrices
-    from manyheads.view.schemes import schemes
+    from manyheads.view.maps import schemes
 
     check_at_least("--length", length, 2)
     config = opened.run.model
@@ -171,8 +171,7 @@ def _positions(opened: "TorchRun", length: int, path: Path) -> None:
 
 def _curves(runs: list[Path], metric: str, split: str, path: Path) -> None:
     from manyheads.config import nearest
-    from manyheads.view.figures import curves
-    from manyheads.view.measured import measured
+    from manyheads.view.figures import curves, measured
 
     lines = {}
     for run in runs:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from manyheads.errors import UserError
 from manyheads.loading import OpenRun
-from manyheads.serve import completions, deepl, libretranslate
+from manyheads.serve import completions, translation_api
 from manyheads.serve.batching import Batcher, Bounds, Work
 from manyheads.serve.completing import Completions
 from manyheads.serve.requests import MANNER, refuse
@@ -68,12 +68,7 @@ def build_app(
 
     expected = (Problem, UserError, HTTPException, OSError)
     app = Starlette(
-        routes=[
-            Route("/health", health),
-            *libretranslate.ROUTES,
-            *deepl.ROUTES,
-            *completions.ROUTES,
-        ],
+        routes=[Route("/health", health), *translation_api.ROUTES, *completions.ROUTES],
         exception_handlers=dict.fromkeys(expected, failed) | {Exception: failed},
         lifespan=open_until_stopped,
     )
