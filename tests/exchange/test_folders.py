@@ -175,7 +175,7 @@ def test_names_with_and_without_the_prefix_of_the_bare_model(family: str, tmp_pa
         folder = saved(theirs, tmp_path / str(seed))
         stored = weights(folder)
         bare = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
-        tops = KINDS[family].tops.values()
+        tops = KINDS[family].heads.values()
         top = {name.split(".")[0] for names in tops for name in names.values()}
         full = {
             name
@@ -296,9 +296,9 @@ FORGOTTEN = {
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.kind)
 def test_what_goes_without_saying_is_what_transformers_supposes(family: Any) -> None:
-    theirs = getattr(transformers, next(iter(family.heads))).config_class
+    theirs = getattr(transformers, next(iter(family.architectures))).config_class
     fields = theirs.__dataclass_fields__
-    usual = {name: values[0] for name, values in family.only.items()} | dict(family.defaults)
+    usual = {name: values[0] for name, values in family.only.items()} | family.known
     for name, value in usual.items():
         if name not in fields and FORGOTTEN.get(name) in ("", family.kind):
             continue
@@ -685,7 +685,7 @@ def odd_settings(rng: random.Random, family: str, folder: Path) -> str:
     """One setting that is missing or another."""
     table = json.loads((folder / "config.json").read_text())
     tables = KINDS[family]
-    name = rng.choice([*tables.fields, *tables.defaults, *tables.only, *KNOWN])
+    name = rng.choice([*tables.fields, *tables.known, *tables.only, *KNOWN])
     near = [table[name] + 1, table[name] * 2] if type(table.get(name)) is int else []
     value = rng.choice([*ODD, *near, *near, DROPPED, DROPPED])
     change(folder, **{name: value})
@@ -739,7 +739,7 @@ def test_a_changed_folder_is_read_as_transformers_does_or_refused(
             continue
         read += 1
         missing = map(KINDS[family].canonical, report["missing_keys"])
-        assert all(KINDS[family].nobody_needs(name) for name in missing), (family, what)
+        assert all(KINDS[family].ignores(name) for name in missing), (family, what)
         with torch.no_grad():
             expected, said, real = both(family, opened.eval(), ours, number)
         torch.testing.assert_close(

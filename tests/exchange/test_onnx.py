@@ -448,7 +448,7 @@ def test_what_cannot_be_written_is_one_line(
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
-    with pytest.raises(UserError, match=r"onnxscript is not installed.*manyheads\[exchange\]"):
+    with pytest.raises(UserError, match=r"onnxscript.*manyheads\[exchange\]"):
         write_onnx(nn.Linear(2, 2), tmp_path / "run")
 
 

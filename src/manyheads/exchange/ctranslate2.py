@@ -12,8 +12,6 @@ refused where it is not:
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, cycle
@@ -32,9 +30,9 @@ from manyheads.decode.beam import Decode, Hypothesis, Marks, length_penalty
 from manyheads.decode.generate import GREEDY, AnyGenerator
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import AnyTranslator
-from manyheads.errors import DataError, UserError
+from manyheads.errors import DataError, UserError, import_optional
 from manyheads.exchange.family import refuse_approximations
-from manyheads.fileio import PARTIAL
+from manyheads.fileio import replace_files
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
@@ -67,13 +65,7 @@ Affine = Float[Tensor, "n d"]  # a projection, its bias as the last column
 
 
 def library() -> Any:
-    try:
-        import ctranslate2
-    except ImportError:
-        raise UserError(
-            "the package ctranslate2 is not installed: pip install 'manyheads[exchange]'"
-        ) from None
-    return ctranslate2
+    return import_optional("ctranslate2", "exchange")
 
 
 def _refuse(reason: str) -> UserError:
@@ -97,9 +89,7 @@ def write_ctranslate2(
     """
     known = list(library().specs.model_spec.ACCEPTED_MODEL_TYPES)
     if quantization not in known:
-        raise UserError(
-            f"there is no quantization '{quantization}': {nearest(quantization, known)}"
-        )
+        raise UserError(f"--quantization {quantization}: {nearest(quantization, known)}")
     if (folder / WEIGHTS).exists():
         raise UserError(f"{folder} holds a CTranslate2 model already: choose another folder")
     refuse_approximations(model)
@@ -110,17 +100,9 @@ def write_ctranslate2(
     spec.config.add_attribute("max_length", model.config.max_length)
     spec.validate()
     spec.optimize(quantization)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(PARTIAL, f".{folder.name}.", folder.parent) as beside:
-            spec.save(beside)
-            tokenizer.save(Path(beside) / TOKENIZER)
-            folder.mkdir(exist_ok=True)
-            # The weights last: where they are, all is there.
-            for path in sorted(Path(beside).iterdir(), key=lambda path: path.name == WEIGHTS):
-                os.replace(path, folder / path.name)
-    except OSError as error:
-        raise DataError(f"{folder} could not be written ({error}): make room, try again") from None
+    with replace_files(folder, last=WEIGHTS) as temporary:  # a folder with weights is complete
+        spec.save(str(temporary))
+        tokenizer.save(temporary / TOKENIZER)
 
 
 def _seq2seq(model: Seq2Seq, marks: Marks) -> Any:
@@ -177,8 +159,7 @@ def vocabulary(tokenizer: Tokenizer, size: int) -> list[str]:
     """A name for each id: a token's own, and for an id without a token one that no token has."""
     if tokenizer.vocab_size > size:
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {size}: "
-            "they do not belong together"
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model only {size}"
         )
     names = [tokenizer.content(number) for number in range(size)]
     taken = set(names)
@@ -425,9 +406,7 @@ class Ctranslate2Model:
     def __init__(self, folder: Path, kind: str, device: str = "cpu") -> None:
         runner = getattr(library(), kind)
         if not (folder / WEIGHTS).is_file():
-            raise UserError(
-                f"there is no {folder / WEIGHTS}: give a folder exported to ctranslate2"
-            )
+            raise UserError(f"no {folder / WEIGHTS}: give a folder exported to ctranslate2")
         place, _, number = device.partition(":")
         if place == "cuda" and not library().get_cuda_device_count():
             raise UserError("CTranslate2 has no GPU to compute on here: use --device cpu or auto")
@@ -463,10 +442,7 @@ class Ctranslate2Model:
                 )
         marks.decode.refuse_best_first()
         if marks.decode.beam > 1 and marks.decode.stopping != "beam-ended":
-            raise UserError(
-                f"CTranslate2 cannot stop by decode.stopping={marks.decode.stopping}: "
-                "set decode.stopping=beam-ended"
-            )
+            raise UserError("CTranslate2 needs decode.stopping=beam-ended: set it")
 
     def options(self, marks: Marks, wanted: int) -> dict[str, Any]:
         decode = marks.decode

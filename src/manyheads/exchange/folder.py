@@ -2,8 +2,6 @@
 
 import copy
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from manyheads.exchange.huggingface import (
     import_transformers,
     to_huggingface,
 )
-from manyheads.fileio import PARTIAL
+from manyheads.fileio import replace_files
 from manyheads.models.bert import BertConfig
 from manyheads.models.decoder_only_seq2seq import EncoderDecoderConfig
 from manyheads.models.gpt import Gpt
@@ -71,7 +69,7 @@ LONGEST_VALUE = 60
 
 
 @dataclass(frozen=True)
-class Told:
+class GenerationSettings:
     """Their settings by name, and the file that has each; null is a setting left out.
 
     What both files have holds as generation_config.json has it.
@@ -82,7 +80,7 @@ class Told:
     vocabulary: int
 
     @classmethod
-    def of(cls, imported: ImportedModel) -> "Told":
+    def of(cls, imported: ImportedModel) -> "GenerationSettings":
         values: dict[str, Any] = {}
         files: dict[str, str] = {}
         for file, table in ((CONFIG, imported.settings), (GENERATION, imported.generation)):
@@ -91,14 +89,14 @@ class Told:
             files |= dict.fromkeys(known, file)
         return cls(values, files, vocabulary(imported.model))
 
-    def number(self, name: str, unless_told: float) -> float:
-        value = self.values.get(name, unless_told)
+    def number(self, name: str, default: float) -> float:
+        value = self.values.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e30:
             raise self.refusal(name, "a number")
         return float(value)
 
-    def count(self, name: str, unless_told: int = 0) -> int:
-        value = self.values.get(name, unless_told)
+    def count(self, name: str, default: int = 0) -> int:
+        value = self.values.get(name, default)
         if not _is_count(value):
             raise self.refusal(name, "a whole number")
         return int(value)
@@ -117,8 +115,8 @@ class Told:
             raise self.refusal(name, "a list of lists of tokens")
         return [self._tokens(name, one) for one in value]
 
-    def choice(self, name: str, known: dict[Any, Any], unless_told: Any) -> Any:
-        value = self.values.get(name, unless_told)
+    def choice(self, name: str, known: dict[Any, Any], default: Any) -> Any:
+        value = self.values.get(name, default)
         # 0 and 1 would be found as False and True.
         if not isinstance(value, bool | str) or value not in known:
             raise self.refusal(name, f"one of {', '.join(map(str, known))}")
@@ -152,7 +150,7 @@ def decode_of(imported: ImportedModel) -> Decode:
     """How the model is told to write there, in our terms; docs/models.md says where they differ."""
     if not isinstance(imported.model, Seq2Seq | Gpt):
         return Decode()
-    told, paired = Told.of(imported), isinstance(imported.model, Seq2Seq)
+    told, paired = GenerationSettings.of(imported), isinstance(imported.model, Seq2Seq)
     single = [words[0] for words in told.sequences("bad_words_ids") if len(words) == 1]
     start = told.token("decoder_start_token_id") if paired else None
     first = told.token("forced_bos_token_id") if paired else None
@@ -177,7 +175,7 @@ def decode_of(imported: ImportedModel) -> Decode:
         raise DataError(f"the model is told to write as cannot be done here: {error}") from None
 
 
-def _shortest(told: Told, paired: bool) -> int:
+def _shortest(told: GenerationSettings, paired: bool) -> int:
     least = told.count("min_length")
     if "min_new_tokens" in told.values:
         return told.count("min_new_tokens")
@@ -205,7 +203,7 @@ def not_done(imported: ImportedModel) -> list[str]:
     """What the model is told there of its writing and does otherwise here, a line each."""
     if not isinstance(imported.model, Seq2Seq | Gpt):
         return []
-    told, paired = Told.of(imported), isinstance(imported.model, Seq2Seq)
+    told, paired = GenerationSettings.of(imported), isinstance(imported.model, Seq2Seq)
     asked = [name for name in NOT_DONE if told.values.get(name) not in (None, [], NOT_DONE[name])]
     if not paired and told.count("min_length") and "min_new_tokens" not in told.values:
         asked.append("min_length")
@@ -254,21 +252,21 @@ def special_of(tokenizer: Tokenizer | None, decode: Decode, model: nn.Module) ->
 
 
 def tell(theirs: Any, model: Seq2Seq | Gpt, marks: Marks) -> None:
-    """Give their model our settings of writing, as far as it has them; see `changed_there`."""
-    decode, told = marks.decode, theirs.generation_config
-    told.num_beams = decode.beam
-    # They refuse to save what only a beam heeds where there is none.
-    told.length_penalty = decode.length_penalty if decode.beam > 1 else None
-    told.early_stopping = STOPPING_THERE[decode.stopping] if decode.beam > 1 else None
-    told.max_length = model.config.max_length + 1  # the last is written, and never read
-    told.min_new_tokens = decode.shortest or None
-    told.eos_token_id = marks.end
-    told.bad_words_ids = [[token] for token in marks.banned if token != marks.end] or None
+    """Give their model our generation settings as far as it has them; see `changed_there`."""
+    decode, generation = marks.decode, theirs.generation_config
+    generation.num_beams = decode.beam
+    # They refuse to save settings of beam search without a beam.
+    generation.length_penalty = decode.length_penalty if decode.beam > 1 else None
+    generation.early_stopping = STOPPING_THERE[decode.stopping] if decode.beam > 1 else None
+    generation.max_length = model.config.max_length + 1  # the last token is generated, never read
+    generation.min_new_tokens = decode.shortest or None
+    generation.eos_token_id = marks.end
+    generation.bad_words_ids = [[token] for token in marks.banned if token != marks.end] or None
     if isinstance(model, Seq2Seq):
-        told.decoder_start_token_id = marks.start
-        told.forced_eos_token_id = None if decode.at_limit == "cut" else marks.end
-        told.forced_bos_token_id = decode.first
-    theirs.config.forced_eos_token_id = None  # said once, where writing is
+        generation.decoder_start_token_id = marks.start
+        generation.forced_eos_token_id = None if decode.at_limit == "cut" else marks.end
+        generation.forced_bos_token_id = decode.first
+    theirs.config.forced_eos_token_id = None  # only in the generation config
 
 
 def changed_there(decode: Decode, model: nn.Module) -> list[str]:
@@ -308,19 +306,14 @@ def write_huggingface(
     theirs = to_huggingface(marked)
     if tokenizer is not None and isinstance(model, Seq2Seq | Gpt):
         tell(theirs, model, Marks(tokenizer, decode))
-    folder.parent.mkdir(parents=True, exist_ok=True)
     import_transformers().utils.logging.disable_progress_bar()  # of a single file
-    with tempfile.TemporaryDirectory(PARTIAL, f".{folder.name}.", folder.parent) as beside:
-        theirs.save_pretrained(beside)
+    with replace_files(folder) as temporary:
+        theirs.save_pretrained(temporary)
         if tokenizer is not None:
-            _their_tokenizer(tokenizer, model, decode).save_pretrained(beside)
+            _their_tokenizer(tokenizer, model, decode).save_pretrained(temporary)
         if isinstance(model, Vit) and model.config.pixel_mean:
             table = json.dumps(write_preprocessor(model.config), indent=2)
-            (Path(beside) / PREPROCESSOR).write_text(table + "\n", encoding="utf-8")
-        folder.mkdir(exist_ok=True)
-        for path in sorted(Path(beside).iterdir()):
-            path.chmod(folder.stat().st_mode & 0o666)
-            os.replace(path, folder / path.name)
+            (temporary / PREPROCESSOR).write_text(table + "\n", encoding="utf-8")
     return changed_there(decode, model) if tokenizer is not None else []
 
 

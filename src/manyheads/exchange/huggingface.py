@@ -21,7 +21,7 @@ from manyheads.baselines.bytenet import ByteNet
 from manyheads.baselines.convs2s import ConvS2S
 from manyheads.baselines.elmo import Elmo
 from manyheads.config import nearest
-from manyheads.errors import DataError, UserError
+from manyheads.errors import DataError, UserError, import_optional
 from manyheads.exchange.families import FAMILIES, KINDS, PREPROCESSOR, VIT
 from manyheads.exchange.family import (
     ExportPlan,
@@ -233,10 +233,7 @@ def _weight_files(folder: Path) -> Iterator[Path]:
     if not (folder / SHARDS).is_file():
         pickled = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
         if pickled:
-            raise UserError(
-                f"{folder} holds pickled weights ({pickled[0]}), which could run code: save them "
-                "as safetensors"
-            )
+            raise UserError(f"{folder}: {pickled[0]} could run code: save safetensors instead")
         raise DataError(f"{folder} has no {WEIGHTS}: copy it again")
     places = _read_json(folder / SHARDS).get("weight_map")
     if not isinstance(places, dict) or not places:
@@ -309,9 +306,7 @@ def _plan(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
     """How to export a model, its channels reordered if only their order is in the way."""
     if isinstance(model, Baseline | Elmo):
         parts = "convolutions" if isinstance(model, ConvS2S | ByteNet) else "LSTMs"
-        raise UserError(
-            f"transformers has no {model.config.kind} (made of {parts}): export a Transformer"
-        )
+        raise UserError(f"transformers has no {model.config.kind} ({parts}): export a Transformer")
     if isinstance(model, Joined):
         raise UserError("transformers has no joined model: export a seq2seq or a gpt model")
     refuse_approximations(model)
@@ -321,9 +316,7 @@ def _plan(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
         if not plan.obstacles:
             return in_halves(model), plan
     if plan.obstacles:
-        raise UserError(
-            f"transformers has no such model: {plan.family.kind}, the nearest, {plan.obstacles[0]}"
-        )
+        raise UserError(f"transformers has no such model: {plan.family.kind} {plan.obstacles[0]}")
     return model, plan
 
 
@@ -334,13 +327,7 @@ def _best_plan(config: TransformerConfig) -> ExportPlan:
 
 
 def import_transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise UserError(
-            "writing for HuggingFace needs transformers: pip install 'manyheads[exchange]'"
-        ) from None
-    return transformers
+    return import_optional("transformers", "exchange")
 
 
 # ---------------------------------------------------------------------------------------------

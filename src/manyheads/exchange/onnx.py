@@ -14,11 +14,8 @@ protocol buffer may be has them in a file with `.data` after its name.
 """
 
 import copy
-import importlib
 import io
 import logging
-import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -37,9 +34,9 @@ from torch.utils.dlpack import from_dlpack
 from manyheads.decode.beam import Decode, Stepper
 from manyheads.decode.generate import AnyGenerator, say_nothing
 from manyheads.decode.translate import AnyTranslator
-from manyheads.errors import DataError, UserError
+from manyheads.errors import DataError, UserError, import_optional
 from manyheads.exchange.family import refuse_approximations
-from manyheads.fileio import PARTIAL
+from manyheads.fileio import replace_files
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Memory, Seq2Seq
@@ -70,36 +67,20 @@ Attention = TypeVar("Attention", SelfAttention, CrossAttention)
 
 def write_onnx(model: nn.Module, folder: Path) -> None:
     """Write the graphs of a model into a folder, all of them or none."""
-    needed("onnx")
-    needed("onnxscript")
+    import_optional("onnx", "exchange")
+    import_optional("onnxscript", "exchange")
     exported = copy.deepcopy(model).cpu().float().eval()
     graphs = _graphs(exported)
     refuse_approximations(model)
     for module in exported.modules():
         if isinstance(module, SelfAttention | CrossAttention):
             module.core = GraphCore()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(PARTIAL, f".{folder.name}.", folder.parent) as beside:
-            for name, graph in graphs.items():
-                _write(graph, Path(beside) / name)
-            folder.mkdir(exist_ok=True)
-            for name in (ENCODER, HEAD, DECODER):  # those of another model
-                (folder / name).unlink(missing_ok=True)
-                (folder / f"{name}.data").unlink(missing_ok=True)
-            for path in Path(beside).iterdir():
-                os.replace(path, folder / path.name)
-    except OSError as error:
-        raise DataError(f"{folder} could not be written ({error}): make room, try again") from None
-
-
-def needed(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(
-            f"the package {name} is not installed: pip install 'manyheads[exchange]'"
-        ) from None
+    with replace_files(folder) as temporary:
+        for name, graph in graphs.items():
+            _write(graph, temporary / name)
+        for name in (ENCODER, HEAD, DECODER):  # of an earlier model
+            (folder / name).unlink(missing_ok=True)
+            (folder / f"{name}.data").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -123,8 +104,7 @@ def _graphs(model: nn.Module) -> dict[str, Graph]:
     if isinstance(model, Vit):
         return _image_graphs(model)
     raise UserError(
-        f"no ONNX graph is known for a {type(model).__name__}: export a seq2seq, gpt, bert or vit "
-        "model"
+        f"no ONNX graph for a {type(model).__name__}: export a seq2seq, gpt, bert or vit"
     )
 
 
@@ -146,9 +126,7 @@ def _write(graph: Graph, path: Path) -> None:
         except torch.onnx.errors.OnnxExporterError as error:
             lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
             reason = next((line for line in lines if line), type(error).__name__)
-            raise UserError(
-                f"PyTorch's exporter does not take this model ({reason}): change that part of it"
-            ) from None
+            raise UserError(f"PyTorch's exporter refuses this model: {reason}") from None
         assert program is not None
         _check_free(graph, program)
         # Traces of the exporter's way through these sources, with the paths of this machine.
@@ -422,7 +400,7 @@ class OnnxGraph:
     """One file: named tensors in, tensors out, none of them copied on the way."""
 
     def __init__(self, path: Path) -> None:
-        onnxruntime = needed("onnxruntime")
+        onnxruntime = import_optional("onnxruntime", "exchange")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 4  # what goes wrong is raised, so not printed too

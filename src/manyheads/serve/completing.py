@@ -217,9 +217,7 @@ class Completions(Work[Completion]):
     def __init__(self, opened: OpenRun, bounds: Bounds) -> None:
         generator = opened.generator(at_limit="cut")
         if not isinstance(generator, Generator):
-            raise UserError(
-                f"{opened.folder} was exported, and is not served here: serve the run it came from"
-            )
+            raise UserError(f"{opened.folder} was exported: serve the run it came from")
         self.generator, self.bounds = generator, bounds
         self.context = generator.context
         self.ragged = may_be_ragged(generator.model)

@@ -219,9 +219,7 @@ class Tokenizer:
         elif model["type"] == "WordPiece":
             steps = list(match_steps(self.words(text), model))
         else:
-            raise UserError(
-                f"no replay for a {model['type']} tokenizer, only for BPE and WordPiece"
-            )
+            raise UserError(f"no replay for a {model['type']} tokenizer: only BPE and WordPiece")
         if list(steps[-1].pieces) != self._encoding(text).tokens:
             raise UserError("no replay for this tokenizer: it splits by rules of its own")
         return [step.shown(self._readable) for step in steps]
@@ -284,14 +282,10 @@ class Tokenizer:
         try:
             return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
         except OSError as error:
-            raise DataError(
-                f"{path}: no tokenizer.json to read there ({error.strerror})"
-            ) from error
+            raise DataError(f"{path}: cannot read it ({error.strerror})") from error
         except Exception as error:  # the library raises nothing narrower
             reason = " ".join(str(error).split())
-            raise DataError(
-                f"{path}: not a whole tokenizer.json ({reason}); copy it again or train it anew"
-            ) from error
+            raise DataError(f"{path}: no whole tokenizer.json ({reason}); copy it again") from error
 
     def _encoding(self, text: str) -> tokenizers.Encoding:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.errors import UserError
+from manyheads.errors import UserError, import_optional
 
 Curve = list[tuple[int, float]]
 MOST_VELOCITY = 127
@@ -21,16 +21,8 @@ SECONDS_BEFORE = 5.0
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise UserError(
-            "pictures need matplotlib: install it with pip install 'manyheads[figures]'"
-        ) from None
-    return pyplot
+    import_optional("matplotlib", "figures").use("Agg")
+    return import_optional("matplotlib.pyplot", "figures")
 
 
 @contextmanager
