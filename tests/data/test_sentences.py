@@ -121,14 +121,6 @@ def test_a_run_is_as_many_sentences_as_there_is_room_for(letters: Tokenizer) -> 
     assert others == {(3, 4), (3, 2), (2, 6), (2, 3), (4, 3)}
 
 
-def test_the_draw_is_a_function_of_the_generator(letters: Tokenizer) -> None:
-    texts = random_texts(np.random.default_rng(2), documents=5)
-    pairs = SentencePairs(EncodedText(texts, letters, ends=False), texts, room=40, short="refuse")
-    one, same, other = (pairs.draw(64, np.random.default_rng(seed)) for seed in (5, 5, 6))
-    assert all((vars(one)[name] == vars(same)[name]).all() for name in vars(one))
-    assert (one.first_start != other.first_start).any()
-
-
 def test_lines_of_a_running_text_are_sentences(letters: Tokenizer) -> None:
     """An empty line is none: it goes with the sentence before it."""
     documents = [Document(["\n", "ab\n", "\n", "c\n", "\n"], name, 1) for name in ("f", "g")]

@@ -24,7 +24,7 @@ from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
 from manyheads.nn.performer import Performer
-from manyheads.nn.positions import Learned, Shaw
+from manyheads.nn.positions import Learned
 from manyheads.nn.tiled import Tiled
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Characters
@@ -123,10 +123,3 @@ def test_a_joined_model_stays_for_what_it_is(
         line = refused(write, model, tmp_path / "out")
         assert "joined" in line.lower()
         assert "core" not in line
-
-
-def test_what_is_in_the_way_at_all_is_said_before_what_the_nearest_lacks() -> None:
-    """No family has Shaw's positions either, but with others it would not leave."""
-    config = replace(GPT, position=Shaw(), core=Longformer(2))
-    with pytest.raises(UserError, match=r"model\.core=longformer"):
-        to_huggingface(config.build())

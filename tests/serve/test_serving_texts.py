@@ -275,12 +275,6 @@ def test_wrong_values_are_refused(client: TestClient, wrong: dict[str, Any], wor
     assert client.get("/health").status_code == 200
 
 
-def test_another_model_is_not_found(client: TestClient) -> None:
-    answer = client.post(PATH, json={"prompt": "The", "model": "davinci"})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "model_not_found"
-
-
 def test_who_has_gone_is_written_no_further(work: Completions) -> None:
     async def run() -> int:
         ask = Completion((work.encode("The"),), 1, 60, Sample(temperature=1.0), stream=True)

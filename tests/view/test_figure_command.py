@@ -58,12 +58,6 @@ def test_every_kind_is_a_picture(folder: Path, tmp_path: Path, kind: str) -> Non
     assert colours > 30
 
 
-@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_other_forms_of_a_picture(folder: Path, tmp_path: Path, ending: str, begins: bytes) -> None:
-    figure(folder / "reader", "heads", out=tmp_path / f"a.{ending}")
-    assert (tmp_path / f"a.{ending}").read_bytes().startswith(begins)
-
-
 @pytest.mark.parametrize("run", ["translator", "deep/writer", "reader"])
 def test_maps_are_those_of_the_model(
     folder: Path, run: str, drawn: dict[str, tuple[Any, ...]]

@@ -1,7 +1,7 @@
 """Masked language modelling: framed rows, pairs of sentences, and what each step masks."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -56,8 +56,9 @@ class MaskedBatch:
         return replace(self, places=places, wanted=wanted, count=self.predictions)
 
     def to(self, device: torch.device) -> "MaskedBatch":
-        tensors = {n: x for n, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **{n: x.to(device, non_blocking=True) for n, x in tensors.items()})
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        moved: dict[str, Any] = {n: x.to(device, non_blocking=True) for n, x in tensors.items()}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -191,8 +191,9 @@ class Batch:
     target_tokens: int
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        tensors = (self.source, self.source_real, self.target, self.wanted, self.real)
-        return Batch(*map(function, tensors), self.source_tokens, self.target_tokens)
+        names = ("source", "source_real", "target", "wanted", "real")
+        changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
+        return replace(self, **changed)
 
     def to(self, device: torch.device | str) -> "Batch":
         return self._map(lambda x: x.to(device, non_blocking=True))

@@ -230,11 +230,11 @@ def from_hf_state(
         state[move.ours] = torch.cat(parts).contiguous()
     for name in sorted(stored.keys() - used):
         if not family.ignores(name) and name not in family.same.values():
-            first = seconds.get(name)
-            if first is None or first not in used:
+            twin = seconds.get(name)
+            if twin is None or twin not in used:
                 raise DataError(f"the weights hold {name}, which config.json does not call for")
-            if not torch.equal(stored[name], stored[first]):
-                raise DataError(f"{name} and {first} should be one tensor, and differ")
+            if not torch.equal(stored[name], stored[twin]):
+                raise DataError(f"{name} and {twin} should be one tensor, and differ")
     return state
 
 
