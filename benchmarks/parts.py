@@ -83,7 +83,6 @@ def norms(rounds: int) -> Iterator[Row]:
 
 
 def feeds(rounds: int) -> Iterator[Row]:
-    from manyheads.kernels.mlp import feed
 
     for rows, width, kind in FEEDS:
         hidden = 4 * width

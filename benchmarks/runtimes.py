@@ -21,10 +21,12 @@ import torch
 
 from manyheads.decode.beam import length_penalty
 from manyheads.decode.translate import AnyTranslator, Translator
-from manyheads.exchange.ctranslate2 import write_ctranslate2
-from manyheads.exchange.ctranslate2_runtime import Ctranslate2Model, Ctranslate2Translator
-from manyheads.exchange.onnx import write_onnx
-from manyheads.exchange.onnx_runtime import OnnxSeq2Seq, OnnxTranslator
+from manyheads.exchange.ctranslate2 import (
+    Ctranslate2Model,
+    Ctranslate2Translator,
+    write_ctranslate2,
+)
+from manyheads.exchange.onnx import OnnxSeq2Seq, OnnxTranslator, write_onnx
 from manyheads.loading import open_run
 
 Texts = list[list[int]]

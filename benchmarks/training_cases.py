@@ -226,7 +226,10 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
         for _ in steps:
             rows = random.choice(len(lengths), min(size, len(lengths)), replace=False)
             mixed.append(Batch.of(sources, targets, rows, 1, 0))
-        return {THEIRS: [fused_mlp(one) for one in plain], UNSORTED: [fused_mlp(one) for one in mixed]}
+        return {
+            THEIRS: [fused_mlp(one) for one in plain],
+            UNSORTED: [fused_mlp(one) for one in mixed],
+        }
 
     sides = (OURS, THEIRS, UNSORTED)
     return Case(

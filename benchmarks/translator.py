@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from manyheads.nn.int8 import in_int8
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -30,12 +31,14 @@ from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.evaluate.scores import translation_scores
-from manyheads.exchange.ctranslate2 import write_ctranslate2
-from manyheads.exchange.ctranslate2_runtime import Ctranslate2Model, Ctranslate2Translator
+from manyheads.exchange.ctranslate2 import (
+    Ctranslate2Model,
+    Ctranslate2Translator,
+    write_ctranslate2,
+)
 from manyheads.exchange.huggingface import to_huggingface
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.embedding import Embed
-from manyheads.nn.int8 import in_int8
 from manyheads.nn.positions import Sinusoidal
 from manyheads.nn.residual import Norm
 from manyheads.tasks.translation import translation_loss

@@ -18,7 +18,7 @@ from manyheads.config import dump, to_toml
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.ctranslate2 import write_ctranslate2
 from manyheads.exchange.folder import write_huggingface
-from manyheads.exchange.huggingface import receive
+from manyheads.exchange.huggingface import import_model
 from manyheads.loading import TorchRun, open_any, open_run, run_of
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.run import Run, save_run
@@ -47,8 +47,8 @@ def copy(folders: Folder, tmp_path: Path) -> Callable[[str], Path]:
 
 
 def imported(folder: Path, out: Path) -> Path:
-    arrival = receive(folder)
-    save_run(run_of(arrival), arrival.tokenizer, arrival.model, out)
+    imported = import_model(folder)
+    save_run(run_of(imported), imported.tokenizer, imported.model, out)
     return out
 
 

@@ -9,15 +9,16 @@ import typer
 
 from manyheads.commands.claims import claims
 from manyheads.commands.cost import cost
+from manyheads.commands.encode import classify, embed, fill
 from manyheads.commands.exchange import export, import_folder
 from manyheads.commands.figure import figure
-from manyheads.commands.looking import info, tokens
+from manyheads.commands.generate import generate
+from manyheads.commands.inspect import info, tokens
 from manyheads.commands.scale import scale
-from manyheads.commands.serve import serve
+from manyheads.commands.serve import serve, view
 from manyheads.commands.shared import say, write
 from manyheads.commands.training import compare, demo, evaluate, train
-from manyheads.commands.using import classify, embed, fill, generate, translate
-from manyheads.commands.web import view
+from manyheads.commands.translate import translate
 from manyheads.errors import DataError, UserError
 
 app = typer.Typer(

@@ -1,6 +1,8 @@
 """What a user can get wrong, as one clear line and an exit code."""
 
+import importlib
 import math
+from typing import Any
 
 
 class UserError(ValueError):
@@ -17,6 +19,15 @@ class DataError(UserError):
     """A file that is there but cannot be used: corpus, checkpoint, run folder. Exit code 3."""
 
     exit_code = 3
+
+
+def import_optional(name: str, extra: str) -> Any:
+    """A package that only an extra of ours installs."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise UserError(f"this needs {package}: pip install 'manyheads[{extra}]'") from None
 
 
 def check_at_least(name: str, value: float | int | None, least: int) -> None:

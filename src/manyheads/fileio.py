@@ -8,8 +8,9 @@ was cut has them still; without them, as in older folders, nothing is checked.
 import contextlib
 import os
 import re
+import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from manyheads.errors import DataError
@@ -35,6 +36,21 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         raise DataError(
             f"{path} could not be saved ({error}): {kept}; make room and go on"
         ) from None
+
+
+@contextlib.contextmanager
+def replace_files(folder: Path, last: str = "") -> Iterator[Path]:
+    """A temporary folder whose files move into `folder` at the end, all or none, `last` last."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(PARTIAL, f".{folder.name}.", folder.parent) as temporary:
+            yield Path(temporary)
+            folder.mkdir(exist_ok=True)
+            for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == last):
+                path.chmod(folder.stat().st_mode & 0o666)
+                os.replace(path, folder / path.name)
+    except OSError as error:
+        raise DataError(f"{folder} could not be written ({error}): make room, try again") from None
 
 
 def write_text(path: Path, text: str) -> None:

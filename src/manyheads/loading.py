@@ -23,10 +23,9 @@ from manyheads.decode.generate import AnyGenerator, Generator, say_nothing
 from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
-from manyheads.exchange.folder import in_frame
-from manyheads.exchange.foreign import DECODER, ENCODER
-from manyheads.exchange.huggingface import CONFIG, Arrival, is_huggingface, receive
-from manyheads.exchange.writing import decode_of, not_done, special_of
+from manyheads.exchange.folder import decode_of, in_frame, not_done, special_of
+from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, is_huggingface
+from manyheads.exchange.onnx import DECODER, ENCODER
 from manyheads.models.bert import BertConfig
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
@@ -202,24 +201,24 @@ class OnnxRun(OpenRun):
     """Graphs, run by onnxruntime."""
 
     def _translator(self, decode: Decode) -> AnyTranslator:
-        from manyheads.exchange.onnx_runtime import OnnxSeq2Seq, OnnxTranslator
+        from manyheads.exchange.onnx import OnnxSeq2Seq, OnnxTranslator
 
         return OnnxTranslator(OnnxSeq2Seq(self.folder), self.tokenizer, decode)
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
-        from manyheads.exchange.onnx_runtime import OnnxGenerator, OnnxGpt
+        from manyheads.exchange.onnx import OnnxGenerator, OnnxGpt
 
         return OnnxGenerator(OnnxGpt(self.folder), self.tokenizer, decode, warn)
 
     def _encoder(self) -> TextEncoder:
-        from manyheads.exchange.onnx_runtime import OnnxEncoder
+        from manyheads.exchange.onnx import OnnxEncoder
 
         if not isinstance(self.run.model, BertConfig):
             return super()._encoder()
         return self._reader(OnnxEncoder(self.folder))
 
     def _labeller(self) -> ReadsImages:
-        from manyheads.exchange.onnx_runtime import OnnxVit
+        from manyheads.exchange.onnx import OnnxVit
 
         return OnnxVit(self.folder, cast(VitConfig, self.run.model))
 
@@ -231,13 +230,13 @@ class Ctranslate2Run(OpenRun):
     place: str = "cpu"
 
     def _translator(self, decode: Decode) -> AnyTranslator:
-        from manyheads.exchange.ctranslate2_runtime import Ctranslate2Model, Ctranslate2Translator
+        from manyheads.exchange.ctranslate2 import Ctranslate2Model, Ctranslate2Translator
 
         model = Ctranslate2Model(self.folder, "Translator", self.place)
         return Ctranslate2Translator(model, self.tokenizer, decode)
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
-        from manyheads.exchange.ctranslate2_runtime import Ctranslate2Generator, Ctranslate2Model
+        from manyheads.exchange.ctranslate2 import Ctranslate2Generator, Ctranslate2Model
 
         model = Ctranslate2Model(self.folder, "Generator", self.place)
         return Ctranslate2Generator(model, self.tokenizer, decode, warn)
@@ -290,25 +289,25 @@ def open_any(
             )
         return OnnxRun(folder, read_run(folder), _tokenizer(folder))
     if (folder / CONFIG).is_file() and not exported:
-        receive(folder)  # says what its settings lack
+        import_model(folder)  # says what its settings lack
     return open_run(folder, device)
 
 
 def _open_huggingface(
     folder: Path, device: torch.device | str, warn: Callable[[str], None]
 ) -> TorchRun:
-    arrival = receive(folder)
-    config: Any = arrival.model.config
-    check_vocabulary(folder, arrival.tokenizer, config)
+    imported = import_model(folder)
+    config: Any = imported.model.config
+    check_vocabulary(folder, imported.tokenizer, config)
     if (folder / SETTINGS).is_file():
         # Weights may leave in another order of channels: the folder's own settings describe them.
         run = dataclasses.replace(read_run(folder), model=config)
     else:
-        run = run_of(arrival)
-        for note in not_done(arrival):
+        run = run_of(imported)
+        for note in not_done(imported):
             warn(note)
     place = choose_device(str(device))
-    return TorchRun(folder, run, arrival.tokenizer, place, arrival.model.to(place))
+    return TorchRun(folder, run, imported.tokenizer, place, imported.model.to(place))
 
 
 def open_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun:
@@ -365,17 +364,17 @@ def load(run: str | Path, device: str = "cpu") -> nn.Module:
     return opened.model
 
 
-def run_of(arrival: Arrival) -> Run:
+def run_of(imported: ImportedModel) -> Run:
     """The settings of a run of a model that was trained elsewhere, writing as it wrote there."""
-    config: Any = arrival.model.config
+    config: Any = imported.model.config
     return Run(
-        task=TASKS[config.kind], data=None, tokens=None, model=config, decode=decode_of(arrival)
+        task=TASKS[config.kind], data=None, tokens=None, model=config, decode=decode_of(imported)
     )
 
 
-def notes_of(arrival: Arrival) -> list[str]:
+def notes_of(imported: ImportedModel) -> list[str]:
     """What a person should know of a model that came in."""
-    notes = not_done(arrival)
-    if arrival.tokenizer is None and not isinstance(arrival.model.config, VitConfig):
+    notes = not_done(imported)
+    if imported.tokenizer is None and not isinstance(imported.model.config, VitConfig):
         notes.append(f"the folder has no {TOKENIZER}: put one beside the weights to use texts")
     return notes

@@ -38,12 +38,6 @@ def test_lines_end_at_newlines_only(
     assert read_lines(tmp_path / "train.de") == lines
 
 
-def test_a_plain_file_goes_before_its_gzip(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"plain\n")
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"zipped\n"))
-    assert read_lines(tmp_path / "a") == ["plain"]
-
-
 def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"x\n"))
     (tmp_path / "notes.md").write_bytes(b"x\n")
@@ -151,12 +145,6 @@ def test_an_empty_side_is_refused_or_skipped(
     assert read.skipped == 1
 
 
-def test_nothing_but_empty_pairs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        read_pairs(*files(tmp_path, "\n", "one\n"), empty_lines="skip")
-    assert "every pair has an empty side" in message(caught)
-
-
 @given(
     count=st.integers(2, 300),
     share=st.floats(0, 1, exclude_min=True, exclude_max=True),
@@ -171,21 +159,15 @@ def test_held_out_rows_are_a_split(count: int, share: float, seed: int) -> None:
     assert (training, validation) == hold_out(count, share, seed)
 
 
-def test_the_seed_chooses_the_rows() -> None:
-    assert len({tuple(hold_out(1000, 0.1, seed)[1]) for seed in range(5)}) == 5
-    training, validation = hold_out(1000, 0.1, 0)
-    assert (training, validation) == (sorted(training), sorted(validation))
-
-
 @pytest.mark.parametrize("count", [0, 1])
 def test_one_row_cannot_be_split(count: int) -> None:
     with pytest.raises(UserError) as caught:
         hold_out(count, 0.5, 0)
-    assert f"from {count} in all" in message(caught)
+    assert f"{count} rows" in message(caught)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 2.0, float("nan")])
 def test_a_share_lies_between_nothing_and_all(share: float) -> None:
     with pytest.raises(UserError) as caught:
         hold_out(10, share, 0)
-    assert "between 0 and 1" in message(caught)
+    assert "above 0, below 1" in message(caught)

@@ -101,7 +101,7 @@ def test_mistakes_are_one_line_with_the_file(tmp_path: Path) -> None:
     folder = write_performances(tmp_path / "music", 3)
     data = MusicData(folder=str(folder))
     (folder / "broken.mid").write_bytes(b"MThd and no more")
-    assert f"{folder}/broken.mid: not a whole MIDI file" in line_of(data)
+    assert f"{folder}/broken.mid: broken MIDI file" in line_of(data)
     (folder / "broken.mid").write_bytes(b"")
     assert f"{folder}/broken.mid: the file is empty" in line_of(data)
     (tmp_path / "none").mkdir()

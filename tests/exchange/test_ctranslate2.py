@@ -13,15 +13,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.decode.beam import Decode, Hypothesis
 from manyheads.decode.generate import Generator
-from manyheads.decode.lines import translate_lines
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
 from manyheads.errors import DataError, UserError
-from manyheads.exchange.ctranslate2 import vocabulary, write_ctranslate2
-from manyheads.exchange.ctranslate2_runtime import (
+from manyheads.exchange.ctranslate2 import (
     Ctranslate2Generator,
     Ctranslate2Model,
     Ctranslate2Translator,
+    vocabulary,
+    write_ctranslate2,
 )
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, Side
@@ -382,19 +382,8 @@ def test_ids_without_a_token_have_names_of_their_own() -> None:
     names = vocabulary(Tokenizer(holes), 9)
     assert len(set(names)) == len(names) == 9
     assert [names[i] for i in (0, 2, 3, 6)] == ["a", "<no token 1>", "</s>", "<s>"]
-    with pytest.raises(UserError, match="7 tokens, the model 6"):
+    with pytest.raises(UserError, match="7 tokens, .* 6"):
         vocabulary(Tokenizer(holes), 6)
-
-
-def test_a_model_may_have_more_tokens_than_its_tokenizer(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    model = build(GptConfig, tokenizer.vocab_size + 5, {})
-    write_ctranslate2(model, tokenizer, tmp_path)
-    opened = Ctranslate2Model(tmp_path, "Generator")
-    prompts = [[tokenizer.vocab_size + 4, 50, tokenizer.vocab_size + 1]]
-    found = Ctranslate2Generator(opened, tokenizer, FREE).search(prompts, 4)
-    assert_our_numbers(model, prompts[0], found[0], tokenizer.end, 4)
 
 
 REFUSED: dict[str, tuple[type[GptConfig] | type[Seq2SeqConfig], dict[str, Any], str]] = {
@@ -450,7 +439,7 @@ def test_a_folder_is_whole_or_not_there(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build(GptConfig, tokenizer.vocab_size, {})
-    with pytest.raises(UserError, match=r"no quantization 'int9'.*int8"):
+    with pytest.raises(UserError, match=r"quantization int9.*int8"):
         write_ctranslate2(model, tokenizer, tmp_path / "folder", "int9")
 
     def no_room(self: Tokenizer, path: Path) -> None:
@@ -483,27 +472,6 @@ def test_a_folder_that_is_none_is_said_in_a_line(tokenizer: Tokenizer, tmp_path:
     weights.write_bytes(weights.read_bytes()[:5000])
     with pytest.raises(DataError, match="no model of ours"):
         Ctranslate2Model(tmp_path, "Translator")
-
-
-def test_a_stream_of_lines_goes_through_it(
-    pair: tuple[Seq2Seq, Ctranslate2Model], tokenizer: Tokenizer
-) -> None:
-    """A line too long for the model goes in pieces, an empty one stays empty."""
-    decode = replace(FREE, beam=2)
-    lines = [b"abc\n", b"\n", b"abcd efgh " * 7 + b"\n", b"hgf\n"]
-    ours = list(translate_lines(Translator(pair[0], tokenizer, decode), lines))
-    theirs = Ctranslate2Translator(pair[1], tokenizer, decode)
-    assert list(translate_lines(theirs, lines)) == ours
-    told: list[int] = []
-    few = replace(theirs, decode=replace(decode, longest_extra=1))
-    few.search(sentences(3, 4, 3), told.append)
-    assert told == [2, 3]
-    empty, full_one = theirs.search(["", "abc"], n_best=1)
-    assert empty == [Hypothesis([], 0.0, 0.0)]
-    assert full_one == theirs.search(["abc"], n_best=1)[0]
-    assert theirs.search([]) == []
-    with pytest.raises(UserError, match="seed"):
-        list(translate_lines(theirs, lines, sample=Sample()))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from tests.exchange.zoo import CLASSES, SEEDS, both, draw, exact
 from torch import Tensor, nn
 
-from manyheads.exchange.foreign import take
+from manyheads.exchange.family import from_hf_state
 from manyheads.exchange.huggingface import KINDS, from_huggingface, to_huggingface
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -25,7 +25,7 @@ def gradients(family: str, theirs: Any, ours: nn.Module) -> dict[str, Tensor]:
     for name, parameter in theirs.named_parameters(remove_duplicate=False):
         found[name] = found[tied[id(parameter)]]
     canonical = {KINDS[family].canonical(name): grad for name, grad in found.items()}
-    return take(KINDS[family], ours, canonical)
+    return from_hf_state(KINDS[family], ours, canonical)
 
 
 @every

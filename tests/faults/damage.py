@@ -15,7 +15,7 @@ from manyheads.errors import UserError
 from manyheads.loading import open_run
 from manyheads.train import checkpoint
 from manyheads.training import read_recipe, train
-from manyheads.view.measured import measured
+from manyheads.view.figures import measured
 from manyheads.web.runs import all_records, summary
 
 TEXT = "red dog, blue tree"

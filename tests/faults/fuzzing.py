@@ -29,8 +29,7 @@ from tests.web.small_models import SENTENCE, make_models
 from manyheads.config import dump, to_toml
 from manyheads.data.corpus import read_lines, read_pairs
 from manyheads.data.events import ChoraleGrid, PerformanceEvents
-from manyheads.data.image_files import open_picture
-from manyheads.data.images import ImageData
+from manyheads.data.images import ImageData, open_picture
 from manyheads.data.labelled import LabelledData
 from manyheads.data.midi import write_midi
 from manyheads.errors import UserError
@@ -43,7 +42,7 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, Characters, WordPiece, Words
 from manyheads.train.metrics import step_of
 from manyheads.training import read_recipe, recipes
-from manyheads.view.measured import measured
+from manyheads.view.figures import measured
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits
 from manyheads.web.runs import all_records, summary

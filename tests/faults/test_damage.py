@@ -18,7 +18,7 @@ from manyheads.errors import DataError
 from manyheads.run import read_run
 from manyheads.train import checkpoint
 from manyheads.training import read_recipe
-from manyheads.view.measured import measured
+from manyheads.view.figures import measured
 from manyheads.web.runs import read_metrics
 
 

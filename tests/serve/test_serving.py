@@ -104,12 +104,6 @@ def test_lines_stay_lines_and_empty_ones_empty(
     assert translator.post("/translate", json={**body, "q": []}).json() == {"translatedText": []}
 
 
-def test_more_than_the_model_reads_at_once_goes_in_pieces(translator: TestClient) -> None:
-    long = " ".join([SENTENCE] * 40)  # more than 128 tokens
-    body = {"q": long, "source": "en", "target": "de"}
-    assert translator.post("/translate", json=body).status_code == 200
-
-
 def said(answer: Any, path: str) -> str:
     """The words of a refusal, which must have the shape that the interface documents."""
     found = answer.json()

@@ -18,9 +18,15 @@ from manyheads.loading import open_run
 from manyheads.models.gpt import GptConfig
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Bounds, Job
-from manyheads.serve.completing import Completion, Completions, Piece
-from manyheads.serve.detokenizer import Growing
-from manyheads.serve.left_padding import RaggedCache, may_be_ragged, together
+from manyheads.serve.completing import (
+    Completion,
+    Completions,
+    Growing,
+    Piece,
+    RaggedCache,
+    may_be_ragged,
+    together,
+)
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 BOUNDS = Bounds(rows=8, tokens=600)
@@ -267,12 +273,6 @@ def test_wrong_values_are_refused(client: TestClient, wrong: dict[str, Any], wor
     if "tokens of the prompt" in error["message"]:
         assert error["code"] == "context_length_exceeded"
     assert client.get("/health").status_code == 200
-
-
-def test_another_model_is_not_found(client: TestClient) -> None:
-    answer = client.post(PATH, json={"prompt": "The", "model": "davinci"})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "model_not_found"
 
 
 def test_who_has_gone_is_written_no_further(work: Completions) -> None:

@@ -13,7 +13,7 @@ from tests.tasks.small_texts import CPU, QUARTERS, SIZES, STEPS, recipe_trainer,
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
 
-from manyheads.commands.images import classify_pictures
+from manyheads.commands.encode import classify_pictures
 from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import UserError
 from manyheads.lab.compare import table_of
@@ -329,6 +329,6 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 
 def test_commands_for_texts_and_for_pictures_are_told_apart(trained: Path) -> None:
-    assert "name the files" in mistake("classify", trained)
+    assert "classify RUN a.png" in mistake("classify", trained)
     assert "model of images" in mistake("embed", trained, "--out", "x.npy", stdin=b"a\n")
     assert "--beam is for translators" in mistake("evaluate", trained, "--beam", "2")

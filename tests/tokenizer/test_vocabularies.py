@@ -7,23 +7,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from tests.tokenizer.test_tokens import ALL, KNOWN, LINES, SETTINGS, TRAINED, texts
-from tokenizers import pre_tokenizers
+from tests.tokenizer.test_tokens import ALL, KNOWN, LINES, texts
 
 from manyheads.errors import UserError
-from manyheads.tokenizer.tokenizer import GLYPHS, SPECIALS
+from manyheads.tokenizer.tokenizer import SPECIALS
 from manyheads.tokenizer.train import Bpe, Characters, WordPiece, Words
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_vocabulary_stays_within_its_size(name: str) -> None:
-    assert TRAINED[name].vocab_size == SETTINGS[name].vocab_size
-
-
-def test_all_bytes_are_in_the_alphabet() -> None:
-    assert set(GLYPHS) == set(pre_tokenizers.ByteLevel.alphabet())
-    known = TRAINED["wordpiece"].token_id
-    assert all(known(glyph) is not None and known("##" + glyph) is not None for glyph in GLYPHS)
 
 
 def test_characters_keeps_the_most_frequent() -> None:

@@ -164,16 +164,6 @@ def test_an_error_inside_the_model_restores_the_cores() -> None:
     assert all(now is was for now, was in zip(cores(model), before, strict=True))
 
 
-def test_the_last_pass_is_given() -> None:
-    """After two passes the maps are those of the second; nothing is recorded after the end."""
-    model = built("gpt")
-    with torch.no_grad(), capture(model) as maps:
-        model(SOURCE[:, :3])
-        model(SOURCE)
-    model(SOURCE[:, :2])
-    assert [layer.shape[-1] for layer in maps["self"]] == [7, 7]
-
-
 def test_maps_hold_no_graph() -> None:
     """A map is a number to look at: it carries no gradient, also where the pass does."""
     model = built("seq2seq")
@@ -198,12 +188,6 @@ def test_what_a_model_has_not_is_refused(ask: Callable[[Maps], Any]) -> None:
         run(model)
     with pytest.raises(KeyError, match="captured"):
         ask(maps)
-
-
-def test_before_any_pass_there_is_nothing() -> None:
-    """Maps that no pass has filled are refused, not empty."""
-    with capture(built("gpt")) as maps, pytest.raises(KeyError, match="captured"):
-        _ = maps["self"]
 
 
 def test_layers_are_in_order() -> None:

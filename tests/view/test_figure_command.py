@@ -25,9 +25,8 @@ from manyheads.nn.residual import Norm, Residual
 from manyheads.phrasebook import sentences
 from manyheads.tasks.translation import corpus_nll
 from manyheads.view import figures
-from manyheads.view.maps import maps_of
-from manyheads.view.measured import measured
-from manyheads.view.schemes import matrix_of, schemes
+from manyheads.view.figures import measured
+from manyheads.view.maps import maps_of, matrix_of, schemes
 
 pytest.importorskip("matplotlib")
 
@@ -57,12 +56,6 @@ def test_every_kind_is_a_picture(folder: Path, tmp_path: Path, kind: str) -> Non
     assert 300 < width < 3000
     assert 200 < height < 2000
     assert colours > 30
-
-
-@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_other_forms_of_a_picture(folder: Path, tmp_path: Path, ending: str, begins: bytes) -> None:
-    figure(folder / "reader", "heads", out=tmp_path / f"a.{ending}")
-    assert (tmp_path / f"a.{ending}").read_bytes().startswith(begins)
 
 
 @pytest.mark.parametrize("run", ["translator", "deep/writer", "reader"])

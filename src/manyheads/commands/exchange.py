@@ -32,19 +32,19 @@ def import_folder(
 
     Nothing is fetched, unpickled or run. The commands also take DIR itself.
     """
-    from manyheads.exchange.huggingface import receive
+    from manyheads.exchange.huggingface import import_model
     from manyheads.loading import check_vocabulary, notes_of, run_of
     from manyheads.run import save_run
 
     _refuse_full(out)
-    arrival = receive(folder)
-    run = run_of(arrival)
-    check_vocabulary(folder, arrival.tokenizer, run.model)
+    imported = import_model(folder)
+    run = run_of(imported)
+    check_vocabulary(folder, imported.tokenizer, run.model)
     with _written_whole(out) as beside:
-        save_run(run, arrival.tokenizer, arrival.model, beside)
-    for note in notes_of(arrival):
+        save_run(run, imported.tokenizer, imported.model, beside)
+    for note in notes_of(imported):
         say(note)
-    count = sum(p.numel() for p in arrival.model.parameters())
+    count = sum(p.numel() for p in imported.model.parameters())
     say(f"imported: {out} ({run.model.kind}, {count:,} parameters)")
     say(f"next: {command_name()} info {out}")
 

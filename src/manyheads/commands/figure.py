@@ -148,7 +148,6 @@ def _alignment(
 
 
 def _known_pair(opened: "TorchRun", text: str) -> "Pair | None":
-    """The pair of the phrasebook with this source, if its held-out splits have it."""
     from manyheads.data.translation import PhrasebookData
 
     if not isinstance(opened.run.data, PhrasebookData):
@@ -160,7 +159,7 @@ def _known_pair(opened: "TorchRun", text: str) -> "Pair | None":
 def _positions(opened: "TorchRun", length: int, path: Path) -> None:
     from manyheads.nn.block import Architecture
     from manyheads.view.figures import matrices
-    from manyheads.view.schemes import schemes
+    from manyheads.view.maps import schemes
 
     check_at_least("--length", length, 2)
     config = opened.run.model
@@ -172,8 +171,7 @@ def _positions(opened: "TorchRun", length: int, path: Path) -> None:
 
 def _curves(runs: list[Path], metric: str, split: str, path: Path) -> None:
     from manyheads.config import nearest
-    from manyheads.view.figures import curves
-    from manyheads.view.measured import measured
+    from manyheads.view.figures import curves, measured
 
     lines = {}
     for run in runs:

@@ -63,7 +63,6 @@ def to_reader() -> Iterator[None]:
 
 
 def write(text: str) -> None:
-    """To stdout, at once."""
     with to_reader():
         print(text, end="")
 
@@ -100,7 +99,6 @@ def choose(name: str, threads: int | None) -> "torch.device":
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were set."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -115,7 +113,6 @@ def open_model(
     compile: bool = False,
     others: Sequence[Path] = (),
 ) -> "OpenRun":
-    """The model of a folder, in the form that was asked for, and others that write with it."""
     from manyheads.loading import open_any, several
 
     if int8 and (half or compile):

@@ -151,7 +151,6 @@ def train(
 
 
 def _check_parallel(overrides: Sequence[str]) -> None:
-    """Refuse what was set and would have no say."""
     given = next((one for one in overrides if one.startswith("train.parallel=")), None)
     if given and given != "train.parallel=ddp" and "RANK" not in os.environ:
         raise UserError(
@@ -161,7 +160,6 @@ def _check_parallel(overrides: Sequence[str]) -> None:
 
 
 def _next(run: "Run", folder: Path) -> str:
-    """What a person may do with a run that is trained."""
     from manyheads.data.masking import Replaced
 
     if isinstance(run.objective, Replaced):
@@ -207,9 +205,7 @@ def evaluate(
     opened = open_model(run, device, threads, say, int8=int8, half=half, others=others or ())
     for setting in overrides or []:
         if not setting.startswith(("data", "decode.")):
-            raise UserError(
-                f"'{setting}' cannot change once a run is trained: only data and decode"
-            )
+            raise UserError(f"'{setting}' cannot change after training: only data and decode")
     known = opened.run
     _refuse_unfitting(known, beam, picture, int8)
     if known.data is None and overrides:
@@ -223,10 +219,7 @@ def evaluate(
         known, [*(overrides or []), *([f"decode.beam={beam}"] if beam is not None else [])]
     )
     if changed.data is None:
-        raise UserError(
-            f"{run} came without data: name them, e.g. data.folder=corpus data.source=en "
-            "data.target=de"
-        )
+        raise UserError(f"{run} came without data: give data.folder=... or other data.*")
     scores = score(dataclasses.replace(opened, run=changed), changed.data, split, stride)
     form = {"computed_in": "int8" if int8 else "bfloat16"} if int8 or half else {}
     form |= {"written_with": " ".join(map(str, others))} if others else {}
@@ -244,7 +237,6 @@ def evaluate(
 
 
 def _searched_with(old: object, new: object) -> dict[str, str]:
-    """The settings of a search that are not the run's own, if there are any."""
     names = [name for name, value in vars(new).items() if getattr(old, name) != value]
     told = " ".join(f"decode.{name}={getattr(new, name)}" for name in names)
     return {"decoded_with": told} if told else {}
@@ -255,9 +247,7 @@ def _refuse_unfitting(run: "Run", beam: int | None, picture: Path | None, int8: 
     if beam is not None and not writes:
         raise UserError("--beam is for translators: leave it out")
     if int8 and not writes:
-        raise UserError(
-            "--int8 is for writing, and this run is scored by what it reads: leave it out"
-        )
+        raise UserError("--int8 is for models that generate: leave it out")
     if picture is not None and run.task != "images":
         raise UserError("--picture is for models of images: leave it out")
     if picture is not None and picture.suffix not in PICTURES:

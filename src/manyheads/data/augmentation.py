@@ -94,10 +94,7 @@ def crop(
     """y[i, j] = x[i + r, j + c], with r and c from −padding to padding: a crop of the padded x."""
     batch, _, height, width = images.shape
     if beyond == "reflect" and padding >= min(height, width):
-        raise UserError(
-            f"data.augment.crop_padding={padding} cannot be reflected from pictures of "
-            f"{height}×{width}: choose a smaller one, or data.augment.padding=zero"
-        )
+        raise UserError(f"data.augment.crop_padding={padding} must be below {min(height, width)}")
     mode = "reflect" if beyond == "reflect" else "constant"
     padded = F.pad(images, (padding, padding, padding, padding), mode=mode)
     across = _whole(2 * padding + 1, batch, generator).to(images.device)
@@ -194,7 +191,6 @@ def shear_down(amount: Amounts, height: int, width: int) -> Matrices:
 
 
 def rotate(amount: Amounts, height: int, width: int) -> Matrices:
-    """The rotation by `amount` of the greatest angle, against the clock."""
     return rotation(amount * ROTATION)
 
 
@@ -205,7 +201,6 @@ def rotation(angle: Amounts) -> Matrices:
 
 
 def _with(amount: Amounts, entries: dict[tuple[int, int], Amounts]) -> Matrices:
-    """Unit matrices with some entries replaced."""
     matrices = torch.eye(3).to(amount).repeat(len(amount), 1, 1)
     for (row, column), values in entries.items():
         matrices[:, row, column] = values
@@ -322,12 +317,10 @@ def _beta(alpha: float, count: int, generator: Generator) -> Amounts:
 
 
 def _uniform(count: int, generator: Generator) -> Amounts:
-    """Numbers from 0 to below 1."""
     return torch.rand(count, generator=generator, device=generator.device)
 
 
 def _whole(below: int, count: int, generator: Generator) -> Counts:
-    """Whole numbers from 0 to below a limit."""
     return torch.randint(below, (count,), generator=generator, device=generator.device)
 
 

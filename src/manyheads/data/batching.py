@@ -30,8 +30,6 @@ def bucket_edges(longest: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Rows of similar length, and how many of them fit into a batch."""
-
     rows: Rows
     size: int
 
@@ -68,8 +66,7 @@ class Batches:
         longest = int(self.lengths.max(initial=1))
         if longest > batch_tokens:
             raise UserError(
-                f"a sentence of {longest} tokens does not fit into a batch: "
-                f"train.batch_tokens={batch_tokens} must be at least as large"
+                f"train.batch_tokens={batch_tokens} must be at least {longest}, a sentence"
             )
         self.buckets = _buckets(self.lengths, longest, batch_tokens)
         self.per_epoch = sum(bucket.batches for bucket in self.buckets)

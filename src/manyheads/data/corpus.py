@@ -5,10 +5,12 @@ import gzip
 import os
 import random
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from manyheads.config import nearest
 from manyheads.errors import DataError, UserError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -30,7 +32,6 @@ class Pairs:
 
 
 def is_here(path: Path) -> bool:
-    """Whether there is such a file, plain or as `NAME.gz`."""
     return path.is_file() or path.with_name(path.name + ".gz").is_file()
 
 
@@ -71,10 +72,7 @@ def read_pairs(source: Path, target: Path, *, empty_lines: Literal["refuse", "sk
         if not blank:
             pairs.append(pair)
         elif empty_lines == "refuse":
-            raise DataError(
-                f"{blank[0]}:{row}: empty line; mend the file, or leave such pairs out with "
-                "data.empty_lines=skip"
-            )
+            raise DataError(f"{blank[0]}:{row}: empty line; fix it, or set data.empty_lines=skip")
     if not pairs:
         raise DataError(f"{source} and {target}: every pair has an empty side; check the files")
     return Pairs(pairs=pairs, skipped=len(source_lines) - len(pairs))
@@ -84,17 +82,43 @@ def read_pairs(source: Path, target: Path, *, empty_lines: Literal["refuse", "sk
 SHARES = {"train": "without what is held out", "valid": "what is held out"}
 
 
+def check_held_out(share: float) -> None:
+    if not 0 < share < 1:
+        raise UserError(f"data.held_out={share} must be above 0, below 1")
+
+
+def check_split(split: str, known: Iterable[str]) -> None:
+    names = list(known)
+    if split not in names:
+        raise UserError(f"there is no split '{split}': {nearest(split, names)}")
+
+
+def check_folder(folder: str, file_setting: str = "data.train") -> Path:
+    """The path of data.folder, which must be a folder if it is set."""
+    path = Path(folder)
+    if path.is_file():
+        instead = folder if file_setting != "data.folder" else path.parent
+        raise UserError(f"data.folder={folder} is a file: give {file_setting}={instead}")
+    if folder and not path.is_dir():
+        raise UserError(f"data.folder={folder} is not a folder here: give data.folder=...")
+    return path
+
+
+def split_file(folder: str, named: str, split: str, suffix: str) -> Path | None:
+    """The file of a split: as named, or found in the folder by its stem."""
+    path = check_folder(folder)
+    if named:
+        return path / named
+    paths = [path / f"{stem}{suffix}" for stem in STEMS[split]]
+    return next((path for path in paths if folder and is_here(path)), None)
+
+
 def hold_out(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:
     """Rows for training and rows for validation, at least one of each, both in rising order."""
     if not 0 < share < 1:
-        raise UserError(
-            f"cannot hold out a share of {share} for validation: choose between 0 and 1"
-        )
+        raise UserError(f"a held-out share of {share} must be above 0, below 1")
     if count < 2:
-        raise UserError(
-            f"cannot hold out validation rows from {count} in all: give more data, or "
-            "validation files"
-        )
+        raise UserError(f"cannot hold out some of {count} rows: give more, or validation files")
     held = min(max(round(count * share), 1), count - 1)
     validation = set(random.Random(seed).sample(range(count), held))
     return [row for row in range(count) if row not in validation], sorted(validation)
@@ -134,9 +158,6 @@ def _read_bytes(path: Path) -> bytes:
                 return file.read()
         return path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path}: not a whole gzip file, perhaps cut off; copy it again, or name it without "
-            ".gz if it is plain text"
-        ) from error
+        raise DataError(f"{path}: not a whole gzip file; copy it again, or rename it") from error
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}); check its permissions") from error

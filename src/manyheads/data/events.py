@@ -233,10 +233,7 @@ def _check_end(name: str, milliseconds: int) -> None:
     """A few damaged bytes can name a pause of years, and its words would fill the memory."""
     hours = milliseconds // 3_600_000
     if hours >= MOST_HOURS:
-        raise DataError(
-            f"{name}: it lasts {hours:,} hours, and up to {MOST_HOURS} are read; mend its times, "
-            "or take the file away"
-        )
+        raise DataError(f"{name}: lasts {hours:,} hours, more than {MOST_HOURS}; remove the file")
 
 
 def _no_notes(content: bytes, name: str) -> DataError:

@@ -1,40 +1,75 @@
-"""Labelled pictures to learn from: which are whose split, brought to one size and form."""
+"""Labelled images: folders of classes, idx files (as MNIST), arrays in a `.npz`; splits and sizes.
 
+Labels are read first, and pixels when it is known which rows are needed.
+"""
+
+import gzip
 import hashlib
+import math
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Shaped, UInt8
 from torch.nn import functional as F
 
-from manyheads.config import nearest
 from manyheads.data.augmentation import Augment, Mixing
-from manyheads.data.corpus import STEMS, hold_out
-from manyheads.data.image_files import (
-    CHANNELS,
-    Form,
-    Part,
-    Pixels,
-    listed,
-    open_folder,
-    open_picture,
+from manyheads.data.corpus import (
+    STEMS,
+    check_folder,
+    check_held_out,
+    check_split,
+    hold_out,
+    is_here,
+    read_lines,
 )
-from manyheads.errors import DataError, UserError, check_at_least
+from manyheads.errors import DataError, UserError, check_at_least, import_optional
 
+Pixels = UInt8[np.ndarray, "_n _channels _height _width"]  # any: they need not be alike
+Labels = Int[np.ndarray, " _"]
+Array = Shaped[np.ndarray, "..."]
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+CHANNELS = {1: "grey", 3: "colour"}
+CLASSES = "classes.txt"
+MOST_CLASSES = 2**16
+AT_ONCE = 4096  # pictures of an array that are given together
+FORMS = "folders of classes (train/CLASS/*.png), idx files as MNIST's, or one .npz"
 LUMA = (19595, 38470, 7471)  # 0.299 red, 0.587 green and 0.114 blue, in parts of 2¹⁶
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
-    """The pictures of one split, each with the number of its class."""
+class Part:
+    """The labels of a split as its files have them, and a way to the pixels of some rows.
 
+    `chunks` gives these a few at a time, each with the name of the file that they are from.
+    """
+
+    name: str
+    labels: Labels
+    classes: list[str]
+    chunks: Callable[[Sequence[int]], Iterator[tuple[str, Pixels]]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Form:
+    """The splits that have files of their own, and those to be held out from train, in order."""
+
+    own: dict[str, Callable[[], Part]]
+    held: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
     pixels: UInt8[np.ndarray, "n channels height width"]
     labels: Int[np.ndarray, " n"]
     classes: list[str]
@@ -75,8 +110,7 @@ class ImageData:
     kind: ClassVar[str] = "images"
 
     def __post_init__(self) -> None:
-        if not 0 < self.held_out < 1:
-            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
+        check_held_out(self.held_out)
         check_at_least("data.size", self.size, 1)
         check_at_least("data.max_train", self.max_train, 2)
         if self.channels not in (None, *CHANNELS):
@@ -88,8 +122,7 @@ class ImageData:
 
     def read(self, split: str) -> Pictures:
         """The pictures of a split."""
-        if split not in STEMS:
-            raise UserError(f"there is no split '{split}': {nearest(split, STEMS)}")
+        check_split(split, STEMS)
         form = open_folder(self.folder)
         train = form.own["train"]()
         if len(np.unique(train.labels)) < 2:
@@ -165,7 +198,6 @@ class ImageData:
 def read_picture(
     path: Path, size: int, channels: int
 ) -> UInt8[np.ndarray, "channels height width"]:
-    """The picture of a file, squeezed to a square, grey (1) or colour (3)."""
     return _bring(open_picture(path), size, channels)[0]
 
 
@@ -200,9 +232,7 @@ def _balanced(labels: list[int], rows: list[int], count: int) -> list[int]:
     """So many of the rows: classes take turns, each with its next of a seeded order."""
     classes = len({labels[row] for row in rows})
     if count < classes:
-        raise UserError(
-            f"data.max_train={count} leaves a class without a picture: choose {classes} or more"
-        )
+        raise UserError(f"data.max_train={count} must be at least {classes}, one for each class")
     taken: Counter[int] = Counter()
     turns: list[tuple[int, int, int]] = []
     for row in Random(0).sample(rows, len(rows)):
@@ -212,7 +242,6 @@ def _balanced(labels: list[int], rows: list[int], count: int) -> list[int]:
 
 
 def _counted(part: Part, classes: list[str]) -> str:
-    """How many classes these are, and which of them have no picture here."""
     there = {*np.unique(part.labels).tolist()}
     without = [name for number, name in enumerate(classes) if number not in there]
     if not without:
@@ -221,7 +250,6 @@ def _counted(part: Part, classes: list[str]) -> str:
 
 
 def _check_known(part: Part, train: Part) -> None:
-    """Refuse a class that is to be found and was never trained."""
     unknown = np.flatnonzero(~np.isin(part.labels, train.labels))
     if len(unknown):
         label = int(part.labels[unknown[0]])
@@ -230,3 +258,280 @@ def _check_known(part: Part, train: Part) -> None:
             f"{part.name}: picture {unknown[0] + 1} is of the class '{name}', of which "
             f"{train.name} has none: add some there, or take it away"
         )
+
+
+def open_folder(name: str) -> Form:
+    """What is in a folder."""
+    if not name:
+        raise UserError(f"data.folder is needed: {FORMS}, e.g. data.folder=mnist")
+    folder = check_folder(name, "data.folder")
+    archives = sorted(folder.glob("*.npz"))
+    if len(archives) > 1:
+        names = listed([path.name for path in archives])
+        raise UserError(f"data.folder={name} holds several .npz {names}: leave one in it")
+    if archives:
+        return _archive(archives[0])
+    if any("idx3-ubyte" in path.name for path in folder.iterdir()):
+        return _idx_files(folder)
+    return _class_folders(folder)
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Names for a message, not too many."""
+    return f"({', '.join(names[:most])}{', …' if len(names) > most else ''})"
+
+
+def _missing(own: dict[str, Any]) -> tuple[str, ...]:
+    return () if "valid" in own else ("valid",)
+
+
+def _class_folders(folder: Path) -> Form:
+    found: dict[str, Path] = {}
+    for split, stems in STEMS.items():
+        path = next((folder / stem for stem in stems if (folder / stem).is_dir()), None)
+        if path is not None:
+            found[split] = path
+    if found and "train" not in found:
+        there = [path.name for path in found.values()]
+        raise DataError(f"{folder}: no folder train beside {listed(there)}: add it")
+    train = found.get("train", folder)
+    classes = [path.name for path in _folders(train)]
+    if not classes:
+        raise DataError(f"{train}: no folders of classes in it: give {FORMS}")
+    if all(name.isdecimal() for name in classes):
+        classes.sort(key=int)
+    for path in found.values():
+        unknown = [of_class for of_class in _folders(path) if of_class.name not in classes]
+        if unknown:
+            raise DataError(
+                f"{unknown[0]}: this class is not in {train}; add it there, or remove it"
+            )
+    if not found:
+        return Form({"train": partial(_pictures_of, folder, classes, folder)}, ("test", "valid"))
+    # What lies beside the splits is said once, with the training split.
+    own = {
+        split: partial(_pictures_of, path, classes, folder if split == "train" else path)
+        for split, path in found.items()
+    }
+    return Form({**own}, _missing(own))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] not in "._")
+
+
+def _is_picture(path: Path) -> bool:
+    shown = path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    return shown and not path.is_dir()
+
+
+def _pictures_of(folder: Path, classes: list[str], whole: Path) -> Part:
+    """The pictures of a split, which may be the whole of data.folder."""
+    files: list[Path] = []
+    labels: list[int] = []
+    others = 0
+    for path in _folders(folder):
+        inside = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+        pictures = [file for file in inside if _is_picture(file)]
+        if not pictures:
+            raise DataError(
+                f"{path}: no picture ({', '.join(SUFFIXES)}) in this folder of a class: put some "
+                "there, or take the folder away"
+            )
+        others += sum(not file.is_dir() for file in inside) - len(pictures)
+        files += pictures
+        labels += [classes.index(path.name)] * len(pictures)
+    if not files:
+        raise DataError(f"{folder}: no folders of classes in it: give {FORMS}")
+    notes = [f"{others:,} files other than {', '.join(SUFFIXES)} left out"] if others else []
+    loose = [file for file in whole.iterdir() if _is_picture(file)]
+    loose = sorted({*loose, *pictures_in(folder)} - {*files})
+    if loose:
+        names = listed([str(file.relative_to(whole)) for file in loose], 3)
+        notes.append(f"{len(loose):,} pictures left out: not right in a folder of a class {names}")
+
+    def chunks(rows: Sequence[int]) -> Iterator[tuple[str, Pixels]]:
+        for row in rows:
+            yield str(files[row]), open_picture(files[row])
+
+    return Part(str(folder), np.array(labels, dtype=np.int64), classes, chunks, tuple(notes))
+
+
+def pictures_in(path: Path) -> list[Path]:
+    """The picture files of a folder and of folders inside it, in order, none of them hidden.
+
+    A path that has none, or is no folder, stands for itself: `open_picture` says what it is.
+    """
+    found = []
+    for file in path.rglob("*") if path.is_dir() else ():
+        folders = file.relative_to(path).parent.parts
+        if _is_picture(file) and not any(name.startswith(".") for name in folders):
+            found.append(file)
+    return sorted(found) or [path]
+
+
+def open_picture(path: Path) -> Pixels:
+    """The one picture of a file, grey or colour as it is; what is transparent is seen on white."""
+    image, ops = (import_optional(f"PIL.{name}", "images") for name in ("Image", "ImageOps"))
+    if path.is_dir():
+        raise UserError(
+            f"{path} is a folder, and no picture: name files ({', '.join(SUFFIXES)}), or a folder "
+            "that holds some"
+        )
+    if not path.is_file():
+        raise UserError(f"no file {path}: check the path")
+    if not path.stat().st_size:
+        raise DataError(f"{path}: the file is empty: copy it again, or take it away")
+    try:
+        with image.open(path) as file:
+            # Cameras lay a picture on its side and say so beside it.
+            picture: Any = ops.exif_transpose(file)
+            picture.load()
+    except PermissionError:
+        raise UserError(f"cannot read {path}: check its permissions") from None
+    except Exception:  # each decoder of Pillow has errors of its own
+        raise DataError(f"{path}: broken, or no picture: copy it again, or take it away") from None
+    if picture.mode.startswith(("I", "F")):
+        raise DataError(f"{path}: more than 8 bits a channel: save it with 8")
+    mode = "L" if picture.mode in ("1", "L", "LA", "La") else "RGB"
+    if picture.has_transparency_data:
+        white = image.new("RGBA", picture.size, "white")
+        picture = image.alpha_composite(white, picture.convert("RGBA"))
+    pixels = np.array(picture.convert(mode)).reshape(picture.height, picture.width, -1)
+    return rearrange(pixels, "height width channels -> 1 channels height width")
+
+
+def _idx_files(folder: Path) -> Form:
+    own: dict[str, Callable[[], Part]] = {}
+    for split, stems in (STEMS | {"test": ("t10k", "test")}).items():
+        for stem in stems:
+            images = _idx(folder, stem, "images", 3)
+            if images is not None and split not in own:
+                own[split] = partial(_idx_part, folder, stem, images)
+    if "train" not in own:
+        raise DataError(f"{folder}: no train-images-idx3-ubyte (nor .gz) in it: add it")
+    return Form(own, _missing(own))
+
+
+def _idx(folder: Path, stem: str, what: str, axes: int) -> Path | None:
+    """An idx file as it may be called: train-images-idx3-ubyte, with a dot, with .gz."""
+    names = [f"{stem}-{what}{mark}idx{axes}-ubyte" for mark in "-."]
+    paths = [folder / f"{name}{ending}" for name in names for ending in ("", ".gz")]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _idx_part(folder: Path, stem: str, images: Path) -> Part:
+    answers = _idx(folder, stem, "labels", 1)
+    if answers is None:
+        raise DataError(f"{images}: no {stem}-labels-idx1-ubyte (nor .gz) beside it: add it")
+    named = None
+    if is_here(folder / CLASSES):
+        named = [line.strip() for line in read_lines(folder / CLASSES) if line.strip()]
+    return _array_part(
+        str(images), str(answers), _read_idx(answers, 1), named, partial(_read_idx, images, 3)
+    )
+
+
+def _read_idx(path: Path, axes: int) -> Array:
+    """Bytes in an idx file: 0, 0, 8 for bytes, the number of axes, their lengths, the content."""
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise DataError(f"{path}: not a whole gzip file, perhaps cut off: copy it again") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): check its permissions") from None
+    start = 4 + 4 * axes
+    if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
+        raise DataError(f"{path}: it does not begin as an idx{axes}-ubyte file does: copy it again")
+    shape: list[int] = np.frombuffer(content, ">u4", axes, offset=4).tolist()
+    if len(content) - start != math.prod(shape):
+        raise DataError(
+            f"{path}: {len(content) - start:,} bytes where it should have {math.prod(shape):,} by "
+            "its own account, perhaps cut off: copy it again"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _archive(path: Path) -> Form:
+    names = _in_archive(path, None)
+    own: dict[str, Callable[[], Part]] = {}
+    for split in STEMS:
+        pair = (f"x_{split}", f"y_{split}")
+        if split == "train" or {*pair} & {*names}:
+            for name in pair:
+                if name not in names:
+                    raise DataError(
+                        f"{path}: no {name} among its arrays {listed(names)}: it needs x_train and "
+                        "y_train, and both of each other split"
+                    )
+            own[split] = partial(_archive_part, path, *pair, "classes" in names)
+    return Form(own, _missing(own))
+
+
+def _archive_part(path: Path, x: str, y: str, has_names: bool) -> Part:
+    named = _in_archive(path, "classes").astype(str).ravel().tolist() if has_names else None
+    labels = _in_archive(path, y)
+    return _array_part(f"{path}: {x}", f"{path}: {y}", labels, named, partial(_in_archive, path, x))
+
+
+def _in_archive(path: Path, name: str | None) -> Any:
+    """An array of a .npz, or without a name the names of all."""
+    try:
+        with np.load(path) as arrays:
+            return list(arrays.files) if name is None else np.asarray(arrays[name])
+    except PermissionError:
+        raise UserError(f"cannot read {path}: check its permissions") from None
+    except Exception:  # a damaged archive has many ways to fail
+        raise DataError(f"{path}: broken, or no .npz of plain arrays: write it again") from None
+
+
+def _array_part(
+    name: str, of_labels: str, labels: Array, named: list[str] | None, load: Callable[[], Array]
+) -> Part:
+    """Pictures that lie in one array, [n h w] or [n h w c]."""
+    labels = _checked(of_labels, labels, named)
+    if named and len({*named}) < len(named):
+        raise DataError(f"{name}: two of its classes have the same name: rename one")
+
+    def chunks(rows: Sequence[int]) -> Iterator[tuple[str, Pixels]]:
+        pixels = load()
+        shape = list(pixels.shape)
+        if (
+            pixels.dtype != np.uint8
+            or 0 in shape
+            or not (len(shape) == 3 or (len(shape) == 4 and shape[3] in CHANNELS))
+        ):
+            raise DataError(
+                f"{name}: {pixels.dtype} of shape {shape}, where pictures are uint8 [n, height, "
+                "width] or [n, height, width, 1 or 3]: write them so"
+            )
+        if len(pixels) != len(labels):
+            raise DataError(
+                f"{name}: {len(pixels):,} images, but {len(labels):,} labels: make them equal"
+            )
+        pixels = pixels.reshape(*shape[:3], -1)
+        for start in range(0, len(rows), AT_ONCE):
+            yield name, rearrange(pixels[rows[start : start + AT_ONCE]], "n h w c -> n c h w")
+
+    classes = named or [str(number) for number in range(int(labels.max()) + 1)]
+    return Part(name, labels, classes, chunks)
+
+
+def _checked(name: str, labels: Array, named: list[str] | None) -> Labels:
+    """Labels as class numbers from 0, on one axis."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
+        raise DataError(
+            f"{name}: {labels.dtype} of shape {list(labels.shape)}, where labels are the numbers "
+            "of classes on one axis: write them so"
+        )
+    classes = len(named) if named else MOST_CLASSES
+    wrong = (labels < 0) | (labels >= classes)
+    if wrong.any():
+        first = int(wrong.argmax())
+        raise DataError(
+            f"{name}: label {first + 1} is {labels[first]}, not from 0 to {classes - 1}"
+        )
+    return labels.astype(np.int64)

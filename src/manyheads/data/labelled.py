@@ -13,8 +13,16 @@ from typing import ClassVar, Literal
 import numpy as np
 from jaxtyping import Int
 
-from manyheads.config import nearest
-from manyheads.data.corpus import STEMS, hold_out, is_here, read_lines
+from manyheads.data.corpus import (
+    STEMS,
+    check_folder,
+    check_held_out,
+    check_split,
+    hold_out,
+    is_here,
+    read_lines,
+    split_file,
+)
 from manyheads.errors import DataError, UserError
 
 Text = str | tuple[str, str]
@@ -144,8 +152,7 @@ class LabelledData:
     kind: ClassVar[str] = "labelled"
 
     def __post_init__(self) -> None:
-        if not 0 < self.held_out < 1:
-            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
+        check_held_out(self.held_out)
         for setting in fields(self):
             value = getattr(self, setting.name)
             own = setting.name not in OF_ALL_TASKS
@@ -186,15 +193,12 @@ class LabelledData:
         """The rows of a split."""
         if self.task != "own":
             return self._table(self._glue_file(split))
-        if split not in STEMS:
-            raise UserError(f"there is no split '{split}': {nearest(split, STEMS)}")
+        check_split(split, STEMS)
         path = self._own_file(split)
         if path is not None and split != "train":
             return self._table(path)
         if split == "test":
-            raise UserError(
-                "there is no file for the split 'test': give data.test=FILE, or use --split valid"
-            )
+            raise UserError("there is no split 'test': give data.test=FILE, or use --split valid")
         train = self._own_file("train")
         if train is None:
             raise UserError(
@@ -243,30 +247,19 @@ class LabelledData:
         return _read_table(path, self.columns, remedy, numbers=self.regression, skip=skip)
 
     def _own_file(self, split: str) -> Path | None:
-        """The file of a split: as named, or found in the folder; None if there is none."""
-        folder = _folder(self.folder)
-        named = {"train": self.train, "valid": self.valid, "test": self.test}[split]
-        if named:
-            return folder / named
-        if not self.folder:
-            return None
-        paths = [folder / f"{stem}.tsv" for stem in STEMS[split]]
-        return next((path for path in paths if is_here(path)), None)
+        return split_file(self.folder, getattr(self, split), split, ".tsv")
 
     def _glue_file(self, split: str) -> Path:
         task = GLUE[self.task]
         if split.startswith("test"):
-            raise UserError(
-                f"the labels of {task.folder}'s test set are not public: use --split valid"
-            )
-        if split not in task.files:
-            raise UserError(f"there is no split '{split}': {nearest(split, task.files)}")
+            raise UserError(f"the test labels of {task.folder} are not public: use --split valid")
+        check_split(split, task.files)
         if not self.folder:
             raise UserError(
                 f"data.folder is needed: the folder {task.folder} with {task.files['train']}, or "
                 "the one that holds it, e.g. data.folder=glue"
             )
-        folder = _folder(self.folder)
+        folder = check_folder(self.folder)
         inside = [path for path in sorted(folder.iterdir()) if _alike(path.name, task.folder)]
         path = next((path for path in inside if path.is_dir()), folder) / task.files[split]
         if not is_here(path):
@@ -302,10 +295,7 @@ def _read_table(
         cells = [cell.strip() for cell in row.split("\t")]
         broken = _what_is_broken(cells, columns.wanted, at, len(header or []))
         if broken and not skip:
-            raise DataError(
-                f"{path}:{line}: {broken}; mend the row, or leave such rows out with "
-                "data.broken_rows=skip"
-            )
+            raise DataError(f"{path}:{line}: {broken}; fix it, or set data.broken_rows=skip")
         if not broken:
             answer, first, *second = [cells[place] for place in at]
             texts.append((first, second[0]) if second else first)
@@ -392,13 +382,3 @@ def _alike(one: str, other: str) -> bool:
     """Whether two names of folders are one but for capitals, - and _."""
     bare = [name.casefold().replace("-", "").replace("_", "") for name in (one, other)]
     return bare[0] == bare[1]
-
-
-def _folder(name: str) -> Path:
-    if Path(name).is_file():
-        raise UserError(f"data.folder={name} is a file: give data.train={name}")
-    if name and not Path(name).is_dir():
-        raise UserError(
-            f"data.folder={name} is not a folder (seen from here): give data.folder=..."
-        )
-    return Path(name)

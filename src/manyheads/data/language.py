@@ -14,8 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from jaxtyping import Bool, Int
 
-from manyheads.config import nearest
-from manyheads.data.corpus import read_lines
+from manyheads.data.corpus import check_folder, check_held_out, check_split, read_lines
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -126,8 +125,7 @@ class TextData:
     kind: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
-        if not 0 < self.held_out < 1:
-            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
+        check_held_out(self.held_out)
 
     def splits(self) -> list[str]:
         files = self._files()
@@ -139,8 +137,7 @@ class TextData:
 
     def read(self, split: str) -> Texts:
         files = self._files()
-        if split not in files:
-            raise UserError(f"there is no split '{split}': {nearest(split, files)}")
+        check_split(split, files)
         paths = files[split]
         held_out = not files["valid"] and split != "test"
         if held_out:
@@ -161,30 +158,17 @@ class TextData:
     def _missing(self, split: str, files: dict[str, list[Path]]) -> str:
         if split == "test":
             return (
-                "there is no text for the split 'test': give a data.folder that has a file "
-                "NAME.test.txt (and no data.file), or use --split valid"
+                "there is no split 'test': add NAME.test.txt to data.folder, or use --split valid"
             )
         others = ", ".join(path.name for path in chain(*files.values()))
-        return (
-            f"data.folder={self.folder} has no text to train on, only {others}: add a file, or "
-            "train on one of them with data.file=NAME"
-        )
+        return f"data.folder={self.folder} has no training text, only {others}: give data.file=NAME"
 
     def _files(self) -> dict[str, list[Path]]:
         """The files of each split, by name."""
         files: dict[str, list[Path]] = {"train": [], "valid": [], "test": []}
-        folder = Path(self.folder)
+        folder = check_folder(self.folder, "data.file")
         if not self.folder and not self.file:
-            raise UserError(
-                "data.folder or data.file is needed: a folder of text files, or one of them, "
-                "e.g. data.folder=corpus"
-            )
-        if folder.is_file():
-            raise UserError(f"data.folder={self.folder} is a file: give data.file={self.folder}")
-        if self.folder and not folder.is_dir():
-            raise UserError(
-                f"data.folder={self.folder} is not a folder (seen from here): give data.folder=..."
-            )
+            raise UserError("data.folder or data.file is needed, e.g. data.folder=corpus")
         if self.file:
             return {**files, "train": [folder / self.file]}
         names = {path.name for path in folder.iterdir() if path.is_file()}
@@ -196,8 +180,7 @@ class TextData:
                 files[split].append(folder / name)
         if not any(files.values()):
             raise UserError(
-                f"data.folder={self.folder} holds no text file (folders in it are not read): put "
-                "some there"
+                f"data.folder={self.folder} holds no text file (subfolders are not read)"
             )
         return files
 

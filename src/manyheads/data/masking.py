@@ -69,9 +69,7 @@ class Replaced:
     def __post_init__(self) -> None:
         _check_rate("objective.rate", self.rate)
         if not 0 < self.generator_share <= 1:
-            raise UserError(
-                f"objective.generator_share={self.generator_share} must be above 0, at most 1"
-            )
+            raise UserError(f"objective.generator_share={self.generator_share} must be in (0, 1]")
         check_above_zero("objective.weight", self.weight)
 
 

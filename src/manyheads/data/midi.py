@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from manyheads.errors import DataError, UserError
+from manyheads.errors import DataError, UserError, import_optional
 from manyheads.fileio import replace_file
 
 Pedal = Literal["extend", "ignore"]
@@ -105,7 +105,7 @@ def write_midi(parts: Sequence[Performance], path: Path, step: int = STEP) -> No
 
     What `read_midi`, or for several parts `voices_in`, reads back are the same notes.
     """
-    mido = _mido()
+    mido = import_optional("mido", "music")
     file = mido.MidiFile(type=0 if len(parts) == 1 else 1, ticks_per_beat=TICKS)
     for channel, part in enumerate(parts):
         track = mido.MidiTrack()
@@ -132,32 +132,17 @@ def read_bytes(path: Path) -> bytes:
         raise UserError(f"cannot read {path} ({error.strerror}); check the path") from None
 
 
-def _mido() -> Any:
-    try:
-        import mido
-    except ImportError:
-        raise UserError(
-            "MIDI files need mido: install it with pip install 'manyheads[music]'"
-        ) from None
-    return mido
-
-
 def _opened(content: bytes, name: str) -> Any:
-    mido = _mido()
+    mido = import_optional("mido", "music")
     if not content:
         raise DataError(f"{name}: the file is empty; copy it again, or take it away")
     if content[: len(BEGINS)] != BEGINS[: len(content)]:
-        raise DataError(
-            f"{name}: not a MIDI file, whatever its name (it does not begin with "
-            f"{BEGINS.decode()}); take it away"
-        )
+        raise DataError(f"{name}: not a MIDI file (no {BEGINS.decode()} at its start); remove it")
     try:
         file = mido.MidiFile(file=BytesIO(content))
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split()) or "it is cut off"
-        raise DataError(
-            f"{name}: not a whole MIDI file ({reason}); copy it again, or take it away"
-        ) from None
+        raise DataError(f"{name}: broken MIDI file ({reason}); copy it again") from None
     if file.type == 2 or file.ticks_per_beat <= 0:
         what = "tracks that are songs of their own" if file.type == 2 else "no ticks per beat"
         raise DataError(f"{name}: this MIDI file has {what}; save it as format 0 or 1")

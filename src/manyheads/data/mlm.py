@@ -1,8 +1,6 @@
-"""Texts with something hidden in them, as masked language models read them: rows in their frame,
-and which of them a step has.
-"""
+"""Masked language modelling: framed rows, pairs of sentences, and what each step masks."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,9 +12,10 @@ from torch.nn import functional as F
 from manyheads.data.batching import IGNORE_INDEX, Rows
 from manyheads.data.language import EncodedText, Texts, Windows, gather
 from manyheads.data.masking import Masked, Replaced, hide
-from manyheads.data.next_sentence import SentencePairs
-from manyheads.errors import UserError
+from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
+
+Where = Int[np.ndarray, " rows"]
 
 # What random numbers are drawn for: each use has a sequence of its own. A list of numbers as a seed
 # goes on with zeros for ever, so that neither a use nor the last number may be 0.
@@ -57,10 +56,9 @@ class MaskedBatch:
         return replace(self, places=places, wanted=wanted, count=self.predictions)
 
     def to(self, device: torch.device) -> "MaskedBatch":
-        def moved(tensor: Any) -> Any:
-            return tensor.to(device, non_blocking=True) if isinstance(tensor, Tensor) else tensor
-
-        return MaskedBatch(*(moved(getattr(self, one.name)) for one in fields(self)))
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        moved: dict[str, Any] = {n: x.to(device, non_blocking=True) for n, x in tensors.items()}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,106 @@ class Framed:
             torch.from_numpy(own.reshape(-1)[where].astype(np.int64)),
             None if other is None else torch.from_numpy(other),
             int(width * len(rows) if lengths is None else lengths.sum()),
+        )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Pairs of stretches, as positions in the stream, and whether the second follows the first."""
+
+    first_start: Where
+    first_stop: Where
+    second_start: Where
+    second_stop: Where
+    follows: Bool[np.ndarray, " rows"]
+
+
+class SentencePairs:
+    """Next-sentence prediction (Devlin et al. 2019): two runs of sentences in `room` tokens.
+
+    A run of sentences is cut in two somewhere inside; with probability ½ the second part is
+    replaced by a run from another document. A line without a word belongs to the sentence before.
+    """
+
+    def __init__(
+        self, text: EncodedText, texts: Texts, *, room: int, short: Literal["refuse", "skip"]
+    ) -> None:
+        if room < 2:
+            raise UserError(f"two sentences do not fit into {room} tokens: raise model.max_length")
+        self.room = room
+        counts = [len(document.sentences) for document in texts.documents]
+        home = np.repeat(np.arange(len(counts)), counts)
+        words = [bool(s.strip()) for document in texts.documents for s in document.sentences]
+        kept = np.array(words) & (np.diff(text.sentence_starts) > 0)
+        sizes = np.bincount(home[kept], minlength=len(counts))
+        _check_documents(texts, sizes, short)
+        kept &= sizes[home] > 1
+        home = home[kept]
+        self._starts = text.sentence_starts[:-1][kept]
+        # Sentences by number, and the first and last of the document of each.
+        self._first = np.searchsorted(home, home, "left")
+        self._last = np.searchsorted(home, home, "right") - 1
+        numbers = np.arange(len(home))
+        following = np.append(self._starts[1:], text.document_starts[-1])
+        at_end = numbers == self._last
+        self._stops = np.where(at_end, text.document_starts[home + 1], following)
+        self._anchors = numbers[~at_end]
+
+    def draw(self, rows: int, random: np.random.Generator) -> Drawn:
+        """Pairs from anywhere in the text; where two exceed the room, the longer is cut first."""
+        anchor = random.choice(self._anchors, rows)
+        stop = self._run(anchor, np.full(rows, self.room), least=2)
+        second = random.integers(anchor + 1, stop)
+        follows = random.random(rows) < 0.5
+        first_start, first_stop = self._starts[anchor], self._stops[second - 1]
+        first_size = first_stop - first_start
+        other = self._elsewhere(anchor, random)
+        other_stop = self._run(other, self.room - first_size, least=1)
+        second_start = self._starts[np.where(follows, second, other)]
+        second_stop = self._stops[np.where(follows, stop, other_stop) - 1]
+        second_size = second_stop - second_start
+        # Half of the room is anybody's; beyond it, the first has what the second leaves.
+        half = self.room - self.room // 2
+        first_size = np.minimum(first_size, np.maximum(self.room - second_size, half))
+        second_size = np.minimum(second_size, self.room - first_size)
+        return Drawn(
+            first_start,
+            first_start + first_size,
+            second_start,
+            second_start + second_size,
+            follows,
+        )
+
+    def _run(self, sentence: Where, room: Where, least: int) -> Where:
+        """The sentence after the longest run from each that fits the room and its document."""
+        fits = np.searchsorted(self._stops, self._starts[sentence] + room, "right")
+        return np.clip(fits, sentence + least, self._last[sentence] + 1)
+
+    def _elsewhere(self, sentence: Where, random: np.random.Generator) -> Where:
+        """For each a sentence of another document, every one of them as likely."""
+        first, size = self._first[sentence], self._last[sentence] - self._first[sentence] + 1
+        drawn = random.integers(0, len(self._starts) - size)
+        return np.where(drawn < first, drawn, drawn + size)
+
+
+def _check_documents(
+    texts: Texts, sizes: Int[np.ndarray, " d"], short: Literal["refuse", "skip"]
+) -> None:
+    """Refuse documents too short for next-sentence prediction, and fewer than two others."""
+    alone = np.flatnonzero(sizes < 2)
+    if len(sizes) > 1 and len(alone) and short == "refuse":
+        document, count = texts.documents[alone[0]], "one" if sizes[alone[0]] else "no"
+        raise DataError(
+            f"{document.file}:{document.line}: the document that begins here has {count} sentence, "
+            "and next-sentence prediction needs two; join it to another, or leave such out with "
+            "data.short=skip"
+        )
+    if len(sizes) - len(alone) < 2:
+        raise DataError(
+            f"{texts.name}: next-sentence prediction needs two documents of two sentences or more, "
+            f"and there are {len(sizes) - len(alone)} ({sizes.sum()} sentences in all): give one "
+            "sentence a line and an empty line between documents, with data.lines=sentences, or go "
+            "without it, objective.pairs=none"
         )
 
 

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from manyheads.config import nearest
-from manyheads.data.corpus import STEMS, hold_out, is_here, read_lines
+from manyheads.data.corpus import (
+    STEMS,
+    check_folder,
+    check_held_out,
+    check_split,
+    hold_out,
+    is_here,
+    read_lines,
+)
 from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, grid_of
 from manyheads.data.language import Document, Texts
 from manyheads.data.midi import PITCHES, SUFFIXES, read_bytes
@@ -66,16 +73,13 @@ class MusicData:
     kind: ClassVar[str] = "music"
 
     def __post_init__(self) -> None:
-        if not 0 < self.held_out < 1:
-            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
+        check_held_out(self.held_out)
         if not 0 <= self.transpose < PITCHES:
             raise UserError(f"data.transpose={self.transpose} must be from 0 to {PITCHES - 1}")
         for tempo in self.tempi:
             check_above_zero("data.tempi", tempo)
         if isinstance(self.encoding, ChoraleGrid) and self.tempi:
-            raise UserError(
-                "data.tempi has no say where notes are counted, not timed: leave it out"
-            )
+            raise UserError("data.tempi does not apply to data.encoding=chorale: leave it out")
         if self.file and not isinstance(self.encoding, ChoraleGrid):
             raise UserError(
                 f"data.file={self.file} is for chorales in JSON: give MIDI files as data.folder, "
@@ -89,8 +93,7 @@ class MusicData:
         return [split for split in STEMS if places[split] or split == "valid"]
 
     def read(self, split: str) -> Music:
-        if split not in STEMS:
-            raise UserError(f"there is no split '{split}': {nearest(split, STEMS)}")
+        check_split(split, STEMS)
         pieces = self._chorales(split) if self.file else self._files(split)
         where = str(Path(self.folder) / self.file) if self.file else self.folder
         name, closing = f"{where}, {split}", self.encoding.closing
@@ -139,25 +142,16 @@ class MusicData:
 
     def _checked(self) -> Path:
         """The folder, which a file that is here by itself does without."""
-        folder = Path(self.folder)
+        folder = check_folder(self.folder, "data.folder")
         if not self.folder and not (self.file and is_here(Path(self.file))):
             what = f"the one that holds {self.file}" if self.file else "a folder of MIDI files"
             raise UserError(f"data.folder is needed: {what}, e.g. data.folder=music")
-        if folder.is_file():
-            raise UserError(f"data.folder={folder} is a file: give data.folder={folder.parent}")
-        if not folder.is_dir():
-            raise UserError(
-                f"data.folder={folder} is not a folder (seen from here): give data.folder=..."
-            )
         return folder
 
     def _chorales(self, split: str) -> Iterator[tuple[str, list[str]]]:
         path = self._checked() / self.file
         if path.suffix == ".npz":
-            raise DataError(
-                f"{path} holds pickled objects, which could run any program and are not read: "
-                "give the same as JSON"
-            )
+            raise DataError(f"{path} holds pickled objects, which are not read: give JSON")
         try:
             table: Any = json.loads("\n".join(read_lines(path)))
         except json.JSONDecodeError as error:
@@ -184,10 +178,7 @@ def _frames(piece: Any, name: str) -> Iterator[list[int | None]]:
         where = f"{name}, sixteenth {number}"
         if not isinstance(frame, list) or len(frame) != ChoraleGrid.unit:
             found = f"{len(frame)} pitches" if isinstance(frame, list) else "no list"
-            raise DataError(
-                f"{where}: {found}, and a chorale has four voices, −1 for one that is silent; "
-                f"{SEPARATE}"
-            )
+            raise DataError(f"{where}: {found}, and a chorale has four voices; {SEPARATE}")
         wrong = [one for one in frame if type(one) is not int or not SILENCE <= one < PITCHES]
         if wrong:
             raise DataError(

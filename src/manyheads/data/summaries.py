@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from manyheads.config import nearest
-from manyheads.data.corpus import SHARES, STEMS, hold_out, is_here, read_lines
+from manyheads.data.corpus import STEMS, check_held_out, check_split, read_lines, split_file
 from manyheads.data.translation import Corpus
 from manyheads.errors import DataError, UserError
 
@@ -51,8 +50,7 @@ class SummaryData:
     kind: ClassVar[str] = "summaries"
 
     def __post_init__(self) -> None:
-        if not 0 < self.held_out < 1:
-            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
+        check_held_out(self.held_out)
         for name in ("source", "target"):
             if not getattr(self, name):
                 raise UserError(f"data.{name} is empty: give the key that it has in the files")
@@ -64,50 +62,25 @@ class SummaryData:
 
     def read(self, split: str) -> Corpus:
         """The documents, summaries and references of a split."""
-        if split not in STEMS:
-            raise UserError(f"there is no split '{split}': {nearest(split, STEMS)}")
+        check_split(split, STEMS)
         path = self._file(split)
         if path is not None and split != "train":
             return self._read(path)
         if split == "test":
-            raise UserError(
-                "there is no file for the split 'test': give data.test=FILE, or use --split valid"
-            )
+            raise UserError("there is no split 'test': give data.test=FILE, or use --split valid")
         train = self._file("train")
         if train is None:
-            empty = f"there is no train.jsonl in data.folder={self.folder}: put it there, or give "
-            needed = empty if self.folder else "data.folder with train.jsonl is needed, or "
             raise UserError(
-                f"{needed}data.train=FILE: JSON lines, each with the keys {self.source} and "
-                f"{self.target} (or as data.source and data.target say)"
+                f"data.folder={self.folder} has no train.jsonl: add it, or give data.train=FILE, "
+                f"JSON lines with the keys {self.source} and {self.target}"
             )
         whole = self._read(train)
         if self._file("valid") is not None:
             return whole
-        rows = hold_out(len(whole.sources), self.held_out, seed=0)[split == "valid"]
-        references = whole.references or []
-        return Corpus(
-            [whole.sources[row] for row in rows],
-            [whole.targets[row] for row in rows],
-            notes=whole.notes,
-            name=f"{whole.name} ({SHARES[split]})",
-            rows=rows,
-            references=[references[row] for row in rows],
-        )
+        return whole.part(split, self.held_out)
 
     def _file(self, split: str) -> Path | None:
-        """The file of a split: as named, or found in the folder; None if there is none."""
-        if Path(self.folder).is_file():
-            raise UserError(f"data.folder={self.folder} is a file: give data.train={self.folder}")
-        if self.folder and not Path(self.folder).is_dir():
-            raise UserError(
-                f"data.folder={self.folder} is not a folder (seen from here): give data.folder=..."
-            )
-        named = {"train": self.train, "valid": self.valid, "test": self.test}[split]
-        if named:
-            return Path(self.folder) / named
-        paths = [Path(self.folder) / f"{stem}.jsonl" for stem in STEMS[split]]
-        return next((path for path in paths if self.folder and is_here(path)), None)
+        return split_file(self.folder, getattr(self, split), split, ".jsonl")
 
     def _read(self, path: Path) -> Corpus:
         sources, references = [], []
@@ -142,13 +115,9 @@ def _parse(line: str, place: str) -> dict[str, Any]:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         why = f"{str(error).partition(': line')[0]}, at character {getattr(error, 'colno', 1)}"
-        raise DataError(
-            f"{place}: not JSON ({why}); each line is one object with a document and its summary"
-        ) from None
+        raise DataError(f"{place}: not JSON ({why}); write one object a line") from None
     if not isinstance(row, dict):
-        raise DataError(
-            f"{place}: not a JSON object with a document and its summary; mend the line"
-        )
+        raise DataError(f"{place}: not a JSON object with a document and its summary")
     return row
 
 

@@ -1,10 +1,10 @@
 """Parallel text as batches: source and target with their ends, padded, and what is real."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,9 +12,17 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.config import nearest
 from manyheads.data.batching import Ragged, Rows
-from manyheads.data.corpus import SHARES, STEMS, hold_out, is_here, read_pairs
+from manyheads.data.corpus import (
+    SHARES,
+    STEMS,
+    check_folder,
+    check_held_out,
+    check_split,
+    hold_out,
+    is_here,
+    read_pairs,
+)
 from manyheads.errors import DataError, UserError
 from manyheads.phrasebook import Pair, sentences
 from manyheads.tokenizer.bpe_dropout import Segmenter
@@ -38,6 +46,18 @@ class Corpus:
     rows: list[int] | None = None
     references: list[list[str]] | None = None
 
+    def part(self, split: str, held_out: float) -> "Corpus":
+        """The pairs to train on, or those held out for validation."""
+        rows = hold_out(len(self.sources), held_out, seed=0)[split == "valid"]
+        return replace(
+            self,
+            sources=[self.sources[row] for row in rows],
+            targets=[self.targets[row] for row in rows],
+            name=f"{self.name} ({SHARES[split]})",
+            rows=rows,
+            references=self.references and [self.references[row] for row in rows],
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class PhrasebookData:
@@ -60,8 +80,7 @@ class PhrasebookData:
         return ["train", "valid", "test", "compositional"]
 
     def read(self, split: str) -> Corpus:
-        if split not in self.splits():
-            raise UserError(f"there is no split '{split}': {nearest(split, self.splits())}")
+        check_split(split, self.splits())
         counts = {"train": self.train_pairs, "valid": self.valid_pairs}
         pairs = sentences(self.pair, split, counts.get(split, self.test_pairs))
         return Corpus([p.source for p in pairs], [p.target for p in pairs], pairs)
@@ -89,32 +108,25 @@ class FilesData:
     kind: ClassVar[str] = "files"
 
     def __post_init__(self) -> None:
-        if not 0 < self.held_out < 1:
-            raise UserError(f"data.held_out={self.held_out} must be above 0, below 1")
+        check_held_out(self.held_out)
 
     def splits(self) -> list[str]:
-        return [split for split in ("train", "valid", "test") if self._has(split)]
-
-    def _has(self, split: str) -> bool:
-        return split != "test" or self._files(split) is not None
+        return [split for split in STEMS if split != "test" or self._files(split) is not None]
 
     def read(self, split: str) -> Corpus:
         if not self.source or not self.target:
             raise UserError(
-                "data.source and data.target are needed: two files, or two file endings in "
-                "data.folder, e.g. data.folder=corpus data.source=en data.target=de"
+                "data.source and data.target are needed, e.g. data.source=en data.target=de"
             )
         files = self._files(split)
         if files is not None and split != "train":
             return self._read(*files)
         if split not in STEMS:
-            known = [*STEMS, *self._longer_stems("test")]
-            raise UserError(f"there is no split '{split}': {nearest(split, known)}")
+            check_split(split, [*STEMS, *self._longer_stems("test")])
         if split == "test":
             raise UserError(
-                f"there are no files for the split '{split}': give data.{split}_source and "
-                f"data.{split}_target, or {split}.{self.source} in data.folder, or use --split "
-                "valid"
+                "there is no split 'test': give data.test_source and data.test_target, or "
+                f"test.{self.source} in data.folder, or use --split valid"
             )
         files = self._files("train")
         if files is None:
@@ -122,22 +134,10 @@ class FilesData:
         whole = self._read(*files)
         if self._files("valid") is not None:
             return whole
-        rows = hold_out(len(whole.sources), self.held_out, seed=0)[split == "valid"]
-        return Corpus(
-            [whole.sources[i] for i in rows],
-            [whole.targets[i] for i in rows],
-            notes=whole.notes,
-            name=f"{whole.name} ({SHARES[split]})",
-            rows=rows,
-        )
+        return whole.part(split, self.held_out)
 
     def _path(self, name: str) -> Path:
-        path = Path(self.folder) / name if self.folder else Path(name)
-        if self.folder and not Path(self.folder).is_dir():
-            raise UserError(
-                f"data.folder={self.folder} is not a folder (seen from here): give data.folder=..."
-            )
-        return path
+        return check_folder(self.folder, "data.folder") / name
 
     def _files(self, split: str) -> tuple[Path, Path] | None:
         """The two files of a split: as named, or found by stem; None if there are none."""
@@ -190,21 +190,19 @@ class Batch:
     source_tokens: int
     target_tokens: int
 
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        names = ("source", "source_real", "target", "wanted", "real")
+        changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
+        return replace(self, **changed)
+
     def to(self, device: torch.device | str) -> "Batch":
-        tensors = (self.source, self.source_real, self.target, self.wanted, self.real)
-        moved = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        source, source_real, target, wanted, real = moved
-        sizes = self.source_tokens, self.target_tokens
-        return Batch(source, source_real, target, wanted, real, *sizes)
+        return self._map(lambda x: x.to(device, non_blocking=True))
 
     def twice(self) -> "Batch":
         """All pairs, and then all of them again."""
-
-        def two(x: Tensor) -> Tensor:
-            return torch.cat([x, x])
-
-        tensors = two(self.source), two(self.source_real), two(self.target), two(self.wanted)
-        return Batch(*tensors, two(self.real), 2 * self.source_tokens, 2 * self.target_tokens)
+        both = self._map(lambda x: torch.cat([x, x]))
+        tokens = 2 * self.source_tokens, 2 * self.target_tokens
+        return replace(both, source_tokens=tokens[0], target_tokens=tokens[1])
 
     def padded(self, rows: int, multiple: int) -> "Batch":
         """The same with so many rows, and lengths that are multiples: batches of few shapes.
@@ -213,14 +211,9 @@ class Batch:
         is nothing that attention is defined for.
         """
         missing = rows - len(self.source)
-
-        def more(x: Tensor) -> Tensor:
-            return F.pad(x, (0, -x.shape[1] % multiple, 0, missing))
-
-        source_real = more(self.source_real)
-        source_real[len(self.source) :, 0] = True
-        tensors = more(self.source), source_real, more(self.target), more(self.wanted)
-        return Batch(*tensors, more(self.real), self.source_tokens, self.target_tokens)
+        larger = self._map(lambda x: F.pad(x, (0, -x.shape[1] % multiple, 0, missing)))
+        larger.source_real[len(self.source) :, 0] = True
+        return larger
 
     @staticmethod
     def of(sources: Ragged, targets: Ragged, rows: Rows, start: int, pad: int) -> "Batch":
@@ -297,7 +290,7 @@ class EncodedPairs:
         self.kept = [row for row in range(len(sources)) if row not in left_out]
         if not self.kept:
             raise DataError(
-                f"{corpus.name}: every pair is longer than model.max_length={max_length}: raise it"
+                f"{corpus.name}: all pairs exceed model.max_length={max_length}: raise it"
             )
         done = "were left out" if too_long == "skip" else "are cut there"
         self.notes = (

@@ -78,7 +78,6 @@ def word_maps(
 def alignment_error(
     model: EncoderDecoder, tokenizer: Tokenizer, pairs: Sequence[Pair]
 ) -> AlignmentError:
-    """The alignment error rate of each layer and head over the pairs."""
     hits: Tensor | None = None
     total = 0
     for pair, weights in word_maps(model, tokenizer, pairs):

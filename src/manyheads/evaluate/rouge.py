@@ -1,13 +1,12 @@
 """ROUGE: how much of what people wrote stands in a summary, and how much of it they wrote."""
 
-import importlib
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from manyheads.errors import UserError
+from manyheads.errors import UserError, import_optional
 from manyheads.evaluate.scores import Scores
 
 # By which parts a summary is compared, and how the sentences of a text are told apart.
@@ -25,9 +24,7 @@ def rouge_is_here() -> bool:
 
 def rouge_scorer(kinds: Sequence[str] = tuple(PARTS)) -> Any:
     """What compares two texts, or one line about what is missing."""
-    if not rouge_is_here():
-        raise UserError("ROUGE needs rouge-score: pip install 'manyheads[summaries]'")
-    module: Any = importlib.import_module("rouge_score.rouge_scorer")
+    module = import_optional("rouge_score.rouge_scorer", "summaries")
     return module.RougeScorer(list(kinds), use_stemmer=True)
 
 

@@ -95,7 +95,6 @@ def label_scores(
 
 
 def accuracy(predicted: Labels, wanted: Labels) -> float:
-    """The share of labels that are the wanted ones."""
     given, right = _pair(predicted, wanted)
     return float((given == right).mean())
 
@@ -148,7 +147,6 @@ def _pair(one: Labels | Numbers, other: Labels | Numbers) -> tuple[np.ndarray, n
 
 
 def _finite(values: Numbers) -> np.ndarray:
-    """As float64, or a mistake."""
     numbers = np.asarray(values, dtype=np.float64)
     if not np.isfinite(numbers).all():
         raise UserError(
@@ -159,13 +157,11 @@ def _finite(values: Numbers) -> np.ndarray:
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Of values around their means."""
     spread = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / spread if spread else math.nan
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks around their mean."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     mean_rank = np.cumsum(count) - (count - 1) / 2
     ranks: np.ndarray = mean_rank[place] - mean_rank[place].mean()

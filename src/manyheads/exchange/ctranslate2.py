@@ -1,8 +1,8 @@
-"""Our models as CTranslate2 folders; exchange/ctranslate2_runtime.py runs them.
+"""Our models as CTranslate2 folders, and CTranslate2 to run them.
 
 A folder holds model.bin, config.json and the vocabulary as CTranslate2 reads them, and our
-tokenizer.json beside them. What CTranslate2 has no part for is expressed by those that it has
-where that is exact, and refused where it is not:
+tokenizer.json. What CTranslate2 lacks is expressed by other parts where that is exact, and
+refused where it is not:
 
 - a position that is added is written out as a table up to model.max_length, none as zeros;
 - a bias by distance (T5, ALiBi) is a table of T5's kind with a bucket of its own for each
@@ -10,12 +10,13 @@ where that is exact, and refused where it is not:
 - a matrix between query and key (bilinear, reduced-rank) is multiplied into the projections.
 """
 
+import json
 import math
-import os
-import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,10 +26,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.config import nearest
-from manyheads.decode.beam import Decode, Marks
-from manyheads.errors import DataError, UserError
-from manyheads.exchange.foreign import refuse_approximations
-from manyheads.fileio import PARTIAL
+from manyheads.decode.beam import Decode, Hypothesis, Marks, length_penalty
+from manyheads.decode.generate import GREEDY, AnyGenerator
+from manyheads.decode.sample import Sample
+from manyheads.decode.translate import AnyTranslator
+from manyheads.errors import DataError, UserError, import_optional
+from manyheads.exchange.family import refuse_approximations
+from manyheads.fileio import replace_files
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
@@ -61,14 +65,7 @@ Affine = Float[Tensor, "n d"]  # a projection, its bias as the last column
 
 
 def library() -> Any:
-    """The package, which not everyone needs."""
-    try:
-        import ctranslate2
-    except ImportError:
-        raise UserError(
-            "the package ctranslate2 is not installed: pip install 'manyheads[exchange]'"
-        ) from None
-    return ctranslate2
+    return import_optional("ctranslate2", "exchange")
 
 
 def _refuse(reason: str) -> UserError:
@@ -92,9 +89,7 @@ def write_ctranslate2(
     """
     known = list(library().specs.model_spec.ACCEPTED_MODEL_TYPES)
     if quantization not in known:
-        raise UserError(
-            f"there is no quantization '{quantization}': {nearest(quantization, known)}"
-        )
+        raise UserError(f"--quantization {quantization}: {nearest(quantization, known)}")
     if (folder / WEIGHTS).exists():
         raise UserError(f"{folder} holds a CTranslate2 model already: choose another folder")
     refuse_approximations(model)
@@ -105,17 +100,9 @@ def write_ctranslate2(
     spec.config.add_attribute("max_length", model.config.max_length)
     spec.validate()
     spec.optimize(quantization)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(PARTIAL, f".{folder.name}.", folder.parent) as beside:
-            spec.save(beside)
-            tokenizer.save(Path(beside) / TOKENIZER)
-            folder.mkdir(exist_ok=True)
-            # The weights last: where they are, all is there.
-            for path in sorted(Path(beside).iterdir(), key=lambda path: path.name == WEIGHTS):
-                os.replace(path, folder / path.name)
-    except OSError as error:
-        raise DataError(f"{folder} could not be written ({error}): make room, try again") from None
+    with replace_files(folder, last=WEIGHTS) as temporary:  # a folder with weights is complete
+        spec.save(str(temporary))
+        tokenizer.save(temporary / TOKENIZER)
 
 
 def _seq2seq(model: Seq2Seq, marks: Marks) -> Any:
@@ -172,8 +159,7 @@ def vocabulary(tokenizer: Tokenizer, size: int) -> list[str]:
     """A name for each id: a token's own, and for an id without a token one that no token has."""
     if tokenizer.vocab_size > size:
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {size}: "
-            "they do not belong together"
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model only {size}"
         )
     names = [tokenizer.content(number) for number in range(size)]
     taken = set(names)
@@ -201,7 +187,6 @@ def _epsilon(model: nn.Module) -> float:
 
 
 def _options(stack: Stack, embedding: Embedding, *, biased: bool) -> dict[str, Any]:
-    """What a stack is made of, in the words of the foreign specification."""
     block = _blocks(stack)[0]
     placement = block.attention_residual.placement
     bare = isinstance(stack.last_norm, nn.Identity)
@@ -405,3 +390,247 @@ def _linear(spec: Any, affine: Affine) -> None:
 def _copy(tensor: Tensor) -> Tensor:
     """The writer quantizes in place: it must not get hold of the model's own numbers."""
     return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+
+# ---------------------------------------------------------------------------------------------
+# Running
+
+
+class Ctranslate2Model:
+    """A folder, opened by the `kind` of runner that its model needs; on a CPU with torch's threads.
+
+    The device `auto` is a GPU where CTranslate2 sees one. Tokens go in and come out by name;
+    `source` and `target` are the names by id.
+    """
+
+    def __init__(self, folder: Path, kind: str, device: str = "cpu") -> None:
+        runner = getattr(library(), kind)
+        if not (folder / WEIGHTS).is_file():
+            raise UserError(f"no {folder / WEIGHTS}: give a folder exported to ctranslate2")
+        place, _, number = device.partition(":")
+        if place == "cuda" and not library().get_cuda_device_count():
+            raise UserError("CTranslate2 has no GPU to compute on here: use --device cpu or auto")
+        try:
+            self.runner = runner(
+                str(folder),
+                place,
+                device_index=int(number or 0),
+                intra_threads=torch.get_num_threads(),
+            )
+            self.settings: dict[str, Any] = json.loads((folder / SETTINGS).read_bytes())
+            self.max_length = int(self.settings["max_length"])
+            self.source, self.target = _vocabularies(folder)
+        except (RuntimeError, ValueError, KeyError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"{folder} is no model of ours ({reason}): export it again") from None
+        self.ids = {name: number for number, name in enumerate(self.target)}
+
+    def check(self, marks: Marks) -> None:
+        """Refuse settings that this folder was not written with, or that cannot be honoured."""
+        marks.check(len(self.target))
+        wanted: dict[str, Any] = {"eos_token": self.target[marks.end]}
+        if "decoder_start_token" in self.settings:
+            before = marks.decode.source_start
+            wanted["decoder_start_token"] = self.target[marks.start]
+            wanted["add_source_bos"] = before is not None
+            wanted |= {} if before is None else {"bos_token": self.target[before]}
+        for name, value in wanted.items():
+            if self.settings[name] != value:
+                raise UserError(
+                    f"this folder has {name} {self.settings[name]!r}, the settings {value!r}: "
+                    "export the model again with these settings"
+                )
+        marks.decode.refuse_best_first()
+        if marks.decode.beam > 1 and marks.decode.stopping != "beam-ended":
+            raise UserError("CTranslate2 needs decode.stopping=beam-ended: set it")
+
+    def options(self, marks: Marks, wanted: int) -> dict[str, Any]:
+        decode = marks.decode
+        return {
+            "beam_size": decode.beam,
+            # All of them where there is a penalty: ranking them is ours.
+            "num_hypotheses": decode.beam if decode.length_penalty else wanted,
+            "length_penalty": decode.length_penalty,
+            "suppress_sequences": [[self.target[x]] for x in marks.banned if x != marks.end],
+            "end_token": [marks.end],
+            "return_end_token": True,  # so that it counts in |y|, as ours does
+            "return_scores": True,
+            "max_batch_size": max(1, decode.read_at_once // decode.beam),
+            "batch_type": "tokens",
+        }
+
+    def hypothesis(self, tokens: list[int], score: float, marks: Marks) -> Hypothesis:
+        """A hypothesis of theirs, with the score that it has by our settings."""
+        decode, length = marks.decode, max(1, len(tokens))  # nothing for an empty source
+        log_probability = score * length**decode.length_penalty
+        penalty = float(length_penalty(length, decode.length_penalty, decode.penalty))
+        text = tokens[:-1] if tokens[-1:] == [marks.end] else tokens
+        return Hypothesis(text, log_probability, log_probability / penalty)
+
+
+def _vocabularies(folder: Path) -> tuple[list[str], list[str]]:
+    for one in ("shared_vocabulary.json", "vocabulary.json"):
+        if (folder / one).is_file():
+            names = json.loads((folder / one).read_bytes())
+            return names, names
+    source, target = (folder / f"{side}_vocabulary.json" for side in ("source", "target"))
+    return json.loads(source.read_bytes()), json.loads(target.read_bytes())
+
+
+def _no_draws() -> UserError:
+    return UserError(
+        "CTranslate2 draws all texts from one stream of random numbers, seeded once, so that no "
+        "seed gives a text again: search (--temperature 0, --beam), or use the run itself"
+    )
+
+
+def _best(found: list[Hypothesis], wanted: int) -> list[Hypothesis]:
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)[:wanted]
+
+
+@dataclass(frozen=True)
+class Ctranslate2Translator(AnyTranslator):
+    """An encoder–decoder in a folder, with its tokenizer and the settings it writes with.
+
+    The search is CTranslate2's own (read in its sources, and measured): like ours it extends
+    the `beam` likeliest texts by log P alone, and ranks those that have ended by log P / lp,
+    here with the lp of decode.penalty. It differs from ours in this:
+
+    - a banned token has no probability: the others share its part, so that log P is the one
+      given that none of them is written (ours leaves their part unused);
+    - with a length penalty it stops when `beam` hypotheses have ended, as ours does, and gives
+      the best `beam` by |y|^α; without one when the likeliest of a step's texts has just ended
+      and there are as many as are wanted, so that it may look on where ours has stopped;
+    - at the length limit a text is cut as it stands (decode.at_limit=cut);
+    - after decode.first only the likeliest text may end at once;
+    - an empty source is not read: its translation is empty, and certain.
+    """
+
+    model: Ctranslate2Model
+    tokenizer: Tokenizer
+    decode: Decode
+
+    @property
+    def max_length(self) -> int:
+        return self.model.max_length
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.model.target)
+
+    def search(
+        self,
+        sentences: Sequence[str],
+        advance: Callable[[int], None] = lambda done: None,
+        n_best: int | None = None,
+    ) -> list[list[Hypothesis]]:
+        """The n best hypotheses of each sentence (the whole beam unless told), best first."""
+        marks, first = self.marks, self.decode.first
+        self.model.check(marks)
+        wanted = min(n_best or self.decode.beam, self.decode.beam)
+        options = self.model.options(marks, wanted)
+        encoded = self.tokenizer.encode_batch(sentences)
+        limits = [self._limit(len(marks.source(ids))) for ids in encoded]
+        results: list[list[Hypothesis]] = [[] for _ in sentences]
+        done = 0
+        # A limit belongs to a whole call: one for each, so that no neighbour changes it.
+        for limit in sorted(set(limits)):
+            rows = [row for row, own in enumerate(limits) if own == limit]
+            found = self.model.runner.translate_batch(
+                [[self.model.source[token] for token in encoded[row]] for row in rows],
+                None if first is None else [[self.model.target[first]]] * len(rows),
+                **options,
+                min_decoding_length=min(self.decode.shortest, limit),
+                max_decoding_length=limit,
+                max_input_length=0,
+            )
+            for row, result in zip(rows, found, strict=True):
+                tokens = ([self.model.ids[name] for name in names] for names in result.hypotheses)
+                pairs = zip(tokens, result.scores, strict=True)
+                results[row] = _best(
+                    [self.model.hypothesis(*pair, marks) for pair in pairs], wanted
+                )
+            done += len(rows)
+            advance(done)
+        return results
+
+    def sample(self, sentences: Sequence[str], sample: Sample, first: int = 0) -> list[str]:
+        if sample.temperature > 0:
+            raise _no_draws()
+        return replace(self, decode=replace(self.decode, beam=1)).translate(sentences)
+
+    def _limit(self, length: int) -> int:
+        if length > self.max_length:
+            raise UserError(
+                f"a source of {length} tokens, but this folder's positions end at "
+                f"{self.max_length}: shorten it, or export a model with a larger max_length"
+            )
+        return self.decode.limit(length, self.max_length)
+
+
+@dataclass(frozen=True)
+class Ctranslate2Generator(AnyGenerator):
+    """A decoder-only model in a folder, with its tokenizer and the settings it writes with.
+
+    The search is that of the translator. A text ends with the model's max_length at the latest.
+    """
+
+    draws: ClassVar[bool] = False
+    model: Ctranslate2Model
+    tokenizer: Tokenizer
+    decode: Decode
+    warn: Callable[[str], None] = lambda line: None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")  # of the tokens that go in
+
+    @property
+    def positions(self) -> int:
+        return self.model.max_length
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.model.target)
+
+    def generate(self, prompts: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
+        return [found[0].tokens for found in self.search(prompts, limit, n_best=1)]
+
+    def search(
+        self, prompts: Sequence[Sequence[int]], limit: int, n_best: int | None = None
+    ) -> list[list[Hypothesis]]:
+        """The n best continuations of each prompt (the whole beam unless told), best first."""
+        marks, wanted = self.marks, min(n_best or self.decode.beam, self.decode.beam)
+        self.model.check(marks)
+        if self.decode.first is not None:
+            raise UserError("decode.first is for translations: put the token at the prompt's end")
+        results: list[list[Hypothesis]] = [[] for _ in prompts]
+        # Prompts of one length are read at once; in a mixed batch the ends of longer ones would
+        # be written under constraint, and then only the first beam may end at once.
+        for rows, read, limits in self._batches(prompts, limit, self.decode.beam):
+            room = int(limits[0])
+            found = self.model.runner.generate_batch(
+                [[self.model.target[token] for token in prompt] for prompt in read.tolist()],
+                **self.model.options(marks, wanted),
+                min_length=min(self.decode.shortest, room),
+                max_length=room,
+                include_prompt_in_result=False,
+            )
+            for row, result in zip(rows, found, strict=True):
+                pairs = zip(result.sequences_ids, result.scores, strict=True)
+                results[row] = _best(
+                    [self.model.hypothesis(*pair, marks) for pair in pairs], wanted
+                )
+        return results
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], limit: int, sample: Sample, first: int = 0
+    ) -> list[list[int]]:
+        if sample.temperature > 0:
+            raise _no_draws()
+        return replace(self, decode=replace(self.decode, beam=1)).generate(prompts, limit)
+
+    def stream(
+        self, prompt: Sequence[int], limit: int, sample: Sample | None = None, first: int = 0
+    ) -> Iterator[int]:
+        return iter(self.sample([prompt], limit, sample or GREEDY, first)[0])

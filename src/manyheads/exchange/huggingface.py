@@ -4,7 +4,9 @@ A folder is read without that package: config.json, safetensors, tokenizer.json;
 fetched, unpickled or run. Writing builds their model with our weights in it.
 """
 
+import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,30 +21,25 @@ from manyheads.baselines.bytenet import ByteNet
 from manyheads.baselines.convs2s import ConvS2S
 from manyheads.baselines.elmo import Elmo
 from manyheads.config import nearest
-from manyheads.errors import DataError, UserError
-from manyheads.exchange.channels import in_halves, is_interleaved, with_halves
-from manyheads.exchange.families.decoders import GPT2, LLAMA
-from manyheads.exchange.families.encoders import BERT, DISTILBERT, ELECTRA, ROBERTA
-from manyheads.exchange.families.images import PREPROCESSOR, VIT
-from manyheads.exchange.families.pairs import BART, MARIAN, PEGASUS, T5
-from manyheads.exchange.foreign import (
+from manyheads.errors import DataError, UserError, import_optional
+from manyheads.exchange.families import FAMILIES, KINDS, PREPROCESSOR, VIT
+from manyheads.exchange.family import (
+    ExportPlan,
     Family,
     Foreign,
-    give,
+    from_hf_state,
+    read_settings,
     refuse_approximations,
-    take,
+    to_hf_state,
+    write_settings,
 )
-from manyheads.exchange.settings import Departure, read_settings, write_settings
 from manyheads.models.decoder_only_seq2seq import Baseline, Joined
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.block import on_meta
+from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import TransformerConfig
 from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
-
-# In the order in which they are tried for a model of ours.
-FAMILIES = [BERT, ROBERTA, DISTILBERT, ELECTRA, GPT2, LLAMA, T5, BART, MARIAN, PEGASUS, VIT]
-KINDS = {family.kind: family for family in FAMILIES}
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -64,9 +61,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """What a foreign folder or object held."""
-
+class ImportedModel:
     model: nn.Module
     tokenizer: Tokenizer | None
     settings: dict[str, Any]
@@ -87,11 +82,11 @@ def from_huggingface(model_or_dir: Any) -> nn.Module:
 
     Where the folder has a tokenizer.json, the model carries it as `tokenizer`.
     """
-    arrival = receive(model_or_dir)
-    if arrival.tokenizer is not None:
-        arrival.model.tokenizer = arrival.tokenizer  # type: ignore[assignment]
-    arrival.model.special = arrival.special  # type: ignore[assignment]
-    return arrival.model
+    imported = import_model(model_or_dir)
+    if imported.tokenizer is not None:
+        imported.model.tokenizer = imported.tokenizer  # type: ignore[assignment]
+    imported.model.special = imported.special  # type: ignore[assignment]
+    return imported.model
 
 
 def is_huggingface(folder: Path) -> bool:
@@ -100,10 +95,9 @@ def is_huggingface(folder: Path) -> bool:
     return path.is_file() and "model_type" in _read_json(path)
 
 
-def receive(model_or_dir: Any) -> Arrival:
-    """The model, the tokenizer and the foreign settings of an object or a folder."""
+def import_model(model_or_dir: Any) -> ImportedModel:
     if isinstance(model_or_dir, str | Path):
-        return _receive_folder(Path(model_or_dir))
+        return _import_folder(Path(model_or_dir))
     if not hasattr(model_or_dir, "config") or not hasattr(model_or_dir, "state_dict"):
         raise UserError(f"neither a folder nor a transformers model: {type(model_or_dir).__name__}")
     settings = model_or_dir.config.to_dict()
@@ -111,7 +105,7 @@ def receive(model_or_dir: Any) -> Arrival:
     tensors = {name: tensor.clone() for name, tensor in model_or_dir.state_dict().items()}
     written = getattr(model_or_dir, "generation_config", None)
     generation = written.to_dict() if written is not None else {}
-    return Arrival(_convert(settings, tensors), None, settings, generation)
+    return ImportedModel(_convert(settings, tensors), None, settings, generation)
 
 
 def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
@@ -120,7 +114,7 @@ def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     refusals = []
     for architecture in _candidates(family, settings.get("architectures")):
         try:
-            head = family.heads[architecture].get("head.kind")
+            head = family.architectures[architecture].get("head.kind")
             model = _assemble(family, Foreign(settings, named, architecture, head))
         except DataError as refusal:
             refusals.append(refusal)
@@ -136,10 +130,8 @@ def _assemble(family: Family, foreign: Foreign) -> nn.Module:
         with on_meta():  # sizes are compared before any memory is asked for
             model = config.build()
     except (UserError, RuntimeError, OverflowError) as error:
-        raise DataError(
-            f"{CONFIG} of a {family.kind} model describes none that could be built: {error}"
-        ) from None
-    model.load_state_dict(take(family, model, foreign.tensors), assign=True)
+        raise DataError(f"{CONFIG} of a {family.kind} model cannot be built: {error}") from None
+    model.load_state_dict(from_hf_state(family, model, foreign.tensors), assign=True)
     return model.eval()
 
 
@@ -148,7 +140,7 @@ def _by_canonical_name(family: Family, tensors: dict[str, Tensor]) -> dict[str, 
     for name, tensor in tensors.items():
         canonical = family.canonical(name)
         if tensor.dtype not in HALVES + WHOLE:
-            if family.nobody_needs(canonical):
+            if family.ignores(canonical):
                 continue
             raise DataError(f"{name} is kept as {tensor.dtype}: save the weights as floats")
         other = named.setdefault(canonical, tensor)
@@ -160,35 +152,30 @@ def _by_canonical_name(family: Family, tensors: dict[str, Tensor]) -> dict[str, 
 def _candidates(family: Family, architectures: Any) -> list[str]:
     """The class that a model is of, and those that its file may really be of."""
     if not architectures:
-        return list(family.heads)
+        return list(family.architectures)
     if not isinstance(architectures, list) or not isinstance(architectures[0], str):
         raise DataError(f"{CONFIG} has architectures={architectures}: name one class")
     name = architectures[0]
-    if name not in family.heads:
-        advice = nearest(name, family.heads)
+    if name not in family.architectures:
+        advice = nearest(name, family.architectures)
         raise UserError(f"{name} is not among the {family.kind} models read: {advice}")
-    return [name, family.fuller[name]] if name in family.fuller else [name]
+    return [name, family.superset_of[name]] if name in family.superset_of else [name]
 
 
 def _family(settings: dict[str, Any]) -> Family:
     kind = settings.get("model_type")
     if kind is None:
-        raise DataError(
-            f"{CONFIG} has no model_type, which says what its weights are: copy it again"
-        )
+        raise DataError(f"{CONFIG} has no model_type: copy it again")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(f"models of type '{kind}' are not read: {nearest(str(kind), KINDS)}")
     if settings.get("quantization_config") is not None:
-        raise UserError(
-            "the weights are quantized (quantization_config), and only whole ones are read: "
-            "save them as floats"
-        )
+        raise UserError("quantized weights (quantization_config) are not read: save floats")
     if settings.get("per_layer_config"):
         raise UserError(f"a {kind} model with per_layer_config is not supported: its layers differ")
     return KINDS[kind]
 
 
-def _receive_folder(folder: Path) -> Arrival:
+def _import_folder(folder: Path) -> ImportedModel:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: give one with {CONFIG} and {WEIGHTS}")
     if not (folder / CONFIG).is_file():
@@ -199,9 +186,7 @@ def _receive_folder(folder: Path) -> Arrival:
     code = sorted(folder.glob("*.py"))
     if code or settings.get("auto_map"):
         named = code[0].name if code else "auto_map in config.json"
-        raise UserError(
-            f"{folder} comes with code ({named}), and code is never run: only weights are"
-        )
+        raise UserError(f"{folder} comes with code ({named}), which is never run: remove it")
     if settings.get("model_type") == VIT.kind and (folder / PREPROCESSOR).is_file():
         settings[PREPROCESSOR] = _read_json(folder / PREPROCESSOR)
     tensors = _read_weights(folder)
@@ -215,7 +200,7 @@ def _receive_folder(folder: Path) -> Arrival:
     file = folder / TOKENIZER
     tokenizer = Tokenizer.load(file) if file.is_file() else None
     generation = _read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
-    return Arrival(model, tokenizer, settings, generation)
+    return ImportedModel(model, tokenizer, settings, generation)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -248,10 +233,7 @@ def _weight_files(folder: Path) -> Iterator[Path]:
     if not (folder / SHARDS).is_file():
         pickled = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
         if pickled:
-            raise UserError(
-                f"{folder} holds its weights as {pickled[0]} alone, which could run code when "
-                "read: save them as safetensors first (save_pretrained does)"
-            )
+            raise UserError(f"{folder}: {pickled[0]} could run code: save safetensors instead")
         raise DataError(f"{folder} has no {WEIGHTS}: copy it again")
     places = _read_json(folder / SHARDS).get("weight_map")
     if not isinstance(places, dict) or not places:
@@ -267,39 +249,38 @@ def _weight_files(folder: Path) -> Iterator[Path]:
 def to_huggingface(model: nn.Module) -> Any:
     """A `transformers` model with our weights: of the first family that has all its parts."""
     special = special_tokens(model)
-    model, departure = _departure(model)
-    family, architecture = departure.family, departure.architecture
-    kind = getattr(import_transformers(), architecture)
-    # Their own token for padding may lie past the end of a small table.
+    model, plan = _plan(model)
+    family = plan.family
+    kind = getattr(import_transformers(), plan.architecture)
+    # Their default padding token may lie past the end of a small table.
     unpadded = {"pad_token_id": None} if hasattr(model, "tokens") else {}
-    settings = {**unpadded, **special, **departure.settings}
+    settings = {**unpadded, **special, **plan.settings}
     padding = settings.get("pad_token_id")
     if padding != special.get("pad_token_id", padding):
         raise UserError(
-            f"{family.kind} counts positions from its padding token on, which here would be "
-            f"{padding}, and is {special['pad_token_id']}: there is no way to write this model"
+            f"cannot export to {family.kind}: its positions need pad_token_id={padding}, and this "
+            f"model has {special['pad_token_id']}"
         )
-    theirs = kind(kind.config_class(**settings), **departure.arguments)
+    theirs = kind(kind.config_class(**settings), **plan.arguments)
     theirs = theirs.to(next(model.parameters()).dtype).eval()
     tensors = theirs.state_dict()
     actual = {family.canonical(name): name for name in tensors}
-    shapes = {name: tensors[place].shape for name, place in actual.items()}
-    given = give(family, model, shapes)
-    _untie(theirs, family, given, actual)
-    found = theirs.load_state_dict({actual[n]: t for n, t in given.items()}, strict=False)
-    missing = {family.canonical(name) for name in found.missing_keys}
-    read = missing - set(family.same.values())  # a table that separate ones stand for
-    lost = sorted(name for name in read if not family.nobody_needs(name))
+    state = to_hf_state(family, model, {n: tensors[name].shape for n, name in actual.items()})
+    _untie(theirs, family, state, actual)
+    loaded = theirs.load_state_dict({actual[n]: t for n, t in state.items()}, strict=False)
+    missing = {family.canonical(name) for name in loaded.missing_keys}
+    needed = missing - set(family.same.values())  # a table that is stored twice
+    lost = sorted(name for name in needed if not family.ignores(name))
     if lost:
-        raise UserError(f"{architecture} wants {lost[0]}, which this model has not")
+        raise UserError(f"{plan.architecture} wants {lost[0]}, which this model has not")
     return theirs
 
 
 def special_tokens(model: nn.Module) -> dict[str, Any]:
-    """What `transformers` calls our special tokens: as they came, or as our tokenizer has them."""
-    came = getattr(model, "special", None)
-    if isinstance(came, dict):
-        return came
+    """Ids of the special tokens by their `transformers` names: as imported, or the tokenizer's."""
+    imported = getattr(model, "special", None)
+    if isinstance(imported, dict):
+        return imported
     if isinstance(model.config, VitConfig):
         return {}
     tokenizer = getattr(model, "tokenizer", None)
@@ -311,55 +292,84 @@ def special_tokens(model: nn.Module) -> dict[str, Any]:
     return {**named, **paired} if isinstance(model.config, Seq2SeqConfig) else named
 
 
-def _untie(theirs: Any, family: Family, given: dict[str, Tensor], actual: dict[str, str]) -> None:
-    """Part what their class ties and our model does not, as reading such a file would."""
+def _untie(theirs: Any, family: Family, state: dict[str, Tensor], actual: dict[str, str]) -> None:
+    """Separate tensors that their class ties and our model does not."""
     for second, first in family.same.items():
-        if second in given and first in given and not torch.equal(given[second], given[first]):
+        if second in state and first in state and not torch.equal(state[second], state[first]):
             module, _, leaf = actual[second].rpartition(".")
-            own = given[second].clone().to(theirs.device)
+            own = state[second].clone().to(theirs.device)
             setattr(theirs.get_submodule(module), leaf, nn.Parameter(own))
             theirs.all_tied_weights_keys.pop(actual[second], None)
 
 
-def _departure(model: nn.Module) -> tuple[nn.Module, Departure]:
-    """How a model leaves, its channels in another order where that alone is in the way."""
+def _plan(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
+    """How to export a model, its channels reordered if only their order is in the way."""
     if isinstance(model, Baseline | Elmo):
         parts = "convolutions" if isinstance(model, ConvS2S | ByteNet) else "LSTMs"
-        raise UserError(
-            f"no model of transformers is like {model.config.kind}, which is made of {parts}: "
-            "export a Transformer"
-        )
+        raise UserError(f"transformers has no {model.config.kind} ({parts}): export a Transformer")
     if isinstance(model, Joined):
-        raise UserError(
-            "no model of transformers is a joined one, a decoder with the face of an "
-            "encoder–decoder: export a seq2seq or a gpt model"
-        )
+        raise UserError("transformers has no joined model: export a seq2seq or a gpt model")
     refuse_approximations(model)
-    nearest_one = _nearest(model.config)  # type: ignore[arg-type]
-    if nearest_one.obstacles and isinstance(model, Seq2Seq) and is_interleaved(model.config):
-        turned = _nearest(with_halves(model.config))
-        if not turned.obstacles:
-            return in_halves(model), turned
-        nearest_one = turned
-    if nearest_one.obstacles:
-        raise UserError(
-            f"no model of transformers has these parts: {nearest_one.family.kind}, the nearest, "
-            f"{nearest_one.obstacles[0]}"
-        )
-    return model, nearest_one
+    plan = _best_plan(model.config)  # type: ignore[arg-type]
+    if plan.obstacles and isinstance(model, Seq2Seq) and is_interleaved(model.config):
+        plan = _best_plan(_with_halves(model.config))
+        if not plan.obstacles:
+            return in_halves(model), plan
+    if plan.obstacles:
+        raise UserError(f"transformers has no such model: {plan.family.kind} {plan.obstacles[0]}")
+    return model, plan
 
 
-def _nearest(config: TransformerConfig) -> Departure:
-    """The family that has the most of a model; the first of those with all of it."""
-    known = [family for family in FAMILIES if type(config) is family.model]
-    return min((write_settings(family, config) for family in known), key=Departure.distance)
+def _best_plan(config: TransformerConfig) -> ExportPlan:
+    """The family with the fewest obstacles, the first of several."""
+    plans = (write_settings(f, config) for f in FAMILIES if type(config) is f.model)
+    return min(plans, key=lambda plan: len(plan.obstacles))
 
 
 def import_transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise UserError(
-            "writing for HuggingFace needs transformers: pip install 'manyheads[exchange]'"
-        ) from None
-    return transformers
+    return import_optional("transformers", "exchange")
+
+
+# ---------------------------------------------------------------------------------------------
+# Interleaved sinusoids (sin, cos, sin, cos, …) as halves (all sines, then all cosines). Only the
+# sinusoids depend on the order of the residual stream's channels: permute the columns of what
+# reads the stream and the rows of what writes to it, and the model computes the same.
+
+READS = re.compile(
+    r"(^|\.)((target_)?tokens|segment|(attention|cross)\.(project|query)"
+    r"|feedforward\.(inner|gate))\.weight$|norm\.(weight|bias)$|^head\.weight$"
+)
+WRITES = re.compile(r"\.((attention|cross)\.output|feedforward\.outer)\.(weight|bias)$")
+
+
+def is_interleaved(config: Seq2SeqConfig) -> bool:
+    """Whether all positions of a model are interleaved sinusoids, added at its full width."""
+    position = config.position
+    shared = config.encoder.position is None and config.decoder.position is None
+    waves = isinstance(position, Sinusoidal) and position.layout == "interleaved"
+    return waves and shared and config.embed.width(config.dim) == config.dim
+
+
+def _with_halves(config: Seq2SeqConfig) -> Seq2SeqConfig:
+    position: Any = config.position
+    return dataclasses.replace(config, position=dataclasses.replace(position, layout="halves"))
+
+
+def in_halves(model: Seq2Seq) -> Seq2Seq:
+    """An equal model with sinusoids in halves instead of interleaved."""
+    if not is_interleaved(model.config):
+        raise UserError("only interleaved sinusoidal positions can be reordered into halves")
+    channels = torch.arange(model.config.dim)
+    order = torch.cat([channels[0::2], channels[1::2]])
+    with on_meta():
+        turned = _with_halves(model.config).build()
+    state = {}
+    for name, tensor in model.state_dict().items():
+        writes, reads = WRITES.search(name), READS.search(name)
+        axis = 0 if writes else -1
+        permute = writes or reads
+        state[name] = (
+            tensor.index_select(axis, order.to(tensor.device)) if permute else (tensor.clone())
+        )
+    turned.load_state_dict(state, assign=True)
+    return turned.train(model.training)

@@ -1,4 +1,4 @@
-"""Our models as ONNX graphs, float32, any batch and any length; exchange/onnx_runtime.py runs them.
+"""Our models as ONNX graphs (float32, any batch and any length), and onnxruntime to run them.
 
 - an encoder is `encoder.onnx`: tokens, real (and segments), or images → hidden; and where it has
   a head `head.onnx`: hidden → logits;
@@ -10,15 +10,12 @@
   hypothesis, position]: hypotheses of a sentence look at the same keys, not at copies.
 
 Positions, masks and cached steps are inside the graphs. A graph whose weights are larger than a
-protocol buffer may be has them beside it, in a file with `.data` after its name.
+protocol buffer may be has them in a file with `.data` after its name.
 """
 
 import copy
-import importlib
 import io
 import logging
-import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -26,26 +23,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from einops import rearrange
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils.dlpack import from_dlpack
 
-from manyheads.errors import DataError, UserError
-from manyheads.exchange.foreign import DECODER, ENCODER, HEAD, refuse_approximations
-from manyheads.fileio import PARTIAL
+from manyheads.decode.beam import Decode, Stepper
+from manyheads.decode.generate import AnyGenerator, say_nothing
+from manyheads.decode.translate import AnyTranslator
+from manyheads.errors import DataError, UserError, import_optional
+from manyheads.exchange.family import refuse_approximations
+from manyheads.fileio import replace_files
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Memory, Seq2Seq
-from manyheads.models.vit import Vit
+from manyheads.models.vit import Images, Vit, VitConfig
 from manyheads.nn.attention import CrossAttention, KeysAndValues, SelfAttention
 from manyheads.nn.block import Stack
 from manyheads.nn.exact_attention import Exact
 from manyheads.nn.masks import AttentionMask, Rule, full, make_mask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
+from manyheads.nn.shapes import Hidden, Logits, Tokens
 from manyheads.ops import share_heads
+from manyheads.tokenizer.tokenizer import Tokenizer
 
+ENCODER, HEAD, DECODER = "encoder.onnx", "head.onnx", "decoder.onnx"
 OPSET = 18  # what the exporter writes without conversion; every runtime of today reads it
 LARGEST = 2**30  # bytes of weights inside a graph; a protocol buffer ends at twice that
 UNSEEN = torch.finfo(torch.float32).min
@@ -55,42 +61,27 @@ BATCH, BEAMS, NEW, PAST, SOURCE, WANTED = map(
 )
 Axes = dict[int, Dim]
 Named = dict[str, Tensor]
+Given = Tensor | np.ndarray
+Answer = Float[Tensor, "b *n"]
 Attention = TypeVar("Attention", SelfAttention, CrossAttention)
 
 
 def write_onnx(model: nn.Module, folder: Path) -> None:
     """Write the graphs of a model into a folder, all of them or none."""
-    needed("onnx")
-    needed("onnxscript")
+    import_optional("onnx", "exchange")
+    import_optional("onnxscript", "exchange")
     exported = copy.deepcopy(model).cpu().float().eval()
     graphs = _graphs(exported)
     refuse_approximations(model)
     for module in exported.modules():
         if isinstance(module, SelfAttention | CrossAttention):
             module.core = GraphCore()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(PARTIAL, f".{folder.name}.", folder.parent) as beside:
-            for name, graph in graphs.items():
-                _write(graph, Path(beside) / name)
-            folder.mkdir(exist_ok=True)
-            for name in (ENCODER, HEAD, DECODER):  # those of another model
-                (folder / name).unlink(missing_ok=True)
-                (folder / f"{name}.data").unlink(missing_ok=True)
-            for path in Path(beside).iterdir():
-                os.replace(path, folder / path.name)
-    except OSError as error:
-        raise DataError(f"{folder} could not be written ({error}): make room, try again") from None
-
-
-def needed(name: str) -> Any:
-    """A package that only this exchange needs."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(
-            f"the package {name} is not installed: pip install 'manyheads[exchange]'"
-        ) from None
+    with replace_files(folder) as temporary:
+        for name, graph in graphs.items():
+            _write(graph, temporary / name)
+        for name in (ENCODER, HEAD, DECODER):  # of an earlier model
+            (folder / name).unlink(missing_ok=True)
+            (folder / f"{name}.data").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,6 @@ class Graph:
 
 
 def _graphs(model: nn.Module) -> dict[str, Graph]:
-    """The files of a model."""
     if isinstance(model, Seq2Seq):
         return {ENCODER: _source_graph(model), DECODER: _target_graph(model)}
     if isinstance(model, Gpt):
@@ -115,8 +105,7 @@ def _graphs(model: nn.Module) -> dict[str, Graph]:
     if isinstance(model, Vit):
         return _image_graphs(model)
     raise UserError(
-        f"no ONNX graph is known for a {type(model).__name__}: export a seq2seq, gpt, bert or vit "
-        "model"
+        f"no ONNX graph for a {type(model).__name__}: export a seq2seq, gpt, bert or vit"
     )
 
 
@@ -138,9 +127,7 @@ def _write(graph: Graph, path: Path) -> None:
         except torch.onnx.errors.OnnxExporterError as error:
             lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
             reason = next((line for line in lines if line), type(error).__name__)
-            raise UserError(
-                f"PyTorch's exporter does not take this model ({reason}): change that part of it"
-            ) from None
+            raise UserError(f"PyTorch's exporter refuses this model: {reason}") from None
         assert program is not None
         _check_free(graph, program)
         # Traces of the exporter's way through these sources, with the paths of this machine.
@@ -274,23 +261,17 @@ def _pairs(flat: list[Tensor]) -> list[KeysAndValues]:
 
 
 class Wrapped(nn.Module):
-    """A model of ours, computing from named tensors what a graph gives."""
-
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
 
 class EncoderModule(Wrapped):
-    """Hidden states of texts or images."""
-
     def forward(self, given: Named) -> Tensor:
         return self.model.hidden(*given.values())
 
 
 class HeadModule(Wrapped):
-    """What the model's head makes of hidden states."""
-
     def forward(self, given: Named) -> Tensor:
         return self.model.answer(given["hidden"])
 
@@ -397,14 +378,12 @@ def _target_graph(model: Seq2Seq) -> Graph:
 
 
 def _parts(stack: Stack, kind: type[Attention]) -> list[Attention]:
-    """The attentions of a kind, in the order of the layers."""
     return [module for module in stack.modules() if isinstance(module, kind)]
 
 
 def _project_kv(
     attentions: Sequence[SelfAttention | CrossAttention], rows: tuple[int, ...], positions: int
 ) -> dict[str, Tensor]:
-    """Examples by name, a pair for each layer."""
     examples = {}
     for layer, attention in enumerate(attentions):
         groups = attention.config.kv_heads
@@ -412,3 +391,234 @@ def _project_kv(
         examples[f"key_{layer}"] = torch.zeros(*rows, groups, positions, keys // groups)
         examples[f"value_{layer}"] = torch.zeros(*rows, groups, positions, values // groups)
     return examples
+
+
+# ---------------------------------------------------------------------------------------------
+# onnxruntime
+
+
+class OnnxGraph:
+    """One file: named tensors in, tensors out, none of them copied on the way."""
+
+    def __init__(self, path: Path) -> None:
+        onnxruntime = import_optional("onnxruntime", "exchange")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 4  # what goes wrong is raised, so not printed too
+        if not path.is_file():
+            raise UserError(f"there is no {path}: give a folder that was exported to onnx")
+        try:
+            self.session = onnxruntime.InferenceSession(
+                path, options, providers=["CPUExecutionProvider"]
+            )
+            properties = self.session.get_modelmeta().custom_metadata_map
+            self.max_length = int(properties["max_length"])
+            self.position = Position()
+            self.position.max_length = int(properties["positions"]) or None
+        except Exception as error:  # onnxruntime has a class for each kind of broken file
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{path} is no graph of ours ({reason}): export it again") from None
+        self.inputs = {value.name: value.shape for value in self.session.get_inputs()}
+        self.outputs = [value.name for value in self.session.get_outputs()]
+        self.value = onnxruntime.OrtValue.ortvalue_from_numpy
+
+    def __call__(self, given: dict[str, Tensor]) -> list[Tensor]:
+        values = {name: self.value(x.contiguous().numpy()) for name, x in given.items()}
+        found = self.session.run_with_ort_values(self.outputs, values)
+        return [from_dlpack(value) for value in found]
+
+    @property
+    def vocabulary(self) -> int:
+        [shape] = [value.shape for value in self.session.get_outputs() if value.name == "logits"]
+        return int(shape[-1])
+
+    def nothing(self, kind: str, *rows: int) -> list[Tensor]:
+        """The past of so many rows before there is any."""
+        shapes = [shape for name, shape in self.inputs.items() if name.startswith(kind)]
+        return [torch.zeros(*rows, shape[-3], 0, shape[-1]) for shape in shapes]
+
+    def named(self, kind: str, tensors: list[Tensor]) -> dict[str, Tensor]:
+        names = [name for name in self.inputs if name.startswith(kind)]
+        return dict(zip(names, tensors, strict=True))
+
+    def step(
+        self, tokens: Tensor, at: Tensor, past: list[Tensor], **others: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits at the positions `at` among the newest, and keys and values after them."""
+        self.position.refuse_past(past[0].shape[-2] + tokens.shape[-1])
+        logits, *present = self({"tokens": tokens, "at": at, **others, **self.named("past", past)})
+        return logits, present
+
+
+class OnnxEncoder:
+    """An exported encoder: called like ours, with tensors or arrays of tokens or of images."""
+
+    def __init__(self, folder: Path) -> None:
+        self.graph = OnnxGraph(folder / ENCODER)
+        self.head = OnnxGraph(folder / HEAD) if (folder / HEAD).exists() else None
+        self.max_length = self.graph.max_length
+
+    def hidden(
+        self, tokens: Given, real: Given | None = None, segments: Given | None = None
+    ) -> Hidden:
+        first = torch.as_tensor(tokens)
+        if "images" in self.graph.inputs:
+            return self.graph({"images": first})[0]
+        self.graph.position.refuse_past(first.shape[1])
+        given = {
+            "tokens": first,
+            "real": torch.ones_like(first) if real is None else torch.as_tensor(real),
+            "segments": torch.zeros_like(first) if segments is None else torch.as_tensor(segments),
+        }
+        given["real"] = given["real"].bool()
+        return self.graph({name: given[name] for name in self.graph.inputs})[0]
+
+    def answer(self, hidden: Hidden) -> Answer:
+        """What the model gives for hidden states, e.g. for those of the masked positions alone."""
+        return hidden if self.head is None else self.head({"hidden": hidden})[0]
+
+    def __call__(
+        self, tokens: Given, real: Given | None = None, segments: Given | None = None
+    ) -> Answer:
+        return self.answer(self.hidden(tokens, real, segments))
+
+
+class OnnxVit:
+    def __init__(self, folder: Path, config: VitConfig) -> None:
+        self.config = config
+        self.encoder = OnnxEncoder(folder)
+        wanted = [config.channels, config.image_size, config.image_size]
+        if self.encoder.graph.inputs.get("images", [])[1:] != wanted:
+            raise DataError(
+                f"{folder / ENCODER} does not take the images of {wanted} (channels, height, "
+                "width) that the settings beside it name: export it again"
+            )
+
+    def __call__(self, images: Images) -> Answer:
+        return self.encoder(images)
+
+
+class OnnxGpt:
+    """An exported decoder: called like ours, or a step at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.graph = OnnxGraph(folder / DECODER)
+        self.max_length = self.graph.max_length
+
+    def __call__(self, tokens: Tokens) -> Logits:
+        past = self.graph.nothing("past", tokens.shape[0])
+        return self.graph.step(tokens, torch.arange(tokens.shape[1]), past)[0]
+
+
+class OnnxGptStepper:
+    """A decoder that has read all but the last token of its prompts."""
+
+    def __init__(self, model: OnnxGpt, prompts: Int[Tensor, "n length"]) -> None:
+        self.graph = model.graph
+        self.past = self.graph.nothing("past", prompts.shape[0])
+        if prompts.shape[1] > 1:
+            _, self.past = self.graph.step(prompts[:, :-1], torch.arange(0), self.past)
+
+    def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows v"]:
+        logits, self.past = self.graph.step(tokens[:, None], torch.tensor([0]), self.past)
+        return logits[:, 0]
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        self.past = [x.index_select(0, rows) for x in self.past]
+
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        """There is nothing but the rows."""
+
+
+@dataclass(frozen=True)
+class OnnxGenerator(AnyGenerator):
+    model: OnnxGpt
+    tokenizer: Tokenizer
+    decode: Decode
+    warn: Callable[[str], None] = say_nothing
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def context(self) -> int | None:
+        return self.model.max_length
+
+    @property
+    def positions(self) -> int | None:
+        return self.model.graph.position.max_length
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.graph.vocabulary
+
+    def begin(self, prompts: Int[Tensor, "n length"]) -> Stepper:
+        return OnnxGptStepper(self.model, prompts)
+
+
+class OnnxSeq2Seq:
+    """An exported encoder–decoder: called like ours, or a step at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.encoder = OnnxGraph(folder / ENCODER)
+        self.decoder = OnnxGraph(folder / DECODER)
+        self.max_length = self.decoder.max_length
+
+    def encode(self, source: Tokens, real: Bool[Tensor, "b t"]) -> list[Tensor]:
+        self.encoder.position.refuse_past(source.shape[1])
+        return self.encoder({"source": source, "real": real})
+
+    def __call__(
+        self, source: Tokens, target: Int[Tensor, "b u"], source_real: Tensor | None = None
+    ) -> Float[Tensor, "b u v"]:
+        """Teacher forcing: logits at t predict the token after target[t]."""
+        real = torch.ones_like(source, dtype=torch.bool) if source_real is None else source_real
+        past = self.decoder.nothing("past", target.shape[0], 1)
+        cross = self.decoder.named("cross", self.encode(source, real))
+        everywhere = torch.arange(target.shape[1])
+        return self.decoder.step(target[:, None], everywhere, past, real=real, **cross)[0][:, 0]
+
+
+class OnnxStepper(OnnxGptStepper):
+    """An encoder–decoder while it writes; cross-attention's keys are held once a sentence."""
+
+    def __init__(self, model: OnnxSeq2Seq, source: Tokens, real: Bool[Tensor, "b t"]) -> None:
+        self.graph, self.real = model.decoder, real
+        self.cross = model.encode(source, real)
+        self.past = self.graph.nothing("past", source.shape[0])
+
+    def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows v"]:
+        shape = (self.real.shape[0], len(tokens) // self.real.shape[0])
+        past = [x.unflatten(0, shape) for x in self.past]
+        newest = tokens.unflatten(0, shape)[..., None]
+        cross = self.graph.named("cross", self.cross)
+        logits, present = self.graph.step(newest, torch.tensor([0]), past, real=self.real, **cross)
+        self.past = [x.flatten(0, 1) for x in present]
+        return logits.flatten(0, 2)
+
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        self.real = self.real[sentences]
+        self.cross = [x.index_select(0, sentences) for x in self.cross]
+
+
+@dataclass(frozen=True)
+class OnnxTranslator(AnyTranslator):
+    model: OnnxSeq2Seq
+    tokenizer: Tokenizer
+    decode: Decode
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def max_length(self) -> int:
+        return self.model.max_length
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.decoder.vocabulary
+
+    def begin(self, source: Tokens, real: Bool[Tensor, "b t"]) -> Stepper:
+        return OnnxStepper(self.model, source, real)

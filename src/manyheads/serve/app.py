@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from manyheads.errors import UserError
 from manyheads.loading import OpenRun
-from manyheads.serve import completions, deepl, libretranslate
+from manyheads.serve import completions, translation_api
 from manyheads.serve.batching import Batcher, Bounds, Work
 from manyheads.serve.completing import Completions
 from manyheads.serve.requests import MANNER, refuse
@@ -44,7 +44,6 @@ async def failed(request: Request, error: Exception) -> Response:
 def work_of(
     opened: OpenRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
 ) -> Work[Any]:
-    """What a run does for programs: translate, or continue texts."""
     if opened.run.task == "translation":
         languages = languages_of(opened.run, source, target)
         return Translations(opened, languages, bounds, beam)
@@ -59,7 +58,6 @@ def work_of(
 def build_app(
     name: str, work: Work[Any], bounds: Bounds | None = None, door: Door | None = None
 ) -> ASGIApp:
-    """The three interfaces over one model."""
     door, bounds = door or Door(), bounds or Bounds()
     batcher = Batcher(work, bounds.waiting)
 
@@ -70,12 +68,7 @@ def build_app(
 
     expected = (Problem, UserError, HTTPException, OSError)
     app = Starlette(
-        routes=[
-            Route("/health", health),
-            *libretranslate.ROUTES,
-            *deepl.ROUTES,
-            *completions.ROUTES,
-        ],
+        routes=[Route("/health", health), *translation_api.ROUTES, *completions.ROUTES],
         exception_handlers=dict.fromkeys(expected, failed) | {Exception: failed},
         lifespan=open_until_stopped,
     )

@@ -52,7 +52,6 @@ class Job(Generic[A]):
         self._news: asyncio.Queue[Any] = asyncio.Queue()
 
     def tell(self, news: Any) -> None:
-        """From the model's thread: a part of the answer."""
         if not self.gone:
             with contextlib.suppress(RuntimeError):  # the server has been stopped by force
                 self._loop.call_soon_threadsafe(self._news.put_nowait, news)
@@ -72,10 +71,7 @@ class Job(Generic[A]):
 
 
 class Work(Generic[A]):
-    """What the model's thread does with requests."""
-
     def fits(self, asks: Sequence[A]) -> bool:
-        """Whether these may be computed together."""
         raise NotImplementedError
 
     def compute(self, jobs: Sequence[Job[A]]) -> None:
@@ -96,7 +92,6 @@ class Batcher(Generic[A]):
         self._expected, self._until = 0, 0.0  # who may ask again, and how long that is waited for
 
     def submit(self, ask: A) -> Job[A]:
-        """Put a request into the queue, or refuse it where that is full."""
         job = Job(ask)
         with self._changed:
             if self._closing:
@@ -118,7 +113,6 @@ class Batcher(Generic[A]):
                 self._waiting.remove(job)
 
     def close(self) -> None:
-        """Take nothing new, finish what is there, end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -1,4 +1,8 @@
-"""Continuations for programs: rows of many requests written together, a token a step."""
+"""Continuations for programs: rows of many requests generated together, a token a step.
+
+Prompts of different lengths are padded on the left. Row r has `absent[r]` padding positions; its
+first token has position 0, and no later token sees the padding.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +13,21 @@ from torch import Tensor
 
 from manyheads.decode.beam import Allowed
 from manyheads.decode.generate import Generator
+from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.decode.sample import Sample, Sampler, choose
 from manyheads.errors import UserError
 from manyheads.loading import OpenRun
+from manyheads.models.gpt import Gpt
+from manyheads.nn.attention import SelfAttention
+from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.masks import AttentionMask, Rule
+from manyheads.nn.shapes import Real
 from manyheads.serve.batching import Bounds, Job, Work
-from manyheads.serve.detokenizer import Growing
-from manyheads.serve.left_padding import RaggedCache, may_be_ragged, together
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web.responses import Problem
 
+BROKEN = "\ufffd"  # stands for bytes that are no character yet
+Prompts = Int[Tensor, "rows length"]
 Logits = Float[Tensor, "rows v"]
 Rows = Int[Tensor, " rows"]
 
@@ -68,9 +79,93 @@ class Piece:
     finish: str | None
 
 
-class Row:
-    """A continuation that is being written."""
+class Growing:
+    """What follows a prompt. `add` and `end` give the text that is sure by then.
 
+    A character of several tokens waits for the last of them, and what may be the beginning of a
+    stop text waits until more is known.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
+        self.tokenizer, self.stops = tokenizer, tuple(stops)
+        self.ids = list(prompt)
+        self.begun = self.read = tokenizer.decode(self.ids)
+        self.held = ""
+        self.stopped = False
+
+    @property
+    def length(self) -> int:
+        """Characters so far, those that wait included."""
+        return len(self.read) - len(self.begun)
+
+    def add(self, token: int) -> str:
+        self.ids.append(token)
+        text = self.tokenizer.decode(self.ids)
+        if text.endswith(BROKEN):
+            return ""
+        # By length: bytes that follow may spoil what was a sign.
+        new, self.read = text[len(self.read) :], text
+        return self._passed(new)
+
+    def end(self) -> str:
+        """What was held back, once nothing follows any more."""
+        if self.stopped:
+            return ""
+        last = self._passed(self.tokenizer.decode(self.ids)[len(self.read) :])
+        found = [at for stop in self.stops if (at := self.held.find(stop)) >= 0]
+        self.stopped = self.stopped or bool(found)
+        held, self.held = self.held[: min(found, default=len(self.held))], ""
+        return last + held
+
+    def _passed(self, new: str) -> str:
+        self.held += new
+        begins = (at for at in range(len(self.held)) if self._may_stop(at))
+        at = next(begins, len(self.held))
+        sure, self.held = self.held[:at], self.held[at:]
+        if self.stops and self.held.startswith(self.stops):
+            self.stopped, self.held = True, ""
+        return sure
+
+    def _may_stop(self, at: int) -> bool:
+        return any(stop.startswith(self.held[at : at + len(stop)]) for stop in self.stops)
+
+
+class RaggedCache(KeyValueCache):
+    def __init__(self, absent: Rows) -> None:
+        super().__init__()
+        self.absent = absent
+        self.even = not bool(absent.any())
+
+    def look(
+        self, rule: Rule, length: int, real: Real | None, device: torch.device
+    ) -> AttentionMask:
+        if self.even:
+            return super().look(rule, length, real, device)
+        places = torch.arange(self.length + length, device=device) - self.absent[:, None]
+        # What is absent asks from position 0, so that there is something that it sees.
+        keys = places.clamp(min=0)
+        return AttentionMask(rule, keys[:, self.length :], keys, places >= 0)
+
+    def reorder(self, rows: Rows) -> None:
+        super().reorder(rows)
+        self.absent = self.absent[rows]
+
+
+def together(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Prompts, Rows]:
+    """Prompts that end at the same place, and how many places are absent before each."""
+    longest = max(len(prompt) for prompt in prompts)
+    absent = [longest - len(prompt) for prompt in prompts]
+    rows = [[0] * gap + list(prompt) for gap, prompt in zip(absent, prompts, strict=True)]
+    return torch.tensor(rows, device=device), torch.tensor(absent, device=device)
+
+
+def may_be_ragged(model: Gpt) -> bool:
+    """Whether every attention goes by positions and sight alone, whatever the place in the row."""
+    parts = (part for part in model.modules() if isinstance(part, SelfAttention))
+    return all(type(part.core) in (Dense, Fused) for part in parts)
+
+
+class Row:
     def __init__(self, job: Job[Completion], number: int, generator: Generator) -> None:
         ask = job.ask
         self.job, self.number = job, number
@@ -83,7 +178,6 @@ class Row:
 
     @property
     def before(self) -> int:
-        """Where the continuation begins in the text of the answer."""
         return len(self.growing.begun) if self.job.ask.echo else 0
 
     def take(self, token: int, log: Float[Tensor, " v"] | None) -> None:
@@ -120,14 +214,10 @@ def tell(token: int, offset: int, log: Float[Tensor, " v"], count: int) -> Told:
 
 
 class Completions(Work[Completion]):
-    """A decoder-only model that writes the rows of several requests at once."""
-
     def __init__(self, opened: OpenRun, bounds: Bounds) -> None:
         generator = opened.generator(at_limit="cut")
         if not isinstance(generator, Generator):
-            raise UserError(
-                f"{opened.folder} was exported, and is not served here: serve the run it came from"
-            )
+            raise UserError(f"{opened.folder} was exported: serve the run it came from")
         self.generator, self.bounds = generator, bounds
         self.context = generator.context
         self.ragged = may_be_ragged(generator.model)
@@ -226,7 +316,6 @@ class Completions(Work[Completion]):
         row.close()
 
     def _step(self, rows: Sequence[Row], logits: Logits, length: int) -> Rows:
-        """One token a row; each is drawn as its own request says."""
         wanted = any(row.job.ask.likeliest is not None for row in rows)
         logs = logits.log_softmax(-1) if wanted else None
         allowed = Allowed(

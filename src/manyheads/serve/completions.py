@@ -89,7 +89,6 @@ def _ask(fields: Fields, work: Completions) -> Completion:
 
 
 def _prompts(value: Any, work: Completions) -> tuple[tuple[int, ...], ...]:
-    """A text, a list of texts, the tokens of a text, or a list of such lists."""
     if value is None or isinstance(value, str):
         return (work.encode(value or ""),)
     if isinstance(value, list) and value:
@@ -195,7 +194,6 @@ def _logprobs(told: Sequence[Told], work: Completions) -> dict[str, Any]:
 
 
 async def models(request: Request) -> Response:
-    """GET: the one model that there is."""
     return JSONResponse({"object": "list", "data": [_model(request)]})
 
 

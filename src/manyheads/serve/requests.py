@@ -41,7 +41,6 @@ async def read(request: Request) -> Fields:
 
 
 def several(fields: Fields, name: str) -> tuple[list[str], bool]:
-    """A text or a list of texts, and whether it was a list."""
     value = fields.values.get(name)
     if isinstance(value, str):
         return [value], False
@@ -61,7 +60,6 @@ def whole(fields: Fields, name: str, default: int | None, low: int, high: int) -
 
 
 def real(fields: Fields, name: str, default: float, low: float, high: float) -> float:
-    """A number in these bounds."""
     value = fields.values.get(name)
     if value is None:
         return default

@@ -28,8 +28,6 @@ MOST_ALTERNATIVES = 10
 
 @dataclass(frozen=True)
 class Languages:
-    """The codes of what a translator reads and writes."""
-
     source: str
     target: str
 
@@ -91,8 +89,6 @@ class Texts:
 
 
 class Translations(Work[Texts]):
-    """Every text gets its `ranks` best translations, line by line."""
-
     def __init__(self, opened: OpenRun, languages: Languages, bounds: Bounds, beam: int | None):
         self.opened, self.languages, self.bounds = opened, languages, bounds
         self.beam = opened.run.decode.beam if beam is None else beam
@@ -155,5 +151,4 @@ class Translations(Work[Texts]):
 
 
 def _joined(lines: Sequence[Sequence[Sequence[str]]], rank: int) -> str:
-    """A text whose every part has this rank."""
     return "\n".join(" ".join(part[rank].translate(BREAKS) for part in line) for line in lines)

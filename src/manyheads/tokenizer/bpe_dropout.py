@@ -41,7 +41,6 @@ class Segmenter:
         return [[id for word in text for id in self._cut(word)[next(ways)]] for text in words]
 
     def _cut(self, word: str) -> list[list[int]]:
-        """All ways in which this word is cut."""
         if word not in self._ways:
             chances = random.Random(f"{self.seed} {word}")
             self._ways[word] = [self._drawn(word, chances) for _ in range(WAYS)]

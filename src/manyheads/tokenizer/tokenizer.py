@@ -100,11 +100,9 @@ class Tokenizer:
         self._inner = inner
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with no special token added."""
         return self._encoding(text).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, in parallel."""
         return [encoding.ids for encoding in self._encodings(texts)]
 
     def encode_words(self, texts: Sequence[str]) -> list[tuple[list[int], list[bool]]]:
@@ -194,7 +192,6 @@ class Tokenizer:
         return self._inner.decode(list(ids), skip_special_tokens=True)
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each list of ids, in parallel."""
         return self._inner.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
@@ -222,9 +219,7 @@ class Tokenizer:
         elif model["type"] == "WordPiece":
             steps = list(match_steps(self.words(text), model))
         else:
-            raise UserError(
-                f"no replay for a {model['type']} tokenizer, only for BPE and WordPiece"
-            )
+            raise UserError(f"no replay for a {model['type']} tokenizer: only BPE and WordPiece")
         if list(steps[-1].pieces) != self._encoding(text).tokens:
             raise UserError("no replay for this tokenizer: it splits by rules of its own")
         return [step.shown(self._readable) for step in steps]
@@ -238,7 +233,6 @@ class Tokenizer:
         return [word for word, _ in splitter.pre_tokenize_str(text)]
 
     def symbols(self, word: str) -> list[str]:
-        """The smallest pieces of a word, which BPE begins with."""
         return list(symbols(word, self._layout["model"]["vocab"]))
 
     @cached_property
@@ -277,11 +271,9 @@ class Tokenizer:
         return self._inner.id_to_token(number)
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer whole or not at all."""
         write_text(path, self.to_json())
 
     def to_json(self) -> str:
-        """What a tokenizer.json holds."""
         return self._inner.to_str(pretty=True) + "\n"
 
     @classmethod
@@ -290,14 +282,10 @@ class Tokenizer:
         try:
             return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
         except OSError as error:
-            raise DataError(
-                f"{path}: no tokenizer.json to read there ({error.strerror})"
-            ) from error
+            raise DataError(f"{path}: cannot read it ({error.strerror})") from error
         except Exception as error:  # the library raises nothing narrower
             reason = " ".join(str(error).split())
-            raise DataError(
-                f"{path}: not a whole tokenizer.json ({reason}); copy it again or train it anew"
-            ) from error
+            raise DataError(f"{path}: no whole tokenizer.json ({reason}); copy it again") from error
 
     def _encoding(self, text: str) -> tokenizers.Encoding:
         try:

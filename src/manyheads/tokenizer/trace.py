@@ -20,7 +20,6 @@ class Step:
     tried: tuple[str, ...] = ()
 
     def shown(self, show: Callable[[str], str]) -> "Step":
-        """The same step with every piece rewritten."""
         pieces, tried = tuple(map(show, self.pieces)), tuple(map(show, self.tried))
         return Step(pieces=pieces, merged=show(self.merged), rank=self.rank, tried=tried)
 

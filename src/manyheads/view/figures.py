@@ -1,6 +1,8 @@
-"""Pictures as files. matplotlib is imported here alone, when a picture is drawn."""
+"""Pictures as files, and the metrics of a run as curves; matplotlib is imported when drawing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import nan
 from pathlib import Path
@@ -10,24 +12,17 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.errors import UserError
+from manyheads.errors import UserError, import_optional
 
+Curve = list[tuple[int, float]]
 MOST_VELOCITY = 127
 PART_COLOURS = ("#2b6cb0", "#2f9e44", "#8d5fd3", "#4a4a4a")
 SECONDS_BEFORE = 5.0
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise UserError(
-            "pictures need matplotlib: install it with pip install 'manyheads[figures]'"
-        ) from None
-    return pyplot
+    import_optional("matplotlib", "figures").use("Agg")
+    return import_optional("matplotlib.pyplot", "figures")
 
 
 @contextmanager
@@ -310,7 +305,6 @@ def piano_roll(
 def _bars(
     figure: Any, axes: Any, parts: Mapping[str, Sequence[tuple[float, float, int, float]]]
 ) -> None:
-    """The notes of a piano roll, and what their colours are."""
     loudness = _pyplot().cm.ScalarMappable(_pyplot().Normalize(0, MOST_VELOCITY), "viridis_r")
     for number, (name, notes) in enumerate(parts.items()):
         colour = PART_COLOURS[number % len(PART_COLOURS)]
@@ -321,3 +315,29 @@ def _bars(
             axes.plot([], [], color=colour, linewidth=6, label=name)
     if len(parts) == 1:
         figure.colorbar(loudness, ax=axes, label="velocity", fraction=0.05, pad=0.01)
+
+
+def measured(
+    run: Path, warn: Callable[[str], None] = lambda line: None
+) -> dict[tuple[str, str], Curve]:
+    """(step, value) by split and name; `warn` is told of lines that cannot be read."""
+    path = run / "metrics.jsonl"
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"{path}: nothing was measured there ({error.strerror})") from None
+    found: dict[tuple[str, str], Curve] = {}
+    broken = 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line, parse_int=float)
+            step, split = int(record.pop("step")), str(record.pop("split"))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            broken += number < len(lines)  # the last one may be being written
+            continue
+        for name, value in record.items():
+            if isinstance(value, float) and math.isfinite(value):
+                found.setdefault((split, name), []).append((step, value))
+    if broken:
+        warn(f"{path}: lines that could not be read, and are left out: {broken}")
+    return found

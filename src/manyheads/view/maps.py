@@ -1,12 +1,13 @@
-"""The attention maps of a run's model on a text, with the pieces that stand beside them."""
+"""Attention maps of a run's model on a text, and what each position scheme tells a query."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from einops import einsum
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
@@ -16,6 +17,19 @@ from manyheads.models.capture import Maps, attentions, capture
 from manyheads.models.decoder_only_seq2seq import Baseline
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
+from manyheads.nn.block import Architecture, Stack
+from manyheads.nn.positions import (
+    Alibi,
+    Buckets,
+    Learned,
+    NoPosition,
+    Position,
+    PositionSizes,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+)
+from manyheads.nn.relative import PositionConfig, Relative
 
 
 @dataclass(frozen=True)
@@ -27,7 +41,6 @@ class TextMaps:
     columns: list[str]
 
     def head(self, layer: int, head: int | None) -> Float[Tensor, "t s"]:
-        """One head, or the mean over the heads of its layer. Both are counted from 1."""
         layers, heads = self.weights.shape[:2]
         for name, value, most in (("layer", layer, layers), ("head", head, heads)):
             if value is not None and not 1 <= value <= most:
@@ -114,3 +127,57 @@ def _stacked(maps: Maps, stack: str, kind: Any, rows: list[str], columns: list[s
 
 def _batch(ids: Sequence[int], opened: TorchRun) -> Tensor:
     return torch.tensor([list(ids)], device=opened.device)
+
+
+# ---------------------------------------------------------------------------------------------
+# Position schemes, one matrix each: what a query at i is told of a key at j. Positions that are
+# added to embeddings meet in the dot product, PE_i · PE_j / d. Rotary ones turn equal queries and
+# keys, ⟨R_i 1, R_j 1⟩ / c. Relative ones add to the score: shown for a query of ones in the first
+# head. Learned schemes show the run's weights if it has that scheme, else their initial ones.
+
+Matrix = Float[Tensor, "t s"]
+SCHEMES: tuple[PositionConfig, ...] = (
+    *(NoPosition(), Sinusoidal(), Learned(), Rotary()),
+    *(Shaw(), Buckets(), Alibi(), Relative()),
+)
+
+
+@torch.no_grad()
+def schemes(model: nn.Module, config: Architecture, length: int) -> dict[str, Matrix]:
+    """A matrix for every scheme in the sizes of this model; its own as it is in the model."""
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    head_dim = config.head_dim or config.dim // config.heads
+    sizes = PositionSizes(
+        dim=config.dim, heads=config.heads, head_dim=head_dim, max_length=length, causal=False
+    )
+    found = {}
+    for scheme in SCHEMES:
+        name, own = scheme.kind, scheme.kind == config.position.kind and bool(stacks)
+        if scheme.kind == "rotary" and head_dim % 2:
+            continue  # it turns pairs of channels
+        position = stacks[-1].position if own else scheme.build(sizes)
+        device = next((p.device for p in position.parameters()), torch.device("cpu"))
+        if own:
+            name += " (of the run)"
+        elif any(True for _ in position.parameters()):
+            name += " (untrained)"
+        found[name] = matrix_of(position.to(device), sizes, length).cpu()
+    return found
+
+
+def matrix_of(position: Position, sizes: PositionSizes, length: int) -> Matrix:
+    """By the hooks alone: whichever of them a scheme overrides is what is seen."""
+    device = next((p.device for p in position.parameters()), torch.device("cpu"))
+    if type(position) is Position:
+        return torch.zeros(length, length)
+    reach = length if position.max_length is None else min(length, position.max_length)
+    places = torch.arange(reach, device=device)[None]
+    added = position.embed(torch.zeros(1, reach, sizes.dim, device=device), places)[0]
+    if bool(added.any()):
+        return einsum(added, added, "t d, s d -> t s") / sizes.dim
+    ones = torch.ones(1, sizes.heads, reach, sizes.head_dim, device=device)
+    bias = position.score(ones, places, places)
+    if bias is not None:
+        return bias[0, 0]
+    turned = position.rotate(ones, places)[0, 0]
+    return einsum(turned, turned, "t c, s c -> t s") / sizes.head_dim

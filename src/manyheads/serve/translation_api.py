@@ -1,4 +1,7 @@
-"""LibreTranslate's interface: /translate, /languages, /detect. Errors are {"error": text}."""
+"""LibreTranslate's interface (/translate, /languages, /detect) and DeepL's (/v2/translate).
+
+Errors of the first are {"error": text}, of the second {"message": text}.
+"""
 
 from typing import Any
 
@@ -13,6 +16,8 @@ from manyheads.web.responses import Fields, Problem
 
 # Nothing is detected where there is one language to read.
 UNDETECTED = 0.0
+MOST_TEXTS = 50  # of DeepL
+NOT_DONE = ("glossary_id", "tag_handling")  # options of DeepL that would change a translation
 
 
 async def translate(request: Request) -> Response:
@@ -91,8 +96,46 @@ def _work(request: Request) -> Translations:
     return work
 
 
+async def deepl(request: Request) -> Response:
+    """POST {text, target_lang, source_lang?}; text is a list, in a form given again and again."""
+    fields = await read(request)
+    work = _work(request)
+    if "text" not in fields.values:
+        raise Problem(400, "Parameter 'text' not specified.")
+    texts, _ = several(fields, "text")
+    if len(texts) > MOST_TEXTS:
+        raise Problem(413, f"'text' has {len(texts)} texts, at most {MOST_TEXTS} are taken")
+    known = work.languages
+    if base(fields.text("target_lang", "")) != known.written:
+        raise Problem(
+            400, f"Value for 'target_lang' not supported: this model writes {known.target.upper()}"
+        )
+    source = fields.optional_text("source_lang")
+    if source is not None and base(source) != known.read:
+        raise Problem(
+            400, f"Value for 'source_lang' not supported: this model reads {known.source.upper()}"
+        )
+    for name in NOT_DONE:
+        if fields.values.get(name):
+            raise Problem(400, f"'{name}' is not done here: leave it out")
+    ask = await run_in_threadpool(work.ask, texts)
+    found = await whole_answer(request, request.app.state.batcher, ask)
+    counted = fields.values.get("show_billed_characters") in (True, "true", "1")
+    translations = [
+        {
+            "detected_source_language": known.read.upper(),
+            "text": ranked[0],
+            # Their own client wants it and reads a number. It counts what was sent.
+            **({"billed_characters": len(text)} if counted else {}),
+        }
+        for text, ranked in zip(texts, found, strict=True)
+    ]
+    return JSONResponse({"translations": translations})
+
+
 ROUTES = [
     Route("/translate", translate, methods=["POST"]),
     Route("/languages", languages),
     Route("/detect", detect, methods=["POST"]),
+    Route("/v2/translate", deepl, methods=["POST"]),
 ]

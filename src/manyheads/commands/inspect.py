@@ -23,7 +23,7 @@ def info(
     from rich.console import Console
 
     from manyheads.config import override_all
-    from manyheads.exchange.huggingface import CONFIG, receive
+    from manyheads.exchange.huggingface import CONFIG, import_model
     from manyheads.presets import preset, presets
     from manyheads.run import SETTINGS, read_run
     from manyheads.summary import summarize, table
@@ -31,7 +31,7 @@ def info(
     config: Any
     folder = Path(name)
     if (folder / CONFIG).is_file() and not (folder / SETTINGS).is_file():
-        config = receive(folder).model.config
+        config = import_model(folder).model.config
     else:
         is_run = (folder / SETTINGS).is_file()
         known = not is_run and (name in presets() or not folder.is_dir())
