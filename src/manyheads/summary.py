@@ -26,7 +26,7 @@ from manyheads.baselines.convs2s import ConvDecoder, ConvEncoder, ConvS2S, StepA
 from manyheads.baselines.elmo import Elmo
 from manyheads.baselines.luong_attention import MemoryAttention
 from manyheads.errors import UserError
-from manyheads.models.decoder_only_seq2seq import Joined
+from manyheads.models.decoder_only_seq2seq import Baseline, Joined
 from manyheads.models.heads import DetectHead, MaskedHead
 from manyheads.models.seq2seq import Seq2Seq, SourceToTarget
 from manyheads.models.vit import Patches, Vit, VitConfig
@@ -295,12 +295,12 @@ def _flops(model: nn.Module, length: int) -> dict[str, dict[str, int]]:
             flops[kind][part] += count // sum(tokens[kind] for kind in kinds)
 
     recorders: dict[str, _CoreRecorder] = {}
-    modules: list[tuple[str, Any]] = list(model.named_modules())
-    for path, module in modules:
+    for path, module in list(model.named_modules()):
         if isinstance(module, Attention):
-            recorders[path] = module.core = _CoreRecorder(module.core)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            module.__class__ = nn.Identity  # no products, and slow on the meta device
+            recorders[path] = _CoreRecorder(module.core)
+            module.core = recorders[path]  # type: ignore[assignment]
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):  # no products, but slow on meta
+            module.__class__ = nn.Identity  # type: ignore[assignment]
         elif isinstance(module, nn.LSTM):
             module.__class__ = _ParallelLSTM
         elif isinstance(module, ExpertFeedForward):
@@ -482,7 +482,7 @@ def _memory(model: Any, length: int) -> tuple[Counter[str], Counter[str], int]:
     saved: Counter[str] = Counter()
     cached: Counter[str] = Counter()
     state = 0
-    if isinstance(model, SourceToTarget) and not isinstance(model, Joined):
+    if isinstance(model, Seq2Seq | Baseline):
         encoded = model.config.dim * (2 if isinstance(model, ConvS2S) else 1)
         saved["source"] += 0 if isinstance(model, ByteNet) else encoded
         cached["source"] += 0 if isinstance(model, Seq2Seq) else encoded
@@ -534,7 +534,9 @@ def _saved(module: nn.Module, model: Any) -> int:
         case DilatedBlock():
             return module.convolution.inner.in_channels  # relu's result, which is copied to pad it
         case ConvEncoder() | ConvDecoder():  # both halves of what is gated
-            return 2 * sum(layer.inner.in_channels for layer in module.layers)
+            return 2 * sum(
+                conv.in_channels for conv in module.modules() if isinstance(conv, nn.Conv1d)
+            )
         case Elmo() if module.config.head is None:  # the head is used in both directions
             return sum(module.output.matrix(module.tokens).shape)
         case Elmo():  # all layers, their mixture, and what the maximum is taken of
