@@ -26,12 +26,12 @@ from manyheads.baselines.convs2s import ConvDecoder, ConvEncoder, ConvS2S, StepA
 from manyheads.baselines.elmo import Elmo
 from manyheads.baselines.luong_attention import MemoryAttention
 from manyheads.errors import UserError
-from manyheads.models.decoder_only_seq2seq import Joined
+from manyheads.models.decoder_only_seq2seq import Baseline, Joined
 from manyheads.models.heads import DetectHead, MaskedHead
 from manyheads.models.seq2seq import Seq2Seq, SourceToTarget
 from manyheads.models.vit import Patches, Vit, VitConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
-from manyheads.nn.block import Block, on_meta
+from manyheads.nn.block import Block, Stack, on_meta
 from manyheads.nn.compressed import CompressedCore
 from manyheads.nn.embedding import Head
 from manyheads.nn.exact_attention import Dense
@@ -286,22 +286,25 @@ def _kinds(model: nn.Module, path: str) -> list[str]:
 def _flops(model: nn.Module, length: int) -> dict[str, dict[str, int]]:
     """FLOPs per token of each kind, by part, of one forward pass. Changes the model.
 
-    Modules that need values to run are replaced by ones that compute products of the same size.
+    Equal blocks are counted once. Modules that need values to run are replaced by ones that
+    compute products of the same size.
     """
     tokens = _token_counts(model, length)
     flops: dict[str, Counter[str]] = {kind: Counter() for kind in tokens}
+    copies = _drop_copies(model)
 
-    def add(part: str, kinds: list[str], count: int) -> None:
+    def add(path: str, part: str, kinds: list[str], count: int) -> None:
+        times = next((n for block, n in copies.items() if path.startswith(block)), 1)
         for kind in kinds if count else []:
-            flops[kind][part] += count // sum(tokens[kind] for kind in kinds)
+            flops[kind][part] += times * count // sum(tokens[kind] for kind in kinds)
 
     recorders: dict[str, _CoreRecorder] = {}
-    modules: list[tuple[str, Any]] = list(model.named_modules())
-    for path, module in modules:
+    for path, module in list(model.named_modules()):
         if isinstance(module, Attention):
-            recorders[path] = module.core = _CoreRecorder(module.core)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            module.__class__ = nn.Identity  # no products, and slow on the meta device
+            recorders[path] = _CoreRecorder(module.core)
+            module.core = recorders[path]
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):  # no products, but slow on meta
+            module.__class__ = nn.Identity  # type: ignore[assignment]
         elif isinstance(module, nn.LSTM):
             module.__class__ = _ParallelLSTM
         elif isinstance(module, ExpertFeedForward):
@@ -315,13 +318,32 @@ def _flops(model: nn.Module, length: int) -> dict[str, dict[str, int]]:
     for path, module in model.named_modules():
         if not any(module.children()):
             part = parts[path] or "head"
-            add(part, _kinds(model, path), counts.get(f"_ForwardPass.model.{path}", 0))
+            count = counts.get(f"_ForwardPass.model.{path}", 0)
+            add(path, part, _kinds(model, path), count)
     for path, recorder in recorders.items():
         part, queries = str(parts[path]), _kinds(model, path)
         keys = ["source"] if part == "cross-attention" else queries
         for name, kinds, count in recorder.flops(part, queries, keys):
-            add(name, kinds, count)
+            add(path, name, kinds, count)
     return {kind: dict(by_part) for kind, by_part in flops.items()}
+
+
+def _drop_copies(model: nn.Module) -> dict[str, int]:
+    """Leave each stack one block of each kind; gives the paths of these, and how many there were.
+
+    Blocks of a stack differ in nothing but the class of their attention implementation.
+    """
+    copies = {}
+    for path, stack in list(model.named_modules()):
+        if isinstance(stack, Stack):
+            kinds: dict[type, list[Block]] = {}
+            for block in stack.blocks:
+                assert isinstance(block, Block)
+                kinds.setdefault(type(block.attention.core), []).append(block)
+            stack.blocks = nn.ModuleList(blocks[0] for blocks in kinds.values())
+            for index, blocks in enumerate(kinds.values()):
+                copies[f"{path}.blocks.{index}."] = len(blocks)
+    return copies
 
 
 class _ForwardPass(nn.Module):
@@ -443,6 +465,12 @@ class _CoreRecorder(nn.Module):
         super().__init__()
         self.core = core
 
+    def check(self, score: Any, position: Any) -> None:
+        """Accepts everything."""
+
+    def weights(self, *inputs: Any) -> Any:
+        raise NotImplementedError
+
     def forward(self, q: Any, k: Any, v: Any, *others: Any) -> Any:
         self.inputs = (q, k, v, *others)
         return q.new_empty(*q.shape[:3], v.shape[3])
@@ -483,7 +511,7 @@ def _memory(model: Any, length: int) -> tuple[Counter[str], Counter[str], int]:
     saved: Counter[str] = Counter()
     cached: Counter[str] = Counter()
     state = 0
-    if isinstance(model, SourceToTarget) and not isinstance(model, Joined):
+    if isinstance(model, Seq2Seq | Baseline):
         encoded = model.config.dim * (2 if isinstance(model, ConvS2S) else 1)
         saved["source"] += 0 if isinstance(model, ByteNet) else encoded
         cached["source"] += 0 if isinstance(model, Seq2Seq) else encoded
@@ -535,7 +563,9 @@ def _saved(module: nn.Module, model: Any) -> int:
         case DilatedBlock():
             return module.convolution.inner.in_channels  # relu's result, which is copied to pad it
         case ConvEncoder() | ConvDecoder():  # both halves of what is gated
-            return 2 * sum(layer.inner.in_channels for layer in module.layers)
+            return 2 * sum(
+                conv.in_channels for conv in module.modules() if isinstance(conv, nn.Conv1d)
+            )
         case Elmo() if module.config.head is None:  # the head is used in both directions
             return sum(module.output.matrix(module.tokens).shape)
         case Elmo():  # all layers, their mixture, and what the maximum is taken of

@@ -28,10 +28,10 @@ def test_exact_points_give_their_law_back() -> None:
 
 
 def test_noisy_points_give_it_within_the_band() -> None:
-    """A band of nine in ten: of six sets of points, it may miss a few."""
+    """A band of nine in ten: of ten sets of points, it may miss a few."""
     inside = np.zeros(3)
-    for seed in range(6):
-        found = fit(GRID, losses(0.003, seed), draws=40)
+    for seed in range(10):
+        found = fit(GRID, losses(0.003, seed), draws=60)
         for place, truth in enumerate(TRUTH.exponents):
             drawn = [law.exponents[place] for law in found.draws]
             band = Band.of(found.law.exponents[place], drawn)
@@ -39,7 +39,7 @@ def test_noisy_points_give_it_within_the_band() -> None:
         band = found.curve(*LARGER)
         inside[2] += band.low <= TRUTH.loss(*LARGER) <= band.high
         assert band.high / band.low < 1.05  # a band that says something
-    assert (inside >= 4).all(), inside
+    assert (inside >= 7).all(), inside
 
 
 def test_an_outlier_moves_the_law_little() -> None:
