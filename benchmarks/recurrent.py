@@ -28,7 +28,8 @@ from manyheads import training
 from manyheads.account import account
 from manyheads.config import override_all
 from manyheads.evaluate.scores import translation_scores
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
+from manyheads.recipes import read_recipe
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.view.figures import curves
 
@@ -37,13 +38,13 @@ BUCKETS = 5
 
 def width_like(recipe: str, settings: list[str]) -> int:
     """The width at which the LSTM has as many parameters as the recipe's model."""
-    run = training.read_recipe(recipe, settings)
+    run = read_recipe(recipe, settings)
     vocabulary = run.tokens.vocab_size
     wanted = account(override_all(run, [f"model.vocab_size={vocabulary}"]).model).parameters
 
     def apart(dim: int) -> int:
         other = [*settings, "model=rnn", f"model.dim={dim}", f"model.vocab_size={vocabulary}"]
-        return abs(account(training.read_recipe(recipe, other).model).parameters - wanted)
+        return abs(account(read_recipe(recipe, other).model).parameters - wanted)
 
     return min(range(32, 1025, 4), key=apart)
 
@@ -52,9 +53,7 @@ def pace(arguments: list[str], warm: int, steps: int, device: str) -> float:
     """Seconds of a step, without what a training begins and ends with."""
     recipe, *settings = arguments
     with tempfile.TemporaryDirectory() as folder:
-        trainer = training.train(
-            training.read_recipe(recipe, settings), Path(folder), torch.device(device)
-        )
+        trainer = training.train(read_recipe(recipe, settings), Path(folder), torch.device(device))
         for step in range(warm):
             trainer.step(step)
         begun = _now(device)
@@ -135,7 +134,7 @@ def main() -> None:
     report: dict[str, Any] = {"command": " ".join(sys.argv), "seconds": options.seconds}
     lines = {}
     for name in models:
-        opened = open_run(options.out / name, options.device)
+        opened = load_torch_run(options.out / name, options.device)
         done = evaluate_translation(opened.translator(), opened.run.data, "test")
         parts = by_length(done.corpus.sources, done.translations, done.corpus.targets)
         speeds = [row["tokens_per_second"] for row in rows_of(options.out / name, "train")]

@@ -12,9 +12,9 @@ import pytest
 from tests.test_cli import call, mistake, result
 
 from manyheads.models.vit import VitConfig
+from manyheads.recipes import recipes
 from manyheads.run import Run, read_run, save_run
 from manyheads.train import metrics
-from manyheads.training import recipes
 
 WORDS = ("the", "a", "small", "big", "red", "dog", "cat", "bird", "sees", "likes", "and", "runs")
 SMALL = ("model.dim=16", "model.layers=1", "model.heads=2", "model.max_length=16")

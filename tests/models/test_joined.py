@@ -20,7 +20,7 @@ from manyheads.config import dump, parse
 from manyheads.decode.beam import BeamSearch, Decode
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, Joined, JoinedConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import CoreConfig
@@ -32,7 +32,7 @@ from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
 from manyheads.presets import ModelConfig
-from manyheads.training import read_recipe
+from manyheads.recipes import read_recipe
 from manyheads.view.capture import capture
 
 CORES: dict[str, CoreConfig] = {
@@ -265,7 +265,7 @@ def test_a_run_learns_and_is_used_like_any_other(run: Path) -> None:
     losses = [r["loss"] for r in map(json.loads, lines) if r["split"] == "valid"]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < math.log(len(WORDS))
-    opened = open_run(run)
+    opened = load_torch_run(run)
     model: Any = opened.model
     assert isinstance(model, EncoderDecoder)
     lines = ["red dog", "small big green tree", "cat"]

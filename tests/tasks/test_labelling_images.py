@@ -17,7 +17,7 @@ from manyheads.commands.comparison import table_of
 from manyheads.commands.images import classify_pictures
 from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import UserError
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Vit, VitConfig, resized
 from manyheads.run import read_run
@@ -80,7 +80,7 @@ def task(seed: int = 1, part: Pictures | None = None, **train: Any) -> ImageTask
 def test_bright_quarters_are_told_apart(way: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
     settings = (f"data.folder={folder}", *SMALL, *QUICK, *LEARNING, *way)
     recipe_trainer("images", tmp_path / "run", *settings).run()
-    model = open_run(tmp_path / "run").model
+    model = load_torch_run(tmp_path / "run").model
     assert isinstance(model, Vit)
     scores = evaluate_images(model, ImageData(folder=str(folder)), "valid")
     assert scores["accuracy"] == 1.0
@@ -186,7 +186,7 @@ def test_a_start_of_another_size_is_interpolated(
     larger = ("data.size=16", "model.image_size=16", f"model={trained}")
     settings = [f"data.folder={folder}", *STEPS, "train.steps=4", "train.batch_rows=8", *larger]
     found = recipe_trainer("images", tmp_path / "larger", *settings)
-    start = open_run(trained).model
+    start = load_torch_run(trained).model
     assert isinstance(start, Vit)
     wanted = resized(start, 16)
     for name, tensor in found.model.state_dict().items():  # the head too: the same classes
@@ -244,7 +244,7 @@ def test_an_edge_that_is_not_seen_is_said(
     """A model from elsewhere may have such a size."""
     image = pytest.importorskip("PIL.Image")
     image.fromarray(np.zeros((10, 10), dtype=np.uint8)).save(tmp_path / "x.png")
-    opened = open_run(trained)
+    opened = load_torch_run(trained)
     assert isinstance(opened.model, Vit)
     config = replace(opened.model.config, image_size=10)
     edged = replace(opened, model=config.build(), run=replace(opened.run, model=config))

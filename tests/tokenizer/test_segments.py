@@ -9,11 +9,12 @@ from tests.train.small_runs import assert_same_bits, hurt
 
 from manyheads.data.translation import Corpus, EncodedPairs, PhrasebookData
 from manyheads.errors import UserError
+from manyheads.recipes import read_recipe
 from manyheads.tokenizer.bpe_dropout import WAYS, Segmenter
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, WordPiece
 from manyheads.train.loop import Trainer
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 TEXTS = ["the dogs were sleeping", " Ünïcode 漢字 🙂\t x", "", "the the the the", "1234567 ... ---"]
 

@@ -12,9 +12,10 @@ from manyheads.errors import UserError
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.block import recompute_blocks
+from manyheads.recipes import read_recipe
 from manyheads.train.cuda_graphs import recordable
 from manyheads.train.loop import Trainer
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 SMALL = ["data.train_pairs=200", "data.valid_pairs=20", "decode.validate_sentences=0"]
 SMALL += ["model.dim=16", "model.layers=2", "model.heads=2", "tokens.vocab_size=400"]

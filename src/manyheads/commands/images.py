@@ -10,10 +10,10 @@ from manyheads.commands.shared import say, write
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
-    from manyheads.loading import OpenRun
+    from manyheads.loading import LoadedRun
 
 
-def classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_json: bool) -> None:
+def classify_pictures(opened: "LoadedRun", files: list[Path], scores: bool, as_json: bool) -> None:
     """One line a file; one that cannot be read is said, and the others are answered.
 
     Of a folder all pictures are labelled, also those in folders inside it, in order of their names.

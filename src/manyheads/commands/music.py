@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from manyheads.data.music import MusicData
     from manyheads.decode.generate import AnyGenerator
     from manyheads.decode.sample import Sample
-    from manyheads.loading import OpenRun
+    from manyheads.loading import LoadedRun
     from manyheads.run import Run
 
 PLACES = ("data.folder", "data.file")
@@ -28,7 +28,7 @@ class MusicFiles:
     prime: Path | None
     picture: Path | None
 
-    def check(self, opened: "OpenRun", *, texts: bool) -> None:
+    def check(self, opened: "LoadedRun", *, texts: bool) -> None:
         """Refuse what does not go with the run, or could not be written, before anything is."""
         from manyheads.data.midi import SUFFIXES
         from manyheads.data.music import MusicData
@@ -53,7 +53,7 @@ class MusicFiles:
                 raise UserError(f"--{name} {path} must be a file in a folder that is there")
 
 
-def moved(opened: "OpenRun", settings: list[str]) -> "OpenRun":
+def moved(opened: "LoadedRun", settings: list[str]) -> "LoadedRun":
     """The run with its music where it is now; nothing else of it changes."""
     from manyheads.config import override_all
     from manyheads.data.music import MusicData

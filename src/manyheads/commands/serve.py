@@ -44,7 +44,7 @@ def serve(
         raise UserError(
             "a server needs starlette and uvicorn: install them with pip install 'manyheads[web]'"
         )
-    from manyheads.loading import open_any
+    from manyheads.loading import load_run
     from manyheads.serve.app import serve as answer
     from manyheads.serve.app import work_of
     from manyheads.serve.batching import Bounds
@@ -58,7 +58,7 @@ def serve(
     check_at_least("--batch-tokens", batch_tokens, 1)
     check_at_least("--waiting", waiting, 1)
     choose(device, threads)
-    opened = open_any(run, device, say)
+    opened = load_run(run, device, say)
     bounds = Bounds(rows=rows, tokens=batch_tokens, waiting=waiting)
 
     def ready(address: str, needed: str | None) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from manyheads.decode.generate import AnyGenerator
     from manyheads.decode.sample import Sample
-    from manyheads.loading import OpenRun
+    from manyheads.loading import LoadedRun
     from manyheads.run import Run
     from manyheads.tasks.encode import Answer
 
@@ -205,7 +205,9 @@ def _check(sample: "Sample", beam: int | None, stop: list[str] | None) -> None:
         raise UserError("--stop is empty: give the text to end before, or leave it out")
 
 
-def _generator(opened: "OpenRun", how: dict[str, Any], draft: "OpenRun | None") -> "AnyGenerator":
+def _generator(
+    opened: "LoadedRun", how: dict[str, Any], draft: "LoadedRun | None"
+) -> "AnyGenerator":
     """What continues texts, with a draft if there is one."""
     from manyheads.decode.speculative import drafted
 

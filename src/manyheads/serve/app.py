@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from manyheads.errors import UserError
-from manyheads.loading import OpenRun
+from manyheads.loading import LoadedRun
 from manyheads.serve import completions, deepl, libretranslate
 from manyheads.serve.batching import Batcher, Bounds, Work
 from manyheads.serve.completing import Completions
@@ -42,7 +42,7 @@ async def failed(request: Request, error: Exception) -> Response:
 
 
 def work_of(
-    opened: OpenRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
+    opened: LoadedRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
 ) -> Work[Any]:
     """What a run does for programs: translate, or continue texts."""
     if opened.run.task == "translation":
@@ -53,7 +53,7 @@ def work_of(
             if value is not None:
                 raise UserError(f"--{name} is for translators, and {opened.folder} continues texts")
         return Completions(opened, bounds)
-    raise opened.cannot("is served", "a translator or a language model")
+    raise opened.unsupported("is served", "a translator or a language model")
 
 
 def build_app(
@@ -91,7 +91,7 @@ def name_of(folder: Path) -> str:
 
 
 def serve(
-    opened: OpenRun,
+    opened: LoadedRun,
     work: Work[Any],
     bounds: Bounds,
     host: str,

@@ -11,7 +11,7 @@ from manyheads.decode.beam import Allowed
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, Sampler, choose
 from manyheads.errors import UserError
-from manyheads.loading import OpenRun
+from manyheads.loading import LoadedRun
 from manyheads.serve.batching import Bounds, Job, Work
 from manyheads.serve.detokenizer import Growing
 from manyheads.serve.left_padding import RaggedCache, may_be_ragged, together
@@ -122,7 +122,7 @@ def tell(token: int, offset: int, log: Float[Tensor, " v"], count: int) -> Told:
 class Completions(Work[Completion]):
     """A decoder-only model that writes the rows of several requests at once."""
 
-    def __init__(self, opened: OpenRun, bounds: Bounds) -> None:
+    def __init__(self, opened: LoadedRun, bounds: Bounds) -> None:
         generator = opened.generator(at_limit="cut")
         if not isinstance(generator, Generator):
             raise UserError(

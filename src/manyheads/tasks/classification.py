@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.baselines.elmo import Elmo
+from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.data.batching import (
     Batches,
     Ragged,
@@ -23,8 +23,17 @@ from manyheads.data.batching import (
 from manyheads.data.labelled import Labelled, LabelledData, places
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores, label_scores
-from manyheads.models.bert import Bert
-from manyheads.tasks.encode import TextEncoder
+from manyheads.models.bert import Bert, BertConfig
+from manyheads.models.heads import Classify, Pooler
+from manyheads.tasks import masked
+from manyheads.tasks.encode import TextEncoder, segments_of
+from manyheads.tasks.spec import (
+    LoadedModel,
+    RunSettings,
+    TaskSpec,
+    add_frame,
+    shared_arguments,
+)
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
 from manyheads.train.optimizer import TooLong, Train
@@ -225,3 +234,88 @@ def evaluate_classification(encoder: TextEncoder, data: LabelledData, split_name
         given, wanted = [answer.label for answer in answers], part.labels
     scores = label_scores(data.metrics(names), given, wanted, names[-1])
     return scores | {"split": split_name, "examples": len(lines)}
+
+
+def check(run: RunSettings) -> None:
+    if not isinstance(run.model.head, Classify):
+        raise UserError(
+            "task=classification needs model.head=classify: set it where model= is set, else "
+            "leave model.head out"
+        )
+
+
+def labelled_strings(part: Labelled) -> list[str]:
+    return [text for row in part.texts for text in (row if isinstance(row, tuple) else (row,))]
+
+
+def fit_model(run: RunSettings, part: Labelled) -> Any:
+    """The head gets the labels of the data."""
+    labels, model = run.data.label_names(part), run.model
+    if model.head.labels not in (Classify().labels, labels):
+        raise UserError(
+            f"model.head.labels={','.join(model.head.labels)} are not the labels of "
+            f"{part.name} ({','.join(labels)}): leave them out"
+        )
+    return replace(model, head=replace(model.head, labels=labels))
+
+
+def check_length(part: Labelled, tokenizer: Tokenizer, max_length: int) -> None:
+    """Refuse a model that would read nothing but special tokens."""
+    pairs = isinstance(part.texts[0], tuple)
+    frame = len(tokenizer.framed([("", "") if pairs else ""])[0][0])
+    if max_length < frame + (2 if pairs else 1):
+        raise UserError(
+            f"model.max_length={max_length} leaves no room for text next to {frame} special "
+            "tokens: raise it"
+        )
+
+
+def prepare(
+    run: RunSettings, part: Labelled, valid: Labelled, tokenizer: Tokenizer, device: torch.device
+) -> ClassificationTask:
+    model = run.model
+    check_length(part, tokenizer, model.max_length)
+    return ClassificationTask(
+        run.data,
+        part,
+        valid,
+        model.head.labels,
+        tokenizer,
+        run.train,
+        segments=segments_of(model),
+        **shared_arguments(run, device),
+    )
+
+
+def finetune(config: BertConfig | ElmoConfig, run: RunSettings) -> BertConfig | ElmoConfig:
+    """A new head for labels on a pretrained encoder."""
+    if isinstance(config, ElmoConfig):
+        return replace(config, head=Classify())
+    return replace(
+        config,
+        head=Classify(),
+        pooler=config.pooler or Pooler(over="first"),
+        next_sentence=None,
+        initial="normal",  # small numbers for new heads
+    )
+
+
+def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores:
+    return evaluate_classification(loaded.encoder(), data, split_name)
+
+
+SPEC = TaskSpec(
+    task="classification",
+    models=(BertConfig, ElmoConfig),
+    data=(LabelledData,),
+    recipe="classify",
+    check=check,
+    strings=labelled_strings,
+    fit_tokenizer=add_frame,
+    fit_model=fit_model,
+    prepare=prepare,
+    finetune=finetune,
+    finetunes=(ElmoConfig,),
+    evaluate=evaluate,
+    example=masked.example,
+)

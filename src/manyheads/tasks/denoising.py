@@ -1,5 +1,7 @@
 """Encoder–decoders that restore text: T5's span corruption and BART's denoising."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -15,13 +17,16 @@ from manyheads.data.masking import (
     infill,
     permute,
     span_places,
+    span_sizes,
 )
 from manyheads.data.mlm import BREAKING, HELD_OUT, drawing
 from manyheads.data.translation import Batch, Frame
 from manyheads.decode.beam import Decode, Marks
+from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.tasks.translation import translation_loss
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, shared_arguments
+from manyheads.tasks.translation import check_frame, translation_loss
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
@@ -177,3 +182,42 @@ def evaluate_denoising(
     )
     scores["signature"] = {"perplexity": said}
     return scores | {"split": split_name, "examples": len(text.text.flat)}
+
+
+def add_sentinels(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
+    """T5's objective: one sentinel for each span of a row, and one that ends the target."""
+    wanted, max_length = run.objective, run.model.max_length
+    length = max_length - len(Marks(tokenizer, run.decode).frame.source([]))
+    if length < 2:
+        raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
+    _, spans = span_sizes(length, rate=wanted.rate, mean_length=wanted.mean_length)
+    missing = range(len(tokenizer.sentinels()), spans + 1)
+    return tokenizer.with_specials([f"<extra_id_{number}>" for number in missing])
+
+
+def prepare(
+    run: RunSettings, part: Texts, valid: Texts, tokenizer: Tokenizer, device: torch.device
+) -> DenoisingTask:
+    shared = shared_arguments(run, device)
+    task = DenoisingTask(part, valid, tokenizer, run.objective, run.train, run.decode, **shared)
+    task.valid.text.stretches(task.valid.length)  # refuse a short text now, not after hours
+    return task
+
+
+def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
+    run, model = loaded.run, loaded.torch_model()
+    return evaluate_denoising(model, loaded.tokenizer, data, run.objective, run.decode, split_name)
+
+
+DENOISING = TaskSpec(
+    task="pretraining",
+    models=(Seq2SeqConfig,),
+    data=(TextData,),
+    objectives=(Denoising,),
+    special_tokens=("mask",),
+    recipe="t5-mini",
+    fit_tokenizer=check_frame,
+    prepare=prepare,
+    evaluate=evaluate,
+)
+SPANS = replace(DENOISING, objectives=(Spans,), special_tokens=(), fit_tokenizer=add_sentinels)

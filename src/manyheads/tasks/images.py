@@ -7,6 +7,7 @@ L = −Σ_k q_k log p_k its loss; q is the class of a picture, or of two where t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Images, ReadsImages, Vit, VitConfig
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
 
@@ -240,3 +242,36 @@ def evaluate_images(model: ReadsImages, data: ImageData, split_name: str) -> Sco
     counts = pairs.reshape(len(names), len(names)).tolist()
     scores["confusion"] = {"classes": list(names), "counts": counts}
     return scores | {"signature": signature, "split": split_name, "examples": len(wanted)}
+
+
+def fit_model(run: RunSettings, part: Pictures) -> VitConfig:
+    return fitted(run.model, part)
+
+
+def prepare(
+    run: RunSettings, part: Pictures, valid: Pictures, tokenizer: Any, device: torch.device
+) -> ImageTask:
+    return ImageTask(run.data, part, valid, run.model, run.train, seed=run.seed, device=device)
+
+
+def finetune(config: VitConfig, run: RunSettings) -> VitConfig:
+    return replace(config, head=Classify())
+
+
+def evaluate(loaded: LoadedModel, data: ImageData, split_name: str) -> Scores:
+    return evaluate_images(loaded.labeller(), data, split_name)
+
+
+SPEC = TaskSpec(
+    task="images",
+    models=(VitConfig,),
+    data=(ImageData,),
+    recipe="images",
+    reads_text=False,
+    is_default=True,
+    fit_model=fit_model,
+    prepare=prepare,
+    finetune=finetune,
+    evaluate=evaluate,
+    offers=("label",),
+)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from manyheads.data.batching import split
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import Causal
-from manyheads.errors import DataError, check_at_least
+from manyheads.errors import DataError, UserError, check_at_least
 from manyheads.evaluate.scores import Scores, language_scores
-from manyheads.models.gpt import Gpt
+from manyheads.models.gpt import Gpt, GptConfig
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, shared_arguments
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.optimizer import Train
@@ -231,3 +232,75 @@ def evaluate_language(
     how += "first token not predicted"
     scores["signature"] = {name: f"{said}|{how}" for name, said in scores["signature"].items()}
     return scores | {"split": split_name, "examples": tokens}
+
+
+def check(run: RunSettings) -> None:
+    """Packed documents start anywhere in a row, so nothing may count from its first position."""
+    if run.objective is None or run.objective.packing == "stream":
+        return
+    core = run.model.core
+    if not getattr(core, "keeps_apart", core.exact):
+        raise UserError(
+            f"model.core={core.kind} cannot separate packed documents: choose "
+            "objective.packing=stream, or another model.core"
+        )
+    if getattr(run.model.position, "period", None):
+        raise UserError(
+            "model.position.period counts from the beginning of a row, and packed documents "
+            "begin anywhere in it: choose objective.packing=stream"
+        )
+
+
+def prepare(
+    run: RunSettings, part: Texts, valid: Texts, tokenizer: Tokenizer, device: torch.device
+) -> LanguageTask:
+    objective = run.objective or Causal()
+    shared = shared_arguments(run, device)
+    return LanguageTask(part, valid, tokenizer, objective, run.train, **shared)
+
+
+def check_stride(stride: int | None, max_length: int) -> None:
+    check_at_least("--stride", stride, 1)
+    if stride is not None and stride > max_length:
+        raise UserError(
+            f"--stride {stride} is longer than the {max_length} tokens that the model reads at "
+            "once: choose at most that"
+        )
+
+
+def evaluate(
+    loaded: LoadedModel, data: TextData, split_name: str, *, stride: int | None = None
+) -> Scores:
+    run, model = loaded.run, loaded.torch_model()
+    check_stride(stride, run.model.max_length)
+    return evaluate_language(
+        model,
+        loaded.tokenizer,
+        data,
+        run.objective or Causal(),
+        split_name,
+        batch_tokens=run.decode.read_at_once,
+        stride=stride,
+    )
+
+
+def example(run: RunSettings) -> str:
+    return "The small dog sees"
+
+
+SPEC = TaskSpec(
+    task="language",
+    models=(GptConfig,),
+    data=(TextData,),
+    objectives=(Causal,),
+    default_objective=Causal(),
+    special_tokens=("end",),
+    recipe="gpt-mini",
+    is_default=True,
+    check=check,
+    prepare=prepare,
+    evaluate=evaluate,
+    takes_stride=True,
+    offers=("generate", "encode"),
+    example=example,
+)

@@ -2,7 +2,7 @@
 (ELECTRA); and whether the second text follows the first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,9 +14,19 @@ from manyheads.data.batching import split
 from manyheads.data.language import TextData, Texts
 from manyheads.data.masking import Masked, Replaced
 from manyheads.data.mlm import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText, drawing
+from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
-from manyheads.models.bert import Bert
+from manyheads.models import heads
+from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra
+from manyheads.tasks.spec import (
+    EXAMPLE,
+    LoadedModel,
+    RunSettings,
+    TaskSpec,
+    add_frame,
+    shared_arguments,
+)
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.optimizer import Train
@@ -197,3 +207,95 @@ def evaluate_masked(
     )
     scores["signature"] = {"perplexity": said}
     return scores | {"split": split_name, "examples": len(text.text.flat)}
+
+
+def has_pairs(run: RunSettings) -> bool:
+    return isinstance(run.objective, Masked) and run.objective.pairs == "next-sentence"
+
+
+def check(run: RunSettings) -> None:
+    """The head must answer what the objective asks."""
+    model, objective = run.model, run.objective
+    head = "detect" if isinstance(objective, Replaced) else "masked"
+    if model.head is None or model.head.kind != head:
+        raise UserError(f"objective={objective.kind} needs model.head={head}")
+    if has_pairs(run) and (model.next_sentence is None or (model.embed.segments or 1) < 2):
+        raise UserError(
+            "objective.pairs=next-sentence needs model.embed.segments=2, model.pooler=tanh and "
+            "model.next_sentence.classes=2"
+        )
+
+
+def prepare(
+    run: RunSettings, part: Texts, valid: Texts, tokenizer: Tokenizer, device: torch.device
+) -> MaskedTask:
+    shared, short = shared_arguments(run, device), run.data.short
+    task = MaskedTask(part, valid, tokenizer, run.objective, run.train, short=short, **shared)
+    task.valid.text.stretches(task.valid.room)  # refuse a short text now, not after hours
+    return task
+
+
+def with_generator(model: nn.Module, run: RunSettings) -> nn.Module:
+    """ELECTRA trains a generator next to the model."""
+    assert isinstance(model, Bert)
+    return Electra(model, run.objective.generator_share)
+
+
+def finetune(config: BertConfig, run: RunSettings) -> BertConfig:
+    """The head that the objective needs; next-sentence prediction comes with its pairs."""
+    kind = heads.Detect if isinstance(run.objective, Replaced) else heads.Masked
+    head = config.head if isinstance(config.head, kind) else kind()
+    paired = has_pairs(run)
+    return replace(
+        config,
+        head=head,
+        pooler=config.pooler or (run.model.pooler if paired else None),
+        next_sentence=run.model.next_sentence if paired else None,
+        initial="normal",  # small numbers for new heads
+    )
+
+
+def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
+    run, model = loaded.run, loaded.torch_model()
+    if not isinstance(run.model.head, heads.Masked):
+        raise UserError(
+            f"{loaded.folder} has no head for masked words, which running text is scored by: "
+            "use a language model, or one with that head"
+        )
+    objective = run.objective or Masked()
+    return evaluate_masked(model, loaded.encoder().tokenizer, data, objective, split_name)
+
+
+def pages(run: RunSettings) -> list[str]:
+    has_head = isinstance(getattr(run.model, "head", None), heads.Masked)
+    return ["fill"] if has_head and run.model.kind == "bert" else []
+
+
+def example(run: RunSettings) -> str:
+    return "The small dog [MASK] the tree." if run.model.kind == "bert" else EXAMPLE
+
+
+MASKED = TaskSpec(
+    task="pretraining",
+    models=(BertConfig,),
+    data=(TextData,),
+    objectives=(Masked,),
+    special_tokens=("mask",),
+    recipe="bert-mini",
+    check=check,
+    fit_tokenizer=add_frame,
+    prepare=prepare,
+    finetune=finetune,
+    evaluate=evaluate,
+    pages=pages,
+    example=example,
+)
+REPLACED = replace(
+    MASKED,
+    objectives=(Replaced,),
+    recipe="electra-mini",
+    wrap=with_generator,
+    evaluate=None,
+    no_scores="is trained against a generator that is not kept, so that nothing scores it "
+    "afterwards: its validation is in metrics.jsonl, and what it learned shows in fine-tuning",
+)

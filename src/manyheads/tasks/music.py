@@ -10,14 +10,16 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyheads.data.batching import split
-from manyheads.data.events import transposed
+from manyheads.data.events import ChoraleGrid, transposed
 from manyheads.data.language import EncodedText
 from manyheads.data.masking import Causal
 from manyheads.data.music import Music, MusicData
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.gpt import Gpt
-from manyheads.tasks.language import LanguageBatch, LanguageTask, Passes, passes_nll
+from manyheads.tasks import language
+from manyheads.tasks.language import LanguageBatch, LanguageTask, Passes, check_stride, passes_nll
+from manyheads.tasks.spec import LoadedModel, RunSettings, shared_arguments
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
@@ -25,6 +27,9 @@ from manyheads.train.progress import Bar
 TRANSPOSING = 1  # tells these draws from others of the same seed
 Table = Int[Tensor, "moves v"]
 Shifts = Int[np.ndarray, " rows"]
+# Music to begin with on the web page, in the words of each encoding.
+CHORALE = "p72 p67 p64 p48 p72 p67 p64 p48 p74 p67 p65 p47"
+PERFORMANCE = "velocity20 on60 shift25 off60 on64 shift25 off64 on67 shift50 off67"
 
 
 def check_words(music: Music, tokenizer: Tokenizer) -> None:
@@ -193,3 +198,49 @@ def evaluate_music(
         "split": split_name,
         "examples": events,
     }
+
+
+def check(run: RunSettings) -> None:
+    if run.objective is not None and run.objective.packing != "stream":
+        raise UserError(
+            "a piece of music begins after the end of another, which objective.packing=documents "
+            "hides: choose objective.packing=stream"
+        )
+
+
+def prepare(
+    run: RunSettings, part: Music, valid: Music, tokenizer: Tokenizer, device: torch.device
+) -> MusicTask:
+    shared = shared_arguments(run, device)
+    return MusicTask(part, valid, tokenizer, run.data, run.train, **shared)
+
+
+def evaluate(
+    loaded: LoadedModel, data: MusicData, split_name: str, *, stride: int | None = None
+) -> Scores:
+    model, tokens = loaded.torch_model(), loaded.run.decode.read_at_once
+    check_stride(stride, loaded.run.model.max_length)
+    return evaluate_music(
+        model, loaded.tokenizer, data, split_name, batch_tokens=tokens, stride=stride
+    )
+
+
+def pages(run: RunSettings) -> list[str]:
+    return ["music"]
+
+
+def example(run: RunSettings) -> str:
+    return CHORALE if isinstance(run.data.encoding, ChoraleGrid) else PERFORMANCE
+
+
+SPEC = dataclasses.replace(
+    language.SPEC,
+    data=(MusicData,),
+    recipe="jsb-chorales",
+    is_default=False,
+    check=check,
+    prepare=prepare,
+    evaluate=evaluate,
+    pages=pages,
+    example=example,
+)

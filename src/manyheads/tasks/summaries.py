@@ -7,6 +7,7 @@ behind the last sentence that fits (else word) where a summary is written.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from manyheads.data.summaries import SummaryData, as_lines
@@ -16,7 +17,10 @@ from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.evaluate.rouge import rouge_is_here, rouge_scorer, rouge_scores
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
+from manyheads.tasks import translation
+from manyheads.tasks.spec import LoadedModel, RunSettings, shared_arguments
 from manyheads.tasks.translation import TranslationTask, corpus_nll, gives_loss
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.progress import Bar
 
 
@@ -99,3 +103,25 @@ def evaluate_summaries(
             "perplexity": "e^loss",
         }
     return scores | {"split": split_name, "examples": len(corpus.sources)}
+
+
+def prepare(
+    run: RunSettings, part: Corpus, valid: Corpus, tokenizer: Tokenizer, device: torch.device
+) -> SummaryTask:
+    shared = shared_arguments(run, device)
+    return SummaryTask(part, valid, tokenizer, run.train, run.decode, **shared)
+
+
+def evaluate(loaded: LoadedModel, data: SummaryData | FilesData, split_name: str) -> Scores:
+    return evaluate_summaries(loaded.translator(), data, split_name)
+
+
+SPEC = replace(
+    translation.SPEC,
+    task="summaries",
+    data=(SummaryData, FilesData),
+    recipe="summaries",
+    is_default=False,
+    prepare=prepare,
+    evaluate=evaluate,
+)

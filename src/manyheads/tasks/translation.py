@@ -1,22 +1,31 @@
 """Translation: batches, loss and validation for the loop, and the scores of a finished run."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from manyheads.data.batching import Batches, in_order_of_length, split
-from manyheads.data.translation import Batch, Corpus, EncodedPairs, TranslationData
+from manyheads.data.translation import (
+    Batch,
+    Corpus,
+    EncodedPairs,
+    FilesData,
+    PhrasebookData,
+    TranslationData,
+)
 from manyheads.decode.beam import Decode, Marks
 from manyheads.decode.cuda_graphs import Recordings
 from manyheads.decode.lines import translate_whole
 from manyheads.decode.translate import AnyTranslator, Translator
-from manyheads.errors import DataError
+from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
-from manyheads.models.decoder_only_seq2seq import EncoderDecoder
+from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.embedding import Head
 from manyheads.nn.shapes import Hidden
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, shared_arguments
 from manyheads.tokenizer.bpe_dropout import Segmenter
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
@@ -222,3 +231,56 @@ def evaluate_translation(
         scores["alignment_error"] = error.best
         scores["alignment_error_by_head"] = error.rates
     return Evaluation(scores, corpus, written, error)
+
+
+def has_dropout(model: Any) -> bool:
+    """True if two forward passes over the same text differ; each side may set its own dropout."""
+    sides = [getattr(model, side, None) for side in ("encoder", "decoder")]
+    of_sides = [getattr(side, "dropout", None) for side in sides]
+    dropouts = [model.dropout if dropout is None else dropout for dropout in of_sides]
+    return any([*dropouts, getattr(model, "attention_dropout", 0.0)])
+
+
+def check(run: RunSettings) -> None:
+    """R-Drop compares two forward passes; BPE-dropout needs merges."""
+    if run.train.segmentations > 1 and run.tokens is not None and run.tokens.kind != "bpe":
+        raise UserError("train.segmentations works only with tokens=bpe: leave it out")
+    if run.train.agreement and not has_dropout(run.model):
+        raise UserError("train.agreement needs dropout: set model.dropout")
+
+
+def corpus_strings(corpus: Corpus) -> list[str]:
+    return [*corpus.sources, *corpus.targets]
+
+
+def check_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
+    """Refuse a tokenizer without the tokens that texts begin and end with."""
+    _ = Marks(tokenizer, run.decode).frame
+    return tokenizer
+
+
+def prepare(
+    run: RunSettings, part: Corpus, valid: Corpus, tokenizer: Tokenizer, device: torch.device
+) -> TranslationTask:
+    shared = shared_arguments(run, device)
+    return TranslationTask(part, valid, tokenizer, run.train, run.decode, **shared)
+
+
+def evaluate(loaded: LoadedModel, data: TranslationData, split_name: str) -> Scores:
+    return evaluate_translation(loaded.translator(), data, split_name).scores
+
+
+SPEC = TaskSpec(
+    task="translation",
+    models=EncoderDecoderConfig.__args__,
+    data=(FilesData, PhrasebookData),
+    train_settings=("agreement", "segmentations"),
+    recipe="translation",
+    is_default=True,
+    check=check,
+    strings=corpus_strings,
+    fit_tokenizer=check_frame,
+    prepare=prepare,
+    evaluate=evaluate,
+    offers=("translate", "encode"),
+)

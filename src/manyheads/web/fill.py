@@ -41,7 +41,7 @@ def _fill(fields: Fields, library: Library, limits: Limits) -> Response:
     with library.model(run) as opened:
         model: Any = opened.model
         if not isinstance(model, Bert) or not isinstance(model.config.head, Masked):
-            raise opened.cannot("fills masks", "one with a head for masked words")
+            raise opened.unsupported("fills masks", "one with a head for masked words")
         encoder = opened.encoder()
         own = str(encoder.tokenizer.content(encoder.tokenizer.mask))
         spelled = re.compile("|".join(map(re.escape, (*MASKS, own))), re.IGNORECASE)

@@ -63,7 +63,7 @@ def _image(fields: Fields, library: Library, traces: Traces, limits: Limits) -> 
     if kept is None:
         with library.model(run) as opened:
             if not isinstance(opened.model, Vit):
-                raise opened.cannot("reads pictures", "a vit model")
+                raise opened.unsupported("reads pictures", "a vit model")
             config = opened.model.config
             if upload is not None:
                 size = config.image_size

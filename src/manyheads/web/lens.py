@@ -102,7 +102,7 @@ def read(opened: TorchRun, text: str, target: str | None, room: Room) -> Read:
     """A text through a decoder, once; an encoder–decoder writes `target`, or its own."""
     model: Any = opened.model
     if not isinstance(model, Gpt | Seq2Seq | Joined):
-        raise opened.cannot("is seen through the lens", "a language model or a decoder")
+        raise opened.unsupported("is seen through the lens", "a language model or a decoder")
     tokenizer = opened.tokenizer
     shown = Room(min(MOST_TOKENS, room.tokens), room.bytes)
     if isinstance(model, Gpt):

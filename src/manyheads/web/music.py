@@ -103,7 +103,7 @@ def _music(fields: Fields, library: Library, traces: Traces, limits: Limits) -> 
         with library.model(run) as opened:
             data = opened.run.data
             if not isinstance(data, MusicData) or not isinstance(opened.model, Gpt):
-                raise opened.cannot("reads music", "a language model of music")
+                raise opened.unsupported("reads music", "a language model of music")
             words, about = _words(data, number, upload)
             most = min(many or EVENTS, opened.model.config.max_length - 1)
             part, first = stretch(words, begin, most, data.encoding.unit)

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from manyheads.loading import TorchRun
+from manyheads.recipes import read_recipe
 from manyheads.run import TOKENIZER, read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loop import Trainer
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 
 @dataclass(frozen=True)

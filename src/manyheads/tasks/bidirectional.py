@@ -10,11 +10,19 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from manyheads.baselines.elmo import Elmo
+from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.data.batching import split
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
+from manyheads.data.masking import BothWays
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
+from manyheads.tasks.spec import (
+    LoadedModel,
+    RunSettings,
+    TaskSpec,
+    add_frame,
+    shared_arguments,
+)
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.optimizer import Train
@@ -63,7 +71,7 @@ class FramedText:
         )
 
 
-class BothWaysTask:
+class BidirectionalTask:
     """What the training loop asks of language models of both directions."""
 
     def __init__(
@@ -107,11 +115,11 @@ class BothWaysTask:
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Elmo)
-        return both_ways_scores(model, self.valid)
+        return bidirectional_scores(model, self.valid)
 
 
 @torch.no_grad()
-def both_ways_scores(model: Elmo, text: FramedText) -> dict[str, float]:
+def bidirectional_scores(model: Elmo, text: FramedText) -> dict[str, float]:
     """The mean of both directions over all whole stretches of a text."""
     model.eval()
     device = next(model.parameters()).device
@@ -123,14 +131,40 @@ def both_ways_scores(model: Elmo, text: FramedText) -> dict[str, float]:
     return {"loss": nll / count, "perplexity": perplexity(nll, count)}
 
 
-def evaluate_both_ways(
+def evaluate_bidirectional(
     model: Elmo, tokenizer: Tokenizer, data: TextData, split_name: str
 ) -> Scores:
     """The losses on a split."""
     texts = data.read(split_name)
     text = FramedText(texts, tokenizer, model.config.max_length)
-    scores: Scores = dict(both_ways_scores(model, text))
+    scores: Scores = dict(bidirectional_scores(model, text))
     unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
     said = f"of each token forward and backward ({unit})|length:{model.config.max_length}"
     scores["signature"] = {"perplexity": said}
     return scores | {"split": split_name, "examples": len(text.text.flat)}
+
+
+def prepare(
+    run: RunSettings, part: Texts, valid: Texts, tokenizer: Tokenizer, device: torch.device
+) -> BidirectionalTask:
+    shared = shared_arguments(run, device)
+    task = BidirectionalTask(part, valid, tokenizer, run.train, **shared)
+    task.valid.text.stretches(task.valid.room)  # refuse a short text now, not after hours
+    return task
+
+
+def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
+    model = loaded.torch_model()
+    return evaluate_bidirectional(model, loaded.encoder().tokenizer, data, split_name)
+
+
+SPEC = TaskSpec(
+    task="pretraining",
+    models=(ElmoConfig,),
+    data=(TextData,),
+    objectives=(BothWays,),
+    recipe="elmo-mini",
+    fit_tokenizer=add_frame,
+    prepare=prepare,
+    evaluate=evaluate,
+)
