@@ -26,6 +26,7 @@ from manyheads.exchange.folder import in_frame
 from manyheads.exchange.foreign import DECODER, ENCODER
 from manyheads.exchange.huggingface import CONFIG, Arrival, is_huggingface, receive
 from manyheads.exchange.writing import decode_of, not_done, special_of
+from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.models.vit import ReadsImages, Vit, VitConfig
@@ -194,7 +195,7 @@ def refuse_unscored(run: Run, name: str) -> None:
 class TorchRun(LoadedRun):
     """A PyTorch model, trained here or imported."""
 
-    model: nn.Module = dataclasses.field(default_factory=nn.Module)
+    model: Model = dataclasses.field(default_factory=Model)
     compiles: bool = False
 
     def torch_model(self) -> nn.Module:
@@ -342,7 +343,8 @@ def _load_huggingface(
         for note in not_done(arrival):
             warn(note)
     place = choose_device(str(device))
-    return TorchRun(folder, run, arrival.tokenizer, place, arrival.model.to(place))
+    model = cast(Model, arrival.model)
+    return TorchRun(folder, run, arrival.tokenizer, place, model.to(place))
 
 
 def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun:

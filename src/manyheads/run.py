@@ -289,7 +289,7 @@ def _with_dense_core(model: ModelConfig) -> ModelConfig:
     changes: dict[str, Any] = {"core": Dense()} if core.exact else {}
     # A side's exact attention matters only where the model's is approximate.
     for name in ("encoder", "decoder"):
-        side = getattr(model, name, None)
+        side: Any = getattr(model, name, None)
         if getattr(side, "core", None) is not None and side.core.exact:
             changes[name] = dataclasses.replace(side, core=None if core.exact else Dense())
     return dataclasses.replace(model, **changes)

@@ -255,7 +255,7 @@ def _refuse_unfitting(run: "Run", beam: int | None, picture: Path | None, int8: 
         raise UserError(
             "--int8 is for writing, and this run is scored by what it reads: leave it out"
         )
-    if picture is not None and run.task != "images":
+    if picture is not None and "label" not in run.spec.offers:
         raise UserError("--picture is for models of images: leave it out")
     if picture is not None and picture.suffix not in PICTURES:
         raise UserError(f"--picture {picture} must end in one of {', '.join(PICTURES)}")

@@ -388,7 +388,7 @@ def classify(
     from manyheads.data.labelled import LabelledData
 
     opened = open_model(run, device, threads)
-    if opened.run.task == "images":
+    if "label" in opened.run.spec.offers:
         classify_pictures(opened, pictures or [], scores, as_json)
         return
     if pictures:

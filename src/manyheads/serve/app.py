@@ -45,10 +45,10 @@ def work_of(
     opened: LoadedRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
 ) -> Work[Any]:
     """What a run does for programs: translate, or continue texts."""
-    if opened.run.task == "translation":
+    if opened.run.spec.served_as == "translations":
         languages = languages_of(opened.run, source, target)
         return Translations(opened, languages, bounds, beam)
-    if opened.run.task == "language":
+    if opened.run.spec.served_as == "completions":
         for name, value in (("source", source), ("target", target), ("beam", beam)):
             if value is not None:
                 raise UserError(f"--{name} is for translators, and {opened.folder} continues texts")

@@ -302,5 +302,6 @@ SPEC = TaskSpec(
     evaluate=evaluate,
     takes_stride=True,
     offers=("generate", "encode"),
+    served_as="completions",
     example=example,
 )

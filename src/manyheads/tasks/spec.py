@@ -140,6 +140,7 @@ class TaskSpec:
     no_scores: str = ""
     takes_stride: bool = False
     offers: tuple[Ability, ...] = ("encode",)
+    served_as: Literal["translations", "completions", ""] = ""  # over HTTP
     default_data: Callable[[Any], Any] | None = None  # by the model, where `data[0]` is not it
     pages: Callable[[RunSettings], list[str]] = no_pages  # of the web view, beyond the usual
     example: Callable[[RunSettings], str] = plain_example

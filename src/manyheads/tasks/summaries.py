@@ -122,6 +122,7 @@ SPEC = replace(
     data=(SummaryData, FilesData),
     recipe="summaries",
     is_default=False,
+    served_as="",
     prepare=prepare,
     evaluate=evaluate,
 )

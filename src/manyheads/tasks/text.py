@@ -17,8 +17,9 @@ from manyheads.train.loop import Task
 
 
 def strings(part: Labelled | Texts) -> list[str]:
-    labelled = isinstance(part, Labelled)
-    return classification.labelled_strings(part) if labelled else part.strings()
+    if isinstance(part, Labelled):
+        return classification.labelled_strings(part)
+    return part.strings()
 
 
 def fit_model(run: RunSettings, part: Any) -> Any:

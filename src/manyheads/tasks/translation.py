@@ -283,4 +283,5 @@ SPEC = TaskSpec(
     prepare=prepare,
     evaluate=evaluate,
     offers=("translate", "encode"),
+    served_as="translations",
 )

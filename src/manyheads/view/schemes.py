@@ -9,9 +9,10 @@ its own scheme, else what they begin with.
 import torch
 from einops import einsum
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from manyheads.nn.block import Architecture, Stack
+from manyheads.models.base import Model
+from manyheads.nn.block import Architecture
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
@@ -33,9 +34,9 @@ SCHEMES: tuple[PositionConfig, ...] = (
 
 
 @torch.no_grad()
-def schemes(model: nn.Module, config: Architecture, length: int) -> dict[str, Matrix]:
+def schemes(model: Model, config: Architecture, length: int) -> dict[str, Matrix]:
     """A matrix for every scheme in the sizes of this model; its own as it is in the model."""
-    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    stacks = list(model.stacks().values())
     head_dim = config.head_dim or config.dim // config.heads
     sizes = PositionSizes(
         dim=config.dim, heads=config.heads, head_dim=head_dim, max_length=length, causal=False

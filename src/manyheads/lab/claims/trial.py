@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import torch
 from torch import nn
 
 from manyheads.loading import TorchRun
+from manyheads.models.base import Model
 from manyheads.recipes import read_recipe
 from manyheads.run import TOKENIZER, read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -42,7 +44,8 @@ def trained(recipe: str, *changes: str, seed: int, device: torch.device) -> Tria
         own = folder / TOKENIZER
         tokenizer = Tokenizer.load(own) if own.exists() else None
         losses = _losses(trainer)
-    opened = TorchRun(Path(recipe), run, tokenizer, device, trainer.kept.eval())
+    model = cast(Model, trainer.kept).eval()
+    opened = TorchRun(Path(recipe), run, tokenizer, device, model)
     return Trial(opened, losses)
 
 
