@@ -26,7 +26,7 @@ from manyheads.run import (
 )
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
-from manyheads.train.loop import Task, Trainer
+from manyheads.train.loop import Trainer
 from manyheads.train.parallel import ALONE, World
 
 
@@ -39,7 +39,7 @@ def train(run: Run, folder: Path, device: torch.device, world: World = ALONE) ->
     part, valid = run.data.read("train"), run.data.read("valid")
     with world.in_turn():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
-    task = make_task(run, part, valid, tokenizer, device)
+    task = run.spec.prepare(run, part, valid, tokenizer, device)
     task.notes = [*task.notes, *_warn_embedding_scale(run), *_warn_window(run)]
     torch.manual_seed(run.seed)
     model = run.model.build()
@@ -121,15 +121,6 @@ def _write_settings(run: Run, folder: Path) -> None:
     text = settings_text(run, folder)
     if not path.exists() or path.read_text("utf-8") != text:
         write_text(path, text)
-
-
-def make_task(
-    run: Run, part: Any, valid: Any, tokenizer: Tokenizer | None, device: torch.device
-) -> Task[Any]:
-    """What the trainer trains on: the task of a run over its data."""
-    if run.spec.prepare is None:
-        raise UserError(f"there is no training for task={run.task}")
-    return run.spec.prepare(run, part, valid, tokenizer, device)
 
 
 def _warn_embedding_scale(run: Run) -> list[str]:

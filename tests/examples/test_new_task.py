@@ -22,10 +22,9 @@ from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.recipes import read_recipe
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tasks.table import TASKS
-from manyheads.tasks.translation import corpus_strings, translation_loss
+from manyheads.tasks.translation import translation_loss
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
-from manyheads.train.optimizer import Train
 from manyheads.training import train
 
 # ----------------------------------------------------------------------- tasks/reversal.py
@@ -36,19 +35,18 @@ class ReversalTask:
 
     def __init__(
         self,
-        lines: list[str],
-        valid: list[str],
+        run: RunSettings,
+        part: Corpus,
+        valid: Corpus,
         tokenizer: Tokenizer,
-        settings: Train,
-        *,
-        seed: int,
         device: torch.device,
     ) -> None:
-        self.settings, self.device, self.frame = settings, device, Frame.of(tokenizer)
-        self.data, self.valid = tokenizer.encode_batch(lines), tokenizer.encode_batch(valid)
-        self.order = Shuffled(len(lines), settings.batch_rows or 16, seed)
+        self.train, self.device, self.frame = run.train, device, Frame.of(tokenizer)
+        self.data = tokenizer.encode_batch(part.sources)
+        self.valid = tokenizer.encode_batch(valid.sources)
+        self.order = Shuffled(len(self.data), run.train.batch_rows or 16, run.seed)
         self.per_epoch = self.order.per_epoch
-        self.digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        self.digest = hashlib.sha256("\n".join(part.sources).encode()).hexdigest()[:16]
         self.notes: list[str] = []
 
     def pairs(self, rows: list[list[int]]) -> Batch:
@@ -60,7 +58,7 @@ class ReversalTask:
         return batch.to(self.device)
 
     def batches(self, step: int) -> list[Batch]:
-        parts = split(self.order.rows(step), self.settings.accumulate)
+        parts = split(self.order.rows(step), self.train.accumulate)
         return [self.pairs([self.data[row] for row in rows]) for rows in parts]
 
     def tokens(self, batch: Batch) -> int:
@@ -70,7 +68,7 @@ class ReversalTask:
         return {"tokens": batch.target_tokens}
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Loss]:
-        return {"tokens": translation_loss(model, batch, self.settings.label_smoothing)}  # type: ignore[arg-type]
+        return {"tokens": translation_loss(model, batch, self.train.label_smoothing)}  # type: ignore[arg-type]
 
     def describe(self, step: int) -> str:
         return f"sentences {self.order.rows(step)[:5]} …"
@@ -80,13 +78,6 @@ class ReversalTask:
         model.eval()
         loss = translation_loss(model, self.pairs(self.valid), 0.0)  # type: ignore[arg-type]
         return {"loss": float(loss.nll) / loss.count}
-
-
-def prepare(
-    run: RunSettings, part: Corpus, valid: Corpus, tokenizer: Tokenizer, device: torch.device
-) -> ReversalTask:
-    texts = part.sources, valid.sources
-    return ReversalTask(*texts, tokenizer, run.train, seed=run.seed, device=device)
 
 
 def evaluate(loaded: LoadedModel, data: PhrasebookData, split_name: str) -> Scores:
@@ -106,8 +97,8 @@ SPEC = TaskSpec(
     task="reversal",
     models=(Seq2SeqConfig,),
     data=(PhrasebookData,),
-    strings=corpus_strings,
-    prepare=prepare,
+    strings=lambda corpus: corpus.sources,
+    prepare=ReversalTask,
     evaluate=evaluate,
     offers=("translate", "encode"),
 )
@@ -118,12 +109,21 @@ RECIPE = """
 task = "reversal"
 data = {kind = "phrasebook", train_pairs = 400, valid_pairs = 20}
 tokens = {kind = "words", vocab_size = 400}
-model = {dim = 32, layers = 1, heads = 2, max_length = 32, embed = {scale = "sqrt-dim"}}
+
+[model]
+dim = 32
+layers = 1
+heads = 2
+max_length = 32
+norm = "pre"
+embed = {scale = "sqrt-dim"}
 
 [train]
 steps = 80
 batch_rows = 16
+schedule = "cosine"
 learning_rate = 1e-2
+label_smoothing = 0.0
 warmup_steps = 5
 validate_every = 80
 save_every = 80

@@ -20,7 +20,7 @@ from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Vit, VitConfig, resized
-from manyheads.run import read_run
+from manyheads.run import Run, read_run
 from manyheads.tasks.images import (
     ImageTask,
     all_logits,
@@ -71,7 +71,8 @@ def task(seed: int = 1, part: Pictures | None = None, **train: Any) -> ImageTask
     data = replace(data, mixing=replace(data.mixing, mixup=0.3, chance=0.5))
     part = part or pictures()
     settings = Train(**{"batch_rows": 4, **train})
-    return ImageTask(data, part, part, tiny(), settings, seed=seed, device=CPU)
+    run = Run(task="images", data=data, tokens=None, model=tiny(), train=settings, seed=seed)
+    return ImageTask(run, part, part, None, CPU)
 
 
 @pytest.mark.parametrize(

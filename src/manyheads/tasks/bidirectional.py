@@ -21,11 +21,9 @@ from manyheads.tasks.spec import (
     RunSettings,
     TaskSpec,
     add_frame,
-    shared_arguments,
 )
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.optimizer import Train
 
 HELD_OUT_ROWS = 32
 Starts = Int[np.ndarray, " _"]
@@ -76,24 +74,23 @@ class BidirectionalTask:
 
     def __init__(
         self,
-        texts: Texts,
+        run: RunSettings,
+        part: Texts,
         valid: Texts,
         tokenizer: Tokenizer,
-        train: Train,
-        *,
-        max_length: int,
-        seed: int,
         device: torch.device,
     ) -> None:
+        train, max_length = run.train, run.model.max_length
         self.train, self.device = train, device
-        self.data = FramedText(texts, tokenizer, max_length)
+        self.data = FramedText(part, tokenizer, max_length)
         self.valid = FramedText(valid, tokenizer, max_length)
         self.digest = self.data.text.digest()
-        self.notes = list(dict.fromkeys([*texts.notes, *valid.notes]))
+        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
         rows = (train.batch_rows or max(1, train.batch_tokens // max_length)) * train.accumulate
         tokens = len(self.data.text.flat)
-        self.order = Windows(tokens, self.data.room, rows, seed, name=texts.name)
+        self.order = Windows(tokens, self.data.room, rows, run.seed, name=part.name)
         self.per_epoch = -(-self.order.per_epoch // rows)
+        self.valid.text.stretches(self.valid.room)  # refuse a short text now, not after hours
 
     def batches(self, step: int) -> list[StretchBatch]:
         parts = split(self.order.starts(step), self.train.accumulate)
@@ -131,10 +128,9 @@ def bidirectional_scores(model: Elmo, text: FramedText) -> dict[str, float]:
     return {"loss": nll / count, "perplexity": perplexity(nll, count)}
 
 
-def evaluate_bidirectional(
-    model: Elmo, tokenizer: Tokenizer, data: TextData, split_name: str
-) -> Scores:
+def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     """The losses on a split."""
+    model, tokenizer = loaded.torch_model(), loaded.encoder().tokenizer
     texts = data.read(split_name)
     text = FramedText(texts, tokenizer, model.config.max_length)
     scores: Scores = dict(bidirectional_scores(model, text))
@@ -144,20 +140,6 @@ def evaluate_bidirectional(
     return scores | {"split": split_name, "examples": len(text.text.flat)}
 
 
-def prepare(
-    run: RunSettings, part: Texts, valid: Texts, tokenizer: Tokenizer, device: torch.device
-) -> BidirectionalTask:
-    shared = shared_arguments(run, device)
-    task = BidirectionalTask(part, valid, tokenizer, run.train, **shared)
-    task.valid.text.stretches(task.valid.room)  # refuse a short text now, not after hours
-    return task
-
-
-def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
-    model = loaded.torch_model()
-    return evaluate_bidirectional(model, loaded.encoder().tokenizer, data, split_name)
-
-
 SPEC = TaskSpec(
     task="pretraining",
     models=(ElmoConfig,),
@@ -165,6 +147,6 @@ SPEC = TaskSpec(
     objectives=(BothWays,),
     recipe="elmo-mini",
     fit_tokenizer=add_frame,
-    prepare=prepare,
+    prepare=BidirectionalTask,
     evaluate=evaluate,
 )

@@ -26,17 +26,16 @@ from manyheads.evaluate.scores import Scores, label_scores
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.heads import Classify, Pooler
 from manyheads.tasks import masked
-from manyheads.tasks.encode import TextEncoder, segments_of
+from manyheads.tasks.encode import segments_of
 from manyheads.tasks.spec import (
     LoadedModel,
     RunSettings,
     TaskSpec,
     add_frame,
-    shared_arguments,
 )
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
-from manyheads.train.optimizer import TooLong, Train
+from manyheads.train.optimizer import TooLong
 
 SHOWN = 8  # labels that are named
 
@@ -132,21 +131,17 @@ class ClassificationTask:
 
     def __init__(
         self,
-        data: LabelledData,
+        run: RunSettings,
         part: Labelled,
         valid: Labelled,
-        names: tuple[str, ...],
         tokenizer: Tokenizer,
-        train: Train,
-        *,
-        max_length: int,
-        segments: int,
-        seed: int,
         device: torch.device,
     ) -> None:
+        train, names, max_length = run.train, run.model.head.labels, run.model.max_length
+        check_length(part, tokenizer, max_length)
         self.train, self.device, self.names = train, device, names
-        self.metrics = data.metrics(names)
-        sizes: dict[str, Any] = {"max_length": max_length, "segments": segments}
+        self.metrics = run.data.metrics(names)
+        sizes: dict[str, Any] = {"max_length": max_length, "segments": segments_of(run.model)}
         self.data = EncodedLabels(part, names, tokenizer, **sizes, too_long=train.too_long)
         self.valid = EncodedLabels(valid, names, tokenizer, **sizes)
         self.digest = self.data.digest()
@@ -155,9 +150,9 @@ class ClassificationTask:
         lengths = self.data.tokens.lengths
         self.order: Shuffled | Batches
         if train.batch_rows is not None:
-            self.order = Shuffled(len(lengths), train.batch_rows * train.accumulate, seed)
+            self.order = Shuffled(len(lengths), train.batch_rows * train.accumulate, run.seed)
         else:
-            self.order = Batches(lengths, train.batch_tokens * train.accumulate, seed)
+            self.order = Batches(lengths, train.batch_tokens * train.accumulate, run.seed)
         self.per_epoch = self.order.per_epoch
 
     def batches(self, step: int) -> list[LabelledBatch]:
@@ -215,8 +210,9 @@ def all_answers(
     return found, torch.from_numpy(data.wanted)
 
 
-def evaluate_classification(encoder: TextEncoder, data: LabelledData, split_name: str) -> Scores:
+def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores:
     """The task's own metrics on a split."""
+    encoder = loaded.encoder()
     part = data.read(split_name)
     names = encoder.labels
     lines = ["\t".join(text) if isinstance(text, tuple) else text for text in part.texts]
@@ -270,23 +266,6 @@ def check_length(part: Labelled, tokenizer: Tokenizer, max_length: int) -> None:
         )
 
 
-def prepare(
-    run: RunSettings, part: Labelled, valid: Labelled, tokenizer: Tokenizer, device: torch.device
-) -> ClassificationTask:
-    model = run.model
-    check_length(part, tokenizer, model.max_length)
-    return ClassificationTask(
-        run.data,
-        part,
-        valid,
-        model.head.labels,
-        tokenizer,
-        run.train,
-        segments=segments_of(model),
-        **shared_arguments(run, device),
-    )
-
-
 def finetune(config: BertConfig | ElmoConfig, run: RunSettings) -> BertConfig | ElmoConfig:
     """A new head for labels on a pretrained encoder."""
     if isinstance(config, ElmoConfig):
@@ -300,10 +279,6 @@ def finetune(config: BertConfig | ElmoConfig, run: RunSettings) -> BertConfig | 
     )
 
 
-def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores:
-    return evaluate_classification(loaded.encoder(), data, split_name)
-
-
 SPEC = TaskSpec(
     task="classification",
     models=(BertConfig, ElmoConfig),
@@ -313,7 +288,7 @@ SPEC = TaskSpec(
     strings=labelled_strings,
     fit_tokenizer=add_frame,
     fit_model=fit_model,
-    prepare=prepare,
+    prepare=ClassificationTask,
     finetune=finetune,
     finetunes=(ElmoConfig,),
     evaluate=evaluate,

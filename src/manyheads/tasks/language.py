@@ -13,10 +13,9 @@ from manyheads.data.masking import Causal
 from manyheads.errors import DataError, UserError, check_at_least
 from manyheads.evaluate.scores import Scores, language_scores
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, shared_arguments
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
 
 Places = Int[np.ndarray, " _"]
@@ -147,25 +146,22 @@ class LanguageTask:
 
     def __init__(
         self,
-        texts: Texts,
+        run: RunSettings,
+        part: Texts,
         valid: Texts,
         tokenizer: Tokenizer,
-        objective: Causal,
-        train: Train,
-        *,
-        max_length: int,
-        seed: int,
         device: torch.device,
     ) -> None:
-        self.objective, self.train, self.device = objective, train, device
-        self.length, self.tokenizer, self.valid_texts = max_length, tokenizer, valid
-        self.data = EncodedText(texts, tokenizer, ends=True)
+        train, self.length = run.train, run.model.max_length
+        self.objective, self.train, self.device = run.objective or Causal(), train, device
+        self.tokenizer, self.valid_texts = tokenizer, valid
+        self.data = EncodedText(part, tokenizer, ends=True)
         self.valid = EncodedText(valid, tokenizer, ends=True)
         self.digest = self.data.digest()
-        self.notes = list(dict.fromkeys([*texts.notes, *valid.notes]))
-        rows = (train.batch_rows or max(1, train.batch_tokens // max_length)) * train.accumulate
+        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
+        rows = (train.batch_rows or max(1, train.batch_tokens // self.length)) * train.accumulate
         # A stretch has one token more than it reads, the first of the next.
-        self.order = Windows(len(self.data.flat) - 1, max_length, rows, seed, name=texts.name)
+        self.order = Windows(len(self.data.flat) - 1, self.length, rows, run.seed, name=part.name)
         self.per_epoch = -(-self.order.per_epoch // rows)
 
     def batches(self, step: int) -> list[LanguageBatch]:
@@ -209,25 +205,21 @@ def _scores(texts: Texts, tokenizer: Tokenizer, nll: float, tokens: int) -> Scor
     )
 
 
-def evaluate_language(
-    model: Gpt,
-    tokenizer: Tokenizer,
-    data: TextData,
-    objective: Causal,
-    split_name: str,
-    *,
-    batch_tokens: int,
-    stride: int | None = None,
+def evaluate(
+    loaded: LoadedModel, data: TextData, split_name: str, *, stride: int | None = None
 ) -> Scores:
     """Perplexity, and bits per character and byte, of all of a split."""
+    model, tokenizer = loaded.torch_model(), loaded.tokenizer
+    objective, context = loaded.run.objective or Causal(), loaded.run.model.max_length
+    check_stride(stride, context)
     texts = data.read(split_name)
     text = EncodedText(texts, tokenizer, ends=True)
     with Bar("evaluate", len(text.flat) - 1) as bar:
+        at_once = loaded.run.decode.read_at_once
         nll, tokens = stream_nll(
-            model, text, objective, batch_tokens=batch_tokens, stride=stride, bar=bar
+            model, text, objective, batch_tokens=at_once, stride=stride, bar=bar
         )
     scores = _scores(texts, tokenizer, nll, tokens)
-    context = model.config.max_length
     how = f"context:{context}|stride:{stride or context}|packing:{objective.packing}|"
     how += "first token not predicted"
     scores["signature"] = {name: f"{said}|{how}" for name, said in scores["signature"].items()}
@@ -251,14 +243,6 @@ def check(run: RunSettings) -> None:
         )
 
 
-def prepare(
-    run: RunSettings, part: Texts, valid: Texts, tokenizer: Tokenizer, device: torch.device
-) -> LanguageTask:
-    objective = run.objective or Causal()
-    shared = shared_arguments(run, device)
-    return LanguageTask(part, valid, tokenizer, objective, run.train, **shared)
-
-
 def check_stride(stride: int | None, max_length: int) -> None:
     check_at_least("--stride", stride, 1)
     if stride is not None and stride > max_length:
@@ -266,26 +250,6 @@ def check_stride(stride: int | None, max_length: int) -> None:
             f"--stride {stride} is longer than the {max_length} tokens that the model reads at "
             "once: choose at most that"
         )
-
-
-def evaluate(
-    loaded: LoadedModel, data: TextData, split_name: str, *, stride: int | None = None
-) -> Scores:
-    run, model = loaded.run, loaded.torch_model()
-    check_stride(stride, run.model.max_length)
-    return evaluate_language(
-        model,
-        loaded.tokenizer,
-        data,
-        run.objective or Causal(),
-        split_name,
-        batch_tokens=run.decode.read_at_once,
-        stride=stride,
-    )
-
-
-def example(run: RunSettings) -> str:
-    return "The small dog sees"
 
 
 SPEC = TaskSpec(
@@ -298,10 +262,10 @@ SPEC = TaskSpec(
     recipe="gpt-mini",
     is_default=True,
     check=check,
-    prepare=prepare,
+    prepare=LanguageTask,
     evaluate=evaluate,
     takes_stride=True,
     offers=("generate", "encode"),
     served_as="completions",
-    example=example,
+    example=lambda run: "The small dog sees",
 )

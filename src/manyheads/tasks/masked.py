@@ -3,7 +3,7 @@
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +25,9 @@ from manyheads.tasks.spec import (
     RunSettings,
     TaskSpec,
     add_frame,
-    shared_arguments,
 )
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.optimizer import Train
 
 # What is hidden for validation is the same for every run: by this seed, so many rows at a time.
 HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
@@ -98,25 +96,23 @@ class MaskedTask:
 
     def __init__(
         self,
-        texts: Texts,
+        run: RunSettings,
+        part: Texts,
         valid: Texts,
         tokenizer: Tokenizer,
-        objective: Masked | Replaced,
-        train: Train,
-        *,
-        max_length: int,
-        short: Literal["refuse", "skip"],
-        seed: int,
         device: torch.device,
     ) -> None:
+        train, objective, max_length = run.train, run.objective, run.model.max_length
         self.objective, self.train, self.device = objective, train, device
-        text = MaskedText(texts, tokenizer, objective, max_length=max_length, short=short)
+        short = run.data.short
+        text = MaskedText(part, tokenizer, objective, max_length=max_length, short=short)
         self.valid = MaskedText(valid, tokenizer, objective, max_length=max_length, short="skip")
         self.rows = train.batch_rows or max(1, train.batch_tokens // max_length)
-        self.order = MaskedOrder(text, self.rows * train.accumulate, seed, texts.name)
+        self.order = MaskedOrder(text, self.rows * train.accumulate, run.seed, part.name)
         self.per_epoch = self.order.per_epoch
         self.digest = text.text.digest()
-        self.notes = list(dict.fromkeys([*texts.notes, *valid.notes]))
+        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
+        self.valid.text.stretches(self.valid.room)  # refuse a short text now, not after hours
 
     def batches(self, step: int) -> list[MaskedBatch]:
         framed, inputs, places = self.order.at(step)
@@ -191,10 +187,15 @@ def masked_scores(
     return scores
 
 
-def evaluate_masked(
-    model: Bert, tokenizer: Tokenizer, data: TextData, objective: Masked, split_name: str
-) -> Scores:
+def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     """The masked language model's losses on a split."""
+    model, tokenizer = loaded.torch_model(), loaded.encoder().tokenizer
+    if not isinstance(loaded.run.model.head, heads.Masked):
+        raise UserError(
+            f"{loaded.folder} has no head for masked words, which running text is scored by: "
+            "use a language model, or one with that head"
+        )
+    objective = loaded.run.objective or Masked()
     texts = data.read(split_name)
     text = MaskedText(texts, tokenizer, objective, max_length=model.config.max_length, short="skip")
     device = next(model.parameters()).device
@@ -226,15 +227,6 @@ def check(run: RunSettings) -> None:
         )
 
 
-def prepare(
-    run: RunSettings, part: Texts, valid: Texts, tokenizer: Tokenizer, device: torch.device
-) -> MaskedTask:
-    shared, short = shared_arguments(run, device), run.data.short
-    task = MaskedTask(part, valid, tokenizer, run.objective, run.train, short=short, **shared)
-    task.valid.text.stretches(task.valid.room)  # refuse a short text now, not after hours
-    return task
-
-
 def with_generator(model: nn.Module, run: RunSettings) -> nn.Module:
     """ELECTRA trains a generator next to the model."""
     assert isinstance(model, Bert)
@@ -255,17 +247,6 @@ def finetune(config: BertConfig, run: RunSettings) -> BertConfig:
     )
 
 
-def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
-    run, model = loaded.run, loaded.torch_model()
-    if not isinstance(run.model.head, heads.Masked):
-        raise UserError(
-            f"{loaded.folder} has no head for masked words, which running text is scored by: "
-            "use a language model, or one with that head"
-        )
-    objective = run.objective or Masked()
-    return evaluate_masked(model, loaded.encoder().tokenizer, data, objective, split_name)
-
-
 def pages(run: RunSettings) -> list[str]:
     has_head = isinstance(getattr(run.model, "head", None), heads.Masked)
     return ["fill"] if has_head and run.model.kind == "bert" else []
@@ -284,7 +265,7 @@ MASKED = TaskSpec(
     recipe="bert-mini",
     check=check,
     fit_tokenizer=add_frame,
-    prepare=prepare,
+    prepare=MaskedTask,
     finetune=finetune,
     evaluate=evaluate,
     pages=pages,

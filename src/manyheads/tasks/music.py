@@ -2,7 +2,6 @@
 
 import dataclasses
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +18,8 @@ from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.gpt import Gpt
 from manyheads.tasks import language
 from manyheads.tasks.language import LanguageBatch, LanguageTask, Passes, check_stride, passes_nll
-from manyheads.tasks.spec import LoadedModel, RunSettings, shared_arguments
+from manyheads.tasks.spec import LoadedModel, RunSettings
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
 
 TRANSPOSING = 1  # tells these draws from others of the same seed
@@ -120,23 +118,18 @@ class MusicTask(LanguageTask):
 
     def __init__(
         self,
-        music: Music,
+        run: RunSettings,
+        part: Music,
         valid: Music,
         tokenizer: Tokenizer,
-        data: MusicData,
-        train: Train,
-        *,
-        max_length: int,
-        seed: int,
         device: torch.device,
     ) -> None:
-        check_words(music, tokenizer)
-        check_enough(music, max_length)
-        shared: dict[str, Any] = {"max_length": max_length, "seed": seed, "device": device}
-        super().__init__(music, valid, tokenizer, Causal(), train, **shared)
-        self.seed, self.unit, self.furthest = seed, data.encoding.unit, data.transpose
+        check_words(part, tokenizer)
+        check_enough(part, run.model.max_length)
+        super().__init__(run, part, valid, tokenizer, device)
+        self.seed, self.unit, self.furthest = run.seed, run.data.encoding.unit, run.data.transpose
         self.closing = valid.closing
-        self.table = moves(music, tokenizer, self.furthest).to(device)
+        self.table = moves(part, tokenizer, self.furthest).to(device)
 
     def batches(self, step: int) -> list[LanguageBatch]:
         starts = self.order.starts(step)
@@ -164,28 +157,25 @@ class MusicTask(LanguageTask):
         return {"loss": nll / events, "perplexity": perplexity(nll, events)}
 
 
-def evaluate_music(
-    model: Gpt,
-    tokenizer: Tokenizer,
-    data: MusicData,
-    split_name: str,
-    *,
-    batch_tokens: int,
-    stride: int | None = None,
+def evaluate(
+    loaded: LoadedModel, data: MusicData, split_name: str, *, stride: int | None = None
 ) -> Scores:
     """The mean −log P of all events of a split, in nats, and the perplexity that it comes to.
 
     Unless told, windows move by half of what the model reads at once: so every event has that much
     of its piece before it, or all there is.
     """
+    model, tokenizer = loaded.torch_model(), loaded.tokenizer
+    context, unit = loaded.run.model.max_length, data.encoding.unit
+    check_stride(stride, context)
     music = data.read(split_name)
     check_words(music, tokenizer)
     text = EncodedText(music, tokenizer, ends=True)
-    context, unit = model.config.max_length, data.encoding.unit
     step = stride or max(1, context // 2 // unit * unit)  # whole sixteenths of a chorale
     with Bar("evaluate", len(text.flat)) as bar:
+        at_once = loaded.run.decode.read_at_once
         nll, events = pieces_nll(
-            model, text, closing=music.closing, batch_tokens=batch_tokens, stride=step, bar=bar
+            model, text, closing=music.closing, batch_tokens=at_once, stride=step, bar=bar
         )
     how = f"{data.encoding.kind} encoding, {len(music.vocabulary)} words|{events} events of "
     how += f"{len(music.documents) - 1} pieces, each by itself, its first event after an end "
@@ -208,27 +198,6 @@ def check(run: RunSettings) -> None:
         )
 
 
-def prepare(
-    run: RunSettings, part: Music, valid: Music, tokenizer: Tokenizer, device: torch.device
-) -> MusicTask:
-    shared = shared_arguments(run, device)
-    return MusicTask(part, valid, tokenizer, run.data, run.train, **shared)
-
-
-def evaluate(
-    loaded: LoadedModel, data: MusicData, split_name: str, *, stride: int | None = None
-) -> Scores:
-    model, tokens = loaded.torch_model(), loaded.run.decode.read_at_once
-    check_stride(stride, loaded.run.model.max_length)
-    return evaluate_music(
-        model, loaded.tokenizer, data, split_name, batch_tokens=tokens, stride=stride
-    )
-
-
-def pages(run: RunSettings) -> list[str]:
-    return ["music"]
-
-
 def example(run: RunSettings) -> str:
     return CHORALE if isinstance(run.data.encoding, ChoraleGrid) else PERFORMANCE
 
@@ -239,8 +208,8 @@ SPEC = dataclasses.replace(
     recipe="jsb-chorales",
     is_default=False,
     check=check,
-    prepare=prepare,
+    prepare=MusicTask,
     evaluate=evaluate,
-    pages=pages,
+    pages=lambda run: ["music"],
     example=example,
 )

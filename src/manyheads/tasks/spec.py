@@ -30,10 +30,6 @@ class RunSettings(Protocol):
     """The settings of a run, as far as a task reads them (`manyheads.run.Run`)."""
 
     @property
-    def task(self) -> str: ...
-    @property
-    def start(self) -> str: ...
-    @property
     def data(self) -> Any: ...
     @property
     def tokens(self) -> Any: ...
@@ -65,46 +61,9 @@ class LoadedModel(Protocol):
         """The PyTorch module; refused for a model that another program runs."""
 
 
-Prepare = Callable[[RunSettings, Any, Any, Any, torch.device], Task[Any]]
-
-
-def part_strings(part: Any) -> list[str]:
-    """Texts know their strings themselves."""
-    strings: list[str] = part.strings()
-    return strings
-
-
-def keep_tokenizer(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
-    return tokenizer
-
-
 def add_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
     """With the special tokens around a text that an encoder reads ([CLS] … [SEP])."""
     return in_frame(tokenizer, run.decode, run.model)
-
-
-def no_check(run: RunSettings) -> None:
-    pass
-
-
-def keep_config(run: RunSettings, part: Any) -> Any:
-    return run.model
-
-
-def keep_pretrained(config: Any, run: RunSettings) -> Any:
-    return config
-
-
-def keep_model(model: nn.Module, run: RunSettings) -> nn.Module:
-    return model
-
-
-def no_pages(run: RunSettings) -> list[str]:
-    return []
-
-
-def plain_example(run: RunSettings) -> str:
-    return EXAMPLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,31 +84,35 @@ class TaskSpec:
     reads_text: bool = True
     is_default: bool = False  # the task of an imported model of these kinds
 
-    # Training. `prepare` is None where a task is only for models that came from elsewhere.
-    check: Callable[[RunSettings], None] = no_check  # of settings that do not go together
-    strings: Callable[[Any], list[str]] = part_strings  # a tokenizer's training text
-    fit_tokenizer: Callable[[Tokenizer, RunSettings], Tokenizer] = keep_tokenizer
-    fit_model: Callable[[RunSettings, Any], Any] = keep_config  # what the data decides of a model
-    prepare: Prepare | None = None  # (run, train, valid, tokenizer, device) → trainer task
-    wrap: Callable[[nn.Module, RunSettings], nn.Module] = keep_model  # what is trained
-    finetune: Callable[[Any, RunSettings], Any] = keep_pretrained  # a trained model's config
-    finetunes: tuple[type, ...] = ()  # configurations that it starts from next to the run's own
+    # Refuse settings that do not go together.
+    check: Callable[[RunSettings], None] = lambda run: None
+    # The text that a tokenizer is trained on, of a split that was read.
+    strings: Callable[[Any], list[str]] = lambda part: part.strings()
+    # Add the special tokens that the task needs.
+    fit_tokenizer: Callable[[Tokenizer, RunSettings], Tokenizer] = lambda tokenizer, run: tokenizer
+    # The model's settings with what the data decides: labels, pixel means.
+    fit_model: Callable[[RunSettings, Any], Any] = lambda run, part: run.model
+    # (run, train split, valid split, tokenizer, device) → what the trainer trains on.
+    prepare: Callable[[RunSettings, Any, Any, Any, torch.device], Task[Any]]
+    # The module to train, where that is more than the model.
+    wrap: Callable[[nn.Module, RunSettings], nn.Module] = lambda model, run: model
+    # A trained model's settings with the heads that this task needs; `finetunes` are kinds that
+    # it starts from in addition to the run's own.
+    finetune: Callable[[Any, RunSettings], Any] = lambda config, run: config
+    finetunes: tuple[type, ...] = ()
 
-    # Use. `evaluate` is None where nothing scores a trained model; `no_scores` says why.
-    evaluate: Callable[..., Scores] | None = None  # (loaded, data, split) → scores
-    no_scores: str = ""
+    # (loaded model, data, split) → scores; None where nothing scores a trained model.
+    evaluate: Callable[..., Scores] | None
+    no_scores: str = ""  # the reason
     takes_stride: bool = False
     offers: tuple[Ability, ...] = ("encode",)
     served_as: Literal["translations", "completions", ""] = ""  # over HTTP
-    default_data: Callable[[Any], Any] | None = None  # by the model, where `data[0]` is not it
-    pages: Callable[[RunSettings], list[str]] = no_pages  # of the web view, beyond the usual
-    example: Callable[[RunSettings], str] = plain_example
+    # Settings of data by the model, where `data[0]` is not the default.
+    default_data: Callable[[Any], Any] | None = None
+    # Of the web view: pages beyond those of every model, and a text to begin with.
+    pages: Callable[[RunSettings], list[str]] = lambda run: []
+    example: Callable[[RunSettings], str] = lambda run: EXAMPLE
 
     def data_for(self, model: Any) -> Any:
         """Settings of data, to be filled in, for a model that came without any."""
         return self.data[0]() if self.default_data is None else self.default_data(model)
-
-
-def shared_arguments(run: RunSettings, device: torch.device) -> dict[str, Any]:
-    """Arguments that every task over texts takes."""
-    return {"max_length": run.model.max_length, "seed": run.seed, "device": device}

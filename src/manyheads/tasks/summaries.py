@@ -7,7 +7,6 @@ behind the last sentence that fits (else word) where a summary is written.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from manyheads.data.summaries import SummaryData, as_lines
@@ -18,9 +17,8 @@ from manyheads.evaluate.rouge import rouge_is_here, rouge_scorer, rouge_scores
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.tasks import translation
-from manyheads.tasks.spec import LoadedModel, RunSettings, shared_arguments
+from manyheads.tasks.spec import LoadedModel
 from manyheads.tasks.translation import TranslationTask, corpus_nll, gives_loss
-from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.progress import Bar
 
 
@@ -79,15 +77,13 @@ def summarize(
     return [as_lines(text) for text in best]
 
 
-def evaluate_summaries(
-    translator: AnyTranslator, data: SummaryData | FilesData, split_name: str
-) -> Scores:
+def evaluate(loaded: LoadedModel, data: SummaryData | FilesData, split_name: str) -> Scores:
     """ROUGE-1, -2, -L and -Lsum of a split, and how likely the model finds its summaries.
 
     The loss is left out where another program runs the model, or eight bits do.
     """
     rouge_scorer()  # what is missing is said now, not after the summaries are written
-    corpus = data.read(split_name)
+    translator, corpus = loaded.translator(), data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
         written = summarize(translator, corpus.sources, lambda done: bar.update(done, "documents"))
     scores = rouge_scores(written, references(corpus))
@@ -105,17 +101,6 @@ def evaluate_summaries(
     return scores | {"split": split_name, "examples": len(corpus.sources)}
 
 
-def prepare(
-    run: RunSettings, part: Corpus, valid: Corpus, tokenizer: Tokenizer, device: torch.device
-) -> SummaryTask:
-    shared = shared_arguments(run, device)
-    return SummaryTask(part, valid, tokenizer, run.train, run.decode, **shared)
-
-
-def evaluate(loaded: LoadedModel, data: SummaryData | FilesData, split_name: str) -> Scores:
-    return evaluate_summaries(loaded.translator(), data, split_name)
-
-
 SPEC = replace(
     translation.SPEC,
     task="summaries",
@@ -123,6 +108,6 @@ SPEC = replace(
     recipe="summaries",
     is_default=False,
     served_as="",
-    prepare=prepare,
+    prepare=SummaryTask,
     evaluate=evaluate,
 )

@@ -34,7 +34,7 @@ def prepare(
             "task=text is for models that came from elsewhere: train with task=classification or "
             "task=pretraining"
         )
-    return classification.prepare(run, part, valid, tokenizer, device)
+    return classification.ClassificationTask(run, part, valid, tokenizer, device)
 
 
 def finetune(config: Any, run: RunSettings) -> Any:

@@ -15,7 +15,7 @@ from manyheads.data.translation import (
     PhrasebookData,
     TranslationData,
 )
-from manyheads.decode.beam import Decode, Marks
+from manyheads.decode.beam import Marks
 from manyheads.decode.cuda_graphs import Recordings
 from manyheads.decode.lines import translate_whole
 from manyheads.decode.translate import AnyTranslator, Translator
@@ -25,11 +25,10 @@ from manyheads.evaluate.scores import Scores, perplexity, translation_scores
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.embedding import Head
 from manyheads.nn.shapes import Hidden
-from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, shared_arguments
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tokenizer.bpe_dropout import Segmenter
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
 from manyheads.train.rdrop import disagreement
 from manyheads.view.capture import looks_across
@@ -103,30 +102,27 @@ class TranslationTask:
 
     def __init__(
         self,
-        corpus: Corpus,
+        run: RunSettings,
+        part: Corpus,
         valid: Corpus,
         tokenizer: Tokenizer,
-        train: Train,
-        decode: Decode,
-        *,
-        max_length: int,
-        seed: int,
         device: torch.device,
     ) -> None:
+        train, max_length = run.train, run.model.max_length
         self.train, self.tokenizer, self.device = train, tokenizer, device
-        self.decode, self.valid_corpus = decode, valid
+        self.decode, self.valid_corpus = run.decode, valid
         self.recordings = Recordings()  # one for all validations
-        frame = Marks(tokenizer, decode).frame
-        self.data = EncodedPairs(corpus, tokenizer, max_length, train.too_long, frame)
+        frame = Marks(tokenizer, run.decode).frame
+        self.data = EncodedPairs(part, tokenizer, max_length, train.too_long, frame)
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
         copies = train.segmentations
         if copies > 1:
-            cut = Segmenter(tokenizer, train.merge_dropout, seed)
-            self.data.cut_anew(corpus, cut, copies - 1, max_length)
+            cut = Segmenter(tokenizer, train.merge_dropout, run.seed)
+            self.data.cut_anew(part, cut, copies - 1, max_length)
         self.digest = self.data.digest()
-        notes = [*corpus.notes, *valid.notes, *self.data.notes, *self.valid.notes]
+        notes = [*part.notes, *valid.notes, *self.data.notes, *self.valid.notes]
         self.notes = list(dict.fromkeys(notes))  # a held-out share comes from the same files
-        self.order = Batches(self.data.lengths, train.batch_tokens * train.accumulate, seed)
+        self.order = Batches(self.data.lengths, train.batch_tokens * train.accumulate, run.seed)
         self.per_epoch = -(-self.order.per_epoch // copies)  # of the pairs, however they are cut
 
     def batches(self, step: int) -> list[Batch]:
@@ -249,21 +245,10 @@ def check(run: RunSettings) -> None:
         raise UserError("train.agreement needs dropout: set model.dropout")
 
 
-def corpus_strings(corpus: Corpus) -> list[str]:
-    return [*corpus.sources, *corpus.targets]
-
-
 def check_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
     """Refuse a tokenizer without the tokens that texts begin and end with."""
     _ = Marks(tokenizer, run.decode).frame
     return tokenizer
-
-
-def prepare(
-    run: RunSettings, part: Corpus, valid: Corpus, tokenizer: Tokenizer, device: torch.device
-) -> TranslationTask:
-    shared = shared_arguments(run, device)
-    return TranslationTask(part, valid, tokenizer, run.train, run.decode, **shared)
 
 
 def evaluate(loaded: LoadedModel, data: TranslationData, split_name: str) -> Scores:
@@ -278,9 +263,9 @@ SPEC = TaskSpec(
     recipe="translation",
     is_default=True,
     check=check,
-    strings=corpus_strings,
+    strings=lambda corpus: [*corpus.sources, *corpus.targets],
     fit_tokenizer=check_frame,
-    prepare=prepare,
+    prepare=TranslationTask,
     evaluate=evaluate,
     offers=("translate", "encode"),
     served_as="translations",
