@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from manyheads.exchange.huggingface import from_huggingface, to_huggingface
     from manyheads.loading import load
+    from manyheads.models.capture import capture
     from manyheads.nn.attention import attend, attention_weights
     from manyheads.presets import build, presets
-    from manyheads.view.capture import capture
 
 __version__ = "0.1.0"
 
@@ -20,7 +20,7 @@ _HOMES = {
     "attend": "manyheads.nn.attention",
     "attention_weights": "manyheads.nn.attention",
     "build": "manyheads.presets",
-    "capture": "manyheads.view.capture",
+    "capture": "manyheads.models.capture",
     "from_huggingface": "manyheads.exchange.huggingface",
     "load": "manyheads.loading",
     "presets": "manyheads.presets",

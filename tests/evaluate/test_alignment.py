@@ -12,6 +12,7 @@ from manyheads.evaluate.alignment import (
     word_maps,
     words_of_tokens,
 )
+from manyheads.models.capture import capture
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.block import Block
 from manyheads.nn.exact_attention import Dense
@@ -19,7 +20,6 @@ from manyheads.nn.scores import Score
 from manyheads.phrasebook import Pair, sentences
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe
-from manyheads.view.capture import capture
 
 LAYERS, HEADS = 2, 2
 

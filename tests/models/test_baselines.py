@@ -28,6 +28,7 @@ from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import alignment_error
 from manyheads.loading import load_torch_run
+from manyheads.models.capture import capture, looks_across
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.linformer import Linformer
@@ -37,7 +38,6 @@ from manyheads.phrasebook import Pair
 from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
 from manyheads.run import model_digest
-from manyheads.view.capture import capture, looks_across
 from manyheads.view.maps import maps_of
 
 CONFIGS: dict[str, Any] = {

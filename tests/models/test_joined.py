@@ -21,6 +21,7 @@ from manyheads.decode.beam import BeamSearch, Decode
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
+from manyheads.models.capture import capture
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, Joined, JoinedConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import CoreConfig
@@ -33,7 +34,6 @@ from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
 from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
-from manyheads.view.capture import capture
 
 CORES: dict[str, CoreConfig] = {
     "dense": Dense(),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
+from manyheads.models.capture import capture
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.compressed import CompressedCore, MemoryCompressed
 from manyheads.nn.exact_attention import CoreSizes
@@ -26,7 +27,6 @@ from manyheads.nn.positions import (
 )
 from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.scores import Additive, Bilinear, ScaledDot, Score, ScoreConfig
-from manyheads.view.capture import capture
 
 HEADS, KV, CHANNELS = 4, 2, 5
 rules = pytest.mark.parametrize("rule", [full, causal], ids=lambda rule: rule.kind)

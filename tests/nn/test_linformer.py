@@ -10,6 +10,7 @@ from torch import Tensor
 from manyheads.account import account
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
+from manyheads.models.capture import capture
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import attend
@@ -18,7 +19,6 @@ from manyheads.nn.linformer import Linformer, LinformerCore
 from manyheads.nn.masks import causal, full, look, window
 from manyheads.nn.positions import Position, PositionSizes
 from manyheads.nn.scores import InnerScore, Score
-from manyheads.view.capture import capture
 
 SHARES: list[Literal["all", "heads", "none"]] = ["all", "heads", "none"]
 SIZES = CoreSizes(heads=4, kv_heads=2, head_dim=4, key_dim=4, max_length=9)

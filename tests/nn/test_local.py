@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
+from manyheads.models.capture import capture
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import attend
 from manyheads.nn.exact_attention import Core, Dense
@@ -32,7 +33,6 @@ from manyheads.nn.masks import (
 )
 from manyheads.nn.positions import Position, PositionSizes
 from manyheads.nn.scores import InnerScore, Score
-from manyheads.view.capture import capture
 
 CORES: dict[str, tuple[Local | Longformer, Rule]] = {
     "local": (Local(size=8), SameBlock(8)),

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
+from manyheads.models.capture import capture
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.attention import attend
 from manyheads.nn.exact_attention import CoreSizes
@@ -18,7 +19,6 @@ from manyheads.nn.masks import Rule, causal, full, look, window
 from manyheads.nn.performer import Draw, Performer, PerformerCore, draw_projection, exponents
 from manyheads.nn.positions import Position, PositionSizes, Rotary
 from manyheads.nn.scores import InnerScore, ScaledDot
-from manyheads.view.capture import capture
 
 DRAWS: list[Draw] = ["orthogonal", "independent"]
 SIZES = CoreSizes(heads=4, kv_heads=2, head_dim=4, key_dim=4, max_length=64, causal=True)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from manyheads.models.bert import BertConfig
+from manyheads.models.capture import Maps, capture
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import CoreConfig, CrossAttention, SelfAttention
@@ -20,7 +21,6 @@ from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
 from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
-from manyheads.view.capture import Maps, capture
 
 LAYERS, HEADS, VOCAB = 2, 2, 11
 CORES: dict[str, CoreConfig] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=3)}

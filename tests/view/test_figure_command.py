@@ -19,12 +19,12 @@ from manyheads.evaluate.alignment import word_maps
 from manyheads.lab.landscape import direction, held_out_loss, landscape, without_residuals
 from manyheads.loading import load_torch_run
 from manyheads.models.bert import BertConfig
+from manyheads.models.capture import capture
 from manyheads.nn.positions import PositionSizes
 from manyheads.nn.residual import Norm, Residual
 from manyheads.phrasebook import sentences
 from manyheads.tasks.translation import corpus_nll
 from manyheads.view import figures
-from manyheads.view.capture import capture
 from manyheads.view.maps import maps_of
 from manyheads.view.measured import measured
 from manyheads.view.schemes import matrix_of, schemes

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from manyheads.data.images import ImageData, read_picture
 from manyheads.loading import TorchRun, load_torch_run
+from manyheads.models.capture import capture
 from manyheads.tasks.images import class_chances, from_pixels, seen
-from manyheads.view.capture import capture
 from manyheads.web import image
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits

@@ -16,7 +16,7 @@ from manyheads.data.events import ChoraleGrid, PerformanceEvents
 from manyheads.data.midi import performance_in, voices_in, write_midi
 from manyheads.decode.beam import Marks
 from manyheads.loading import load_torch_run
-from manyheads.view.capture import capture
+from manyheads.models.capture import capture
 from manyheads.web import music
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits

@@ -22,10 +22,10 @@ from torch import Tensor
 from manyheads.commands import web as command
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
+from manyheads.models.capture import capture
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.run import read_run
 from manyheads.train.optimizer import Train, learning_rate
-from manyheads.view.capture import capture
 from manyheads.web import app as server
 from manyheads.web.forward import Room, look
 from manyheads.web.guard import COOKIE, Door, Limits

@@ -15,11 +15,11 @@ from manyheads.decode.beam import Marks
 from manyheads.decode.translate import Translator
 from manyheads.evaluate.alignment import alignment_error, word_maps
 from manyheads.loading import TorchRun, load_torch_run
+from manyheads.models.capture import capture
 from manyheads.models.decoder_only_seq2seq import Joined, JoinedConfig
 from manyheads.phrasebook import sentences
 from manyheads.run import read_run, save_run
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.view.capture import capture
 from manyheads.web import app as server
 from manyheads.web.translating import error_of, gold_links
 

@@ -15,10 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.data.translation import Corpus, EncodedPairs
+from manyheads.models.capture import capture
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.phrasebook import Pair
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.view.capture import capture
 
 Spans = Sequence[tuple[int, int]]
 WordMap = Float[Tensor, "layers heads target_words source_words"]

@@ -22,6 +22,7 @@ from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
+from manyheads.models.capture import looks_across
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.embedding import Head
 from manyheads.nn.shapes import Hidden
@@ -31,7 +32,6 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.progress import Bar
 from manyheads.train.rdrop import disagreement
-from manyheads.view.capture import looks_across
 
 COMPOSITIONAL = "compositional"
 MULTIPLE = 2  # lengths on a GPU: hardly more padding than any length, and seldom more shapes

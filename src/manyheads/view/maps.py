@@ -12,10 +12,10 @@ from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
 from manyheads.loading import TorchRun
 from manyheads.models.bert import Bert
+from manyheads.models.capture import Maps, attentions, capture
 from manyheads.models.decoder_only_seq2seq import Baseline
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.view.capture import Maps, attentions, capture
 
 
 @dataclass(frozen=True)

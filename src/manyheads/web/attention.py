@@ -14,7 +14,7 @@ from starlette.routing import Route
 from torch import Tensor
 from torch.nn import functional
 
-from manyheads.view.capture import Kind
+from manyheads.models.capture import Kind
 from manyheads.web.forward import Pass, Room, continuation, look
 from manyheads.web.guard import Limits
 from manyheads.web.heads import Place, rollout, statistics

@@ -15,13 +15,13 @@ from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
 from manyheads.loading import TorchRun
 from manyheads.models.bert import Bert
+from manyheads.models.capture import Kind, attentions
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, Joined
 from manyheads.models.gpt import Gpt
 from manyheads.models.heads import Masked
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.tasks.encode import MASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.view.capture import Kind, attentions
 from manyheads.web.heads import Place, Recorded, knocked_out, recorded
 from manyheads.web.responses import Problem
 

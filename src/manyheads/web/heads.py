@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from manyheads.baselines.luong_attention import MemoryAttention
 from manyheads.errors import UserError
+from manyheads.models.capture import Kind, Maps, attentions, capture
 from manyheads.nn.attention import SelfAttention
-from manyheads.view.capture import Kind, Maps, attentions, capture
 
 LayerMaps = Float[Tensor, "layers h t s"]
 SquareMaps = Float[Tensor, "layers h t t"]

@@ -31,8 +31,8 @@ from manyheads.data.music import MusicData
 from manyheads.decode.beam import Marks
 from manyheads.errors import UserError
 from manyheads.loading import TorchRun
+from manyheads.models.capture import Kind
 from manyheads.models.gpt import Gpt
-from manyheads.view.capture import Kind
 from manyheads.web.attention import trace_of
 from manyheads.web.forward import Pass, Room
 from manyheads.web.guard import Limits

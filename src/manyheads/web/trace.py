@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.models.base import Model
+from manyheads.models.capture import Kind
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.embedding import Embedding
@@ -24,7 +25,6 @@ from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.shapes import Values
-from manyheads.view.capture import Kind
 from manyheads.web import formulas
 from manyheads.web.heads import Recorded
 

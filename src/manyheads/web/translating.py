@@ -19,10 +19,10 @@ from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Hypothesis
 from manyheads.evaluate.alignment import word_maps
 from manyheads.loading import TorchRun
+from manyheads.models.capture import looks_across
 from manyheads.models.decoder_only_seq2seq import Joined
 from manyheads.phrasebook import Pair, sentences
 from manyheads.run import SETTINGS, read_run
-from manyheads.view.capture import looks_across
 from manyheads.web.forward import Pass, Room
 from manyheads.web.guard import Limits
 from manyheads.web.heads import recorded

@@ -13,9 +13,9 @@ from torch import nn
 from manyheads.baselines.rnn import Rnn, RnnConfig
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.lab.claims.word_for_word import Words, teach
+from manyheads.models.capture import capture
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.embedding import Embed
-from manyheads.view.capture import capture
 
 WORDS, LENGTHS, LENGTH, ROWS = 40, (4, 6, 8, 10), 8, 200  # aligned are rows of one length
 STEPS, LARGE_STEPS, POINTS = 900, 4000, 9
