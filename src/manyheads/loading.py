@@ -43,7 +43,7 @@ from manyheads.run import (
     read_tokenizer,
 )
 from manyheads.tasks.encode import TextEncoder, segments_of
-from manyheads.tasks.spec import Ability
+from manyheads.tasks.spec import Ability, LoadedModel
 from manyheads.tasks.table import default_task, find_task
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
@@ -60,7 +60,7 @@ NEEDS: dict[Ability, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class LoadedRun:
+class LoadedRun(LoadedModel):
     """A model in a folder, and what its task offers; subclasses differ in what computes it."""
 
     folder: Path

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyheads.config import dump, nearest, parse, read_toml, to_toml
+from manyheads.config import dump, parse, read_toml, to_toml
 from manyheads.data.images import ImageData
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
@@ -30,7 +30,7 @@ from manyheads.errors import DataError, UserError
 from manyheads.fileio import PARTIAL, check_sound, with_sums, write_text
 from manyheads.nn.exact_attention import Dense
 from manyheads.presets import ModelConfig
-from manyheads.tasks.spec import TaskSpec
+from manyheads.tasks.spec import RunSettings, TaskSpec
 from manyheads.tasks.table import TASKS, find_task, kinds, rows_of
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Tokens
@@ -60,11 +60,11 @@ Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData | Imag
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """Everything that a run is made of; a model from elsewhere comes without data and tokens.
+class Run(RunSettings):
+    """All settings of a run; an imported model comes without data and tokens.
 
-    `objective` is what a text is made into something to predict by, where the task leaves a
-    choice; `start` the folder of the model whose weights this one began with.
+    `objective` is what the model predicts of a text, where the task leaves a choice; `start` the
+    folder of the trained model that the run started from.
     """
 
     task: str = "translation"
@@ -84,9 +84,6 @@ class Run:
 
     def __post_init__(self) -> None:
         rows = rows_of(self.task)
-        if not rows:
-            names = {row.task for row in TASKS.values()}
-            raise UserError(f"task={self.task}: {nearest(self.task, names)}")
         for name, part in (("data", self.data), ("objective", self.objective)):
             self._check_part(name, part, rows)
         row = self.spec
@@ -94,10 +91,11 @@ class Run:
             example = kinds(row.objectives)[0]
             raise UserError(f"task={self.task} needs an objective, e.g. objective={example}")
         if not isinstance(self.model, row.models):
-            asked = f"objective={self.objective.kind}" if self.objective else f"task={self.task}"
+            objective = f" objective={self.objective.kind}" if self.objective else ""
+            advice = f"try the recipe {row.recipe}" if row.recipe else "choose another model"
             raise UserError(
-                f"{asked} needs model={' or '.join(kinds(row.models))} (not {self.model.kind}): "
-                f"try the recipe {row.recipe}"
+                f"task={self.task}{objective} needs model={' or '.join(kinds(row.models))} "
+                f"(not {self.model.kind}): {advice}"
             )
         for name in sorted({name for row in TASKS.values() for name in row.train_settings}):
             default = getattr(Train(), name)
@@ -140,7 +138,7 @@ def _default_model(table: dict[str, Any]) -> str:
     objective = table.get("objective")
     word = objective.get("kind") if isinstance(objective, dict) else objective
     rows = [row for row in TASKS.values() if word in kinds(row.objectives)]
-    rows = rows or rows_of(table.get("task", "translation")) or rows_of("translation")
+    rows = rows or rows_of(table.get("task", "translation"))
     return kinds(rows[0].models)[0]
 
 

@@ -32,14 +32,15 @@ from manyheads.train.parallel import ALONE, World
 
 def train(run: Run, folder: Path, device: torch.device, world: World = ALONE) -> Trainer:
     """A trainer for the run, at the step where its folder stands."""
-    if run.data is None:
-        raise UserError(f"there is no training for task={run.task} yet")
+    make_task = run.spec.prepare
+    if run.data is None or make_task is None:
+        raise UserError(f"there is no training for task={run.task}: choose another task")
     if world.first:
         drop_partials(folder)
     part, valid = run.data.read("train"), run.data.read("valid")
     with world.in_turn():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
-    task = run.spec.prepare(run, part, valid, tokenizer, device)
+    task = make_task(run, part, valid, tokenizer, device)
     task.notes = [*task.notes, *_warn_embedding_scale(run), *_warn_window(run)]
     torch.manual_seed(run.seed)
     model = run.model.build()

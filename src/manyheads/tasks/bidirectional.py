@@ -16,12 +16,7 @@ from manyheads.data.language import EncodedText, TextData, Texts, Windows, gathe
 from manyheads.data.masking import BothWays
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
-from manyheads.tasks.spec import (
-    LoadedModel,
-    RunSettings,
-    TaskSpec,
-    add_frame,
-)
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
 

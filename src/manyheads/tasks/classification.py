@@ -27,12 +27,7 @@ from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.heads import Classify, Pooler
 from manyheads.tasks import masked
 from manyheads.tasks.encode import segments_of
-from manyheads.tasks.spec import (
-    LoadedModel,
-    RunSettings,
-    TaskSpec,
-    add_frame,
-)
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
 from manyheads.train.optimizer import TooLong

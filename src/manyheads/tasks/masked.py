@@ -19,13 +19,7 @@ from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models import heads
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra
-from manyheads.tasks.spec import (
-    EXAMPLE,
-    LoadedModel,
-    RunSettings,
-    TaskSpec,
-    add_frame,
-)
+from manyheads.tasks.spec import EXAMPLE, LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
 

@@ -7,7 +7,7 @@ weight files: it gets the settings of a run (`RunSettings`) or a loaded model (`
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -26,39 +26,40 @@ Ability = Literal["translate", "generate", "encode", "label"]
 EXAMPLE = "The small dog sees the tree."
 
 
-class RunSettings(Protocol):
-    """The settings of a run, as far as a task reads them (`manyheads.run.Run`)."""
+class RunSettings:
+    """The settings of a run, as far as a task reads them; `manyheads.run.Run` has more."""
 
-    @property
-    def data(self) -> Any: ...
-    @property
-    def tokens(self) -> Any: ...
-    @property
-    def objective(self) -> Any: ...
-    @property
-    def model(self) -> Any: ...
-    @property
-    def train(self) -> Train: ...
-    @property
-    def decode(self) -> Decode: ...
-    @property
-    def seed(self) -> int: ...
+    data: Any
+    tokens: Any
+    objective: Any
+    model: Any
+    train: Train
+    decode: Decode
+    seed: int
 
 
-class LoadedModel(Protocol):
-    """A model ready to use, as far as an evaluation needs it (`manyheads.loading.LoadedRun`)."""
+class LoadedModel:
+    """A model ready to use, as far as an evaluation needs it; see `manyheads.loading`."""
+
+    folder: Path
+    run: Any  # `RunSettings`
 
     @property
-    def folder(self) -> Path: ...
-    @property
-    def run(self) -> RunSettings: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    def translator(self) -> AnyTranslator: ...
-    def encoder(self) -> TextEncoder: ...
-    def labeller(self) -> ReadsImages: ...
+    def tokenizer(self) -> Tokenizer:
+        raise NotImplementedError
+
+    def translator(self) -> AnyTranslator:
+        raise NotImplementedError
+
+    def encoder(self) -> TextEncoder:
+        raise NotImplementedError
+
+    def labeller(self) -> ReadsImages:
+        raise NotImplementedError
+
     def torch_model(self) -> Any:
         """The PyTorch module; refused for a model that another program runs."""
+        raise NotImplementedError
 
 
 def add_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
@@ -92,8 +93,9 @@ class TaskSpec:
     fit_tokenizer: Callable[[Tokenizer, RunSettings], Tokenizer] = lambda tokenizer, run: tokenizer
     # The model's settings with what the data decides: labels, pixel means.
     fit_model: Callable[[RunSettings, Any], Any] = lambda run, part: run.model
-    # (run, train split, valid split, tokenizer, device) → what the trainer trains on.
-    prepare: Callable[[RunSettings, Any, Any, Any, torch.device], Task[Any]]
+    # (run, train split, valid split, tokenizer, device) → what the trainer trains on; None where
+    # a task is only for imported models.
+    prepare: Callable[[RunSettings, Any, Any, Any, torch.device], Task[Any]] | None
     # The module to train, where that is more than the model.
     wrap: Callable[[nn.Module, RunSettings], nn.Module] = lambda model, run: model
     # A trained model's settings with the heads that this task needs; `finetunes` are kinds that

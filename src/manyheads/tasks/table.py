@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from manyheads.config import nearest
+from manyheads.errors import UserError
 from manyheads.tasks import (
     bidirectional,
     classification,
@@ -34,7 +36,11 @@ TASKS: dict[str, TaskSpec] = {
 
 def rows_of(task: str) -> list[TaskSpec]:
     """The rows that share a value of the setting `task`."""
-    return [row for row in TASKS.values() if row.task == task]
+    rows = [row for row in TASKS.values() if row.task == task]
+    if not rows:
+        names = {row.task for row in TASKS.values()}
+        raise UserError(f"task={task}: {nearest(str(task), names)}")
+    return rows
 
 
 def find_task(task: str, data: Any = None, objective: Any = None) -> TaskSpec:

@@ -85,9 +85,7 @@ class Scaling:
         self.plan = self._planned()
 
     def _task(self, run: Run, part: Texts, valid: Texts) -> LanguageTask:
-        task = run.spec.prepare(run, part, valid, self.tokenizer, self.device)
-        assert isinstance(task, LanguageTask)
-        return task
+        return LanguageTask(run, part, valid, self.tokenizer, self.device)
 
     @property
     def epochs(self) -> float:
