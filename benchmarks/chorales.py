@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
+from manyheads.recipes import read_recipe
 from manyheads.summary import summarize
-from manyheads.tasks.scoring import score
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 SCHEMES = {
     "none": "model.position=none",
@@ -46,9 +46,9 @@ def measure(scheme: str, seed: int, folder: str, device: str, more: list[str]) -
         begun = time.monotonic()
         train(run, Path(scratch), torch.device(device)).run()
         row = {"scheme": scheme, "seed": seed, "seconds": time.monotonic() - begun}
-        opened = open_run(Path(scratch), device)
+        opened = load_torch_run(Path(scratch), device)
         for split in ("valid", "test"):
-            row[f"{split}_nll"] = score(opened, opened.run.data, split)["nll"]
+            row[f"{split}_nll"] = opened.evaluate(opened.run.data, split)["nll"]
         row["parameters"] = summarize(opened.run.model).parameters
     return row | {"command": shlex.join(["manyheads", "train", "jsb-chorales", *settings])}
 

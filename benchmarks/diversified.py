@@ -23,7 +23,7 @@ from manyheads.data.corpus import read_pairs
 from manyheads.decode.lines import translate_whole
 from manyheads.errors import UserError
 from manyheads.fileio import replace_file
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.train.progress import Bar
 from translations import stems
 
@@ -59,13 +59,13 @@ def diversify(
         raise UserError(f"{folder} has no train.{source} and train.{target}: nothing to tell again")
     if out.exists():
         raise UserError(f"{out} is there already: choose another folder")
-    ways = [direction(open_run(path, "cpu").run.data, path, source, target) for path in runs]
+    ways = [direction(load_torch_run(path, "cpu").run.data, path, source, target) for path in runs]
     files = [folder / f"train.{end}" for end in (source, target)]
     first = read_pairs(*files, empty_lines="skip").pairs
     sides: list[list[str]] = [[pair[side] for pair in first] for side in (0, 1)]
     pairs, seen = list(first), set(first)
     for path, forward in zip(runs, ways, strict=True):
-        opened = open_run(path, device)
+        opened = load_torch_run(path, device)
         with Bar(f"translate by {path.name}", len(first)) as bar:
             written = translate_whole(
                 opened.translator(),

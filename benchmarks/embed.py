@@ -24,7 +24,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from manyheads.data.batching import in_order_of_length
 from manyheads.evaluate.scores import spearman
-from manyheads.loading import open_any
+from manyheads.loading import load_run
 from manyheads.tasks.encode import BATCH_TOKENS, TextEncoder
 
 BATCH = 32  # what sentence encoders are called with
@@ -64,7 +64,7 @@ def main() -> None:
     folder = given.model or minilm()
     first, second, gold = read(given.pairs)
     lines = [*first, *second]
-    ours, theirs = open_any(folder).encoder(), Theirs(folder)
+    ours, theirs = load_run(folder).encoder(), Theirs(folder)
 
     in_order = [list(range(i, min(i + BATCH, len(lines)))) for i in range(0, len(lines), BATCH)]
     longest_first = sorted(range(len(lines)), key=lambda row: -len(lines[row]))

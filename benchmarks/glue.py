@@ -22,9 +22,9 @@ import torch
 
 from manyheads.data.labelled import GLUE, LabelledData, places
 from manyheads.evaluate.scores import label_scores
-from manyheads.loading import open_run
-from manyheads.tasks.scoring import score
-from manyheads.training import read_recipe, train
+from manyheads.loading import load_torch_run
+from manyheads.recipes import read_recipe
+from manyheads.training import train
 
 EPOCHS = {"sst-2": 1}  # three, where nothing else is said
 ROWS, RATE, WARMUP, LONGEST = 32, 5e-5, 0.1, 512
@@ -44,7 +44,7 @@ def ours(model: str, data: LabelledData, seed: int, device: str) -> dict[str, An
         trainer = train(run, Path(folder), torch.device(device))
         trainer.run()
         seconds = time.monotonic() - began
-        scores = score(open_run(Path(folder), device), data, "valid")
+        scores = load_torch_run(Path(folder), device).evaluate(data, "valid")
     return {"scores": _numbers(scores), "seconds": seconds, "steps": trainer.progress.step}
 
 

@@ -26,10 +26,10 @@ from torch.nn import functional as F
 from manyheads.data.masking import hide
 from manyheads.data.mlm import MaskedBatch
 from manyheads.models.bert import Bert
+from manyheads.recipes import read_recipe
 from manyheads.tasks.masked import masked_pass
 from manyheads.train.loop import precision_of
 from manyheads.train.optimizer import build_optimizer
-from manyheads.training import read_recipe
 
 VOCABULARY, LENGTH, RATE = 30_522, 128, 0.15
 ROWS = {"cpu": 32, "cuda": 512}

@@ -27,7 +27,7 @@ from manyheads.decode.lines import translate_whole
 from manyheads.decode.translate import Seq2SeqForest, Seq2SeqStepper, Translator
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import translation_scores
-from manyheads.loading import TorchRun, open_run
+from manyheads.loading import TorchRun, load_torch_run
 from speed import Row, Rows, compared, in_turns, options
 
 OURS, FIRST, NOW = "ours", "ours, best first", "ours, best first, none-better-now"
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         "dtype": "int8" if given.int8 else "float32",
     }
     try:
-        opened = changed(open_run(given.run), given.settings)
+        opened = changed(load_torch_run(given.run), given.settings)
         opened = opened.in_int8() if given.int8 else opened
         data: Any = opened.run.data
         corpus = data.read(given.split)

@@ -27,7 +27,7 @@ import torch
 from manyheads import training
 from manyheads.config import override_all
 from manyheads.evaluate.scores import translation_scores
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.summary import summarize
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.view.figures import curves
@@ -37,13 +37,13 @@ BUCKETS = 5
 
 def width_like(recipe: str, settings: list[str]) -> int:
     """The width at which the LSTM has as many parameters as the recipe's model."""
-    run = training.read_recipe(recipe, settings)
+    run = read_recipe(recipe, settings)
     vocabulary = run.tokens.vocab_size
     wanted = summarize(override_all(run, [f"model.vocab_size={vocabulary}"]).model).parameters
 
     def apart(dim: int) -> int:
         other = [*settings, "model=rnn", f"model.dim={dim}", f"model.vocab_size={vocabulary}"]
-        return abs(summarize(training.read_recipe(recipe, other).model).parameters - wanted)
+        return abs(summarize(read_recipe(recipe, other).model).parameters - wanted)
 
     return min(range(32, 1025, 4), key=apart)
 
@@ -52,9 +52,7 @@ def pace(arguments: list[str], warm: int, steps: int, device: str) -> float:
     """Seconds of a step, without what a training begins and ends with."""
     recipe, *settings = arguments
     with tempfile.TemporaryDirectory() as folder:
-        trainer = training.train(
-            training.read_recipe(recipe, settings), Path(folder), torch.device(device)
-        )
+        trainer = training.train(read_recipe(recipe, settings), Path(folder), torch.device(device))
         for step in range(warm):
             trainer.step(step)
         begun = _now(device)
@@ -134,7 +132,7 @@ def main() -> None:
     report: dict[str, Any] = {"command": " ".join(sys.argv), "seconds": options.seconds}
     lines = {}
     for name in models:
-        opened = open_run(options.out / name, options.device)
+        opened = load_torch_run(options.out / name, options.device)
         done = evaluate_translation(opened.translator(), opened.run.data, "test")
         parts = by_length(done.corpus.sources, done.translations, done.corpus.targets)
         speeds = [row["tokens_per_second"] for row in rows_of(options.out / name, "train")]

@@ -27,7 +27,7 @@ from manyheads.exchange.ctranslate2 import (
     write_ctranslate2,
 )
 from manyheads.exchange.onnx import OnnxSeq2Seq, OnnxTranslator, write_onnx
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 
 Texts = list[list[int]]
 Runner = Callable[[list[str]], Texts]
@@ -46,7 +46,7 @@ def main() -> None:
     given = options.parse_args()
     torch.set_num_threads(given.threads)
 
-    opened = open_run(given.run)
+    opened = load_torch_run(given.run)
     sentences = opened.run.data.read("test").sources[: given.sentences]
     own = dataclasses.replace(opened.run.decode, beam=given.beam)
     settings = {

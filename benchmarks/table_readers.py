@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from manyheads.data.labelled import LabelledData
 from manyheads.data.masking import Masked
 from manyheads.errors import UserError
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.masks import causal, make_mask
+from manyheads.recipes import read_recipe
 from manyheads.run import Run, save_run
 from manyheads.summary import BACKWARD, summarize
-from manyheads.tasks.scoring import score
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 from table_runs import Asked, Row, fitted, lengths_seen, sizes, training_flops
 
 UNLABELLED = """data.lines=sentences data.short=skip tokens=wordpiece tokens.vocab_size=8000
@@ -67,7 +67,7 @@ def pretrain(asked: Asked, name: str) -> Row:
     folder = asked.keep / name
     trainer = train(read_recipe(settings[0], settings[1:]), folder, torch.device(asked.device))
     told |= fitted(trainer)
-    run = open_run(folder).run
+    run = load_torch_run(folder).run
     length, seen = run.model.max_length, asked.steps * run.train.batch_tokens
     flops = training_flops(run.model, {"token": np.full(seen // length, float(length))})
     if isinstance(run.objective, Masked):  # the output layer is computed at hidden places alone
@@ -148,7 +148,7 @@ def begin(asked: Asked, name: str, seed: int, out: Path) -> Path:
     kind = name.removesuffix(SCRATCH)
     if kept(asked, kind) is None:
         raise UserError(f"{asked.keep} has no {kind}: it could not be pretrained")
-    opened = open_run(asked.keep / kind)
+    opened = load_torch_run(asked.keep / kind)
     if name == kind != "gpt":
         return opened.folder
     run, model = opened.run, opened.model
@@ -184,9 +184,9 @@ def classify(asked: Asked, system: str, task: str, seed: int) -> Row:
             run = replace(run, model=CausalConfig(**vars(run.model)))
         trainer = train(run, folder, torch.device(asked.device))
         found = fitted(trainer)
-        opened = replace(open_run(folder, asked.device), model=trainer.saved_model.eval())
+        opened = replace(load_torch_run(folder, asked.device), model=trainer.saved_model.eval())
         data: Any = run.data
-        scores = score(opened, data, "valid")
+        scores = opened.evaluate(data, "valid")
     del found["valid_loss"]  # the best, and the scores are of the last weights
     reads: Any = trainer.task
     texts = lengths_seen(reads.order, found["steps"], {"token": reads.data.tokens})

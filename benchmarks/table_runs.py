@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.presets import ModelConfig
 from manyheads.summary import BACKWARD, summarize
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.train.loop import Trainer
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 Row = dict[str, Any]
 
@@ -118,7 +118,7 @@ def translate(asked: Asked, system: str, seed: int, rate: str = "") -> Row:
         task: Any = trainer.task
         sides = {"source": task.data.sources, "target": task.data.targets}
         texts = lengths_seen(task.order, trainer.train.steps, sides)
-        opened = open_run(Path(scratch), asked.device)
+        opened = load_torch_run(Path(scratch), asked.device)
         data: Any = run.data
         scores = evaluate_translation(opened.translator(), data, "test").scores
         flops = training_flops(opened.run.model, texts)

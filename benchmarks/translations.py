@@ -48,10 +48,11 @@ from manyheads.data.corpus import read_lines
 from manyheads.decode.translate import AnyTranslator
 from manyheads.errors import UserError
 from manyheads.fileio import replace_file
-from manyheads.loading import open_run, several
+from manyheads.loading import ensemble, load_torch_run
+from manyheads.recipes import read_recipe
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.train.loop import Trainer
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 from manyheads.view.figures import curves
 from table_runs import Row, fitted, sizes
 from tables import each, rows_of
@@ -224,7 +225,7 @@ def scored(translator: AnyTranslator, data: Any, job: Job) -> tuple[dict[str, Ro
 
 def measure_together(folders: list[Path], device: str) -> Row:
     """Runs that were kept, as one; the first says which data they are scored on."""
-    opened = [open_run(folder, device) for folder in folders]
+    opened = [load_torch_run(folder, device) for folder in folders]
     data: Any = opened[0].run.data
     there = stems(Path(data.folder), data.source, data.target)
     splits = ["valid", *(split for split in (*MULTI30K, "test") if split in there)]
@@ -236,7 +237,7 @@ def measure_together(folders: list[Path], device: str) -> Row:
     seed = opened[0].run.seed
     job = Job("literature" if prepared else "raw", " ".join(kinds), seed, [], splits, words)
     begun = time.monotonic()
-    scores, signature = scored(several(list(opened)).translator(), data, job)
+    scores, signature = scored(ensemble(list(opened)).translator(), data, job)
     return {
         "table": job.table,
         "system": f"{job.system}, {len(folders)} together",
@@ -270,7 +271,7 @@ def measure(job: Job, device: str, keep: Path | None) -> Row:
         points = watch(trainer)
         found = fitted(trainer)
         trained = time.monotonic()
-        opened = open_run(folder, device)
+        opened = load_torch_run(folder, device)
         translator = opened.translator()
         scores, signature = scored(translator, data, job)
         train_loss = last_loss(folder)

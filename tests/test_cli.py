@@ -21,10 +21,10 @@ from manyheads import cli, loading
 from manyheads.commands import training
 from manyheads.config import parse
 from manyheads.decode import lines
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
+from manyheads.recipes import read_recipe
 from manyheads.run import Run, read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.training import read_recipe
 
 TINY = (
     *("data.train_pairs=120", "data.valid_pairs=3", "data.test_pairs=3", "tokens.vocab_size=300"),
@@ -478,12 +478,12 @@ def test_to_list_several_searches_no_narrower(run: Path, monkeypatch: pytest.Mon
         return write(translator, *given, **more)
 
     def with_beam_of_five(*given: Any) -> Any:
-        found = open_any(*given)
+        found = load_run(*given)
         decode = dataclasses.replace(found.run.decode, beam=5)
         return dataclasses.replace(found, run=dataclasses.replace(found.run, decode=decode))
 
-    open_any = loading.open_any
-    monkeypatch.setattr(opened, "open_any", with_beam_of_five)
+    load_run = loading.load_run
+    monkeypatch.setattr(loading, "load_run", with_beam_of_five)
     monkeypatch.setattr(lines, "translate_lines", watched)
     for given in ([], ["--n-best", "2"], ["--n-best", "9"], ["--beam", "1", "--n-best", "3"]):
         result("translate", run, *given, stdin=b"The dog sleeps.\n")
@@ -503,7 +503,7 @@ def test_what_is_for_a_gpu_is_refused_elsewhere(run: Path) -> None:
 
 
 def test_half_precision_is_that_of_the_weights_and_leaves_the_run_alone(run: Path) -> None:
-    whole = open_run(run)
+    whole = load_torch_run(run)
     half = whole.in_half()
     assert {weight.dtype for weight in half.model.parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in whole.model.parameters()} == {torch.float32}

@@ -14,8 +14,8 @@ from tests.train.small_runs import assert_same_bits, hurt
 from torch import Tensor
 
 from manyheads.errors import UserError
-from manyheads.finetune import ON_TOP, give_weights
-from manyheads.loading import open_any, open_run
+from manyheads.finetune import ON_TOP, load_pretrained
+from manyheads.loading import load_run, load_torch_run
 from manyheads.models.bert import Bert
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.run import read_run
@@ -82,7 +82,7 @@ def test_the_stack_of_an_encoder_is_kept(
     given = (tmp_path / "run/tokenizer.json").read_bytes()
     assert given == (starts[name] / "tokenizer.json").read_bytes()
     found.run()
-    opened = open_run(tmp_path / "run")
+    opened = load_torch_run(tmp_path / "run")
     assert opened.run.start == str(starts[name])
     assert not torch.equal(opened.model.state_dict()["tokens.weight"], begun["tokens.weight"])
     assert opened.encoder().labels == ("again", "once")
@@ -92,7 +92,7 @@ def test_the_encoder_of_an_encoder_decoder_has_the_states_that_it_had(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
     found = classifier(starts["spans"], texts, tmp_path / "run")
-    before = open_run(starts["spans"]).model
+    before = load_torch_run(starts["spans"]).model
     assert isinstance(before, Seq2Seq)
     assert isinstance(found.model, Bert)
     [batch] = found.task.batches(0)
@@ -121,7 +121,7 @@ def test_an_imported_encoder(texts: Path, tmp_path: Path) -> None:
         expected = theirs.bert(**given, token_type_ids=batch.segments).last_hidden_state
     torch.testing.assert_close(ours[real.bool()], expected[real.bool()], rtol=1e-4, atol=1e-4)
     found.run()
-    assert open_any(tmp_path / "run").encoder().classify(["one two", "the dog"])
+    assert load_run(tmp_path / "run").encoder().classify(["one two", "the dog"])
 
 
 @pytest.mark.parametrize("labels", [("yes", "no"), ("a", "b", "c")])
@@ -235,10 +235,10 @@ def test_a_start_that_does_not_fit_is_refused_in_one_line(
 
 
 def test_weights_of_another_shape_are_refused_by_name(starts: dict[str, Path]) -> None:
-    start = open_run(starts["masked pairs"])
+    start = load_torch_run(starts["masked pairs"])
     model = dataclasses.replace(start.run.model, hidden=7).build()
     with pytest.raises(UserError) as caught:
-        give_weights(model, start)
+        load_pretrained(model, start)
     assert re.search(
         r"does not fit this model: encoder\.\S+ is of \[32, 16\], not of", str(caught.value)
     )
@@ -278,7 +278,7 @@ def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
     settings = (f"model={start}", *data, "train.steps=2", "train.batch_tokens=64")
     found = recipe_trainer("translation", tmp_path / "run", *settings, "train.validate_every=2")
     found.run()
-    opened = open_run(tmp_path / "run")
+    opened = load_torch_run(tmp_path / "run")
     marks = opened.translator().marks
     [batch] = found.task.batches(0)
     row = batch.source[0][batch.source_real[0]].tolist()
@@ -296,7 +296,7 @@ def test_masked_training_goes_on_from_a_model_without_segments(texts: Path, tmp_
     found = recipe_trainer("bert-mini", tmp_path / "run", *settings, "data.lines=text")
     assert isinstance(found.model, Bert)
     assert found.model.config.next_sentence is None
-    begun = dict(open_any(start).model.state_dict())  # type: ignore[attr-defined]
+    begun = dict(load_run(start).model.state_dict())  # type: ignore[attr-defined]
     state = dict(found.model.state_dict())
     assert_equal(of_stack(state), of_stack(begun))
     assert torch.equal(state["head.project.weight"], begun["head.project.weight"])
@@ -306,7 +306,7 @@ def test_an_encoder_reads_on_in_the_frame_that_it_was_pretrained_with(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
     found = classifier(starts["spans"], texts, tmp_path / "run")
-    tokenizer = open_run(starts["spans"]).tokenizer
+    tokenizer = load_torch_run(starts["spans"]).tokenizer
     [batch] = found.task.batches(0)
     real = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.real is None else batch.real
     for row, own in zip(batch.tokens, real, strict=True):

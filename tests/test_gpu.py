@@ -45,11 +45,12 @@ from manyheads.nn.positions import (
 )
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.scores import InnerScore
+from manyheads.recipes import read_recipe
 from manyheads.tokenizer.train import Bpe
 from manyheads.train import cuda_graphs as graphs
 from manyheads.train.loop import Trainer
 from manyheads.train.loss import cross_entropy
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,7 +19,7 @@ from manyheads.errors import DataError, UserError
 from manyheads.exchange.ctranslate2 import write_ctranslate2
 from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import import_model
-from manyheads.loading import TorchRun, open_any, open_run, run_of
+from manyheads.loading import TorchRun, load_run, load_torch_run, run_of
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.run import Run, save_run
 from manyheads.tokenizer.train import Bpe
@@ -74,8 +74,8 @@ def test_a_folder_and_the_run_made_of_it_are_one_model(
     models = [
         manyheads.load(folder),
         manyheads.load(str(run)),
-        open_run(run).model,
-        open_any(run).model,  # type: ignore[attr-defined]
+        load_torch_run(run).model,
+        load_run(run).model,  # type: ignore[attr-defined]
         manyheads.from_huggingface(folder),
     ]
     torch.manual_seed(1)
@@ -85,7 +85,7 @@ def test_a_folder_and_the_run_made_of_it_are_one_model(
         assert not model.training
         torch.manual_seed(1)
         assert torch.equal(logits(family, theirs, model)[1], said)
-    assert models[0].run == models[1].run == open_any(run).run
+    assert models[0].run == models[1].run == load_run(run).run
     back = manyheads.to_huggingface(models[1])
     assert type(back) is type(theirs)
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
@@ -101,9 +101,9 @@ def test_a_folder_and_the_run_made_of_it_are_one_model(
 
 def test_a_run_can_be_moved(folders: Folder, tmp_path: Path) -> None:
     run = imported(folders("bert")[0], tmp_path / "here")
-    before = open_any(run).encoder().embed(["a dog"])
+    before = load_run(run).encoder().embed(["a dog"])
     shutil.move(run, tmp_path / "there")
-    assert (open_any(tmp_path / "there").encoder().embed(["a dog"]) == before).all()
+    assert (load_run(tmp_path / "there").encoder().embed(["a dog"]) == before).all()
 
 
 def test_no_digit_of_a_double_is_lost(copy: Callable[[str], Path], tmp_path: Path) -> None:
@@ -113,10 +113,10 @@ def test_no_digit_of_a_double_is_lost(copy: Callable[[str], Path], tmp_path: Pat
         fine = {name: x.double() + 1e-10 for name, x in weights.items()}
         save_file(fine, folder / "model.safetensors", {"format": "pt"})
         run = imported(folder, tmp_path / str(number))
-        there, here = manyheads.load(folder).state_dict(), open_run(run).model.state_dict()
+        there, here = manyheads.load(folder).state_dict(), load_torch_run(run).model.state_dict()
         assert {x.dtype for x in here.values()} == {torch.float64}
         assert all(torch.equal(here[name], there[name]) for name in there)
-        assert all(x.dtype == torch.float64 for x in open_run(run).model.buffers())
+        assert all(x.dtype == torch.float64 for x in load_torch_run(run).model.buffers())
 
 
 def test_settings_of_an_exported_model_are_those_of_its_weights(tmp_path: Path) -> None:
@@ -137,22 +137,22 @@ def test_settings_of_an_exported_model_are_those_of_its_weights(tmp_path: Path) 
 
 
 def test_graphs_run_on_a_cpu_alone(folders: Folder, tmp_path: Path) -> None:
-    opened = open_any(folders("gpt2")[0])
+    opened = load_run(folders("gpt2")[0])
     assert isinstance(opened, TorchRun)
     save_run(opened.run, opened.own_tokenizer, opened.model, tmp_path)
     (tmp_path / "decoder.onnx").write_bytes(b"")
     for device in ("auto", "cpu"):
-        assert open_any(tmp_path, device).device == torch.device("cpu")
+        assert load_run(tmp_path, device).device == torch.device("cpu")
     for device in ("cuda", "cuda:1"):
         with pytest.raises(UserError, match="run on a CPU alone: --device cpu or auto"):
-            open_any(tmp_path, device)
+            load_run(tmp_path, device)
 
 
 def test_ctranslate2_is_given_the_device(
     folders: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
-    opened = open_any(folders("gpt2")[0])
+    opened = load_run(folders("gpt2")[0])
     assert isinstance(opened, TorchRun)
     save_run(opened.run, opened.own_tokenizer, opened.model, tmp_path)
     write_ctranslate2(opened.model, opened.tokenizer, tmp_path)  # type: ignore[arg-type]
@@ -165,11 +165,11 @@ def test_ctranslate2_is_given_the_device(
     monkeypatch.setattr(ctranslate2, "Generator", runner)
     monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 2)
     for device in ("cpu", "auto", "cuda", torch.device("cuda:1")):
-        open_any(tmp_path, device).generator()
+        load_run(tmp_path, device).generator()
     assert given == [("cpu", 0), ("auto", 0), ("cuda", 0), ("cuda", 1)]
     monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 0)
     with pytest.raises(UserError, match="CTranslate2 has no GPU to compute on here"):
-        open_any(tmp_path, "cuda").generator()
+        load_run(tmp_path, "cuda").generator()
 
 
 # --- what a folder cannot ---
@@ -190,7 +190,7 @@ def test_ctranslate2_is_given_the_device(
 def test_what_a_model_is_not_for_is_said(
     family: str, asked: str, part: str, folders: Folder
 ) -> None:
-    opened = open_any(folders(family)[0])
+    opened = load_run(folders(family)[0])
     with pytest.raises(UserError, match=part) as raised:
         getattr(opened, asked)()
     assert "\n" not in str(raised.value)
@@ -206,18 +206,18 @@ def test_a_folder_without_a_tokenizer_holds_a_model_and_reads_no_text(
     (folder / "tokenizer.json").unlink()
     assert manyheads.load(folder).tokenizer is None
     with pytest.raises(UserError, match=r"has no tokenizer.json: put the model's own there"):
-        getattr(open_any(folder), asked)()
+        getattr(load_run(folder), asked)()
 
 
 def test_an_exported_folder_only_writes(folders: Folder, tmp_path: Path) -> None:
     folder = folders("gpt2")[0]
-    opened = open_any(folder)
+    opened = load_run(folder)
     assert isinstance(opened, TorchRun)
     out = tmp_path / "ctranslate2"
     save_run(opened.run, opened.own_tokenizer, opened.model, out)
     (out / "model.safetensors").unlink()
     write_ctranslate2(opened.model, opened.tokenizer, out)  # type: ignore[arg-type]
-    exported = open_any(out)
+    exported = load_run(out)
     assert exported.run == opened.run
     assert exported.generator().vocabulary == opened.generator().vocabulary
     with pytest.raises(UserError, match="gives no vectors or labels: use the run"):
@@ -238,11 +238,11 @@ def test_a_tokenizer_of_another_model_is_refused(
         shutil.copy(folders("roberta")[0] / "tokenizer.json", place)
         if place == run:
             with pytest.raises(DataError, match="not as it was written"):
-                open_any(run)
+                load_run(run)
             settings = (run / "run.toml").read_text().splitlines(keepends=True)
             (run / "run.toml").write_text("".join(settings[1:]))  # accepted, as the message says
         with pytest.raises(DataError, match=r"has \d+ tokens, the model \d+: they do not belong"):
-            open_any(place)
+            load_run(place)
 
 
 def test_a_folder_whose_settings_do_not_say_what_it_is(copy: Callable[[str], Path]) -> None:
@@ -251,17 +251,17 @@ def test_a_folder_whose_settings_do_not_say_what_it_is(copy: Callable[[str], Pat
     del settings["model_type"]
     (folder / "config.json").write_text(json.dumps(settings))
     with pytest.raises(DataError, match="no model_type"):
-        open_any(folder)
+        load_run(folder)
 
 
 def test_a_folder_that_is_not_there_or_holds_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no run folder"):
-        open_any(tmp_path / "nowhere")
+        load_run(tmp_path / "nowhere")
     with pytest.raises(DataError, match="is no run folder"):
-        open_any(tmp_path)
+        load_run(tmp_path)
     (tmp_path / "model.bin").write_bytes(b"")
     with pytest.raises(DataError, match="is no run folder"):
-        open_any(tmp_path)
+        load_run(tmp_path)
 
 
 def test_weights_of_another_model_are_refused(folders: Folder, tmp_path: Path) -> None:
@@ -270,4 +270,4 @@ def test_weights_of_another_model_are_refused(folders: Folder, tmp_path: Path) -
     shutil.copy(one / "model.safetensors", other)
     line = "belongs to another model .* or was written by an older version: run its train command"
     with pytest.raises(DataError, match=line):
-        open_any(other)
+        load_run(other)

@@ -12,9 +12,9 @@ import pytest
 from tests.test_cli import call, mistake, result
 
 from manyheads.models.vit import VitConfig
+from manyheads.recipes import recipes
 from manyheads.run import Run, read_run, save_run
 from manyheads.train import metrics
-from manyheads.training import recipes
 
 WORDS = ("the", "a", "small", "big", "red", "dog", "cat", "bird", "sees", "likes", "and", "runs")
 SMALL = ("model.dim=16", "model.layers=1", "model.heads=2", "model.max_length=16")
@@ -110,25 +110,25 @@ def test_a_recipe_without_data_asks_for_them(name: str) -> None:
     [
         (
             ["bert-mini", "objective=spans"],
-            "trains a model of kind seq2seq, not bert: take the recipe t5",
+            "model=seq2seq (not bert): try the recipe t5",
         ),
         (
             ["t5-mini", "objective=masked"],
-            "trains a model of kind bert, not seq2seq: take the recipe bert",
+            "model=bert (not seq2seq): try the recipe bert",
         ),
-        (["gpt-mini", "objective=masked"], "task=language has objective=causal (not masked)"),
+        (["gpt-mini", "objective=masked"], "objective=causal (not masked)"),
         (["bert-mini", "objective=mask"], "did you mean 'masked'?"),
         (["bert-mini", "objective=none"], "needs an objective, e.g. objective=masked"),
         (["bert-mini", "objective=replaced"], "objective=replaced needs model.head=detect"),
         (["electra-mini", "model.head=masked"], "objective=replaced needs model.head=detect"),
         (["bert-mini", "model.embed.segments=1"], "needs model.embed.segments=2"),
         (["bert-mini", "objective.rate=15"], "objective.rate=15.0 must be above 0, below 1"),
-        (["classify", "objective=masked"], "task=classification has objective=none"),
-        (["classify", "model=gpt"], "is not what a gpt model does, but bert"),
+        (["classify", "objective=masked"], "objective=none"),
+        (["classify", "model=gpt"], "model=bert or elmo (not gpt)"),
         (["classify", "model.head=tag"], "task=classification needs model.head=classify"),
         (["classify", "model.head=none"], "task=classification needs model.head=classify"),
-        (["classify", "train.steps=9"], "train.epochs=3.0 decides: add train.epochs=none"),
-        (["classify", "train.warmup_steps=9"], "train.warmup_share=0.1 decides: add"),
+        (["classify", "train.steps=9"], "add train.epochs=none"),
+        (["classify", "train.warmup_steps=9"], "add train.warmup_share=none"),
         (["language", "train.epochs=0"], "train.epochs=0.0 must be above 0"),
         (["language", "data.lines=sentence"], "did you mean 'sentences'?"),
         (["language", "tokens=word"], "did you mean 'words'?"),

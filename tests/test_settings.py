@@ -24,8 +24,9 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.masks import Globals, Prefix, Window
-from manyheads.run import FITTING, MODEL_OF, Run
-from manyheads.training import read_recipe, recipes
+from manyheads.recipes import read_recipe, recipes
+from manyheads.run import Run
+from manyheads.tasks.table import TASKS, kinds, rows_of
 
 ANY_PARTS = {"phrasebook", "translation", "bert", "gpt", "vit", "rnn", "gnmt", "convs2s", "joined"}
 EXACT = {core.kind for core in get_args(CoreConfig) if core.exact}
@@ -96,8 +97,10 @@ def test_a_number_without_sense_is_refused(name: str) -> None:
     other = {f"model={kind}" for kind in ("seq2seq", *MODELS)}
     if isinstance(config, Run):
         other -= {f"model={config.model.kind}"}
-        other |= {f"data={kind}" for kind in DATA - {*FITTING[config.task].data}}
-        other |= {f"objective={kind}" for kind in MODEL_OF if not trains(config, kind)}
+        objectives = {kind for row in TASKS.values() for kind in kinds(row.objectives)}
+        fitting = {kind for row in rows_of(config.task) for kind in kinds(row.data)}
+        other |= {f"data={kind}" for kind in DATA - fitting}
+        other |= {f"objective={kind}" for kind in objectives if not trains(config, kind)}
     found: dict[tuple[str, ...], list[str]] = {}
     for choices, path in numbers(type(config)):
         if not other & {*choices}:

@@ -1,125 +1,120 @@
-"""Beginning with a model that is trained already: its stack stays, what stands on it may change."""
+"""Start from a trained model: its stacks stay, the heads on top may change."""
 
-import dataclasses
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.config import dump
-from manyheads.data import masking
 from manyheads.errors import UserError
-from manyheads.loading import TorchRun
-from manyheads.models.bert import Bert, BertConfig
-from manyheads.models.heads import Classify, Detect, Masked, Pooler, Tag
+from manyheads.loading import TorchRun, load_run
+from manyheads.models.bert import BertConfig
+from manyheads.models.heads import Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.models.vit import Vit, VitConfig, resized_weights
+from manyheads.models.vit import resized_weights
 from manyheads.nn.block import Architecture
 from manyheads.nn.positions import Learned
 from manyheads.presets import ModelConfig
 from manyheads.run import Run, differences
 
-# What may be new on a model that was trained for something else.
+# Parts that may be new on a model that was trained for something else.
 ON_TOP = ("head.", "pooler.", "next_sentence.")
-# Settings that change nothing of what trained weights mean.
-SET_ANEW = {
+# Settings that do not change what trained weights mean.
+FREE_SETTINGS = {
     *("head", "pooler", "next_sentence", "max_length", "image_size", "initial", "core"),
     *("dropout", "attention_dropout", "frozen"),
 }
+# The encoder of an encoder–decoder, as an encoder-only model names its parts.
+ENCODER_NAMES = {"tokens.": "tokens.", "encoder_embedding.": "embedding.", "encoder.": "encoder."}
 
 
-def adapted(config: ModelConfig, run: Run, folder: str) -> ModelConfig:
-    """The settings of a trained model, for what the run wants of it."""
-    wanted = run.model
-    if isinstance(config, ElmoConfig) and run.task == "classification":
-        return dataclasses.replace(config, head=Classify())
-    if isinstance(wanted, BertConfig) and isinstance(config, Seq2SeqConfig):
-        config = encoder_alone(config)
-    if config.kind != wanted.kind:
+def load_start(folder: str) -> TorchRun:
+    """The trained model that a run starts from."""
+    loaded = load_run(Path(folder))
+    if not isinstance(loaded, TorchRun):
+        raise UserError(f"{folder} was exported and cannot be trained: begin with the run itself")
+    return loaded
+
+
+def finetune_config(config: ModelConfig, run: Run, folder: str) -> ModelConfig:
+    """The settings of a trained model, with the heads that the run's task needs."""
+    if starts_from_encoder_decoder(run.model, config):
+        config = encoder_only(config)
+    if type(config) is not type(run.model) and not isinstance(config, run.spec.finetunes):
+        kind = run.model.kind
         raise UserError(
             f"{folder} holds a {config.kind} model, and task={run.task} begins with a "
-            f"{wanted.kind} one" + (" or an encoder–decoder" if wanted.kind == "bert" else "")
+            f"{kind} one" + (" or an encoder–decoder" if kind == "bert" else "")
         )
-    if isinstance(config, VitConfig):
-        return dataclasses.replace(config, head=Classify())
-    if not isinstance(config, BertConfig) or not isinstance(wanted, BertConfig):
-        return config
-    fresh: dict[str, Any] = {"initial": "normal"}  # small numbers for what is new on top
-    if run.task == "classification":
-        pooler = config.pooler or Pooler(over="first")
-        return dataclasses.replace(
-            config, head=Classify(), pooler=pooler, next_sentence=None, **fresh
-        )
-    kind = Detect if isinstance(run.objective, masking.Replaced) else Masked
-    head = config.head if isinstance(config.head, kind) else kind()
-    paired = isinstance(run.objective, masking.Masked) and run.objective.pairs == "next-sentence"
-    fresh["pooler"] = config.pooler or (wanted.pooler if paired else None)
-    fresh["next_sentence"] = wanted.next_sentence if paired else None
-    return dataclasses.replace(config, head=head, **fresh)
+    adapted: ModelConfig = run.spec.finetune(config, run)
+    return adapted
+
+
+def starts_from_encoder_decoder(model: ModelConfig, start: ModelConfig) -> bool:
+    """True if an encoder-only model takes the encoder of an encoder–decoder."""
+    return isinstance(model, BertConfig) and isinstance(start, Seq2SeqConfig)
 
 
 def refuse_changes(run: Run, trained: ModelConfig) -> None:
-    """Refuse settings by which the weights that the run begins with would mean something else."""
+    """Refuse settings that would change what the trained weights mean."""
     for change in differences(dump(run.model), dump(trained), "model."):
         name = change.partition(" ")[0]
         position = getattr(trained, "position", None)  # a recurrent model has none
         table = name.endswith("max_length") and isinstance(position, Learned)
-        if table or not SET_ANEW & {*name.split(".")}:
+        if table or not FREE_SETTINGS & {*name.split(".")}:
             raise UserError(
                 f"{run.start} stays as it was trained ({change}): leave out "
                 f"{name.removesuffix('.kind')}"
             )
 
 
-def encoder_alone(config: Seq2SeqConfig) -> BertConfig:
-    """The encoder of an encoder–decoder; nothing in its training made one position a summary."""
-    shared = config.encoder.of(config)
-    own = {field.name: getattr(shared, field.name) for field in fields(Architecture)}
-    return BertConfig(**own, head=None, pooler=Pooler(over="mean"))
+def encoder_only(config: Any) -> BertConfig:
+    """The encoder of an encoder–decoder. No position was trained as a summary: pool the mean."""
+    encoder = config.encoder.of(config)
+    settings = {field.name: getattr(encoder, field.name) for field in fields(Architecture)}
+    return BertConfig(**settings, head=None, pooler=Pooler(over="mean"))
 
 
-def give_weights(model: nn.Module, start: TorchRun) -> None:
-    """Put the trained weights into a new model; what is new on top keeps its first ones.
+def load_pretrained(model: nn.Module, start: TorchRun) -> None:
+    """Copy the trained weights into a new model; new parts on top keep their initial weights.
 
-    A head comes along where it answers the same question: of its kind, with the same labels.
-    Learned positions of images are interpolated where theirs have another size.
+    A head comes along if it has the same kind and the same labels. Learned positions of images
+    are interpolated to another size.
     """
+    config: Any = model.config
+    before: Any = start.run.model
     tensors = dict(start.model.state_dict())
-    if isinstance(model, Vit) and isinstance(start.run.model, VitConfig):
-        tensors = resized_weights(tensors, start.run.model, model.config)
-    if isinstance(model, Bert | Vit | Elmo) and _question(model.config) != _question(
-        start.run.model
-    ):
+    if hasattr(config, "image_size"):
+        tensors = resized_weights(tensors, before, config)
+    if _question(config) != _question(before):
         tensors = {name: tensors[name] for name in tensors if not name.startswith("head.")}
-    if isinstance(model, Bert) and isinstance(start.run.model, Seq2SeqConfig):
-        tensors = _of_encoder(tensors)
-    wanted = model.state_dict()
-    for name, tensor in wanted.items():
-        given = tensors.get(name)
-        if given is not None and given.shape == tensor.shape:
-            wanted[name] = given.to(tensor.dtype)
+    if starts_from_encoder_decoder(config, before):
+        tensors = _encoder_weights(tensors)
+    weights = model.state_dict()
+    for name, tensor in weights.items():
+        trained = tensors.get(name)
+        if trained is not None and trained.shape == tensor.shape:
+            weights[name] = trained.to(tensor.dtype)
         elif not name.startswith(ON_TOP):
-            was = "missing" if given is None else f"of {list(given.shape)}"
+            was = "missing" if trained is None else f"of {list(trained.shape)}"
             raise UserError(
                 f"{start.folder} does not fit this model: {name} is {was}, not of "
                 f"{list(tensor.shape)}; leave the sizes of the model as they are there"
             )
-    model.load_state_dict(wanted)
+    model.load_state_dict(weights)
 
 
-def _question(config: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
-    """The kind of the head and what it may answer."""
-    if not isinstance(config, BertConfig | VitConfig | ElmoConfig) or config.head is None:
-        return None
-    return config.head.kind, config.head.labels if isinstance(config.head, Classify | Tag) else ()
+def _question(config: Any) -> tuple[str, tuple[str, ...]] | None:
+    """The kind of a head and its labels; a language model's output layer is no such head."""
+    head = getattr(config, "head", None)
+    return None if head is None else (head.kind, getattr(head, "labels", ()))
 
 
-def _of_encoder(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    renamed = {"tokens.": "tokens.", "encoder_embedding.": "embedding.", "encoder.": "encoder."}
+def _encoder_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {
         ours + name.removeprefix(theirs): tensor
         for name, tensor in tensors.items()
-        for theirs, ours in renamed.items()
+        for theirs, ours in ENCODER_NAMES.items()
         if name.startswith(theirs)
     }

@@ -1,8 +1,7 @@
-"""A folder that holds a model, whichever program wrote it, ready to use.
+"""Load a model from a folder, whichever program wrote it.
 
-A run of ours, a folder of `transformers`, and what `manyheads export` wrote for CTranslate2 and
-onnxruntime translate, generate, embed, fill and classify by the same commands, as far as the
-program that runs them can.
+A run folder, a Hugging Face folder, and exports for CTranslate2 and onnxruntime offer the same
+methods, as far as the program that runs them can.
 """
 
 import copy
@@ -15,44 +14,53 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from manyheads.baselines.elmo import ElmoConfig
 from manyheads.decode.beam import Decode, Marks
 from manyheads.decode.cuda_graphs import Recordings, steady
 from manyheads.decode.ensemble import together
 from manyheads.decode.generate import AnyGenerator, Generator, say_nothing
 from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.errors import DataError, UserError
+from manyheads.evaluate.scores import Scores
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
 from manyheads.exchange.folder import decode_of, in_frame, not_done, special_of
 from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, is_huggingface
 from manyheads.exchange.onnx import DECODER, ENCODER
-from manyheads.models.bert import BertConfig
+from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.models.vit import ReadsImages, Vit, VitConfig
-from manyheads.nn.block import Architecture
 from manyheads.optimize import to_int8
 from manyheads.presets import ModelConfig
 from manyheads.run import (
     SETTINGS,
-    TASKS,
     TOKENIZER,
+    Data,
     Run,
     choose_device,
     model_digest,
     read_run,
     read_tokenizer,
 )
-from manyheads.tasks.encode import TextEncoder
+from manyheads.tasks.encode import TextEncoder, segments_of
+from manyheads.tasks.spec import Ability, LoadedModel
+from manyheads.tasks.table import default_task, find_task
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
 
 CPU = torch.device("cpu")
 
 
+# What a run of another task lacks: (what it would do, which model does it).
+NEEDS: dict[Ability, tuple[str, str]] = {
+    "translate": ("translates", "an encoder–decoder"),
+    "generate": ("continues texts", "a decoder-only model"),
+    "label": ("labels pictures", "a vit model"),
+}
+
+
 @dataclass(frozen=True)
-class OpenRun:
-    """A model in a folder, and what it can be asked to do; subclasses say what computes it."""
+class LoadedRun(LoadedModel):
+    """A model in a folder, and what its task offers; subclasses differ in what computes it."""
 
     folder: Path
     run: Run
@@ -69,50 +77,58 @@ class OpenRun:
         return dataclasses.replace(self.run.decode, **changes)
 
     def translator(self, **changes: Any) -> AnyTranslator:
-        """What translates, with some settings of `decode` changed."""
-        if self.run.task not in ("translation", "summaries"):
-            raise self.cannot("translates", "an encoder–decoder")
+        """Translates, with some settings of `decode` changed."""
+        self.require("translate")
         return self._translator(self.decode(**changes))
 
     def generator(self, warn: Callable[[str], None] = say_nothing, **changes: Any) -> AnyGenerator:
-        """What continues a text."""
-        if self.run.task != "language":
-            raise self.cannot("continues texts", "a decoder-only model")
+        """Continues texts."""
+        self.require("generate")
         return self._generator(self.decode(**changes), warn)
 
     def encoder(self) -> TextEncoder:
-        """What reads texts."""
-        if self.run.task == "images":
-            raise UserError(
-                f"{self.folder} holds a model of images, which reads no text: classify it"
-            )
+        """Reads texts: vectors, labels, words for masks."""
+        self.require("encode")
         return self._encoder()
 
     def labeller(self) -> ReadsImages:
-        """What gives pictures a class."""
-        config = self.run.model
-        if not isinstance(config, VitConfig):
-            raise self.cannot("labels pictures", "a vit model")
-        if config.head is None:
+        """Gives pictures a class."""
+        self.require("label")
+        if getattr(self.run.model, "head", None) is None:
             raise UserError(
                 f"{self.folder} has no head for labels: train one on it, model={self.folder}"
             )
         return self._labeller()
 
-    def in_int8(self) -> "OpenRun":
-        """The same with its linear layers in eight bits, for writing."""
+    def evaluate(self, data: Data, split: str, stride: int | None = None) -> Scores:
+        """The scores of the task on a split, each with its signature."""
+        spec = find_task(self.run.task, data, self.run.objective)
+        refuse_unscored(self.run, str(self.folder))
+        assert spec.evaluate is not None
+        if stride is None:
+            return spec.evaluate(self, data, split)
+        if not spec.takes_stride:
+            raise UserError("--stride is for language models: leave it out")
+        return spec.evaluate(self, data, split, stride=stride)
+
+    def torch_model(self) -> nn.Module:
+        """The PyTorch module, which gives probabilities."""
+        raise UserError(f"{self.folder} was exported and gives no probabilities: use the run")
+
+    def in_int8(self) -> "LoadedRun":
+        """The same with its linear layers in int8."""
         raise UserError(
             f"{self.folder} was exported: export it anew with --quantization int8, or use the run"
         )
 
-    def in_half(self) -> "OpenRun":
+    def in_half(self) -> "LoadedRun":
         """The same with its weights in bfloat16."""
         raise UserError(
             f"{self.folder} was exported: export it anew with --quantization, or use the run"
         )
 
-    def compiled(self) -> "OpenRun":
-        """The same, writing by steps that are compiled."""
+    def compiled(self) -> "LoadedRun":
+        """The same, decoding with compiled steps."""
         raise UserError(f"{self.folder} was exported, and is not compiled here: use the run itself")
 
     def _translator(self, decode: Decode) -> AnyTranslator:
@@ -130,7 +146,17 @@ class OpenRun:
     def _labeller(self) -> ReadsImages:
         raise UserError(f"{self.folder} was exported, and labels nothing here: use the run itself")
 
-    def cannot(self, does: str, needed: str) -> UserError:
+    def require(self, ability: Ability) -> None:
+        """Refuse what the run's task does not offer."""
+        if ability in self.run.spec.offers:
+            return
+        if ability == "encode":
+            raise UserError(
+                f"{self.folder} holds a model of images, which reads no text: classify it"
+            )
+        raise self.unsupported(*NEEDS[ability])
+
+    def unsupported(self, does: str, needed: str) -> UserError:
         run = self.run
         trained = f"a {run.model.kind} model"
         if run.task == "pretraining" and run.objective is not None:
@@ -138,32 +164,41 @@ class OpenRun:
             needed += " trained for it"
         return UserError(f"{self.folder} holds {trained}: what {does} is {needed}")
 
-    def _reader(self, model: Any) -> TextEncoder:
-        """What reads texts with a model, or with what computes one."""
-        config = self.run.model
+    def _text_encoder(self, model: Any) -> TextEncoder:
+        """Reads texts with a PyTorch model or a graph."""
+        config: Any = self.run.model
         return TextEncoder(
             model,
             in_frame(self.tokenizer, self.run.decode, config),
             max_length=config.max_length,
-            segments=(config.embed.segments or 1) if isinstance(config, Architecture) else 1,
-            empty=self._empty(),
-            head=config.head if isinstance(config, BertConfig | ElmoConfig) else None,
+            segments=segments_of(config),
+            empty=self._start_token(),
+            head=getattr(config, "head", None),
             device=self.device,
         )
 
-    def _empty(self) -> int | None:
+    def _start_token(self) -> int | None:
         try:
             return Marks(self.tokenizer, self.run.decode).start
-        except UserError:  # files from elsewhere do not have them all
+        except UserError:  # an imported tokenizer may lack it
             return None
 
 
-@dataclass(frozen=True)
-class TorchRun(OpenRun):
-    """A model of ours, with weights that were trained here or came from elsewhere."""
+def refuse_unscored(run: Run, name: str) -> None:
+    """Refuse a run that nothing scores once it is trained."""
+    if run.spec.evaluate is None:
+        raise UserError(f"{name} {run.spec.no_scores}")
 
-    model: nn.Module = dataclasses.field(default_factory=nn.Module)
+
+@dataclass(frozen=True)
+class TorchRun(LoadedRun):
+    """A PyTorch model, trained here or imported."""
+
+    model: Model = dataclasses.field(default_factory=Model)
     compiles: bool = False
+
+    def torch_model(self) -> nn.Module:
+        return self.model
 
     def in_int8(self) -> "TorchRun":
         return dataclasses.replace(self, model=to_int8(self.model))
@@ -190,14 +225,14 @@ class TorchRun(OpenRun):
         return Generator(model, self.tokenizer, decode, warn, recordings)
 
     def _encoder(self) -> TextEncoder:
-        return self._reader(self.model)
+        return self._text_encoder(self.model)
 
     def _labeller(self) -> ReadsImages:
         return cast(Vit, self.model)
 
 
 @dataclass(frozen=True)
-class OnnxRun(OpenRun):
+class OnnxRun(LoadedRun):
     """Graphs, run by onnxruntime."""
 
     def _translator(self, decode: Decode) -> AnyTranslator:
@@ -213,9 +248,9 @@ class OnnxRun(OpenRun):
     def _encoder(self) -> TextEncoder:
         from manyheads.exchange.onnx import OnnxEncoder
 
-        if not isinstance(self.run.model, BertConfig):
+        if (self.folder / DECODER).is_file():
             return super()._encoder()
-        return self._reader(OnnxEncoder(self.folder))
+        return self._text_encoder(OnnxEncoder(self.folder))
 
     def _labeller(self) -> ReadsImages:
         from manyheads.exchange.onnx import OnnxVit
@@ -224,8 +259,8 @@ class OnnxRun(OpenRun):
 
 
 @dataclass(frozen=True)
-class Ctranslate2Run(OpenRun):
-    """A model of CTranslate2, which computes on a device of its own choice where that is `auto`."""
+class Ctranslate2Run(LoadedRun):
+    """A CTranslate2 model, which chooses the device itself for `auto`."""
 
     place: str = "cpu"
 
@@ -243,43 +278,43 @@ class Ctranslate2Run(OpenRun):
 
 
 @dataclass(frozen=True)
-class Several(OpenRun):
-    """Models that write together, with the settings of the first."""
+class Ensemble(LoadedRun):
+    """Translators that decode together, with the settings of the first."""
 
-    members: tuple[OpenRun, ...] = ()
+    members: tuple[LoadedRun, ...] = ()
 
     def _translator(self, decode: Decode) -> AnyTranslator:
-        return together([one._translator(_framed(decode, one)) for one in self.members])
+        return together([run._translator(_with_frame_of(run, decode)) for run in self.members])
 
 
-def _framed(decode: Decode, opened: OpenRun) -> Decode:
-    """The settings, but for the tokens that a model's own texts begin and end with."""
-    own = opened.run.decode
-    return dataclasses.replace(decode, start=own.start, end=own.end, source_start=own.source_start)
+def _with_frame_of(loaded: LoadedRun, decode: Decode) -> Decode:
+    """The settings, with the tokens that this model's texts begin and end with."""
+    frame = {name: getattr(loaded.run.decode, name) for name in ("start", "end", "source_start")}
+    return dataclasses.replace(decode, **frame)
 
 
-def several(opened: list[OpenRun]) -> OpenRun:
-    """One model, or several that write as one."""
-    first = opened[0]
-    if len(opened) == 1:
+def ensemble(runs: list[LoadedRun]) -> LoadedRun:
+    """One model, or several that decode together."""
+    first = runs[0]
+    if len(runs) == 1:
         return first
-    for one in opened:
-        one.translator()  # says what cannot
-    return Several(first.folder, first.run, first.own_tokenizer, first.device, tuple(opened))
+    for run in runs:
+        run.translator()  # refuses a run that does not translate
+    return Ensemble(first.folder, first.run, first.own_tokenizer, first.device, tuple(runs))
 
 
-def open_any(
+def load_run(
     folder: Path,
     device: torch.device | str = "cpu",
     warn: Callable[[str], None] = say_nothing,
-) -> OpenRun:
-    """Whatever model the folder holds; `warn` is told what it does otherwise than it did there.
+) -> LoadedRun:
+    """The model in a folder; `warn` gets what an imported model does differently here.
 
-    The device `auto` is a GPU where there is one that the program of the folder can use.
+    The device `auto` is a GPU if there is one that the folder's program can use.
     """
     exported = (folder / SETTINGS).is_file()
     if is_huggingface(folder):
-        return _open_huggingface(folder, device, warn)
+        return _load_huggingface(folder, device, warn)
     if (folder / CTRANSLATE2).is_file():
         return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), place=str(device))
     if (folder / DECODER).is_file() or (folder / ENCODER).is_file():
@@ -289,11 +324,11 @@ def open_any(
             )
         return OnnxRun(folder, read_run(folder), _tokenizer(folder))
     if (folder / CONFIG).is_file() and not exported:
-        import_model(folder)  # says what its settings lack
-    return open_run(folder, device)
+        import_model(folder)  # reports what its settings lack
+    return load_torch_run(folder, device)
 
 
-def _open_huggingface(
+def _load_huggingface(
     folder: Path, device: torch.device | str, warn: Callable[[str], None]
 ) -> TorchRun:
     imported = import_model(folder)
@@ -307,10 +342,11 @@ def _open_huggingface(
         for note in not_done(imported):
             warn(note)
     place = choose_device(str(device))
-    return TorchRun(folder, run, imported.tokenizer, place, imported.model.to(place))
+    model = cast(Model, imported.model)
+    return TorchRun(folder, run, imported.tokenizer, place, model.to(place))
 
 
-def open_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun:
+def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun:
     """Rebuild the model of a run folder with its trained weights."""
     run = read_run(folder)
     weights = folder / checkpoint.WEIGHTS
@@ -352,29 +388,28 @@ def load(run: str | Path, device: str = "cpu") -> nn.Module:
 
     `special` are the tokens that `to_huggingface` writes down as special ones.
     """
-    opened = open_any(Path(run), device)
-    if not isinstance(opened, TorchRun):
+    loaded = load_run(Path(run), device)
+    if not isinstance(loaded, TorchRun):
         raise UserError(
             f"{run} was exported, and is no PyTorch model any more: load the run itself"
         )
-    opened.model.tokenizer = opened.own_tokenizer  # type: ignore[assignment]
-    opened.model.run = opened.run  # type: ignore[assignment]
-    special = special_of(opened.own_tokenizer, opened.run.decode, opened.model)
-    opened.model.special = special  # type: ignore[assignment]
-    return opened.model
+    model: Any = loaded.model
+    model.tokenizer, model.run = loaded.own_tokenizer, loaded.run
+    model.special = special_of(loaded.own_tokenizer, loaded.run.decode, model)
+    return loaded.model
 
 
 def run_of(imported: ImportedModel) -> Run:
-    """The settings of a run of a model that was trained elsewhere, writing as it wrote there."""
+    """The settings of a run for an imported model, which decodes as it did elsewhere."""
     config: Any = imported.model.config
     return Run(
-        task=TASKS[config.kind], data=None, tokens=None, model=config, decode=decode_of(imported)
+        task=default_task(config), data=None, tokens=None, model=config, decode=decode_of(imported)
     )
 
 
 def notes_of(imported: ImportedModel) -> list[str]:
-    """What a person should know of a model that came in."""
+    """What a person should know about an imported model."""
     notes = not_done(imported)
-    if imported.tokenizer is None and not isinstance(imported.model.config, VitConfig):
+    if imported.tokenizer is None and run_of(imported).spec.reads_text:
         notes.append(f"the folder has no {TOKENIZER}: put one beside the weights to use texts")
     return notes

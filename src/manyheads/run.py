@@ -12,29 +12,26 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from manyheads.baselines.bytenet import ByteNetConfig
-from manyheads.baselines.elmo import ElmoConfig
 from manyheads.config import dump, parse, read_toml, to_toml
 from manyheads.data.images import ImageData
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
-from manyheads.data.masking import Causal, Masked, Objective
+from manyheads.data.masking import Objective
 from manyheads.data.music import MusicData
 from manyheads.data.summaries import SummaryData
 from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
 from manyheads.fileio import PARTIAL, check_sound, with_sums, write_text
-from manyheads.models.bert import BertConfig
-from manyheads.models.heads import Classify
-from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.exact_attention import Dense
 from manyheads.presets import ModelConfig
+from manyheads.tasks.spec import RunSettings, TaskSpec
+from manyheads.tasks.table import TASKS, find_task, kinds, rows_of
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Tokens
 from manyheads.train import checkpoint
@@ -46,16 +43,6 @@ SCORES = "scores.json"
 MOST_LAYERS = 10_000
 # What tells a folder that another program is to read from a run.
 EXPORTED = ("config.json", "model.bin", "*.onnx")
-# A recipe for each kind of model that is trained on text.
-RECIPE_OF = {"gpt": "gpt-mini", "bert": "bert-mini", "seq2seq": "t5-mini", "elmo": "elmo-mini"}
-MODEL_OF = {  # the kind of model that an objective trains
-    "causal": "gpt",
-    "masked": "bert",
-    "replaced": "bert",
-    "spans": "seq2seq",
-    "denoising": "seq2seq",
-    "both-ways": "elmo",
-}
 # What may change between two calls that train the same run.
 FREE = {
     "train.steps",
@@ -69,63 +56,18 @@ FREE = {
 }
 
 
-Task = Literal[
-    "translation", "summaries", "language", "pretraining", "classification", "text", "images"
-]
 Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData | ImageData | MusicData
-# Kinds of models that read a text and write another.
-WRITERS = ("seq2seq", "joined", "rnn", "gnmt", "convs2s", "bytenet")
-# What a model of each kind is for, where nothing says more.
-TASKS: dict[str, Task] = {
-    **dict.fromkeys(WRITERS, "translation"),
-    "gpt": "language",
-    "bert": "text",
-    "elmo": "text",
-    "vit": "images",
-}
-
-
-@dataclass(frozen=True)
-class Fitting:
-    """What goes together with a task: kinds of models, of data, and of objectives."""
-
-    models: tuple[str, ...]
-    data: tuple[str, ...] = ()
-    objectives: tuple[str, ...] = ()
-
-
-FITTING: dict[Task, Fitting] = {
-    "translation": Fitting(WRITERS, ("phrasebook", "files")),
-    "summaries": Fitting(WRITERS, ("summaries", "files")),
-    "language": Fitting(("gpt",), ("text", "music"), ("causal",)),
-    "pretraining": Fitting(
-        ("bert", "seq2seq", "elmo"),
-        ("text",),
-        ("masked", "replaced", "spans", "denoising", "both-ways"),
-    ),
-    "classification": Fitting(("bert", "elmo"), ("labelled",)),
-    "text": Fitting(("bert", "elmo"), ("text", "labelled")),
-    "images": Fitting(("vit",), ("images",)),
-}
-
-
-def _drops(model: ModelConfig) -> bool:
-    """Whether two readings of the same text differ; a side may have a dropout of its own."""
-    sides = [getattr(model, side, None) for side in ("encoder", "decoder")]
-    own = [getattr(side, "dropout", None) for side in sides]
-    dropouts = [model.dropout if one is None else one for one in own]
-    return any([*dropouts, getattr(model, "attention_dropout", 0.0)])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """Everything that a run is made of; a model from elsewhere comes without data and tokens.
+class Run(RunSettings):
+    """All settings of a run; an imported model comes without data and tokens.
 
-    `objective` is what a text is made into something to predict by, where the task leaves a
-    choice; `start` the folder of the model whose weights this one began with.
+    `objective` is what the model predicts of a text, where the task leaves a choice; `start` the
+    folder of the trained model that the run started from.
     """
 
-    task: Task = "translation"
+    task: str = "translation"
     start: str = ""
     data: Data | None
     tokens: Tokens | None
@@ -135,61 +77,36 @@ class Run:
     decode: Decode = field(default_factory=Decode)
     seed: int = 1
 
+    @property
+    def spec(self) -> TaskSpec:
+        """The row of the task table for this run."""
+        return find_task(self.task, self.data, self.objective)
+
     def __post_init__(self) -> None:
-        fitting = FITTING[self.task]
-        if self.model.kind not in fitting.models:
-            fits = " or ".join(fitting.models)
+        rows = rows_of(self.task)
+        for name, part in (("data", self.data), ("objective", self.objective)):
+            self._check_part(name, part, rows)
+        row = self.spec
+        if row.objectives and row.default_objective is None and self.objective is None:
+            example = kinds(row.objectives)[0]
+            raise UserError(f"task={self.task} needs an objective, e.g. objective={example}")
+        if not isinstance(self.model, row.models):
+            objective = f" objective={self.objective.kind}" if self.objective else ""
+            advice = f"try the recipe {row.recipe}" if row.recipe else "choose another model"
             raise UserError(
-                f"task={self.task} is not what a {self.model.kind} model does, but {fits}: take "
-                "another recipe"
+                f"task={self.task}{objective} needs model={' or '.join(kinds(row.models))} "
+                f"(not {self.model.kind}): {advice}"
             )
-        for name, part, known in (
-            ("data", self.data, fitting.data),
-            ("objective", self.objective, fitting.objectives),
-        ):
-            if part is not None and part.kind not in known:
-                wanted = " or ".join(known) or "none"
+        for name in sorted({name for row in TASKS.values() for name in row.train_settings}):
+            default = getattr(Train(), name)
+            if getattr(self.train, name) != default and name not in row.train_settings:
+                fits = {other.task for other in TASKS.values() if name in other.train_settings}
                 raise UserError(
-                    f"task={self.task} has {name}={wanted} (not {part.kind}): leave it out, or "
-                    "take another recipe"
+                    f"train.{name} works only with task={' or '.join(sorted(fits))}: leave it out"
                 )
-        if self.task == "pretraining":
-            self._check_pretraining()
-        if self.task == "classification" and not isinstance(
-            getattr(self.model, "head", None), Classify
-        ):
-            raise UserError(
-                "task=classification needs model.head=classify: set it where model= is set, else "
-                "leave model.head out"
-            )
-        if self.train.agreement and self.task not in ("translation", "summaries"):
-            raise UserError("train.agreement is for translation and summaries: leave it out")
-        if self.train.segmentations > 1 and self.task not in ("translation", "summaries"):
-            raise UserError("train.segmentations are for translation and summaries: leave it out")
-        if self.train.segmentations > 1 and self.tokens is not None and self.tokens.kind != "bpe":
-            raise UserError("train.segmentations are of the merges of tokens=bpe: leave it out")
-        if self.train.agreement and not _drops(self.model):
-            raise UserError("train.agreement needs two readings that differ: set model.dropout")
-        packed = isinstance(self.objective, Causal) and self.objective.packing != "stream"
-        if isinstance(self.data, MusicData) and packed:
-            raise UserError(
-                "a piece of music begins after the end of another, which "
-                "objective.packing=documents hides: choose objective.packing=stream"
-            )
-        core = getattr(self.model, "core", Dense())
-        # What sees less than everything sees by places in a row; documents begin anywhere in it.
-        if packed and not getattr(core, "keeps_apart", core.exact):
-            raise UserError(
-                f"model.core={core.kind} cannot read packed documents as if each were alone: "
-                "choose objective.packing=stream, or another model.core"
-            )
-        if packed and getattr(getattr(self.model, "position", None), "period", None):
-            raise UserError(
-                "model.position.period counts from the beginning of a row, and packed documents "
-                "begin anywhere in it: choose objective.packing=stream"
-            )
-        if self.task == "images" and self.tokens is not None:
-            raise UserError("task=images reads no text: leave out tokens")
+        if not row.reads_text and self.tokens is not None:
+            raise UserError(f"task={self.task} reads no text: leave out tokens")
+        row.check(self)
         for place, part in {"": self.model, **vars(self.model)}.items():
             layers = getattr(part, "layers", None)
             if isinstance(layers, int) and layers > MOST_LAYERS:  # they would be built one by one
@@ -198,44 +115,31 @@ class Run:
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed={self.seed} must be at least 0, below 2^63")
 
-    def _check_pretraining(self) -> None:
-        model, objective = self.model, self.objective
-        if objective is None:
-            raise UserError("task=pretraining needs an objective, e.g. objective=masked")
-        needed = MODEL_OF[objective.kind]
-        if model.kind != needed:
+    def _check_part(self, name: str, part: Any, rows: list[TaskSpec]) -> None:
+        """Refuse data or an objective that no row of the task takes."""
+        fits = [kind for row in rows for kind in (row.data if name == "data" else row.objectives)]
+        if part is not None and not isinstance(part, tuple(fits)):
+            words = " or ".join(dict.fromkeys(kinds(tuple(fits)))) or "none"
             raise UserError(
-                f"objective={objective.kind} trains a model of kind {needed}, not {model.kind}: "
-                f"take the recipe {RECIPE_OF[needed]}"
-            )
-        if not isinstance(model, BertConfig):
-            return
-        head = "detect" if objective.kind == "replaced" else "masked"
-        if model.head is None or model.head.kind != head:
-            raise UserError(f"objective={objective.kind} needs model.head={head}")
-        paired = isinstance(objective, Masked) and objective.pairs == "next-sentence"
-        if paired and (model.next_sentence is None or (model.embed.segments or 1) < 2):
-            raise UserError(
-                "objective.pairs=next-sentence needs model.embed.segments=2, model.pooler=tanh and "
-                "model.next_sentence.classes=2"
+                f"task={self.task} needs {name}={words} (not {part.kind}): leave it out, or take "
+                "another recipe"
             )
 
 
 def parse_run(table: dict[str, Any]) -> Run:
-    """A run from its TOML table; task and objective say which kind of model where it does not."""
+    """A run from its TOML table; task and objective decide the kind of model if it does not."""
     model = table.get("model")
     if isinstance(model, dict) and "kind" not in model:
-        table = {**table, "model": {**model, "kind": _kind_of_model(table)}}
+        table = {**table, "model": {**model, "kind": _default_model(table)}}
     return parse(Run, table)
 
 
-def _kind_of_model(table: dict[str, Any]) -> str:
+def _default_model(table: dict[str, Any]) -> str:
     objective = table.get("objective")
     word = objective.get("kind") if isinstance(objective, dict) else objective
-    if word in MODEL_OF:
-        return MODEL_OF[word]
-    fitting = FITTING.get(table.get("task", "translation"))
-    return fitting.models[0] if fitting else "seq2seq"
+    rows = [row for row in TASKS.values() if word in kinds(row.objectives)]
+    rows = rows or rows_of(table.get("task", "translation"))
+    return kinds(rows[0].models)[0]
 
 
 def choose_device(name: str) -> torch.device:
@@ -366,40 +270,39 @@ def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Pa
 
 
 def model_digest(model: ModelConfig) -> str:
-    """Names the settings that decide what weights mean: all but how they are computed with.
+    """A name for the settings that decide what weights mean.
 
-    What a setting is unless told does not count, so that a setting to come changes no name.
+    Left out are the choice among exact attentions, and settings at their default: so a setting
+    that is added later changes no digest.
     """
-    table = _said(_exact_alike(model))
+    table = _non_defaults(_with_dense_core(model))
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _exact_alike(model: ModelConfig) -> ModelConfig:
-    """The same model with one core for all exact ones, of which none computes anything else."""
-    if isinstance(model, ByteNetConfig | ElmoConfig):
-        return model  # it has none
-    if model.core.exact:
-        model = dataclasses.replace(model, core=Dense())
-    if isinstance(model, Seq2SeqConfig):
-        # A side's own exact core says something only where the model's is another.
-        alike = None if model.core.exact else Dense()
-        for name in ("encoder", "decoder"):
-            side = getattr(model, name)
-            if side.core is not None and side.core.exact:
-                own: dict[str, Any] = {name: dataclasses.replace(side, core=alike)}
-                model = dataclasses.replace(model, **own)
-    return model
+def _with_dense_core(model: ModelConfig) -> ModelConfig:
+    """The same model with one attention for all exact ones: they compute the same function."""
+    core = getattr(model, "core", None)
+    if core is None:
+        return model
+    changes: dict[str, Any] = {"core": Dense()} if core.exact else {}
+    # A side's exact attention matters only where the model's is approximate.
+    for name in ("encoder", "decoder"):
+        side: Any = getattr(model, name, None)
+        if getattr(side, "core", None) is not None and side.core.exact:
+            changes[name] = dataclasses.replace(side, core=None if core.exact else Dense())
+    return dataclasses.replace(model, **changes)
 
 
-def _said(config: Any) -> dict[str, Any]:
-    """The settings that are not as they are unless told, and the kinds of the parts."""
+def _non_defaults(config: Any) -> dict[str, Any]:
+    """The settings that differ from their defaults, and the kinds of the parts."""
     table: dict[str, Any] = {"kind": type(config).kind} if hasattr(type(config), "kind") else {}
-    for one in dataclasses.fields(config):
-        value = getattr(config, one.name)
-        made = one.default_factory
-        if value == (one.default if made is dataclasses.MISSING else made()):
+    for setting in dataclasses.fields(config):
+        value = getattr(config, setting.name)
+        factory = setting.default_factory
+        if value == (setting.default if factory is dataclasses.MISSING else factory()):
             continue
-        table[one.name] = _said(value) if dataclasses.is_dataclass(value) else value
+        nested = dataclasses.is_dataclass(value)
+        table[setting.name] = _non_defaults(value) if nested else value
     return table
 
 

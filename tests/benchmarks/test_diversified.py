@@ -10,7 +10,8 @@ import torch
 
 from manyheads.data.corpus import read_lines
 from manyheads.phrasebook import sentences
-from manyheads.training import read_recipe, train
+from manyheads.recipes import read_recipe
+from manyheads.training import train
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 diversified: Any = importlib.import_module("diversified")

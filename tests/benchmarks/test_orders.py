@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from manyheads.decode.translate import Seq2SeqForest, Seq2SeqStepper
-from manyheads.training import read_recipe, train
+from manyheads.recipes import read_recipe
+from manyheads.training import train
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 orders: Any = importlib.import_module("orders")

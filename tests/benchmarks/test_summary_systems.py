@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manyheads.config import dump
-from manyheads.training import read_recipe
+from manyheads.recipes import read_recipe
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))

@@ -15,7 +15,7 @@ from manyheads.data.corpus import read_lines
 from manyheads.errors import UserError
 from manyheads.phrasebook import sentences
 from manyheads.presets import transformer_base
-from manyheads.training import read_recipe
+from manyheads.recipes import read_recipe
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 translations: Any = importlib.import_module("translations")

@@ -110,7 +110,7 @@ def test_settings_that_a_page_names_exist(page: Path) -> None:
     """`a.b=c` of a command on a built-in recipe or preset is a setting with such a value."""
     from manyheads.config import override_all
     from manyheads.presets import preset, presets
-    from manyheads.training import read_recipe, recipes
+    from manyheads.recipes import read_recipe, recipes
 
     for command, *words in (words for words in commands(page) if len(words) > 1):
         given = [word for word in words if re.match(r"[a-z_]+(\.[a-z_]+)*=\w", word)]

@@ -639,9 +639,7 @@ def test_an_imported_translator_is_scored_on_data_that_are_named(run: Make, tmp_
     )
     assert scores["examples"] == 2
     assert "alignment_error" not in scores
-    assert "task=text has data=text or labelled" in mistake(
-        "evaluate", run("bert"), "data=phrasebook"
-    )
+    assert "data=text or labelled" in mistake("evaluate", run("bert"), "data=phrasebook")
 
 
 # --- odd input ---

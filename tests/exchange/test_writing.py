@@ -23,7 +23,7 @@ from manyheads.exchange.folder import (
     write_huggingface,
 )
 from manyheads.exchange.huggingface import import_model
-from manyheads.loading import TorchRun, notes_of, open_any
+from manyheads.loading import TorchRun, load_run, notes_of
 
 Folder = Callable[[str], tuple[Path, Any]]
 
@@ -168,14 +168,14 @@ def test_a_tokenizer_without_an_end_is_told_of(copy: Callable[[str], Path]) -> N
     path.write_text(json.dumps({**json.loads(path.read_text()), "post_processor": None}))
     [note] = notes_of(import_model(folder))
     assert "no end" in note
-    [(ids, _)] = open_any(folder).encoder().tokenizer.framed([""])
+    [(ids, _)] = load_run(folder).encoder().tokenizer.framed([""])
     assert ids == [2]  # vectors are of what a translation reads
 
 
 def test_settings_of_writing_come_back_from_an_exported_folder(
     folders: Folder, tmp_path: Path
 ) -> None:
-    opened = open_any(folders("bart")[0])
+    opened = load_run(folders("bart")[0])
     assert isinstance(opened, TorchRun)
     decode = opened.decode(beam=3, length_penalty=2.0, shortest=2, banned=(5, 7), first=9)
     write_huggingface(opened.model, opened.tokenizer, decode, tmp_path / "out")
@@ -185,7 +185,7 @@ def test_settings_of_writing_come_back_from_an_exported_folder(
 def test_an_export_for_transformers_says_how_it_ranks_otherwise(
     folders: Folder, tmp_path: Path
 ) -> None:
-    opened = open_any(folders("bart")[0])
+    opened = load_run(folders("bart")[0])
     assert isinstance(opened, TorchRun)
     ours = Decode(start=2, end=2)
     assert write_huggingface(opened.model, opened.tokenizer, ours, tmp_path / "out") == [
@@ -200,7 +200,7 @@ def test_an_export_for_transformers_says_how_it_ranks_otherwise(
     assert changed_there(greedy, opened.model) == ["decode.length_penalty=1.0 in place of 0.6"]
     plain = dataclasses.replace(ours, length_penalty=0.0, at_limit="cut")
     assert changed_there(plain, opened.model) == []
-    gpt, bert = (open_any(folders(family)[0]).model for family in ("gpt2", "bert"))  # type: ignore[attr-defined]
+    gpt, bert = (load_run(folders(family)[0]).model for family in ("gpt2", "bert"))  # type: ignore[attr-defined]
     assert "decode.at_limit=cut in place of end" in changed_there(ours, gpt)
     assert changed_there(ours, bert) == []
 
@@ -208,13 +208,13 @@ def test_an_export_for_transformers_says_how_it_ranks_otherwise(
 def test_a_model_that_is_exported_stays_as_it_is(folders: Folder, tmp_path: Path) -> None:
     model = import_model(folders("bart")[0]).model
     before = {name: str(value) for name, value in vars(model).items()}
-    tokenizer = open_any(folders("bart")[0]).tokenizer
+    tokenizer = load_run(folders("bart")[0]).tokenizer
     write_huggingface(model, tokenizer, Decode(start=2, end=2), tmp_path / "out")
     assert {name: str(value) for name, value in vars(model).items()} == before
 
 
 def test_special_tokens_are_those_that_are_written_with(folders: Folder) -> None:
-    opened = open_any(folders("bart")[0])
+    opened = load_run(folders("bart")[0])
     assert isinstance(opened, TorchRun)
     decode = opened.decode(start=4, end=5, first=9)
     assert special_of(opened.tokenizer, decode, opened.model) == {
@@ -282,7 +282,7 @@ def test_a_frame_of_a_source_that_would_be_cut_is_refused(
     folder = frame(copy("marian"), template)
     shown = template.replace("$A", "TEXT")
     with pytest.raises(UserError, match=f"frames a source as {shown}: only one token before it"):
-        open_any(folder)
+        load_run(folder)
 
 
 def test_an_encoder_without_a_frame_reads_nothing(copy: Callable[[str], Path]) -> None:
@@ -290,13 +290,13 @@ def test_an_encoder_without_a_frame_reads_nothing(copy: Callable[[str], Path]) -
     path = folder / "tokenizer.json"
     layout = {**json.loads(path.read_text()), "post_processor": None}
     path.write_text(json.dumps(layout))
-    [(ids, _)] = open_any(folder).encoder().tokenizer.framed([""])
+    [(ids, _)] = load_run(folder).encoder().tokenizer.framed([""])
     assert ids == [2, 3]  # it has the tokens that BERT reads
     text = path.read_text().replace("[CLS]", "[one]").replace("[SEP]", "[two]")
     path.write_text(text)
-    opened = open_any(folder)
+    opened = load_run(folder)
     assert isinstance(opened, TorchRun)
     with pytest.raises(UserError, match=r"has no \[CLS\] and \[SEP\]"):
         opened.encoder()
     write_huggingface(opened.model, opened.tokenizer, Decode(), folder.parent / "out")
-    assert not any(open_any(folder.parent / "out").tokenizer.frame())
+    assert not any(load_run(folder.parent / "out").tokenizer.frame())

@@ -12,9 +12,10 @@ import torch
 
 from manyheads.config import dump
 from manyheads.errors import UserError
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
+from manyheads.recipes import read_recipe
 from manyheads.train import checkpoint
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 from manyheads.view.figures import measured
 from manyheads.web.runs import all_records, summary
 
@@ -51,7 +52,7 @@ def damages(content: bytes, count: int, draw: Random) -> Iterator[Damage]:
 
 def as_it_was(recipe: Path, folder: Path, room: Path) -> dict[str, Any]:
     """All that a folder is used for: the model, how it reads and writes, going on, averaging."""
-    opened = open_run(folder)
+    opened = load_torch_run(folder)
     model: Any = opened.model
     ids = torch.tensor([opened.tokenizer.encode(TEXT)])
     with torch.no_grad():

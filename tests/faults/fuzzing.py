@@ -33,7 +33,8 @@ from manyheads.data.images import ImageData, open_picture
 from manyheads.data.labelled import LabelledData
 from manyheads.data.midi import write_midi
 from manyheads.errors import UserError
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
+from manyheads.recipes import read_recipe, recipes
 from manyheads.run import read_run
 from manyheads.serve.app import build_app as build_server
 from manyheads.serve.app import work_of
@@ -41,7 +42,6 @@ from manyheads.serve.batching import Bounds
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, Characters, WordPiece, Words
 from manyheads.train.metrics import step_of
-from manyheads.training import read_recipe, recipes
 from manyheads.view.figures import measured
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits
@@ -300,7 +300,7 @@ class Inputs:
         view = build_app(self.models, limits=limits)
         found = {"view": TestClient(view, HERE, raise_server_exceptions=False)}
         for name, given in (("translator", ("en", "de")), ("writer", (None, None))):
-            work = work_of(open_run(self.models / name), bounds, *given, None)
+            work = work_of(load_torch_run(self.models / name), bounds, *given, None)
             app = build_server(name, work, bounds)
             found[name] = TestClient(app, HERE, raise_server_exceptions=False)
         return found

@@ -15,9 +15,9 @@ from tests.faults.small_run import SHORT, again, call, mistake, train, used
 from torch import distributed
 
 from manyheads.errors import DataError
+from manyheads.recipes import read_recipe
 from manyheads.run import read_run
 from manyheads.train import checkpoint
-from manyheads.training import read_recipe
 from manyheads.view.figures import measured
 from manyheads.web.runs import read_metrics
 

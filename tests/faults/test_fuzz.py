@@ -12,9 +12,9 @@ from tests.faults.fuzzing import Inputs, fuzz
 
 from manyheads.data.events import PerformanceEvents
 from manyheads.errors import DataError, UserError
+from manyheads.recipes import read_recipe
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Words
-from manyheads.training import read_recipe
 
 # So many of each a test has time for.
 COUNTS = {

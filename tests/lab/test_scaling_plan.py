@@ -15,10 +15,10 @@ from manyheads.lab.scaling.plan import (
     sizes_of,
     steps_within,
 )
+from manyheads.recipes import read_recipe
 from manyheads.run import Run
 from manyheads.summary import summarize
 from manyheads.train.optimizer import learning_rate
-from manyheads.training import read_recipe
 
 STEP_TOKENS = 2048
 

@@ -18,11 +18,10 @@ from manyheads.lab.scaling.law import Band, Law
 from manyheads.lab.scaling.plan import TARGET, Planned, Sweep
 from manyheads.lab.scaling.prediction import Trained
 from manyheads.lab.scaling.sweep import Scaling, with_text
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.phrasebook import sentences
+from manyheads.recipes import read_recipe
 from manyheads.run import read_run
-from manyheads.tasks.scoring import score
-from manyheads.training import read_recipe
 
 CPU = torch.device("cpu")
 ASKED = Sweep(sizes=2, data=3)
@@ -70,10 +69,10 @@ def test_every_run_is_an_ordinary_one_with_that_loss(text: Path, finished: Path)
     results = again.results()
     assert list(results) == [one.name for one in again.plan.runs]
     for planned in (again.plan.fitted[0], again.plan.target):
-        opened = open_run(finished / planned.name, CPU)
+        opened = load_torch_run(finished / planned.name, CPU)
         assert read_run(finished / planned.name).model == planned.run.model
         assert opened.run.data is not None
-        found = score(opened, opened.run.data, "valid")["loss"]
+        found = opened.evaluate(opened.run.data, "valid")["loss"]
         assert found == pytest.approx(results[planned.name], rel=1e-4)
 
 

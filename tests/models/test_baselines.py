@@ -26,7 +26,7 @@ from manyheads.config import dump, parse
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import alignment_error
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture, looks_across
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.nn.exact_attention import Dense, Fused
@@ -35,9 +35,9 @@ from manyheads.nn.scores import Additive, Bilinear, Dot
 from manyheads.nn.tiled import Tiled
 from manyheads.phrasebook import Pair
 from manyheads.presets import ModelConfig
+from manyheads.recipes import read_recipe
 from manyheads.run import model_digest
 from manyheads.summary import summarize
-from manyheads.training import read_recipe
 from manyheads.view.maps import maps_of
 
 CONFIGS: dict[str, Any] = {
@@ -381,7 +381,7 @@ def test_a_run_is_used_like_any_other(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [r["loss"] for r in map(json.loads, lines) if r["split"] == "valid"]
     assert losses[-1] < losses[0]
-    opened = open_run(run)
+    opened = load_torch_run(run)
     model, kind = opened.model, opened.run.model.kind
     assert isinstance(model, EncoderDecoder)
     texts = ["red dog", "small big green tree", "cat"]
@@ -411,7 +411,7 @@ def test_export_is_refused_in_a_line(to: str, run: Path, tmp_path: Path) -> None
     assert isinstance(found.exception, UserError)
     said = str(found.exception).lower()
     assert "\n" not in said
-    assert open_run(run).run.model.kind in said
+    assert load_torch_run(run).run.model.kind in said
     assert not out.exists()
 
 

@@ -19,7 +19,7 @@ from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig
 from manyheads.presets import ModelConfig
-from manyheads.training import read_recipe
+from manyheads.recipes import read_recipe
 
 SCORES: dict[str, ScoreConfig] = {
     score.kind: score

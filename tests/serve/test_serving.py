@@ -17,7 +17,7 @@ from tests.web.small_pages import SENTENCE, make_runs
 from manyheads.data.translation import FilesData
 from manyheads.decode.lines import translate_whole
 from manyheads.errors import UserError
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Batcher, Bounds, Job, Work
 from manyheads.serve.translating import languages_of
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def client_of(folder: Path, door: Door | None = None, where: str = HERE) -> TestClient:
-    opened = open_run(folder)
+    opened = load_torch_run(folder)
     app = build_app("small", work_of(opened, BOUNDS, None, None, None), BOUNDS, door)
     return TestClient(app, where)
 
@@ -53,7 +53,7 @@ def writer(folder: Path) -> TestClient:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, str]:
     """What the run's own translator writes."""
-    own = open_run(folder / "translator").translator()
+    own = load_torch_run(folder / "translator").translator()
     return dict(zip((SENTENCE, OTHER), translate_whole(own, [SENTENCE, OTHER]), strict=True))
 
 
@@ -224,7 +224,7 @@ def test_off_loopback_each_interface_has_a_place_for_the_token(folder: Path) -> 
 
 
 def test_languages_come_from_the_settings_or_the_options(folder: Path) -> None:
-    run = open_run(folder / "translator").run
+    run = load_torch_run(folder / "translator").run
     assert languages_of(run, None, None).target == "de"
     assert languages_of(run, None, "fr").target == "fr"
     for source, target, found in (
@@ -257,9 +257,9 @@ def test_a_run_that_vanishes_is_still_served(folder: Path, tmp_path: Path) -> No
 
 def test_only_translators_and_language_models_are_served(folder: Path) -> None:
     with pytest.raises(UserError, match="a translator or a language model"):
-        work_of(open_run(folder / "reader"), BOUNDS, None, None, None)
+        work_of(load_torch_run(folder / "reader"), BOUNDS, None, None, None)
     with pytest.raises(UserError, match="--beam"):
-        work_of(open_run(folder / "deep" / "writer"), BOUNDS, None, None, 2)
+        work_of(load_torch_run(folder / "deep" / "writer"), BOUNDS, None, None, 2)
 
 
 class Slow(Work[int]):
@@ -356,7 +356,7 @@ def test_a_batch_that_fails_is_answered_and_the_next_one_is_computed() -> None:
 
 def test_a_full_queue_is_503_with_retry_after(folder: Path) -> None:
     bounds = replace(BOUNDS, waiting=0)
-    work = work_of(open_run(folder / "translator"), bounds, None, None, None)
+    work = work_of(load_torch_run(folder / "translator"), bounds, None, None, None)
     client = TestClient(build_app("small", work, bounds), HERE)
     for path in ("/translate", "/v2/translate"):
         answer = client.post(
@@ -371,7 +371,7 @@ def test_a_full_queue_is_503_with_retry_after(folder: Path) -> None:
 def test_what_nobody_expected_is_500_without_its_reason(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = work_of(open_run(folder / "translator"), BOUNDS, None, None, None)
+    work = work_of(load_torch_run(folder / "translator"), BOUNDS, None, None, None)
     app = build_app("small", work, BOUNDS)
     client = TestClient(app, HERE, raise_server_exceptions=False)
     body = {"text": [OTHER], "target_lang": "DE"}
@@ -387,7 +387,7 @@ def test_batches_give_what_each_sentence_gets_alone(
     translator: TestClient, folder: Path, expected: dict[str, str]
 ) -> None:
     """Several requests in one batch, by the work itself: each gets its own texts back."""
-    work: Any = work_of(open_run(folder / "translator"), BOUNDS, None, None, None)
+    work: Any = work_of(load_torch_run(folder / "translator"), BOUNDS, None, None, None)
     torch.manual_seed(0)
 
     async def run() -> list[list[Any]]:

@@ -15,7 +15,7 @@ from tests.web.small_pages import SENTENCE, make_runs
 
 from manyheads.commands import serve as command
 from manyheads.errors import UserError
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Bounds
 from manyheads.web.app import listen
@@ -32,7 +32,7 @@ class Live:
     def __init__(self, folder: Path) -> None:
         import uvicorn
 
-        self.work: Any = work_of(open_run(folder), Bounds(), None, None, None)
+        self.work: Any = work_of(load_torch_run(folder), Bounds(), None, None, None)
         self.app: Any = build_app("small", self.work)
         config = uvicorn.Config(self.app, log_level="warning", server_header=False)
         self.server = uvicorn.Server(config)

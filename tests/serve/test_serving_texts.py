@@ -14,7 +14,7 @@ from tests.web.small_pages import make_runs
 
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.models.gpt import GptConfig
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Bounds, Job
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def work(folder: Path) -> Completions:
-    found = work_of(open_run(folder), BOUNDS, None, None, None)
+    found = work_of(load_torch_run(folder), BOUNDS, None, None, None)
     assert isinstance(found, Completions)
     return found
 
@@ -61,7 +61,7 @@ def ask(client: TestClient, **body: Any) -> dict[str, Any]:
 
 def alone(folder: Path, prompt: Sequence[int], limit: int, sample: Sample) -> list[int]:
     """The tokens that the run's own generator writes after a prompt."""
-    generator = open_run(folder).generator(at_limit="cut")
+    generator = load_torch_run(folder).generator(at_limit="cut")
     assert isinstance(generator, Generator)
     return generator.sample([list(prompt)], limit, sample)[0]
 
@@ -296,7 +296,7 @@ def test_who_has_gone_is_written_no_further(work: Completions) -> None:
 
 def test_learned_positions_bound_what_stands_together(folder: Path) -> None:
     """A long prompt and a long answer of another would go past the table: not in one batch."""
-    opened = open_run(folder)
+    opened = load_torch_run(folder)
     model = tiny(
         GptConfig, "learned", vocab_size=opened.tokenizer.vocab_size, max_length=20
     ).build()

@@ -13,7 +13,7 @@ from tests.exchange.folders import LINES, fast, minilm, saved
 from torch import Tensor
 
 from manyheads.errors import UserError
-from manyheads.loading import open_any
+from manyheads.loading import load_run
 from manyheads.models.bert import BertConfig
 from manyheads.tasks import encode
 from manyheads.tasks.encode import Guess, TextEncoder
@@ -46,7 +46,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
         key = f"{family} {name} {settings}"
         if key not in known:
             folder, theirs = saved(tmp_path_factory.mktemp(family), family, name, **settings)
-            known[key] = folder, theirs, open_any(folder).encoder()
+            known[key] = folder, theirs, load_run(folder).encoder()
         return known[key]
 
     return find
@@ -148,7 +148,7 @@ def test_a_real_model_gives_the_vectors_of_transformers() -> None:
     lines = [*LINES[:3], "", "Ein Satz auf Deutsch.", "tree " * 700, "a dog\ta cat"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
-    ours = open_any(folder).encoder()
+    ours = load_run(folder).encoder()
     wanted = []
     for line in lines:
         given = tokenizer(
@@ -228,7 +228,7 @@ def test_a_mask_may_be_spelled_as_the_tokenizer_has_it(opened: Open, tmp_path: P
     shutil.copytree(folder, tmp_path / "own")
     path = tmp_path / "own" / "tokenizer.json"
     path.write_text(path.read_text().replace("[MASK]", "<|mask|>"))
-    ours = open_any(tmp_path / "own").encoder()
+    ours = load_run(tmp_path / "own").encoder()
     lines = ["a [MASK] and <mask>", "a <|mask|> and <|MASK|>", "a <|mask|> and [mask]"]
     found = ours.fill(lines)
     assert found == opened("bert")[2].fill(lines[:1] * 3)

@@ -17,10 +17,10 @@ from manyheads.commands.encode import classify_pictures
 from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import UserError
 from manyheads.lab.compare import table_of
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Vit, VitConfig, resized
-from manyheads.run import read_run
+from manyheads.run import Run, read_run
 from manyheads.tasks.images import (
     ImageTask,
     all_logits,
@@ -71,7 +71,8 @@ def task(seed: int = 1, part: Pictures | None = None, **train: Any) -> ImageTask
     data = replace(data, mixing=replace(data.mixing, mixup=0.3, chance=0.5))
     part = part or pictures()
     settings = Train(**{"batch_rows": 4, **train})
-    return ImageTask(data, part, part, tiny(), settings, seed=seed, device=CPU)
+    run = Run(task="images", data=data, tokens=None, model=tiny(), train=settings, seed=seed)
+    return ImageTask(run, part, part, None, CPU)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def task(seed: int = 1, part: Pictures | None = None, **train: Any) -> ImageTask
 def test_bright_quarters_are_told_apart(way: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
     settings = (f"data.folder={folder}", *SMALL, *QUICK, *LEARNING, *way)
     recipe_trainer("images", tmp_path / "run", *settings).run()
-    model = open_run(tmp_path / "run").model
+    model = load_torch_run(tmp_path / "run").model
     assert isinstance(model, Vit)
     scores = evaluate_images(model, ImageData(folder=str(folder)), "valid")
     assert scores["accuracy"] == 1.0
@@ -186,7 +187,7 @@ def test_a_start_of_another_size_is_interpolated(
     larger = ("data.size=16", "model.image_size=16", f"model={trained}")
     settings = [f"data.folder={folder}", *STEPS, "train.steps=4", "train.batch_rows=8", *larger]
     found = recipe_trainer("images", tmp_path / "larger", *settings)
-    start = open_run(trained).model
+    start = load_torch_run(trained).model
     assert isinstance(start, Vit)
     wanted = resized(start, 16)
     for name, tensor in found.model.state_dict().items():  # the head too: the same classes
@@ -244,7 +245,7 @@ def test_an_edge_that_is_not_seen_is_said(
     """A model from elsewhere may have such a size."""
     image = pytest.importorskip("PIL.Image")
     image.fromarray(np.zeros((10, 10), dtype=np.uint8)).save(tmp_path / "x.png")
-    opened = open_run(trained)
+    opened = load_torch_run(trained)
     assert isinstance(opened.model, Vit)
     config = replace(opened.model.config, image_size=10)
     edged = replace(opened, model=config.build(), run=replace(opened.run, model=config))

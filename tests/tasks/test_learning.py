@@ -9,7 +9,7 @@ import pytest
 from tests.tasks.small_texts import NUMBERS, trainer, write_texts
 from tests.train.small_runs import records
 
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 
 QUICK = (
     *("model.dim=32", "model.dropout=0", "model.initial=xavier", "train.batch_rows=16"),
@@ -56,6 +56,8 @@ def test_a_rule_is_learned(texts: Path, tmp_path: Path) -> None:
     last = records(tmp_path / "run")[-1]
     assert last["accuracy"] > 0.9
     [[lucky], [plain]] = (
-        open_run(tmp_path / "run").encoder().classify(["one two seven ten", "one two six ten"])
+        load_torch_run(tmp_path / "run")
+        .encoder()
+        .classify(["one two seven ten", "one two six ten"])
     )
     assert (lucky.label, plain.label) == ("lucky", "plain")

@@ -27,12 +27,11 @@ from manyheads.data.music import MusicData
 from manyheads.decode.compose import compose, prompt_of
 from manyheads.decode.sample import Sample
 from manyheads.errors import UserError
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.models.gpt import Gpt
+from manyheads.recipes import read_recipe
 from manyheads.tasks.music import MusicTask, move, moves, pieces_nll
-from manyheads.tasks.scoring import score
 from manyheads.train.loop import Trainer
-from manyheads.training import read_recipe
 
 SIZES = (
     *("model.dim=16", "model.layers=1", "model.heads=2", "model.hidden=32", "model.max_length=16"),
@@ -151,7 +150,7 @@ def test_the_score_is_the_mean_over_every_event_of_every_piece(
     name: str, folders: dict[str, Path], trained: dict[str, Path]
 ) -> None:
     """Each piece by itself after an end, its own end not counted: here one pass a piece."""
-    opened = open_run(trained[name])
+    opened = load_torch_run(trained[name])
     data = opened.run.data
     assert isinstance(data, MusicData)
     model, tokenizer = opened.model, opened.tokenizer
@@ -172,12 +171,12 @@ def test_the_score_is_the_mean_over_every_event_of_every_piece(
     nll, events = pieces_nll(model, text, closing=closing, batch_tokens=64)
     assert events == count
     assert nll == pytest.approx(total, rel=1e-4)
-    scores = score(opened, data, "valid", stride=16)
+    scores = opened.evaluate(data, "valid", stride=16)
     assert scores["nll"] == pytest.approx(total / count, rel=1e-4)
     assert scores["perplexity"] == pytest.approx(np.exp(total / count), rel=1e-4)
     assert scores["examples"] == count
     assert f"{count} events" in scores["signature"]["nll"]
-    assert "stride:8" in score(opened, data, "valid")["signature"]["nll"]
+    assert "stride:8" in opened.evaluate(data, "valid")["signature"]["nll"]
 
 
 def test_evaluate_prints_the_keys_of_music(trained: dict[str, Path]) -> None:
@@ -275,7 +274,7 @@ def test_too_little_music_asks_for_music(folders: dict[str, Path], tmp_path: Pat
 def test_a_long_prime_leaves_room(trained: dict[str, Path]) -> None:
     """From a place on where stretches of training begin; words of the prime are kept to the end."""
     said: list[str] = []
-    generator = open_run(trained["jsb"]).generator(said.append)
+    generator = load_torch_run(trained["jsb"]).generator(said.append)
     grid = ["p72", "p67", "p60", "p48"]
     short = prompt_of(grid, ChoraleGrid(), generator)
     assert short == [generator.marks.end, *map(generator.tokenizer.token_id, grid)]
@@ -308,7 +307,7 @@ def eager_to_end(generator: Any) -> Any:
 
 
 def writer(run: Path, **how: Any) -> Any:
-    return eager_to_end(open_run(run).generator(**how))
+    return eager_to_end(load_torch_run(run).generator(**how))
 
 
 @pytest.mark.parametrize("sample", [Sample(seed=2), None])
@@ -349,7 +348,7 @@ def test_a_long_piece_is_written_in_stretches(
     """
     trainer("jsb", folders, tmp_path, f"model.position={position}", "train.steps=1").run()
     said: list[str] = []
-    generator = open_run(tmp_path).generator(said.append, shortest=shortest, at_limit="cut")
+    generator = load_torch_run(tmp_path).generator(said.append, shortest=shortest, at_limit="cut")
     even = torch.zeros(generator.vocabulary)
     even[generator.marks.end] = -torch.inf
     generator.model.logits = lambda hidden: even.expand(len(hidden), -1).clone()  # type: ignore[attr-defined]
@@ -378,7 +377,7 @@ def test_a_long_piece_is_written_in_stretches(
 
 def test_each_part_of_a_piece_has_draws_of_its_own(trained: dict[str, Path]) -> None:
     """What follows the opening does not repeat its random numbers."""
-    generator = open_run(trained["jsb"]).generator(shortest=8, at_limit="cut")
+    generator = load_torch_run(trained["jsb"]).generator(shortest=8, at_limit="cut")
     even = torch.zeros(generator.vocabulary)
     generator.model.logits = lambda hidden: even.expand(len(hidden), -1).clone()  # type: ignore[attr-defined]
     words = compose(generator, ChoraleGrid(), [], limit=16, sample=Sample(seed=5))

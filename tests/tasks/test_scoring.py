@@ -11,10 +11,9 @@ from tests.train.small_runs import records
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
 from manyheads.errors import UserError
-from manyheads.loading import TorchRun, open_run
+from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.bert import BertConfig
 from manyheads.run import Run
-from manyheads.tasks.scoring import data_for, score
 from manyheads.train.checkpoint import read_tensors
 
 LANGUAGE = {"loss", "perplexity", "bits_per_character", "bits_per_byte", "word_perplexity"}
@@ -49,9 +48,9 @@ def made(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
 
 
 def scored(folder: Path, split: str = "valid", stride: int | None = None) -> dict[str, Any]:
-    opened = open_run(folder)
+    opened = load_torch_run(folder)
     assert opened.run.data is not None
-    return score(opened, opened.run.data, split, stride)
+    return opened.evaluate(opened.run.data, split, stride)
 
 
 @pytest.mark.parametrize("name", KEYS)
@@ -141,22 +140,22 @@ def as_from_elsewhere(opened: TorchRun, head: Any) -> TorchRun:
 
 
 def test_a_model_without_the_head_for_it_is_refused(made: dict[str, Path], texts: Path) -> None:
-    opened = open_run(made["masked pairs"])
+    opened = load_torch_run(made["masked pairs"])
     bare = as_from_elsewhere(opened, None)
-    assert isinstance(data_for(bare.run), TextData)
+    assert isinstance(bare.run.spec.data_for(bare.run.model), TextData)
     with pytest.raises(UserError, match="no head for masked words"):
-        score(bare, TextData(folder=str(texts)), "valid")
+        bare.evaluate(TextData(folder=str(texts)), "valid")
     tables = LabelledData(folder=str(texts / "tables"))
     with pytest.raises(UserError, match="no head for labels"):
-        score(bare, tables, "valid")
+        bare.evaluate(tables, "valid")
     filled = as_from_elsewhere(opened, opened.run.model.head)
-    assert score(filled, TextData(folder=str(texts)), "valid").keys() >= {"loss", "perplexity"}
+    assert filled.evaluate(TextData(folder=str(texts)), "valid").keys() >= {"loss", "perplexity"}
 
 
 def test_numbers_are_not_asked_of_labels(made: dict[str, Path], texts: Path) -> None:
     numbers = LabelledData(folder=str(texts / "tables"), label="score", answer="number")
     with pytest.raises(UserError, match=r"labels \(again, once\).*number"):
-        score(open_run(made["labels"]), numbers, "valid")
+        load_torch_run(made["labels"]).evaluate(numbers, "valid")
 
 
 def test_every_case_is_scored_or_known() -> None:
@@ -166,9 +165,9 @@ def test_every_case_is_scored_or_known() -> None:
 
 def test_a_letter_of_two_bytes_is_one_character(made: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("zwölf zwölf zwölf\n" * 9, encoding="utf-8")
-    opened = open_run(made["causal stream"])
+    opened = load_torch_run(made["causal stream"])
     data = TextData(file=str(tmp_path / "words.txt"), lines="sentences")
-    scores = score(opened, data, "train")
+    scores = opened.evaluate(data, "train")
     assert scores["bits_per_character"] / scores["bits_per_byte"] == pytest.approx(21 / 18)
 
 

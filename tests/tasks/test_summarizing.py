@@ -13,10 +13,9 @@ from tests.train.small_runs import records
 
 from manyheads.errors import UserError
 from manyheads.evaluate import rouge
-from manyheads.loading import open_run
-from manyheads.tasks.scoring import score
+from manyheads.loading import load_torch_run
+from manyheads.recipes import read_recipe
 from manyheads.tasks.summaries import beginning, summarize
-from manyheads.training import read_recipe
 
 ROUGE = {"rouge1", "rouge2", "rougeL", "rougeLsum"}
 SETTINGS = (
@@ -63,13 +62,13 @@ def run(documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scored(folder: Path, split: str) -> dict[str, Any]:
-    opened = open_run(folder)
+    opened = load_torch_run(folder)
     assert opened.run.data is not None
-    return score(opened, opened.run.data, split)
+    return opened.evaluate(opened.run.data, split)
 
 
 def test_what_was_learned_is_written(run: Path) -> None:
-    translator = open_run(run).translator()
+    translator = load_torch_run(run).translator()
     wanted = rows(20, seed=1)
     written = summarize(translator, [row["dialogue"].replace("\n", " ⏎ ") for row in wanted])
     assert sum(w == row["summary"] for w, row in zip(written, wanted, strict=True)) >= 16
@@ -96,7 +95,7 @@ def test_every_reference_is_scored_by(run: Path) -> None:
 
 
 def test_a_long_document_is_read_as_far_as_it_fits(run: Path) -> None:
-    translator = open_run(run).translator()
+    translator = load_torch_run(run).translator()
     long = ". ".join(["one two three"] * 20)
     read = beginning(translator, long)
     assert long.startswith(read)
@@ -115,7 +114,7 @@ def test_a_line_in_a_line_out(run: Path) -> None:
     assert out[0] == out[3]
     assert out[0]
     assert out[1] == ""
-    read = beginning(open_run(run).translator(), long)
+    read = beginning(load_torch_run(run).translator(), long)
     assert said.splitlines() == [
         f"line 3 is longer than the model's 16 tokens: its first {len(read)} of {len(long)} "
         "characters are read"
@@ -152,9 +151,9 @@ def test_without_rouge_score_it_trains_and_says_what_scoring_needs(
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("data=phrasebook", "task=summaries has data=summaries or files"),
-        ("model=gpt", "is not what a gpt model does"),
-        ("objective=spans", "task=summaries has objective=none"),
+        ("data=phrasebook", "data=summaries or files"),
+        ("model=gpt", "model=.*not gpt"),
+        ("objective=spans", "objective=none"),
     ],
 )
 def test_what_does_not_go_together(setting: str, said: str) -> None:

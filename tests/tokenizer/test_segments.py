@@ -13,7 +13,7 @@ from manyheads.tokenizer.bpe_dropout import Segmenter
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, WordPiece
 from manyheads.train.loop import Trainer
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 TEXTS = ["the dogs were sleeping", " Ünïcode 漢字 🙂\t x", "", "the the the the", "1234567 ... ---"]
 

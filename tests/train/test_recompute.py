@@ -13,7 +13,7 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.optimize import can_capture, checkpoint_blocks, compile_blocks
 from manyheads.train.loop import Trainer
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 SMALL = ["data.train_pairs=200", "data.valid_pairs=20", "decode.validate_sentences=0"]
 SMALL += ["model.dim=16", "model.layers=2", "model.heads=2", "tokens.vocab_size=400"]

@@ -12,11 +12,12 @@ from tests.train.small_runs import assert_same_bits, hurt
 from torch import nn
 
 from manyheads.errors import DataError
+from manyheads.recipes import read_recipe
 from manyheads.train import checkpoint
 from manyheads.train.checkpoint import AsyncCheckpointer, Progress, read_tensors
 from manyheads.train.loop import Stopped
 from manyheads.train.parallel import ALONE
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 SETTINGS = """data.train_pairs=60 data.valid_pairs=20 tokens.vocab_size=300 model.dim=16
     model.hidden=16 model.layers=1 model.heads=2 train.steps=6 train.save_every=1

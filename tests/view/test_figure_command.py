@@ -17,7 +17,7 @@ from manyheads.commands.figure import KINDS, figure
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
 from manyheads.lab.landscape import direction, held_out_loss, landscape, without_residuals
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.models.bert import BertConfig
 from manyheads.models.capture import capture
 from manyheads.nn.positions import PositionSizes
@@ -74,7 +74,7 @@ def test_maps_are_those_of_the_model(
 
 
 def test_an_encoder_decoder_has_three_kinds_of_maps(folder: Path) -> None:
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     found = maps_of(opened, SENTENCE, "Der Hund.")
     assert list(found) == ["encoder.self", "decoder.self", "decoder.cross"]
     tokenizer: Any = opened.tokenizer
@@ -89,7 +89,7 @@ def test_an_encoder_decoder_has_three_kinds_of_maps(folder: Path) -> None:
 
 
 def test_gold_is_framed_where_it_is_known(folder: Path, drawn: dict[str, tuple[Any, ...]]) -> None:
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     pair = sentences("en-de", "test", 3)[1]
     figure(folder / "translator", "alignment", text=pair.source, layer=1, head=1)
     weights, rows, columns, title, _, more = drawn["heat_map"]
@@ -145,7 +145,7 @@ def test_what_hangs_on_the_distance_alone_is_the_same_on_each_diagonal() -> None
 
 
 def test_directions_are_normalised_filter_by_filter(folder: Path) -> None:
-    model = open_run(folder / "translator").model
+    model = load_torch_run(folder / "translator").model
     found = direction(model, torch.Generator().manual_seed(3))
     other = direction(model, torch.Generator().manual_seed(4))
     assert found.keys() == dict(model.named_parameters()).keys()
@@ -173,7 +173,7 @@ def test_a_cut_residual_is_the_branch_alone(placement: Any) -> None:
 
 
 def test_the_middle_of_the_landscape_is_the_trained_model(folder: Path) -> None:
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     before = {name: weight.clone() for name, weight in opened.model.state_dict().items()}
     with torch.no_grad():
         loss = held_out_loss(opened)()

@@ -10,9 +10,10 @@ import torch
 
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
+from manyheads.recipes import read_recipe
 from manyheads.run import Run, read_run, save_run
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 2, "hidden": 32, "max_length": 128}
 SETTINGS = (

@@ -17,7 +17,7 @@ from manyheads.decode.generate import Generator
 from manyheads.decode.hypotheses import NEVER
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.translate import Translator
-from manyheads.loading import TorchRun, open_run
+from manyheads.loading import TorchRun, load_torch_run
 from manyheads.web import app as server
 from manyheads.web.watching import Watch, watched
 from manyheads.web.writing import Writing
@@ -66,7 +66,7 @@ def by_itself(writing: Writing) -> Any:
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str, Any]) -> None:
     """Its ends are the results, to the last bit; every step is the best of twice the beam."""
-    opened = open_run(folder / name)
+    opened = load_torch_run(folder / name)
     writing = writing_in(opened, opened.decode(**way))
     tree = watched(writing.search(), writing.begin(), writing.limits())
     assert tree.found == by_itself(writing)
@@ -97,7 +97,7 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
 
 
 def test_the_tree_is_by_length_whatever_the_order(folder: Path) -> None:
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     how = {"beam": 3, "stopping": "none-better-ever"}
     trees = []
     for order in ("length", "best-first"):
@@ -132,7 +132,7 @@ def test_the_numbers_of_the_tree_are_the_models(client: TestClient, name: str) -
 
 
 def test_another_continuation_than_was_weighed_is_noticed(folder: Path) -> None:
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     writing = writing_in(opened, opened.decode(beam=1))
     watch = Watch(writing.begin(), writing.search(), LIMIT)
     with torch.no_grad():
@@ -149,7 +149,7 @@ def test_greedy_beam_and_chance_are_the_librarys(
 ) -> None:
     chance = {"temperature": 1.7, "top_k": 40, "top_p": 0.9, "seed": 3}
     found = ask(client, "/api/decode", run=name, text=SENTENCE, beam=2, limit=8, **chance)
-    opened, sample = open_run(folder / name), Sample(**chance)  # type: ignore[arg-type]
+    opened, sample = load_torch_run(folder / name), Sample(**chance)  # type: ignore[arg-type]
     model: Any = opened.model
     if name == "translator":
         greedy = Translator(model, opened.tokenizer, opened.decode(beam=1))
@@ -170,7 +170,7 @@ def test_greedy_beam_and_chance_are_the_librarys(
 def test_chances_before_and_after_are_those_that_are_drawn_from(
     client: TestClient, folder: Path
 ) -> None:
-    opened = open_run(folder / "deep/writer")
+    opened = load_torch_run(folder / "deep/writer")
     ids = opened.tokenizer.encode(SENTENCE)
     banned = Generator(opened.model, opened.tokenizer, opened.run.decode).marks.banned  # type: ignore[arg-type]
     with torch.no_grad():

@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 from tests.web.small_models import make_models
 from tests.web.test_server import HERE, ask, problem
 
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.web import fill
 from manyheads.web.app import build_app
 
@@ -25,7 +25,7 @@ def client(folder: Path) -> TestClient:
 
 
 def test_the_words_are_those_of_the_command(client: TestClient, folder: Path) -> None:
-    encoder = open_run(folder / "reader").encoder()
+    encoder = load_torch_run(folder / "reader").encoder()
     [expected] = encoder.fill([TEXT], fill.TOP)
     found = ask(client, "/api/fill", run="reader", text=TEXT)
     assert len(found["masks"]) == 2
@@ -38,7 +38,7 @@ def test_the_words_are_those_of_the_command(client: TestClient, folder: Path) ->
 
 
 def test_a_hidden_word_is_told_with_its_place(client: TestClient, folder: Path) -> None:
-    encoder = open_run(folder / "reader").encoder()
+    encoder = load_torch_run(folder / "reader").encoder()
     [[first, _]] = encoder.fill([TEXT], 1000)
     rank = next(n for n, guess in enumerate(first) if guess.word.strip() == "small")
     beside = ask(client, "/api/fill", run="reader", text=TEXT, hidden=["small", ""])
@@ -55,7 +55,7 @@ def test_a_hidden_word_is_the_token_that_it_is_in_its_place(
     client: TestClient, folder: Path
 ) -> None:
     """Not one that only looks like it: a word at the beginning has no space, one inside has one."""
-    encoder = open_run(folder / "reader").encoder()
+    encoder = load_torch_run(folder / "reader").encoder()
     vocabulary = encoder.tokenizer.pieces(range(encoder.tokenizer.vocab_size))
     assert {"cat", " cat", " dog", "dog"} - {*vocabulary} == {"dog"}
     for text, word, piece in (

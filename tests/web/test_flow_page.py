@@ -14,7 +14,7 @@ from tests.web import test_page
 from tests.web.small_pages import SENTENCE
 from tests.web.test_page import expect, pixels, settled, visit
 
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 
 folder, address = test_page.folder, test_page.address  # fixtures
 browser, page = test_page.browser, test_page.page
@@ -113,7 +113,7 @@ def test_the_likeliest_tokens_of_the_chosen_position(page: Any, folder: Path, ad
         saved = list(csv.reader(file))
     assert saved[0] == ["token", "probability", "logit"]
     assert np.array_equal(np.array([row[1] for row in saved[1:]], dtype="f4"), chances[2])
-    known = open_run(folder / "translator").tokenizer
+    known = load_torch_run(folder / "translator").tokenizer
     assert saved[1][0].replace("·", " ") in {*known.pieces(range(known.vocab_size)), "∅"}
 
 

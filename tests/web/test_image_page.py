@@ -15,7 +15,7 @@ from tests.web.test_server import HERE, ask, problem, tensor
 from torch.nn import functional as F
 
 from manyheads.data.images import ImageData, read_picture
-from manyheads.loading import TorchRun, open_run
+from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.capture import capture
 from manyheads.tasks.images import class_chances, from_pixels, seen
 from manyheads.web import image
@@ -46,7 +46,7 @@ def packed(pixels: np.ndarray, form: str = "PNG") -> str:
 
 
 def test_maps_and_classes_are_those_of_the_model(client: TestClient, folder: Path) -> None:
-    opened = open_run(folder / "pictures")
+    opened = load_torch_run(folder / "pictures")
     model: Any = opened.model
     valid = pictures(opened)
     found = ask(client, "/api/image", run="pictures", picture=2)
@@ -66,7 +66,7 @@ def test_maps_and_classes_are_those_of_the_model(client: TestClient, folder: Pat
 
 
 def test_positions_are_compared_by_their_angle(client: TestClient, folder: Path) -> None:
-    table = open_run(folder / "pictures").model.encoder.position.table.weight  # type: ignore[union-attr]
+    table = load_torch_run(folder / "pictures").model.encoder.position.table.weight  # type: ignore[union-attr]
     found = ask(client, "/api/image", run="pictures")
     similar = tensor(client, found["trace"], "positions.similarity")
     expected = F.cosine_similarity(table[3], table[9], dim=0)
@@ -75,7 +75,7 @@ def test_positions_are_compared_by_their_angle(client: TestClient, folder: Path)
 
 
 def test_an_upload_is_read_as_a_file_is(client: TestClient, folder: Path, tmp_path: Path) -> None:
-    valid = pictures(open_run(folder / "pictures"))
+    valid = pictures(load_torch_run(folder / "pictures"))
     own = ask(client, "/api/image", run="pictures", picture=1)
     sent = ask(client, "/api/image", run="pictures", upload=packed(valid.pixels[1, 0]))
     assert sent["output"] == own["output"]

@@ -12,7 +12,7 @@ from tests.web.test_server import HERE, ask, problem
 from torch import Tensor
 
 from manyheads.decode.translate import Translator
-from manyheads.loading import TorchRun, open_run
+from manyheads.loading import TorchRun, load_torch_run
 from manyheads.web import lens
 from manyheads.web.app import build_app
 from manyheads.web.forward import Room
@@ -47,7 +47,7 @@ def output(opened: TorchRun) -> Tensor:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_the_last_row_is_what_the_model_says(client: TestClient, folder: Path, name: str) -> None:
-    opened = open_run(folder / name)
+    opened = load_torch_run(folder / name)
     found = ask(client, "/api/lens", run=name, text=SENTENCE, target=TARGET)
     expected = output(opened)
     best, ids = expected.topk(lens.TOP)
@@ -67,7 +67,7 @@ def test_the_last_row_is_what_the_model_says(client: TestClient, folder: Path, n
 
 @pytest.mark.parametrize("name", ["translator", "writer"])
 def test_the_stream_is_the_embedding_and_what_is_added(folder: Path, name: str) -> None:
-    opened = open_run(folder / name)
+    opened = load_torch_run(folder / name)
     with torch.inference_mode():
         found = lens.read(opened, SENTENCE, TARGET, ROOM)
         for layer in range(2):
@@ -81,7 +81,7 @@ def test_the_stream_is_the_embedding_and_what_is_added(folder: Path, name: str) 
 
 
 def test_after_the_norm_a_part_is_what_went_into_the_sum(folder: Path) -> None:
-    opened = open_run(folder / "post")
+    opened = load_torch_run(folder / "post")
     block: Any = opened.model.decoder.blocks[1]  # type: ignore[union-attr, index]
     with torch.inference_mode():
         found = lens.read(opened, SENTENCE, None, ROOM)
@@ -91,7 +91,7 @@ def test_after_the_norm_a_part_is_what_went_into_the_sum(folder: Path) -> None:
 
 
 def test_the_model_is_left_as_it_was(folder: Path) -> None:
-    opened = open_run(folder / "writer")
+    opened = load_torch_run(folder / "writer")
     before = [len(part._forward_hooks) for part in opened.model.modules()]
     with torch.inference_mode():
         lens.read(opened, SENTENCE, None, ROOM)
@@ -99,7 +99,7 @@ def test_the_model_is_left_as_it_was(folder: Path) -> None:
 
 
 def test_a_translator_writes_by_itself(client: TestClient, folder: Path) -> None:
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     translator = Translator(opened.model, opened.tokenizer, opened.run.decode)  # type: ignore[arg-type]
     written = translator.search([SENTENCE], n_best=1)[0][0].tokens
     found = ask(client, "/api/lens", run="translator", text=SENTENCE)

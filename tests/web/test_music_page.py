@@ -15,7 +15,7 @@ from tests.web.test_server import HERE, ask, problem, tensor
 from manyheads.data.events import ChoraleGrid, PerformanceEvents
 from manyheads.data.midi import performance_in, voices_in, write_midi
 from manyheads.decode.beam import Marks
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture
 from manyheads.web import music
 from manyheads.web.app import build_app
@@ -33,7 +33,7 @@ def client(folder: Path) -> TestClient:
 
 
 def test_maps_and_likelihoods_are_those_of_the_model(client: TestClient, folder: Path) -> None:
-    opened = open_run(folder / "chorales")
+    opened = load_torch_run(folder / "chorales")
     model: Any = opened.model
     words = opened.run.data.read("valid").pieces_of_words[1]  # type: ignore[union-attr]
     found = ask(client, "/api/music", run="chorales", piece=1)

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from tests.web.small_models import make_models
 from tests.web.test_server import HERE, problem, tensor
 
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.nn.positions import (
     BucketPosition,
     Buckets,
@@ -125,7 +125,7 @@ def test_a_grid_has_rows_and_columns(client: TestClient) -> None:
 
 def test_a_run_has_its_own_rows(client: TestClient, folder: Path) -> None:
     found = asked(client, scheme="run", run="writer", length=500)
-    table = open_run(folder / "writer").model.decoder.position.table.weight  # type: ignore[union-attr]
+    table = load_torch_run(folder / "writer").model.decoder.position.table.weight  # type: ignore[union-attr]
     assert found["scheme"] == "learned"
     assert found["length"] == len(table)  # no row beyond the last
     assert torch.equal(tensor(client, found["trace"], "added"), table.detach())

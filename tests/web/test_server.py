@@ -21,7 +21,7 @@ from torch import Tensor
 
 from manyheads.commands import web as command
 from manyheads.errors import UserError
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.run import read_run
@@ -142,7 +142,7 @@ def test_a_run_alone_and_runs_below_are_found(client: TestClient, folder: Path) 
 
 def test_the_maps_are_those_of_the_model(client: TestClient, folder: Path) -> None:
     """Bit for bit what `capture` gives for the same pass, and every row sums to 1."""
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     tokenizer = opened.tokenizer
     source = torch.tensor([[*tokenizer.encode(SENTENCE), tokenizer.end]])
     target = torch.tensor([[tokenizer.start, *tokenizer.encode("Der Hund.")]])
@@ -187,7 +187,7 @@ def test_queries_and_keys_give_the_weights(client: TestClient) -> None:
 
 def test_a_head_that_is_knocked_out_is_one_whose_output_matrix_is_zero(folder: Path) -> None:
     """The same logits as those of a model whose rows of W^O for that head are 0."""
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     model = opened.model
     assert isinstance(model, Seq2Seq)
     tokens = torch.randint(300, (2, 7))
@@ -215,7 +215,7 @@ def test_knocking_out_changes_the_answer_and_nothing_else(client: TestClient) ->
 
 
 def test_heads_are_knocked_out_of_a_run_that_is_searched_best_first(folder: Path) -> None:
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     decode = opened.decode(beam=2, order="best-first", stopping="none-better-ever")
     opened = replace(opened, run=replace(opened.run, decode=decode))
     found = look(opened, SENTENCE, None, [Place.parse("decoder.cross.1.0")], Room(100, 2**24))
@@ -446,7 +446,7 @@ def test_the_formula_of_a_schedule_is_what_it_computes(kind: Any) -> None:
 
 def test_tokens_end_as_the_tokenizer_splits(client: TestClient, folder: Path) -> None:
     found = ask(client, "/api/tokens", run="translator", text="unbelievable trees")
-    tokenizer = open_run(folder / "translator").tokenizer
+    tokenizer = load_torch_run(folder / "translator").tokenizer
     assert found["ids"] == tokenizer.encode("unbelievable trees")
     assert found["steps"][-1]["pieces"] == found["pieces"] == tokenizer.pieces(found["ids"])
     assert [len(step["pieces"]) for step in found["steps"]] == sorted(

@@ -14,7 +14,7 @@ from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode.beam import Marks
 from manyheads.decode.translate import Translator
 from manyheads.evaluate.alignment import alignment_error, word_maps
-from manyheads.loading import TorchRun, open_run
+from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.capture import capture
 from manyheads.models.decoder_only_seq2seq import Joined, JoinedConfig
 from manyheads.phrasebook import sentences
@@ -55,7 +55,7 @@ def translator_of(opened: TorchRun) -> Translator:
 @pytest.mark.parametrize("name", KINDS)
 def test_hypotheses_are_the_translators(client: TestClient, folder: Path, name: str) -> None:
     found = ask(client, "/api/translate", run=name, text=SENTENCE, beam=BEAM)
-    opened = open_run(folder / name)
+    opened = load_torch_run(folder / name)
     [expected] = translator_of(opened).search([SENTENCE])
     assert [one["score"] for one in found["hypotheses"]] == [one.score for one in expected]
     texts = opened.tokenizer.decode_batch([one.tokens for one in expected])
@@ -69,7 +69,7 @@ def test_the_alignment_is_the_captured_map(client: TestClient, folder: Path, nam
     """Of the second hypothesis: each head, a layer's mean, and the mean of all."""
     found = ask(client, "/api/translate", run=name, text=SENTENCE, beam=BEAM, which=1)
     assert found["which"] == 1
-    opened = open_run(folder / name)
+    opened = load_torch_run(folder / name)
     translator, model = translator_of(opened), opened.model
     [hypotheses] = translator.search([SENTENCE])
     written, marks = hypotheses[1].tokens, translator.marks
@@ -96,7 +96,7 @@ def test_the_alignment_is_the_captured_map(client: TestClient, folder: Path, nam
 @pytest.mark.parametrize("name", KINDS)
 def test_a_prefix_begins_every_hypothesis(client: TestClient, folder: Path, name: str) -> None:
     """And each has the log P that the whole model gives it, the prefix included."""
-    opened = open_run(folder / name)
+    opened = load_torch_run(folder / name)
     prefix = opened.tokenizer.encode("Die alte")
     found = ask(client, "/api/translate", run=name, text=SENTENCE, beam=BEAM, prefix=prefix)
     assert found["tokens"][: len(prefix)] == prefix
@@ -116,7 +116,7 @@ def test_what_was_found_freely_is_found_with_its_own_beginning(client: TestClien
 
 
 def test_the_next_token_is_the_models(client: TestClient, folder: Path) -> None:
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     model, marks = opened.model, Marks(opened.tokenizer, opened.run.decode)
     prefix = opened.tokenizer.encode("Der kleine")
     asked = {"run": "translator", "text": SENTENCE, "prefix": prefix, "count": 10}
@@ -137,7 +137,7 @@ def test_gold_links_stand_beside_the_words_of_an_own_sentence(
     found = ask(client, "/api/gold", run="translator", text=f" {pair.source} ")
     assert found["looked"] == 200 + 4 + 3 + 3
     assert found["pair"]["target"] == pair.target
-    opened = open_run(folder / "translator")
+    opened = load_torch_run(folder / "translator")
     model: Any = opened.model
     trace = found["pair"]["trace"]
     links = tensor(client, trace, "gold")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from manyheads.baselines.rnn import initialise_lstm, lengths_of, read_both_ways
 from manyheads.errors import UserError, check_at_least, check_share
+from manyheads.models.base import Model
 from manyheads.models.heads import Answer, Classify
 from manyheads.nn.block import initialise
 from manyheads.nn.embedding import Head
@@ -87,7 +88,7 @@ class ContextHead(nn.Module):
         return self.output(self.dropout(x.amax(1)))
 
 
-class Elmo(nn.Module):
+class Elmo(Model):
     """Gives labels where it has a head for them; without, what its top has of each place."""
 
     has_host_sync: ClassVar[bool] = True  # for the lengths of its sequences
@@ -111,6 +112,9 @@ class Elmo(nn.Module):
         for part in self.modules():
             if isinstance(part, nn.LSTM):
                 initialise_lstm(part)
+
+    def output_head(self) -> nn.Module:
+        return self.output if self.config.head is None else self.head
 
     def directions(self, tokens: Tokens, real: Real | None = None) -> tuple[Layers, Layers]:
         """→h and ←h of every layer, the tokens first; neither has read any padding before it."""

@@ -8,7 +8,7 @@ import torch
 from manyheads.data.translation import PhrasebookData
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
-from manyheads.loading import TorchRun, open_run
+from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.phrasebook import Pair
 from manyheads.run import save_scores
@@ -21,7 +21,7 @@ WORDS_IN_PICTURE = 14
 
 def show(folder: Path, device: torch.device, command: str) -> None:
     """Scores, five translations of unseen sentences, a picture of the best head, what next."""
-    opened = open_run(folder, device)
+    opened = load_torch_run(folder, device)
     assert isinstance(opened.run.data, PhrasebookData)  # it was trained on them
     evaluation = evaluate_translation(opened.translator(), opened.run.data, "test")
     scores, corpus = evaluation.scores, evaluation.corpus

@@ -24,7 +24,7 @@ from manyheads.errors import UserError, check_at_least
 if TYPE_CHECKING:
     import numpy as np
 
-    from manyheads.loading import OpenRun
+    from manyheads.loading import LoadedRun
     from manyheads.tasks.encode import Answer
 
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line")]
@@ -176,7 +176,7 @@ def classify(
                 write(_object(line=at, label=answers[0].label, scores=answers[0].scores))
 
 
-def classify_pictures(opened: "OpenRun", files: list[Path], scores: bool, as_json: bool) -> None:
+def classify_pictures(opened: "LoadedRun", files: list[Path], scores: bool, as_json: bool) -> None:
     """One line a file; one that cannot be read is said, and the others are answered.
 
     Of a folder all pictures are labelled, also those in folders inside it, in order of their names.

@@ -71,7 +71,7 @@ def export(
     from manyheads.exchange.folder import write_huggingface
     from manyheads.exchange.onnx import write_onnx
     from manyheads.fileio import write_text
-    from manyheads.loading import TorchRun, open_any
+    from manyheads.loading import TorchRun, load_run
     from manyheads.models.gpt import Gpt
     from manyheads.models.seq2seq import Seq2Seq
     from manyheads.run import SETTINGS, TOKENIZER, settings_text
@@ -81,7 +81,7 @@ def export(
     if quantization is not None and to != "ctranslate2":
         raise UserError("--quantization is for ctranslate2: leave it out")
     _refuse_full(out)
-    opened = open_any(run)
+    opened = load_run(run)
     if not isinstance(opened, TorchRun):
         raise UserError(f"{run} was exported already: export the run that it came from")
     model, written, note = opened.model, opened.run, ""
@@ -100,7 +100,7 @@ def export(
             precision = quantization or "float32"
             write_ctranslate2(model, opened.tokenizer, beside, precision, decode)
         else:
-            raise opened.cannot("CTranslate2 runs here", "a seq2seq or a gpt model")
+            raise opened.unsupported("CTranslate2 runs here", "a seq2seq or a gpt model")
         if to != "huggingface" and opened.own_tokenizer is not None:
             opened.own_tokenizer.save(beside / TOKENIZER)
         # The tokenizer of a HuggingFace folder is written by their library.

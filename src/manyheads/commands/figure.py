@@ -52,7 +52,7 @@ def figure(
     residual connections and with them cut.
     """
     from manyheads.config import nearest
-    from manyheads.loading import TorchRun, open_any
+    from manyheads.loading import TorchRun, load_run
 
     if kind not in KINDS:
         raise UserError(f"there is no figure '{kind}': {nearest(kind, KINDS)}")
@@ -65,7 +65,7 @@ def figure(
         _curves([run, *(others or [])], metric, split, path)
     else:
         choose(device, threads)
-        opened = open_any(run, device)
+        opened = load_run(run, device)
         if not isinstance(opened, TorchRun):
             raise UserError(f"{run} was exported, and cannot be looked into: draw the run itself")
         if kind in ("head", "heads"):
@@ -127,7 +127,7 @@ def _alignment(
     from manyheads.view.maps import TextMaps, maps_of
 
     if not isinstance(opened.model, Seq2Seq):
-        raise opened.cannot("aligns words", "an encoder–decoder with cross-attention")
+        raise opened.unsupported("aligns words", "an encoder–decoder with cross-attention")
     pair = _known_pair(opened, text) if target is None else None
     if pair is None:
         maps = maps_of(opened, text, target)["decoder.cross"]
@@ -164,7 +164,7 @@ def _positions(opened: "TorchRun", length: int, path: Path) -> None:
     check_at_least("--length", length, 2)
     config = opened.run.model
     if not isinstance(config, Architecture):
-        raise opened.cannot("has positions to draw", "a Transformer of text")
+        raise opened.unsupported("has positions to draw", "a Transformer of text")
     title = "what a position scheme tells a query at i of a key at j"
     matrices(schemes(opened.model, config, length), title, path)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from manyheads.data.music import MusicData
     from manyheads.decode.generate import AnyGenerator
     from manyheads.decode.sample import Sample
-    from manyheads.loading import OpenRun
+    from manyheads.loading import LoadedRun
     from manyheads.run import Run
 
 PLACES = ("data.folder", "data.file")
@@ -119,7 +119,9 @@ def generate(
         say(f"draft: {generator.told}")
 
 
-def _generator(opened: "OpenRun", how: dict[str, Any], draft: "OpenRun | None") -> "AnyGenerator":
+def _generator(
+    opened: "LoadedRun", how: dict[str, Any], draft: "LoadedRun | None"
+) -> "AnyGenerator":
     from manyheads.decode.speculative import drafted
 
     generator = opened.generator(cache(say), **how)  # what holds for many prompts is said once
@@ -179,7 +181,7 @@ class MusicFiles:
     prime: Path | None
     picture: Path | None
 
-    def check(self, opened: "OpenRun", *, texts: bool) -> None:
+    def check(self, opened: "LoadedRun", *, texts: bool) -> None:
         """Refuse what does not go with the run, or could not be written, before anything is."""
         from manyheads.data.midi import SUFFIXES
         from manyheads.data.music import MusicData
@@ -201,7 +203,7 @@ class MusicFiles:
                 raise UserError(f"--{name} {path} must be a file in a folder that is there")
 
 
-def _moved(opened: "OpenRun", settings: list[str]) -> "OpenRun":
+def _moved(opened: "LoadedRun", settings: list[str]) -> "LoadedRun":
     from manyheads.config import override_all
     from manyheads.data.music import MusicData
 

@@ -53,9 +53,9 @@ def scale(
     from manyheads.lab.scaling import report
     from manyheads.lab.scaling.plan import LARGER, Sweep
     from manyheads.lab.scaling.sweep import Scaling
+    from manyheads.recipes import read_recipe
     from manyheads.train.loop import Stopped
     from manyheads.train.parallel import World
-    from manyheads.training import read_recipe
 
     if World.of_environment().is_distributed:
         raise UserError("torchrun is for `manyheads train`: start scale without it")

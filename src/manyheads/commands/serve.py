@@ -82,7 +82,7 @@ def serve(
     a language model OpenAI (/v1/completions): docs/serving.md.
     """
     _check_address(port, token)
-    from manyheads.loading import open_any
+    from manyheads.loading import load_run
     from manyheads.serve.app import serve as answer
     from manyheads.serve.app import work_of
     from manyheads.serve.batching import Bounds
@@ -91,7 +91,7 @@ def serve(
     for name, limit in limits.items():
         check_at_least(f"--{name}", limit, 1)
     choose(device, threads)
-    opened = open_any(run, device, say)
+    opened = load_run(run, device, say)
     bounds = Bounds(rows=rows, tokens=batch_tokens, waiting=waiting)
 
     def ready(address: str, needed: str | None) -> None:

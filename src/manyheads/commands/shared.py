@@ -17,7 +17,7 @@ from manyheads.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from manyheads.loading import OpenRun
+    from manyheads.loading import LoadedRun
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[a.b=c]...", help="Settings, e.g. model.dim=256")
@@ -112,8 +112,8 @@ def open_model(
     half: bool = False,
     compile: bool = False,
     others: Sequence[Path] = (),
-) -> "OpenRun":
-    from manyheads.loading import open_any, several
+) -> "LoadedRun":
+    from manyheads.loading import ensemble, load_run
 
     if int8 and (half or compile):
         raise UserError("--int8 is for a CPU, --half and --compile are for a GPU: choose one")
@@ -121,10 +121,10 @@ def open_model(
         raise UserError("steps are compiled for one model alone: leave out --compile or --with")
     choose(device, threads)  # refuses a device that is not here; `auto` is for the folder to say
     opened = [
-        open_any(one, "cpu" if int8 and device == "auto" else device, warn)
+        load_run(one, "cpu" if int8 and device == "auto" else device, warn)
         for one in (run, *others)
     ]
     if int8:
-        return several([one.in_int8() for one in opened])
+        return ensemble([one.in_int8() for one in opened])
     opened = [one.in_half() for one in opened] if half else opened
-    return opened[0].compiled() if compile else several(opened)
+    return opened[0].compiled() if compile else ensemble(opened)

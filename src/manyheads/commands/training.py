@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "Run":
-    from manyheads.training import read_recipe
+    from manyheads.recipes import read_recipe
 
     extra = [] if seed is None else [f"seed={seed}"]
     return read_recipe(recipe, [*(overrides or []), *extra])
@@ -160,9 +160,7 @@ def _check_parallel(overrides: Sequence[str]) -> None:
 
 
 def _next(run: "Run", folder: Path) -> str:
-    from manyheads.data.masking import Replaced
-
-    if isinstance(run.objective, Replaced):
+    if run.spec.evaluate is None:
         return f"fine-tune it: {command_name()} train classify data.train=FILE model={folder}"
     split = "" if run.data and "test" in run.data.splits() else " --split valid"
     return f"next: {command_name()} evaluate {folder}{split}"
@@ -198,7 +196,6 @@ def evaluate(
     from manyheads.config import override_all
     from manyheads.data.language import TextData
     from manyheads.run import SETTINGS, save_scores
-    from manyheads.tasks.scoring import data_for, score
     from manyheads.view.figures import confusion
 
     _refuse_torchrun("evaluate")
@@ -209,7 +206,7 @@ def evaluate(
     known = opened.run
     _refuse_unfitting(known, beam, picture, int8)
     if known.data is None and overrides:
-        known = dataclasses.replace(known, data=data_for(known))
+        known = dataclasses.replace(known, data=known.spec.data_for(known.model))
     given = {setting.partition("=")[0] for setting in overrides or []}
     for one, other in (("data.folder", "data.file"), ("data.file", "data.folder")):
         if isinstance(known.data, TextData) and one in given and other not in given:
@@ -220,7 +217,7 @@ def evaluate(
     )
     if changed.data is None:
         raise UserError(f"{run} came without data: give data.folder=... or other data.*")
-    scores = score(dataclasses.replace(opened, run=changed), changed.data, split, stride)
+    scores = dataclasses.replace(opened, run=changed).evaluate(changed.data, split, stride)
     form = {"computed_in": "int8" if int8 else "bfloat16"} if int8 or half else {}
     form |= {"written_with": " ".join(map(str, others))} if others else {}
     form |= _searched_with(known.decode, changed.decode)
@@ -243,12 +240,12 @@ def _searched_with(old: object, new: object) -> dict[str, str]:
 
 
 def _refuse_unfitting(run: "Run", beam: int | None, picture: Path | None, int8: bool) -> None:
-    writes = run.task in ("translation", "summaries")
+    writes = "translate" in run.spec.offers
     if beam is not None and not writes:
         raise UserError("--beam is for translators: leave it out")
     if int8 and not writes:
         raise UserError("--int8 is for models that generate: leave it out")
-    if picture is not None and run.task != "images":
+    if picture is not None and "label" not in run.spec.offers:
         raise UserError("--picture is for models of images: leave it out")
     if picture is not None and picture.suffix not in PICTURES:
         raise UserError(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
@@ -286,7 +283,7 @@ def compare(
     from rich.console import Console
 
     from manyheads.lab.compare import compare_runs, table_of
-    from manyheads.tasks.scoring import refuse_unscored
+    from manyheads.loading import refuse_unscored
 
     _refuse_torchrun("compare")
     fixed = [setting for setting in overrides or [] if "," not in setting]

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from manyheads.errors import UserError
-from manyheads.loading import open_run
+from manyheads.loading import load_torch_run
 from manyheads.run import Run
-from manyheads.tasks.scoring import score
 from manyheads.view.figures import curves
 
 SHOWN = (
@@ -55,9 +54,9 @@ def compare_runs(
     for name, run in plans.items():
         folder = out / re.sub(r"[^\w.=-]+", "_", name)
         train(run, folder)
-        opened = open_run(folder, device)
+        opened = load_torch_run(folder, device)
         assert run.data is not None  # a recipe has them
-        scores = score(opened, run.data, split)
+        scores = opened.evaluate(run.data, split)
         count = sum(p.numel() for p in opened.model.parameters())
         rows.append({"settings": name, "parameters": count, "folder": str(folder), **scores})
         lines[name] = validation_curve(folder)

@@ -52,7 +52,7 @@ def held_out_loss(opened: TorchRun) -> Callable[[], float]:
         starts = passes.starts[:STRETCHES]
         stretches = LanguageBatch.of(text, starts, passes.length, objective, opened.device)
         return lambda: _mean(language_loss(model, stretches))
-    raise opened.cannot("has a landscape", "a translator or a language model with its data")
+    raise opened.unsupported("has a landscape", "a translator or a language model with its data")
 
 
 def _mean(loss: object) -> float:

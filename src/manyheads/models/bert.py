@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from manyheads.errors import UserError, check_at_least
 from manyheads.models.heads import Answer, Crowned, EncoderHead, Masked, Pooler
 from manyheads.nn.block import Architecture, Stack, initialise
+from manyheads.nn.embedding import Embedding
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.shapes import Hidden, Tokens
 
@@ -54,6 +55,12 @@ class Bert(Crowned):
         if config.next_sentence is not None:
             self.next_sentence = nn.Linear(pooled_dim, config.next_sentence.classes)
         initialise(self, config.initial, config.layers)
+
+    def stacks(self) -> dict[str, Stack]:
+        return {"encoder": self.encoder}
+
+    def embeddings(self) -> dict[str, Embedding]:
+        return {"encoder": self.embedding}
 
     def hidden(
         self, tokens: Tokens, real: Tensor | None = None, segments: Tensor | None = None

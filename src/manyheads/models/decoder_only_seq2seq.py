@@ -22,7 +22,7 @@ from manyheads.baselines.rnn import Rnn, RnnConfig, lengths_of
 from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, Source, SourceToTarget
 from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Output
+from manyheads.nn.embedding import Embedding, Output
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.shapes import Hidden, Real, Tokens
 
@@ -70,6 +70,12 @@ class Joined(SourceToTarget):
         self.decoder = Stack(replace(config, max_length=config.positions), causal=True)
         self.head = config.output.build(config.vocabulary, config.dim, tied=config.tie == "all")
         initialise(self, config.initial, config.layers)
+
+    def stacks(self) -> dict[str, Stack]:
+        return {"decoder": self.decoder}
+
+    def embeddings(self) -> dict[str, Embedding]:
+        return {"decoder": self.embedding}
 
     def encode(self, source: Source, source_real: Real | None = None) -> Memory:
         """The source itself: it is read when it is joined to a target."""

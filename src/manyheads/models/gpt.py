@@ -5,9 +5,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from manyheads.models.base import Model
 from manyheads.nn.attention import Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Output
+from manyheads.nn.embedding import Embedding, Output
 from manyheads.nn.masks import SameDocument, both, causal
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
@@ -28,7 +29,7 @@ class GptConfig(Architecture):
         return Gpt(self)
 
 
-class Gpt(nn.Module):
+class Gpt(Model):
     """logits[:, t] predict the token after tokens[:, t]."""
 
     def __init__(self, config: GptConfig) -> None:
@@ -39,6 +40,12 @@ class Gpt(nn.Module):
         self.decoder = Stack(config, causal=True)
         self.head = config.output.build(config.vocabulary, config.dim, tied=config.tie == "all")
         initialise(self, config.initial, config.layers)
+
+    def stacks(self) -> dict[str, Stack]:
+        return {"decoder": self.decoder}
+
+    def embeddings(self) -> dict[str, Embedding]:
+        return {"decoder": self.embedding}
 
     def hidden(
         self,

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import UserError, check_at_least, check_share
+from manyheads.models.base import Model
 from manyheads.nn.block import Architecture
 from manyheads.nn.embedding import Output
 from manyheads.nn.feedforward import ACTIVATIONS, Activation
@@ -178,7 +179,7 @@ class DetectHead(nn.Module):
 EncoderHead = Masked | Classify | Tag | Detect
 
 
-class Crowned(nn.Module):
+class Crowned(Model):
     """An encoder with a pooler, where it has one, and a head, where it has one."""
 
     head: nn.Module

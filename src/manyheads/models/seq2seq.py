@@ -8,9 +8,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from manyheads.errors import UserError, check_at_least, check_share
+from manyheads.models.base import Model
 from manyheads.nn.attention import Cache, CoreConfig, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Head, Output
+from manyheads.nn.embedding import Embedding, Head, Output
 from manyheads.nn.experts import FeedForwardConfig
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.relative import PositionConfig
@@ -96,7 +97,7 @@ class Tables(Protocol):
     def shares_inputs(self) -> bool: ...
 
 
-class SourceToTarget(nn.Module):
+class SourceToTarget(Model):
     """Reads a source and writes a target; subclasses say how.
 
     logits[:, t] predict the token after target[:, t] (teacher forcing).
@@ -149,6 +150,12 @@ class Seq2Seq(SourceToTarget):
         tied = config.tie in ("all", "target")
         self.head = config.output.build(config.target_vocabulary, config.dim, tied=tied)
         initialise(self, config.initial, encoder.layers + decoder.layers)
+
+    def stacks(self) -> dict[str, Stack]:
+        return {"encoder": self.encoder, "decoder": self.decoder}
+
+    def embeddings(self) -> dict[str, Embedding]:
+        return {"encoder": self.encoder_embedding, "decoder": self.decoder_embedding}
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
         length = source.shape[1]

@@ -137,6 +137,9 @@ class Vit(Crowned):
         self.crown(config, config.head, config.pooler)
         initialise(self, config.initial, config.layers)
 
+    def stacks(self) -> dict[str, Stack]:
+        return {"encoder": self.encoder}
+
     def hidden(self, images: Images) -> Hidden:
         size = self.config.image_size
         if images.shape[1:] != (self.config.channels, size, size):

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from manyheads.errors import UserError
-from manyheads.loading import OpenRun
+from manyheads.loading import LoadedRun
 from manyheads.serve import completions, translation_api
 from manyheads.serve.batching import Batcher, Bounds, Work
 from manyheads.serve.completing import Completions
@@ -42,17 +42,17 @@ async def failed(request: Request, error: Exception) -> Response:
 
 
 def work_of(
-    opened: OpenRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
+    opened: LoadedRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
 ) -> Work[Any]:
-    if opened.run.task == "translation":
+    if opened.run.spec.served_as == "translations":
         languages = languages_of(opened.run, source, target)
         return Translations(opened, languages, bounds, beam)
-    if opened.run.task == "language":
+    if opened.run.spec.served_as == "completions":
         for name, value in (("source", source), ("target", target), ("beam", beam)):
             if value is not None:
                 raise UserError(f"--{name} is for translators, and {opened.folder} continues texts")
         return Completions(opened, bounds)
-    raise opened.cannot("is served", "a translator or a language model")
+    raise opened.unsupported("is served", "a translator or a language model")
 
 
 def build_app(
@@ -84,7 +84,7 @@ def name_of(folder: Path) -> str:
 
 
 def serve(
-    opened: OpenRun,
+    opened: LoadedRun,
     work: Work[Any],
     bounds: Bounds,
     host: str,

@@ -16,7 +16,7 @@ from manyheads.decode.generate import Generator
 from manyheads.decode.kv_cache import KeyValueCache
 from manyheads.decode.sample import Sample, Sampler, choose
 from manyheads.errors import UserError
-from manyheads.loading import OpenRun
+from manyheads.loading import LoadedRun
 from manyheads.models.gpt import Gpt
 from manyheads.nn.attention import SelfAttention
 from manyheads.nn.exact_attention import Dense, Fused
@@ -214,7 +214,7 @@ def tell(token: int, offset: int, log: Float[Tensor, " v"], count: int) -> Told:
 
 
 class Completions(Work[Completion]):
-    def __init__(self, opened: OpenRun, bounds: Bounds) -> None:
+    def __init__(self, opened: LoadedRun, bounds: Bounds) -> None:
         generator = opened.generator(at_limit="cut")
         if not isinstance(generator, Generator):
             raise UserError(f"{opened.folder} was exported: serve the run it came from")

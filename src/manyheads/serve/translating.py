@@ -10,7 +10,7 @@ from manyheads.decode.beam import Hypothesis
 from manyheads.decode.lines import BREAKS, pieces
 from manyheads.decode.translate import AnyTranslator
 from manyheads.errors import UserError
-from manyheads.loading import OpenRun
+from manyheads.loading import LoadedRun
 from manyheads.run import Run
 from manyheads.serve.batching import Bounds, Job, Work
 from manyheads.web.responses import Problem
@@ -89,7 +89,7 @@ class Texts:
 
 
 class Translations(Work[Texts]):
-    def __init__(self, opened: OpenRun, languages: Languages, bounds: Bounds, beam: int | None):
+    def __init__(self, opened: LoadedRun, languages: Languages, bounds: Bounds, beam: int | None):
         self.opened, self.languages, self.bounds = opened, languages, bounds
         self.beam = opened.run.decode.beam if beam is None else beam
         self._translators = {self.beam: opened.translator(beam=self.beam)}

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.baselines.elmo import Elmo
+from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.data.batching import (
     Batches,
     Ragged,
@@ -23,11 +23,14 @@ from manyheads.data.batching import (
 from manyheads.data.labelled import Labelled, LabelledData, places
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores, label_scores
-from manyheads.models.bert import Bert
-from manyheads.tasks.encode import TextEncoder
+from manyheads.models.bert import Bert, BertConfig
+from manyheads.models.heads import Classify, Pooler
+from manyheads.tasks import masked
+from manyheads.tasks.encode import segments_of
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
-from manyheads.train.optimizer import TooLong, Train
+from manyheads.train.optimizer import TooLong
 
 SHOWN = 8  # labels that are named
 
@@ -123,21 +126,17 @@ class ClassificationTask:
 
     def __init__(
         self,
-        data: LabelledData,
+        run: RunSettings,
         part: Labelled,
         valid: Labelled,
-        names: tuple[str, ...],
         tokenizer: Tokenizer,
-        train: Train,
-        *,
-        max_length: int,
-        segments: int,
-        seed: int,
         device: torch.device,
     ) -> None:
+        train, names, max_length = run.train, run.model.head.labels, run.model.max_length
+        check_length(part, tokenizer, max_length)
         self.train, self.device, self.names = train, device, names
-        self.metrics = data.metrics(names)
-        sizes: dict[str, Any] = {"max_length": max_length, "segments": segments}
+        self.metrics = run.data.metrics(names)
+        sizes: dict[str, Any] = {"max_length": max_length, "segments": segments_of(run.model)}
         self.data = EncodedLabels(part, names, tokenizer, **sizes, too_long=train.too_long)
         self.valid = EncodedLabels(valid, names, tokenizer, **sizes)
         self.digest = self.data.digest()
@@ -146,9 +145,9 @@ class ClassificationTask:
         lengths = self.data.tokens.lengths
         self.order: Shuffled | Batches
         if train.batch_rows is not None:
-            self.order = Shuffled(len(lengths), train.batch_rows * train.accumulate, seed)
+            self.order = Shuffled(len(lengths), train.batch_rows * train.accumulate, run.seed)
         else:
-            self.order = Batches(lengths, train.batch_tokens * train.accumulate, seed)
+            self.order = Batches(lengths, train.batch_tokens * train.accumulate, run.seed)
         self.per_epoch = self.order.per_epoch
 
     def batches(self, step: int) -> list[LabelledBatch]:
@@ -206,8 +205,9 @@ def all_answers(
     return found, torch.from_numpy(data.wanted)
 
 
-def evaluate_classification(encoder: TextEncoder, data: LabelledData, split_name: str) -> Scores:
+def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores:
     """The task's own metrics on a split."""
+    encoder = loaded.encoder()
     part = data.read(split_name)
     names = encoder.labels
     lines = ["\t".join(text) if isinstance(text, tuple) else text for text in part.texts]
@@ -225,3 +225,67 @@ def evaluate_classification(encoder: TextEncoder, data: LabelledData, split_name
         given, wanted = [answer.label for answer in answers], part.labels
     scores = label_scores(data.metrics(names), given, wanted, names[-1])
     return scores | {"split": split_name, "examples": len(lines)}
+
+
+def check(run: RunSettings) -> None:
+    if not isinstance(run.model.head, Classify):
+        raise UserError(
+            "task=classification needs model.head=classify: set it where model= is set, else "
+            "leave model.head out"
+        )
+
+
+def labelled_strings(part: Labelled) -> list[str]:
+    return [text for row in part.texts for text in (row if isinstance(row, tuple) else (row,))]
+
+
+def fit_model(run: RunSettings, part: Labelled) -> Any:
+    """The head gets the labels of the data."""
+    labels, model = run.data.label_names(part), run.model
+    if model.head.labels not in (Classify().labels, labels):
+        raise UserError(
+            f"model.head.labels={','.join(model.head.labels)} are not the labels of "
+            f"{part.name} ({','.join(labels)}): leave them out"
+        )
+    return replace(model, head=replace(model.head, labels=labels))
+
+
+def check_length(part: Labelled, tokenizer: Tokenizer, max_length: int) -> None:
+    """Refuse a model that would read nothing but special tokens."""
+    pairs = isinstance(part.texts[0], tuple)
+    frame = len(tokenizer.framed([("", "") if pairs else ""])[0][0])
+    if max_length < frame + (2 if pairs else 1):
+        raise UserError(
+            f"model.max_length={max_length} leaves no room for text next to {frame} special "
+            "tokens: raise it"
+        )
+
+
+def finetune(config: BertConfig | ElmoConfig, run: RunSettings) -> BertConfig | ElmoConfig:
+    """A new head for labels on a pretrained encoder."""
+    if isinstance(config, ElmoConfig):
+        return replace(config, head=Classify())
+    return replace(
+        config,
+        head=Classify(),
+        pooler=config.pooler or Pooler(over="first"),
+        next_sentence=None,
+        initial="normal",  # small numbers for new heads
+    )
+
+
+SPEC = TaskSpec(
+    task="classification",
+    models=(BertConfig, ElmoConfig),
+    data=(LabelledData,),
+    recipe="classify",
+    check=check,
+    strings=labelled_strings,
+    fit_tokenizer=add_frame,
+    fit_model=fit_model,
+    prepare=ClassificationTask,
+    finetune=finetune,
+    finetunes=(ElmoConfig,),
+    evaluate=evaluate,
+    example=masked.example,
+)

@@ -1,5 +1,7 @@
 """Encoder–decoders that restore text: T5's span corruption and BART's denoising."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -15,16 +17,18 @@ from manyheads.data.masking import (
     infill,
     permute,
     span_places,
+    span_sizes,
 )
 from manyheads.data.mlm import BREAKING, HELD_OUT, drawing
 from manyheads.data.translation import Batch, Frame
-from manyheads.decode.beam import Decode, Marks
+from manyheads.decode.beam import Marks
+from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.tasks.translation import translation_loss
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
+from manyheads.tasks.translation import check_frame, translation_loss
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
-from manyheads.train.optimizer import Train
 
 # What is broken for validation is the same for every run: by this seed, so many rows at a time.
 HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
@@ -93,27 +97,24 @@ class DenoisingTask:
 
     def __init__(
         self,
-        texts: Texts,
+        run: RunSettings,
+        part: Texts,
         valid: Texts,
         tokenizer: Tokenizer,
-        objective: Spans | Denoising,
-        train: Train,
-        decode: Decode,
-        *,
-        max_length: int,
-        seed: int,
         device: torch.device,
     ) -> None:
-        self.train, self.device, self.seed = train, device, seed
-        frame = Marks(tokenizer, decode).frame
-        self.data = BrokenText(texts, tokenizer, objective, frame, max_length=max_length)
+        train, objective, max_length = run.train, run.objective, run.model.max_length
+        self.train, self.device, self.seed = train, device, run.seed
+        frame = Marks(tokenizer, run.decode).frame
+        self.data = BrokenText(part, tokenizer, objective, frame, max_length=max_length)
         self.valid = BrokenText(valid, tokenizer, objective, frame, max_length=max_length)
         self.rows = train.batch_rows or max(1, train.batch_tokens // max_length)
         tokens, rows = len(self.data.text.flat), self.rows * train.accumulate
-        self.order = Windows(tokens, self.data.length, rows, seed, name=texts.name)
+        self.order = Windows(tokens, self.data.length, rows, run.seed, name=part.name)
         self.per_epoch = -(-self.order.per_epoch // rows)
         self.digest = self.data.text.digest()
-        self.notes = list(dict.fromkeys([*texts.notes, *valid.notes]))
+        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
+        self.valid.text.stretches(self.valid.length)  # refuse a short text now, not after hours
 
     def batches(self, step: int) -> list[Batch]:
         starts = self.order.starts(step)
@@ -156,18 +157,12 @@ def restored_scores(model: Seq2Seq, text: BrokenText) -> dict[str, float]:
     return {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
 
 
-def evaluate_denoising(
-    model: Seq2Seq,
-    tokenizer: Tokenizer,
-    data: TextData,
-    objective: Spans | Denoising,
-    decode: Decode,
-    split_name: str,
-) -> Scores:
+def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     """How well the model restores a split."""
+    run, model, tokenizer = loaded.run, loaded.torch_model(), loaded.tokenizer
+    objective, frame = run.objective, Marks(tokenizer, run.decode).frame
     texts = data.read(split_name)
-    frame = Marks(tokenizer, decode).frame
-    text = BrokenText(texts, tokenizer, objective, frame, max_length=model.config.max_length)
+    text = BrokenText(texts, tokenizer, objective, frame, max_length=run.model.max_length)
     scores: Scores = dict(restored_scores(model, text))
     unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
     how = "|".join(f"{name}:{value}" for name, value in dump(objective).items() if name != "kind")
@@ -177,3 +172,28 @@ def evaluate_denoising(
     )
     scores["signature"] = {"perplexity": said}
     return scores | {"split": split_name, "examples": len(text.text.flat)}
+
+
+def add_sentinels(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
+    """T5's objective: one sentinel for each span of a row, and one that ends the target."""
+    wanted, max_length = run.objective, run.model.max_length
+    length = max_length - len(Marks(tokenizer, run.decode).frame.source([]))
+    if length < 2:
+        raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
+    _, spans = span_sizes(length, rate=wanted.rate, mean_length=wanted.mean_length)
+    missing = range(len(tokenizer.sentinels()), spans + 1)
+    return tokenizer.with_specials([f"<extra_id_{number}>" for number in missing])
+
+
+DENOISING = TaskSpec(
+    task="pretraining",
+    models=(Seq2SeqConfig,),
+    data=(TextData,),
+    objectives=(Denoising,),
+    special_tokens=("mask",),
+    recipe="t5-mini",
+    fit_tokenizer=check_frame,
+    prepare=DenoisingTask,
+    evaluate=evaluate,
+)
+SPANS = replace(DENOISING, objectives=(Spans,), special_tokens=(), fit_tokenizer=add_sentinels)

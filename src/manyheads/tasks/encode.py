@@ -229,6 +229,12 @@ class TextEncoder:
             yield _Batch(rows, ids.to(self.device), masked, parts.to(self.device))
 
 
+def segments_of(config: Any) -> int:
+    """How many texts the model tells apart by segment embeddings."""
+    embed = getattr(config, "embed", None)
+    return 1 if embed is None else embed.segments or 1
+
+
 def _text(line: str) -> str | tuple[str, str]:
     one, tab, two = line.partition("\t")
     return (one, two) if tab else line

@@ -21,8 +21,9 @@ from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Images, ReadsImages, Vit, VitConfig
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
+from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
-from manyheads.train.optimizer import Train
 
 Pixels = UInt8[np.ndarray, "n channels height width"]
 Classes = Int[np.ndarray, " n"]
@@ -107,22 +108,19 @@ class ImageTask:
 
     def __init__(
         self,
-        data: ImageData,
+        run: RunSettings,
         part: Pictures,
         valid: Pictures,
-        model: VitConfig,
-        train: Train,
-        *,
-        seed: int,
+        tokenizer: Tokenizer | None,
         device: torch.device,
     ) -> None:
-        assert model.head is not None  # as `fitted` leaves it
-        self.data, self.model, self.train = data, model, train
-        self.seed, self.device, self.names = seed, device, model.head.labels
+        model, train = run.model, run.train
+        self.data, self.model, self.train = run.data, model, train
+        self.seed, self.device, self.names = run.seed, device, model.head.labels
         self.pixels, self.labels = part.pixels, places(part, self.names)
         self.valid, self.valid_labels = valid.pixels, places(valid, self.names)
         rows = train.batch_rows or max(1, train.batch_tokens // model.positions)
-        self.order = Shuffled(len(self.labels), rows * train.accumulate, seed)
+        self.order = Shuffled(len(self.labels), rows * train.accumulate, run.seed)
         self.per_epoch = self.order.per_epoch
         self.digest = part.digest()
         self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
@@ -240,3 +238,22 @@ def evaluate_images(model: ReadsImages, data: ImageData, split_name: str) -> Sco
     counts = pairs.reshape(len(names), len(names)).tolist()
     scores["confusion"] = {"classes": list(names), "counts": counts}
     return scores | {"signature": signature, "split": split_name, "examples": len(wanted)}
+
+
+def evaluate(loaded: LoadedModel, data: ImageData, split_name: str) -> Scores:
+    return evaluate_images(loaded.labeller(), data, split_name)
+
+
+SPEC = TaskSpec(
+    task="images",
+    models=(VitConfig,),
+    data=(ImageData,),
+    recipe="images",
+    reads_text=False,
+    is_default=True,
+    fit_model=lambda run, part: fitted(run.model, part),
+    prepare=ImageTask,
+    finetune=lambda config, run: replace(config, head=Classify()),
+    evaluate=evaluate,
+    offers=("label",),
+)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from manyheads.data.batching import split
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import Causal
-from manyheads.errors import DataError, check_at_least
+from manyheads.errors import DataError, UserError, check_at_least
 from manyheads.evaluate.scores import Scores, language_scores
-from manyheads.models.gpt import Gpt
+from manyheads.models.gpt import Gpt, GptConfig
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
 
 Places = Int[np.ndarray, " _"]
@@ -146,25 +146,22 @@ class LanguageTask:
 
     def __init__(
         self,
-        texts: Texts,
+        run: RunSettings,
+        part: Texts,
         valid: Texts,
         tokenizer: Tokenizer,
-        objective: Causal,
-        train: Train,
-        *,
-        max_length: int,
-        seed: int,
         device: torch.device,
     ) -> None:
-        self.objective, self.train, self.device = objective, train, device
-        self.length, self.tokenizer, self.valid_texts = max_length, tokenizer, valid
-        self.data = EncodedText(texts, tokenizer, ends=True)
+        train, self.length = run.train, run.model.max_length
+        self.objective, self.train, self.device = run.objective or Causal(), train, device
+        self.tokenizer, self.valid_texts = tokenizer, valid
+        self.data = EncodedText(part, tokenizer, ends=True)
         self.valid = EncodedText(valid, tokenizer, ends=True)
         self.digest = self.data.digest()
-        self.notes = list(dict.fromkeys([*texts.notes, *valid.notes]))
-        rows = (train.batch_rows or max(1, train.batch_tokens // max_length)) * train.accumulate
+        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
+        rows = (train.batch_rows or max(1, train.batch_tokens // self.length)) * train.accumulate
         # A stretch has one token more than it reads, the first of the next.
-        self.order = Windows(len(self.data.flat) - 1, max_length, rows, seed, name=texts.name)
+        self.order = Windows(len(self.data.flat) - 1, self.length, rows, run.seed, name=part.name)
         self.per_epoch = -(-self.order.per_epoch // rows)
 
     def batches(self, step: int) -> list[LanguageBatch]:
@@ -208,26 +205,67 @@ def _scores(texts: Texts, tokenizer: Tokenizer, nll: float, tokens: int) -> Scor
     )
 
 
-def evaluate_language(
-    model: Gpt,
-    tokenizer: Tokenizer,
-    data: TextData,
-    objective: Causal,
-    split_name: str,
-    *,
-    batch_tokens: int,
-    stride: int | None = None,
+def evaluate(
+    loaded: LoadedModel, data: TextData, split_name: str, *, stride: int | None = None
 ) -> Scores:
     """Perplexity, and bits per character and byte, of all of a split."""
+    model, tokenizer = loaded.torch_model(), loaded.tokenizer
+    objective, context = loaded.run.objective or Causal(), loaded.run.model.max_length
+    check_stride(stride, context)
     texts = data.read(split_name)
     text = EncodedText(texts, tokenizer, ends=True)
     with Bar("evaluate", len(text.flat) - 1) as bar:
+        at_once = loaded.run.decode.read_at_once
         nll, tokens = stream_nll(
-            model, text, objective, batch_tokens=batch_tokens, stride=stride, bar=bar
+            model, text, objective, batch_tokens=at_once, stride=stride, bar=bar
         )
     scores = _scores(texts, tokenizer, nll, tokens)
-    context = model.config.max_length
     how = f"context:{context}|stride:{stride or context}|packing:{objective.packing}|"
     how += "first token not predicted"
     scores["signature"] = {name: f"{said}|{how}" for name, said in scores["signature"].items()}
     return scores | {"split": split_name, "examples": tokens}
+
+
+def check(run: RunSettings) -> None:
+    """Packed documents start anywhere in a row, so nothing may count from its first position."""
+    if run.objective is None or run.objective.packing == "stream":
+        return
+    core = run.model.core
+    if not getattr(core, "keeps_apart", core.exact):
+        raise UserError(
+            f"model.core={core.kind} cannot separate packed documents: choose "
+            "objective.packing=stream, or another model.core"
+        )
+    if getattr(run.model.position, "period", None):
+        raise UserError(
+            "model.position.period counts from the beginning of a row, and packed documents "
+            "begin anywhere in it: choose objective.packing=stream"
+        )
+
+
+def check_stride(stride: int | None, max_length: int) -> None:
+    check_at_least("--stride", stride, 1)
+    if stride is not None and stride > max_length:
+        raise UserError(
+            f"--stride {stride} is longer than the {max_length} tokens that the model reads at "
+            "once: choose at most that"
+        )
+
+
+SPEC = TaskSpec(
+    task="language",
+    models=(GptConfig,),
+    data=(TextData,),
+    objectives=(Causal,),
+    default_objective=Causal(),
+    special_tokens=("end",),
+    recipe="gpt-mini",
+    is_default=True,
+    check=check,
+    prepare=LanguageTask,
+    evaluate=evaluate,
+    takes_stride=True,
+    offers=("generate", "encode"),
+    served_as="completions",
+    example=lambda run: "The small dog sees",
+)

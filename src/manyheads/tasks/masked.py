@@ -2,8 +2,8 @@
 (ELECTRA); and whether the second text follows the first.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +14,14 @@ from manyheads.data.batching import split
 from manyheads.data.language import TextData, Texts
 from manyheads.data.masking import Masked, Replaced
 from manyheads.data.mlm import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText, drawing
+from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
-from manyheads.models.bert import Bert
+from manyheads.models import heads
+from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra
+from manyheads.tasks.spec import EXAMPLE, LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.optimizer import Train
 
 # What is hidden for validation is the same for every run: by this seed, so many rows at a time.
 HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
@@ -88,25 +90,23 @@ class MaskedTask:
 
     def __init__(
         self,
-        texts: Texts,
+        run: RunSettings,
+        part: Texts,
         valid: Texts,
         tokenizer: Tokenizer,
-        objective: Masked | Replaced,
-        train: Train,
-        *,
-        max_length: int,
-        short: Literal["refuse", "skip"],
-        seed: int,
         device: torch.device,
     ) -> None:
+        train, objective, max_length = run.train, run.objective, run.model.max_length
         self.objective, self.train, self.device = objective, train, device
-        text = MaskedText(texts, tokenizer, objective, max_length=max_length, short=short)
+        short = run.data.short
+        text = MaskedText(part, tokenizer, objective, max_length=max_length, short=short)
         self.valid = MaskedText(valid, tokenizer, objective, max_length=max_length, short="skip")
         self.rows = train.batch_rows or max(1, train.batch_tokens // max_length)
-        self.order = MaskedOrder(text, self.rows * train.accumulate, seed, texts.name)
+        self.order = MaskedOrder(text, self.rows * train.accumulate, run.seed, part.name)
         self.per_epoch = self.order.per_epoch
         self.digest = text.text.digest()
-        self.notes = list(dict.fromkeys([*texts.notes, *valid.notes]))
+        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
+        self.valid.text.stretches(self.valid.room)  # refuse a short text now, not after hours
 
     def batches(self, step: int) -> list[MaskedBatch]:
         framed, inputs, places = self.order.at(step)
@@ -181,10 +181,15 @@ def masked_scores(
     return scores
 
 
-def evaluate_masked(
-    model: Bert, tokenizer: Tokenizer, data: TextData, objective: Masked, split_name: str
-) -> Scores:
+def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     """The masked language model's losses on a split."""
+    model, tokenizer = loaded.torch_model(), loaded.encoder().tokenizer
+    if not isinstance(loaded.run.model.head, heads.Masked):
+        raise UserError(
+            f"{loaded.folder} has no head for masked words, which running text is scored by: "
+            "use a language model, or one with that head"
+        )
+    objective = loaded.run.objective or Masked()
     texts = data.read(split_name)
     text = MaskedText(texts, tokenizer, objective, max_length=model.config.max_length, short="skip")
     device = next(model.parameters()).device
@@ -197,3 +202,75 @@ def evaluate_masked(
     )
     scores["signature"] = {"perplexity": said}
     return scores | {"split": split_name, "examples": len(text.text.flat)}
+
+
+def has_pairs(run: RunSettings) -> bool:
+    return isinstance(run.objective, Masked) and run.objective.pairs == "next-sentence"
+
+
+def check(run: RunSettings) -> None:
+    """The head must answer what the objective asks."""
+    model, objective = run.model, run.objective
+    head = "detect" if isinstance(objective, Replaced) else "masked"
+    if model.head is None or model.head.kind != head:
+        raise UserError(f"objective={objective.kind} needs model.head={head}")
+    if has_pairs(run) and (model.next_sentence is None or (model.embed.segments or 1) < 2):
+        raise UserError(
+            "objective.pairs=next-sentence needs model.embed.segments=2, model.pooler=tanh and "
+            "model.next_sentence.classes=2"
+        )
+
+
+def with_generator(model: nn.Module, run: RunSettings) -> nn.Module:
+    """ELECTRA trains a generator next to the model."""
+    assert isinstance(model, Bert)
+    return Electra(model, run.objective.generator_share)
+
+
+def finetune(config: BertConfig, run: RunSettings) -> BertConfig:
+    """The head that the objective needs; next-sentence prediction comes with its pairs."""
+    kind = heads.Detect if isinstance(run.objective, Replaced) else heads.Masked
+    head = config.head if isinstance(config.head, kind) else kind()
+    paired = has_pairs(run)
+    return replace(
+        config,
+        head=head,
+        pooler=config.pooler or (run.model.pooler if paired else None),
+        next_sentence=run.model.next_sentence if paired else None,
+        initial="normal",  # small numbers for new heads
+    )
+
+
+def pages(run: RunSettings) -> list[str]:
+    has_head = isinstance(getattr(run.model, "head", None), heads.Masked)
+    return ["fill"] if has_head and run.model.kind == "bert" else []
+
+
+def example(run: RunSettings) -> str:
+    return "The small dog [MASK] the tree." if run.model.kind == "bert" else EXAMPLE
+
+
+MASKED = TaskSpec(
+    task="pretraining",
+    models=(BertConfig,),
+    data=(TextData,),
+    objectives=(Masked,),
+    special_tokens=("mask",),
+    recipe="bert-mini",
+    check=check,
+    fit_tokenizer=add_frame,
+    prepare=MaskedTask,
+    finetune=finetune,
+    evaluate=evaluate,
+    pages=pages,
+    example=example,
+)
+REPLACED = replace(
+    MASKED,
+    objectives=(Replaced,),
+    recipe="electra-mini",
+    wrap=with_generator,
+    evaluate=None,
+    no_scores="is trained against a generator that is not kept, so that nothing scores it "
+    "afterwards: its validation is in metrics.jsonl, and what it learned shows in fine-tuning",
+)

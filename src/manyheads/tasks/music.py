@@ -2,7 +2,6 @@
 
 import dataclasses
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,21 +9,25 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyheads.data.batching import split
-from manyheads.data.events import transposed
+from manyheads.data.events import ChoraleGrid, transposed
 from manyheads.data.language import EncodedText
 from manyheads.data.masking import Causal
 from manyheads.data.music import Music, MusicData
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.gpt import Gpt
-from manyheads.tasks.language import LanguageBatch, LanguageTask, Passes, passes_nll
+from manyheads.tasks import language
+from manyheads.tasks.language import LanguageBatch, LanguageTask, Passes, check_stride, passes_nll
+from manyheads.tasks.spec import LoadedModel, RunSettings
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
 
 TRANSPOSING = 1  # tells these draws from others of the same seed
 Table = Int[Tensor, "moves v"]
 Shifts = Int[np.ndarray, " rows"]
+# Music to begin with on the web page, in the words of each encoding.
+CHORALE = "p72 p67 p64 p48 p72 p67 p64 p48 p74 p67 p65 p47"
+PERFORMANCE = "velocity20 on60 shift25 off60 on64 shift25 off64 on67 shift50 off67"
 
 
 def check_words(music: Music, tokenizer: Tokenizer) -> None:
@@ -115,23 +118,18 @@ class MusicTask(LanguageTask):
 
     def __init__(
         self,
-        music: Music,
+        run: RunSettings,
+        part: Music,
         valid: Music,
         tokenizer: Tokenizer,
-        data: MusicData,
-        train: Train,
-        *,
-        max_length: int,
-        seed: int,
         device: torch.device,
     ) -> None:
-        check_words(music, tokenizer)
-        check_enough(music, max_length)
-        shared: dict[str, Any] = {"max_length": max_length, "seed": seed, "device": device}
-        super().__init__(music, valid, tokenizer, Causal(), train, **shared)
-        self.seed, self.unit, self.furthest = seed, data.encoding.unit, data.transpose
+        check_words(part, tokenizer)
+        check_enough(part, run.model.max_length)
+        super().__init__(run, part, valid, tokenizer, device)
+        self.seed, self.unit, self.furthest = run.seed, run.data.encoding.unit, run.data.transpose
         self.closing = valid.closing
-        self.table = moves(music, tokenizer, self.furthest).to(device)
+        self.table = moves(part, tokenizer, self.furthest).to(device)
 
     def batches(self, step: int) -> list[LanguageBatch]:
         starts = self.order.starts(step)
@@ -159,28 +157,25 @@ class MusicTask(LanguageTask):
         return {"loss": nll / events, "perplexity": perplexity(nll, events)}
 
 
-def evaluate_music(
-    model: Gpt,
-    tokenizer: Tokenizer,
-    data: MusicData,
-    split_name: str,
-    *,
-    batch_tokens: int,
-    stride: int | None = None,
+def evaluate(
+    loaded: LoadedModel, data: MusicData, split_name: str, *, stride: int | None = None
 ) -> Scores:
     """The mean −log P of all events of a split, in nats, and the perplexity that it comes to.
 
     Unless told, windows move by half of what the model reads at once: so every event has that much
     of its piece before it, or all there is.
     """
+    model, tokenizer = loaded.torch_model(), loaded.tokenizer
+    context, unit = loaded.run.model.max_length, data.encoding.unit
+    check_stride(stride, context)
     music = data.read(split_name)
     check_words(music, tokenizer)
     text = EncodedText(music, tokenizer, ends=True)
-    context, unit = model.config.max_length, data.encoding.unit
     step = stride or max(1, context // 2 // unit * unit)  # whole sixteenths of a chorale
     with Bar("evaluate", len(text.flat)) as bar:
+        at_once = loaded.run.decode.read_at_once
         nll, events = pieces_nll(
-            model, text, closing=music.closing, batch_tokens=batch_tokens, stride=step, bar=bar
+            model, text, closing=music.closing, batch_tokens=at_once, stride=step, bar=bar
         )
     how = f"{data.encoding.kind} encoding, {len(music.vocabulary)} words|{events} events of "
     how += f"{len(music.documents) - 1} pieces, each by itself, its first event after an end "
@@ -193,3 +188,28 @@ def evaluate_music(
         "split": split_name,
         "examples": events,
     }
+
+
+def check(run: RunSettings) -> None:
+    if run.objective is not None and run.objective.packing != "stream":
+        raise UserError(
+            "a piece of music begins after the end of another, which objective.packing=documents "
+            "hides: choose objective.packing=stream"
+        )
+
+
+def example(run: RunSettings) -> str:
+    return CHORALE if isinstance(run.data.encoding, ChoraleGrid) else PERFORMANCE
+
+
+SPEC = dataclasses.replace(
+    language.SPEC,
+    data=(MusicData,),
+    recipe="jsb-chorales",
+    is_default=False,
+    check=check,
+    prepare=MusicTask,
+    evaluate=evaluate,
+    pages=lambda run: ["music"],
+    example=example,
+)

@@ -16,6 +16,8 @@ from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.evaluate.rouge import rouge_is_here, rouge_scorer, rouge_scores
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
+from manyheads.tasks import translation
+from manyheads.tasks.spec import LoadedModel
 from manyheads.tasks.translation import TranslationTask, corpus_nll, gives_loss
 from manyheads.train.progress import Bar
 
@@ -75,15 +77,13 @@ def summarize(
     return [as_lines(text) for text in best]
 
 
-def evaluate_summaries(
-    translator: AnyTranslator, data: SummaryData | FilesData, split_name: str
-) -> Scores:
+def evaluate(loaded: LoadedModel, data: SummaryData | FilesData, split_name: str) -> Scores:
     """ROUGE-1, -2, -L and -Lsum of a split, and how likely the model finds its summaries.
 
     The loss is left out where another program runs the model, or eight bits do.
     """
     rouge_scorer()  # what is missing is said now, not after the summaries are written
-    corpus = data.read(split_name)
+    translator, corpus = loaded.translator(), data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
         written = summarize(translator, corpus.sources, lambda done: bar.update(done, "documents"))
     scores = rouge_scores(written, references(corpus))
@@ -99,3 +99,15 @@ def evaluate_summaries(
             "perplexity": "e^loss",
         }
     return scores | {"split": split_name, "examples": len(corpus.sources)}
+
+
+SPEC = replace(
+    translation.SPEC,
+    task="summaries",
+    data=(SummaryData, FilesData),
+    recipe="summaries",
+    is_default=False,
+    served_as="",
+    prepare=SummaryTask,
+    evaluate=evaluate,
+)

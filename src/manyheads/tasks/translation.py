@@ -1,27 +1,35 @@
 """Translation: batches, loss and validation for the loop, and the scores of a finished run."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from manyheads.data.batching import Batches, in_order_of_length, split
-from manyheads.data.translation import Batch, Corpus, EncodedPairs, TranslationData
-from manyheads.decode.beam import Decode, Marks
+from manyheads.data.translation import (
+    Batch,
+    Corpus,
+    EncodedPairs,
+    FilesData,
+    PhrasebookData,
+    TranslationData,
+)
+from manyheads.decode.beam import Marks
 from manyheads.decode.cuda_graphs import Recordings
 from manyheads.decode.lines import translate_whole
 from manyheads.decode.translate import AnyTranslator, Translator
-from manyheads.errors import DataError
+from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
 from manyheads.models.capture import looks_across
-from manyheads.models.decoder_only_seq2seq import EncoderDecoder
+from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.embedding import Head
 from manyheads.nn.shapes import Hidden
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tokenizer.bpe_dropout import Segmenter
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.optimizer import Train
 from manyheads.train.progress import Bar
 from manyheads.train.rdrop import rdrop_kl
 
@@ -94,30 +102,27 @@ class TranslationTask:
 
     def __init__(
         self,
-        corpus: Corpus,
+        run: RunSettings,
+        part: Corpus,
         valid: Corpus,
         tokenizer: Tokenizer,
-        train: Train,
-        decode: Decode,
-        *,
-        max_length: int,
-        seed: int,
         device: torch.device,
     ) -> None:
+        train, max_length = run.train, run.model.max_length
         self.train, self.tokenizer, self.device = train, tokenizer, device
-        self.decode, self.valid_corpus = decode, valid
+        self.decode, self.valid_corpus = run.decode, valid
         self.recordings = Recordings()  # one for all validations
-        frame = Marks(tokenizer, decode).frame
-        self.data = EncodedPairs(corpus, tokenizer, max_length, train.too_long, frame)
+        frame = Marks(tokenizer, run.decode).frame
+        self.data = EncodedPairs(part, tokenizer, max_length, train.too_long, frame)
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
         copies = train.segmentations
         if copies > 1:
-            cut = Segmenter(tokenizer, train.merge_dropout, seed)
-            self.data.cut_anew(corpus, cut, copies - 1, max_length)
+            cut = Segmenter(tokenizer, train.merge_dropout, run.seed)
+            self.data.cut_anew(part, cut, copies - 1, max_length)
         self.digest = self.data.digest()
-        notes = [*corpus.notes, *valid.notes, *self.data.notes, *self.valid.notes]
+        notes = [*part.notes, *valid.notes, *self.data.notes, *self.valid.notes]
         self.notes = list(dict.fromkeys(notes))  # a held-out share comes from the same files
-        self.order = Batches(self.data.lengths, train.batch_tokens * train.accumulate, seed)
+        self.order = Batches(self.data.lengths, train.batch_tokens * train.accumulate, run.seed)
         self.per_epoch = -(-self.order.per_epoch // copies)  # of the pairs, however they are cut
 
     def batches(self, step: int) -> list[Batch]:
@@ -222,3 +227,46 @@ def evaluate_translation(
         scores["alignment_error"] = error.best
         scores["alignment_error_by_head"] = error.rates
     return Evaluation(scores, corpus, written, error)
+
+
+def has_dropout(model: Any) -> bool:
+    """True if two forward passes over the same text differ; each side may set its own dropout."""
+    sides = [getattr(model, side, None) for side in ("encoder", "decoder")]
+    of_sides = [getattr(side, "dropout", None) for side in sides]
+    dropouts = [model.dropout if dropout is None else dropout for dropout in of_sides]
+    return any([*dropouts, getattr(model, "attention_dropout", 0.0)])
+
+
+def check(run: RunSettings) -> None:
+    """R-Drop compares two forward passes; BPE-dropout needs merges."""
+    if run.train.segmentations > 1 and run.tokens is not None and run.tokens.kind != "bpe":
+        raise UserError("train.segmentations works only with tokens=bpe: leave it out")
+    if run.train.agreement and not has_dropout(run.model):
+        raise UserError("train.agreement needs dropout: set model.dropout")
+
+
+def check_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
+    """Refuse a tokenizer without the tokens that texts begin and end with."""
+    _ = Marks(tokenizer, run.decode).frame
+    return tokenizer
+
+
+def evaluate(loaded: LoadedModel, data: TranslationData, split_name: str) -> Scores:
+    return evaluate_translation(loaded.translator(), data, split_name).scores
+
+
+SPEC = TaskSpec(
+    task="translation",
+    models=EncoderDecoderConfig.__args__,
+    data=(FilesData, PhrasebookData),
+    train_settings=("agreement", "segmentations"),
+    recipe="translation",
+    is_default=True,
+    check=check,
+    strings=lambda corpus: [*corpus.sources, *corpus.targets],
+    fit_tokenizer=check_frame,
+    prepare=TranslationTask,
+    evaluate=evaluate,
+    offers=("translate", "encode"),
+    served_as="translations",
+)

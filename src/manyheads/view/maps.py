@@ -58,7 +58,7 @@ def maps_of(opened: TorchRun, text: str, target: str | None = None) -> dict[str,
     """
     model: Any = opened.model.eval()
     if not any(True for _ in attentions(model)):
-        raise opened.cannot("has maps of a text", "a model with attention")
+        raise opened.unsupported("has maps of a text", "a model with attention")
     if isinstance(model, Seq2Seq | Baseline):
         return _written(opened, text, target)
     if isinstance(model, Gpt):
@@ -71,7 +71,7 @@ def maps_of(opened: TorchRun, text: str, target: str | None = None) -> dict[str,
         [(ids, _)] = tokenizer.framed([text])
         stack = "encoder"
     else:
-        raise opened.cannot("has maps of a text", "a model that reads one")
+        raise opened.unsupported("has maps of a text", "a model that reads one")
     if target is not None:
         raise UserError("--target is what an encoder–decoder writes: leave it out")
     _check(ids, model.config.max_length)

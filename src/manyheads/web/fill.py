@@ -9,8 +9,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from manyheads.errors import UserError
-from manyheads.models.bert import Bert
-from manyheads.models.heads import Masked
 from manyheads.tasks.encode import MASKS, Guess, TextEncoder
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web.forward import Room
@@ -40,8 +38,8 @@ def _fill(fields: Fields, library: Library, limits: Limits) -> Response:
     hidden = fields.texts("hidden", MOST_MASKS)
     with library.model(run) as opened:
         model: Any = opened.model
-        if not isinstance(model, Bert) or not isinstance(model.config.head, Masked):
-            raise opened.cannot("fills masks", "one with a head for masked words")
+        if "fill" not in opened.run.spec.pages(opened.run):
+            raise opened.unsupported("fills masks", "one with a head for masked words")
         encoder = opened.encoder()
         own = str(encoder.tokenizer.content(encoder.tokenizer.mask))
         spelled = re.compile("|".join(map(re.escape, (*MASKS, own))), re.IGNORECASE)

@@ -90,7 +90,7 @@ def follow(
 ) -> Trace:
     """A text through the model of a run; what is kept of it are all its parts."""
     if not stacks(opened.model):
-        raise opened.cannot("is followed here", "a Transformer of text")
+        raise opened.unsupported("is followed here", "a Transformer of text")
     with torch.inference_mode():
         with calls_of(opened.model) as seen:
             found = look(opened, text, target, [], room)

@@ -87,7 +87,7 @@ def look(opened: TorchRun, text: str, target: str | None, off: Sequence[Place], 
     """
     model = opened.model
     if not any(True for _ in attentions(model)):
-        raise opened.cannot("is shown here", "a model with attention")
+        raise opened.unsupported("is shown here", "a model with attention")
     with torch.inference_mode(), knocked_out(model, off):
         if isinstance(model, EncoderDecoder):
             return _translated(opened, text, target, room)
@@ -95,7 +95,7 @@ def look(opened: TorchRun, text: str, target: str | None, off: Sequence[Place], 
             return _continued(opened, text, room)
         if isinstance(model, Bert):
             return _read(opened, text, room)
-    raise opened.cannot("is shown here", "a model of text")
+    raise opened.unsupported("is shown here", "a model of text")
 
 
 def _translated(opened: TorchRun, text: str, target: str | None, room: Room) -> Pass:
@@ -142,7 +142,7 @@ def continuation(opened: TorchRun, text: str, off: Sequence[Place], room: Room) 
     """
     model = opened.model
     if not isinstance(model, Gpt):
-        raise opened.cannot("goes on with a text", "a language model")
+        raise opened.unsupported("goes on with a text", "a language model")
     tokenizer = opened.tokenizer
     generator = Generator(model, tokenizer, opened.run.decode)
     ids = _prompt(opened, text)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -62,9 +62,8 @@ def _image(fields: Fields, library: Library, traces: Traces, limits: Limits) -> 
     kept = traces.find(name)
     if kept is None:
         with library.model(run) as opened:
-            if not isinstance(opened.model, Vit):
-                raise opened.cannot("reads pictures", "a vit model")
-            config = opened.model.config
+            opened.require("label")
+            config = cast(Vit, opened.model).config
             if upload is not None:
                 size = config.image_size
                 pixels = unpacked(upload, size, config.channels)

@@ -23,9 +23,7 @@ from torch import Tensor, nn
 from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
 from manyheads.loading import TorchRun
-from manyheads.models.decoder_only_seq2seq import Joined
 from manyheads.models.gpt import Gpt
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.residual import Residual
 from manyheads.web.forward import Room
@@ -101,8 +99,8 @@ class Read:
 def read(opened: TorchRun, text: str, target: str | None, room: Room) -> Read:
     """A text through a decoder, once; an encoder–decoder writes `target`, or its own."""
     model: Any = opened.model
-    if not isinstance(model, Gpt | Seq2Seq | Joined):
-        raise opened.cannot("is seen through the lens", "a language model or a decoder")
+    if "decoder" not in model.stacks():
+        raise opened.unsupported("is seen through the lens", "a language model or a decoder")
     tokenizer = opened.tokenizer
     shown = Room(min(MOST_TOKENS, room.tokens), room.bytes)
     if isinstance(model, Gpt):

@@ -8,7 +8,7 @@ from threading import Lock
 
 from manyheads.errors import UserError
 from manyheads.exchange.huggingface import CONFIG
-from manyheads.loading import TorchRun, open_any
+from manyheads.loading import TorchRun, load_run
 from manyheads.run import SETTINGS
 from manyheads.web.guard import check_asker
 from manyheads.web.responses import Problem
@@ -80,7 +80,7 @@ class Library:
 
 
 def _torch_run(folder: Path) -> TorchRun:
-    opened = open_any(folder)
+    opened = load_run(folder)
     if not isinstance(opened, TorchRun):
         raise UserError(
             f"{folder.name} was exported, and cannot be looked into: view the run itself"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -101,11 +101,11 @@ def _music(fields: Fields, library: Library, traces: Traces, limits: Limits) -> 
     kept = traces.find(name)
     if kept is None:
         with library.model(run) as opened:
-            data = opened.run.data
-            if not isinstance(data, MusicData) or not isinstance(opened.model, Gpt):
-                raise opened.cannot("reads music", "a language model of music")
+            data, model = cast(MusicData, opened.run.data), cast(Gpt, opened.model)
+            if "music" not in opened.run.spec.pages(opened.run):
+                raise opened.unsupported("reads music", "a language model of music")
             words, about = _words(data, number, upload)
-            most = min(many or EVENTS, opened.model.config.max_length - 1)
+            most = min(many or EVENTS, model.config.max_length - 1)
             part, first = stretch(words, begin, most, data.encoding.unit)
             about |= {"trace": name, "run": run, "begin": first, "words": len(words)}
             room = Room(limits.tokens, limits.trace_bytes)

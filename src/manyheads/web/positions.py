@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from manyheads.errors import UserError
 from manyheads.models.vit import VitConfig
-from manyheads.nn.block import Block, Stack
+from manyheads.nn.block import Block
 from manyheads.nn.grid_positions import GridPosition, Sinusoidal2d
 from manyheads.nn.positions import (
     Alibi,
@@ -132,7 +132,7 @@ def drawn(config: PositionConfig | Sinusoidal2d, sizes: PositionSizes) -> Placed
 
 def of_run(model: Any, stack: str | None, layer: int) -> Placed:
     """The scheme of a trained model, in one of its stacks and layers."""
-    found = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
+    found = model.stacks()
     if not found:
         raise UserError("this model has no positions: it reads one token after another")
     name = stack or next(iter(found))

@@ -15,8 +15,8 @@ from starlette.routing import Route
 from manyheads.errors import UserError
 from manyheads.run import SCORES, SETTINGS, Run, read_run
 from manyheads.summary import count_parameters
+from manyheads.tasks.spec import EXAMPLE
 from manyheads.train.optimizer import Train, learning_rate
-from manyheads.web.fitting import EXAMPLE, abilities, example
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, problem_of
 
@@ -72,8 +72,8 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
         "step": max((r["step"] for r in records), default=0),
         "best_loss": None if best is None else best["loss"],
         "scores": _scores(folder),
-        "can": abilities(run),
-        "example": example(run),
+        "can": run.spec.pages(run),
+        "example": run.spec.example(run),
     }
 
 

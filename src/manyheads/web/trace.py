@@ -13,11 +13,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from manyheads.models.bert import Bert
+from manyheads.models.base import Model
 from manyheads.models.capture import Kind
-from manyheads.models.decoder_only_seq2seq import Joined
-from manyheads.models.gpt import Gpt
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.embedding import Embedding
@@ -96,21 +93,13 @@ def calls_of(model: nn.Module) -> Iterator[Calls]:
             handle.remove()
 
 
-def stacks(model: nn.Module) -> list[tuple[str, Embedding, Stack]]:
+def stacks(model: Model) -> list[tuple[str, Embedding, Stack]]:
     """The stacks of blocks of a model in the order of reading; none where it is made otherwise."""
-    if isinstance(model, Seq2Seq):
-        return [
-            ("encoder", model.encoder_embedding, model.encoder),
-            ("decoder", model.decoder_embedding, model.decoder),
-        ]
-    if isinstance(model, Bert):
-        return [("encoder", model.embedding, model.encoder)]
-    if isinstance(model, Gpt | Joined):
-        return [("decoder", model.embedding, model.decoder)]
-    return []
+    stacks_by_name = model.stacks()
+    return [(name, below, stacks_by_name[name]) for name, below in model.embeddings().items()]
 
 
-def journey(model: nn.Module, seen: Calls, record: Recorded) -> list[Column]:
+def journey(model: Model, seen: Calls, record: Recorded) -> list[Column]:
     """Every part of the last pass, for the one text that it read."""
     columns = []
     for name, embedding, stack in stacks(model):

@@ -71,7 +71,7 @@ def name_of(*asked: Any) -> str:
 def _translated(opened: TorchRun, fields: Fields, room: Room, about: dict[str, Any]) -> Trace:
     writing = writing_of(opened, fields, room.tokens)
     if writing.continues:
-        raise opened.cannot("translates", "an encoder–decoder")
+        raise opened.unsupported("translates", "an encoder–decoder")
     given = writing.given(fields)
     [found] = writing.search(given)(writing.begin(), writing.limits())
     which = min(fields.number("which", MOST_BEAM) or 0, len(found) - 1)

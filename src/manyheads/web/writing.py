@@ -172,7 +172,7 @@ def writing_of(opened: TorchRun, fields: Fields, most_tokens: int) -> Writing:
     """What a request {text, beam?, limit?} asks a run to write from."""
     model: Any = opened.model
     if not isinstance(model, EncoderDecoder | Gpt):
-        raise opened.cannot("writes", "an encoder–decoder or a decoder-only model")
+        raise opened.unsupported("writes", "an encoder–decoder or a decoder-only model")
     beam = fields.number("beam", MOST_BEAM)
     asked = fields.number("limit", MOST_WRITTEN)
     check_at_least("limit", asked, 1)

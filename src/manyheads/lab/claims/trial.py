@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import torch
 from torch import nn
 
 from manyheads.loading import TorchRun
+from manyheads.models.base import Model
+from manyheads.recipes import read_recipe
 from manyheads.run import TOKENIZER, read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loop import Trainer
-from manyheads.training import read_recipe, train
+from manyheads.training import train
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ def trained(recipe: str, *changes: str, seed: int, device: torch.device) -> Tria
         own = folder / TOKENIZER
         tokenizer = Tokenizer.load(own) if own.exists() else None
         losses = _losses(trainer)
-    opened = TorchRun(Path(recipe), run, tokenizer, device, trainer.saved_model.eval())
+    model = cast(Model, trainer.saved_model).eval()
+    opened = TorchRun(Path(recipe), run, tokenizer, device, model)
     return Trial(opened, losses)
 
 

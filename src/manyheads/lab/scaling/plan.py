@@ -99,7 +99,7 @@ def check_recipe(run: Run) -> None:
         )
     if run.start:
         raise UserError("scale trains every size from the beginning: leave out model=FOLDER")
-    assert isinstance(run.model, GptConfig)  # as `run.FITTING` has it
+    assert isinstance(run.model, GptConfig)  # as the task table has it
     for name in ("head_dim", "kv_heads"):
         if getattr(run.model, name) is not None:
             raise UserError(

@@ -39,7 +39,6 @@ from manyheads.run import SETTINGS, TOKENIZER, Run, differences, locked, make_fo
 from manyheads.tasks.language import LanguageTask
 from manyheads.train.loop import Trainer
 from manyheads.train.progress import Bar
-from manyheads.training import task_of
 
 PLAN, RESULTS, TEXT = "plan.json", "results.json", "text"
 # Of the built-in text: for each split as many seeds, with each as many sentences.
@@ -86,9 +85,7 @@ class Scaling:
         self.plan = self._planned()
 
     def _task(self, run: Run, part: Texts, valid: Texts) -> LanguageTask:
-        task = task_of(run, part, valid, self.tokenizer, self.device)
-        assert isinstance(task, LanguageTask)
-        return task
+        return LanguageTask(run, part, valid, self.tokenizer, self.device)
 
     @property
     def epochs(self) -> float:

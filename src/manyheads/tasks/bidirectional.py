@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from manyheads.baselines.elmo import Elmo
+from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.data.batching import split
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
+from manyheads.data.masking import BothWays
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.optimizer import Train
 
 HELD_OUT_ROWS = 32
 Starts = Int[np.ndarray, " _"]
@@ -63,29 +64,28 @@ class FramedText:
         )
 
 
-class BothWaysTask:
+class BidirectionalTask:
     """What the training loop asks of language models of both directions."""
 
     def __init__(
         self,
-        texts: Texts,
+        run: RunSettings,
+        part: Texts,
         valid: Texts,
         tokenizer: Tokenizer,
-        train: Train,
-        *,
-        max_length: int,
-        seed: int,
         device: torch.device,
     ) -> None:
+        train, max_length = run.train, run.model.max_length
         self.train, self.device = train, device
-        self.data = FramedText(texts, tokenizer, max_length)
+        self.data = FramedText(part, tokenizer, max_length)
         self.valid = FramedText(valid, tokenizer, max_length)
         self.digest = self.data.text.digest()
-        self.notes = list(dict.fromkeys([*texts.notes, *valid.notes]))
+        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
         rows = (train.batch_rows or max(1, train.batch_tokens // max_length)) * train.accumulate
         tokens = len(self.data.text.flat)
-        self.order = Windows(tokens, self.data.room, rows, seed, name=texts.name)
+        self.order = Windows(tokens, self.data.room, rows, run.seed, name=part.name)
         self.per_epoch = -(-self.order.per_epoch // rows)
+        self.valid.text.stretches(self.valid.room)  # refuse a short text now, not after hours
 
     def batches(self, step: int) -> list[StretchBatch]:
         parts = split(self.order.starts(step), self.train.accumulate)
@@ -107,11 +107,11 @@ class BothWaysTask:
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Elmo)
-        return both_ways_scores(model, self.valid)
+        return bidirectional_scores(model, self.valid)
 
 
 @torch.no_grad()
-def both_ways_scores(model: Elmo, text: FramedText) -> dict[str, float]:
+def bidirectional_scores(model: Elmo, text: FramedText) -> dict[str, float]:
     """The mean of both directions over all whole stretches of a text."""
     model.eval()
     device = next(model.parameters()).device
@@ -123,14 +123,25 @@ def both_ways_scores(model: Elmo, text: FramedText) -> dict[str, float]:
     return {"loss": nll / count, "perplexity": perplexity(nll, count)}
 
 
-def evaluate_both_ways(
-    model: Elmo, tokenizer: Tokenizer, data: TextData, split_name: str
-) -> Scores:
+def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     """The losses on a split."""
+    model, tokenizer = loaded.torch_model(), loaded.encoder().tokenizer
     texts = data.read(split_name)
     text = FramedText(texts, tokenizer, model.config.max_length)
-    scores: Scores = dict(both_ways_scores(model, text))
+    scores: Scores = dict(bidirectional_scores(model, text))
     unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
     said = f"of each token forward and backward ({unit})|length:{model.config.max_length}"
     scores["signature"] = {"perplexity": said}
     return scores | {"split": split_name, "examples": len(text.text.flat)}
+
+
+SPEC = TaskSpec(
+    task="pretraining",
+    models=(ElmoConfig,),
+    data=(TextData,),
+    objectives=(BothWays,),
+    recipe="elmo-mini",
+    fit_tokenizer=add_frame,
+    prepare=BidirectionalTask,
+    evaluate=evaluate,
+)

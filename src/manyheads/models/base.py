@@ -1,0 +1,23 @@
+"""What every model offers to those that look inside: its stacks, embeddings and output head."""
+
+from torch import nn
+
+from manyheads.nn.block import Stack
+from manyheads.nn.embedding import Embedding
+
+
+class Model(nn.Module):
+    """A model; one without Transformer blocks has no stacks."""
+
+    def stacks(self) -> dict[str, Stack]:
+        """Stacks of Transformer blocks by name (encoder, decoder), in the order of computation."""
+        return {}
+
+    def embeddings(self) -> dict[str, Embedding]:
+        """The embedding layer below each stack that reads tokens."""
+        return {}
+
+    def output_head(self) -> nn.Module | None:
+        """The layer that gives logits or labels; None for a bare encoder."""
+        head: nn.Module | None = getattr(self, "head", None)
+        return head
