@@ -28,6 +28,7 @@ from manyheads import training
 from manyheads.config import override_all
 from manyheads.evaluate.scores import translation_scores
 from manyheads.loading import load_torch_run
+from manyheads.recipes import read_recipe
 from manyheads.summary import summarize
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.view.figures import curves

@@ -16,6 +16,7 @@ from manyheads.baselines.elmo import ElmoConfig
 from manyheads.loading import load_torch_run
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.presets import ModelConfig
+from manyheads.recipes import read_recipe
 from manyheads.summary import BACKWARD, summarize
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.train.loop import Trainer

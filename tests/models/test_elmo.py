@@ -23,6 +23,7 @@ from manyheads.errors import UserError
 from manyheads.loading import TorchRun, load_run
 from manyheads.models.heads import Classify
 from manyheads.presets import ModelConfig
+from manyheads.recipes import read_recipe
 from manyheads.summary import summarize
 from manyheads.train.prefetch import tensors_of
 

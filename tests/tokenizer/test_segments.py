@@ -9,6 +9,7 @@ from tests.train.small_runs import assert_same_bits, hurt
 
 from manyheads.data.translation import Corpus, EncodedPairs, PhrasebookData
 from manyheads.errors import UserError
+from manyheads.recipes import read_recipe
 from manyheads.tokenizer.bpe_dropout import Segmenter
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, WordPiece

@@ -12,6 +12,7 @@ from manyheads.errors import UserError
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.optimize import can_capture, checkpoint_blocks, compile_blocks
+from manyheads.recipes import read_recipe
 from manyheads.train.loop import Trainer
 from manyheads.training import train
 
