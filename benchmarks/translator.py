@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from manyheads.data.batching import Batches
 from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
 from manyheads.decode.beam import Decode
-from manyheads.decode.translate import AnyTranslator, Translator
+from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.evaluate.scores import translation_scores
 from manyheads.exchange.ctranslate2 import write_ctranslate2
 from manyheads.exchange.ctranslate2_runtime import Ctranslate2Model, Ctranslate2Translator
@@ -298,7 +298,7 @@ def decoding(work: Work, batches: str) -> Row:
     parts = groups if batches == SAME else [order]
     first = replace(decode, order="best-first", stopping="none-better-ever")
     eight = in_int8(ours)
-    translators: dict[str, AnyTranslator] = {
+    translators: dict[str, BaseTranslator] = {
         OURS: Translator(ours, tokenizer, decode),
         FIRST: Translator(ours, tokenizer, first),
         EIGHT: Translator(eight, tokenizer, decode),

@@ -14,7 +14,7 @@ from tests.train.small_runs import assert_same_bits, hurt
 from manyheads.data.batching import NOTHING
 from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
-from manyheads.decode.static_cache import FixedCache
+from manyheads.decode.static_cache import StaticCache
 from manyheads.decode.translate import Translator
 from manyheads.kernels.dispatch import trusted
 from manyheads.models.seq2seq import Seq2SeqConfig
@@ -437,7 +437,7 @@ def test_a_few_queries_over_a_cache_equal_dense(
 
 def test_one_kernel_is_for_the_newest_position_of_few_texts() -> None:
     def has(rows: int = 1, beams: int = 1, room: int = 256, width: int = 64, **how: Any) -> bool:
-        cache = FixedCache(rows, beams, room, torch.device("cuda"))
+        cache = StaticCache(rows, beams, room, torch.device("cuda"))
         q, k, v = torch.randn(3, rows, 12, 1, width, device="cuda").to(
             how.get("dtype", torch.bfloat16)
         )

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.decode.beam import Decode, Marks
-from manyheads.decode.cuda_graphs import Recordings, steady
+from manyheads.decode.beam import Decode, SpecialTokens
+from manyheads.decode.cuda_graphs import GraphCache, steady
 from manyheads.decode.ensemble import together
-from manyheads.decode.generate import AnyGenerator, Generator, say_nothing
-from manyheads.decode.translate import AnyTranslator, Translator
+from manyheads.decode.generate import BaseGenerator, Generator, ignore
+from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
 from manyheads.exchange.folder import in_frame
@@ -69,13 +69,13 @@ class OpenRun:
     def decode(self, **changes: Any) -> Decode:
         return dataclasses.replace(self.run.decode, **changes)
 
-    def translator(self, **changes: Any) -> AnyTranslator:
+    def translator(self, **changes: Any) -> BaseTranslator:
         """What translates, with some settings of `decode` changed."""
         if self.run.task not in ("translation", "summaries"):
             raise self.cannot("translates", "an encoder–decoder")
         return self._translator(self.decode(**changes))
 
-    def generator(self, warn: Callable[[str], None] = say_nothing, **changes: Any) -> AnyGenerator:
+    def generator(self, warn: Callable[[str], None] = ignore, **changes: Any) -> BaseGenerator:
         """What continues a text."""
         if self.run.task != "language":
             raise self.cannot("continues texts", "a decoder-only model")
@@ -116,10 +116,10 @@ class OpenRun:
         """The same, writing by steps that are compiled."""
         raise UserError(f"{self.folder} was exported, and is not compiled here: use the run itself")
 
-    def _translator(self, decode: Decode) -> AnyTranslator:
+    def _translator(self, decode: Decode) -> BaseTranslator:
         raise NotImplementedError
 
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
         raise NotImplementedError
 
     def _encoder(self) -> TextEncoder:
@@ -154,7 +154,7 @@ class OpenRun:
 
     def _empty(self) -> int | None:
         try:
-            return Marks(self.tokenizer, self.run.decode).start
+            return SpecialTokens(self.tokenizer, self.run.decode).start
         except UserError:  # files from elsewhere do not have them all
             return None
 
@@ -182,12 +182,12 @@ class TorchRun(OpenRun):
             )
         return dataclasses.replace(self, compiles=True)
 
-    def _translator(self, decode: Decode) -> AnyTranslator:
-        model, recordings = cast(EncoderDecoder, self.model), Recordings(compiled=self.compiles)
+    def _translator(self, decode: Decode) -> BaseTranslator:
+        model, recordings = cast(EncoderDecoder, self.model), GraphCache(compiled=self.compiles)
         return Translator(model, self.tokenizer, decode, recordings)
 
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
-        model, recordings = cast(Gpt, self.model), Recordings(compiled=self.compiles)
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
+        model, recordings = cast(Gpt, self.model), GraphCache(compiled=self.compiles)
         return Generator(model, self.tokenizer, decode, warn, recordings)
 
     def _encoder(self) -> TextEncoder:
@@ -201,12 +201,12 @@ class TorchRun(OpenRun):
 class OnnxRun(OpenRun):
     """Graphs, run by onnxruntime."""
 
-    def _translator(self, decode: Decode) -> AnyTranslator:
+    def _translator(self, decode: Decode) -> BaseTranslator:
         from manyheads.exchange.onnx_runtime import OnnxSeq2Seq, OnnxTranslator
 
         return OnnxTranslator(OnnxSeq2Seq(self.folder), self.tokenizer, decode)
 
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
         from manyheads.exchange.onnx_runtime import OnnxGenerator, OnnxGpt
 
         return OnnxGenerator(OnnxGpt(self.folder), self.tokenizer, decode, warn)
@@ -230,13 +230,13 @@ class Ctranslate2Run(OpenRun):
 
     place: str = "cpu"
 
-    def _translator(self, decode: Decode) -> AnyTranslator:
+    def _translator(self, decode: Decode) -> BaseTranslator:
         from manyheads.exchange.ctranslate2_runtime import Ctranslate2Model, Ctranslate2Translator
 
         model = Ctranslate2Model(self.folder, "Translator", self.place)
         return Ctranslate2Translator(model, self.tokenizer, decode)
 
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
         from manyheads.exchange.ctranslate2_runtime import Ctranslate2Generator, Ctranslate2Model
 
         model = Ctranslate2Model(self.folder, "Generator", self.place)
@@ -249,7 +249,7 @@ class Several(OpenRun):
 
     members: tuple[OpenRun, ...] = ()
 
-    def _translator(self, decode: Decode) -> AnyTranslator:
+    def _translator(self, decode: Decode) -> BaseTranslator:
         return together([one._translator(_framed(decode, one)) for one in self.members])
 
 
@@ -272,7 +272,7 @@ def several(opened: list[OpenRun]) -> OpenRun:
 def open_any(
     folder: Path,
     device: torch.device | str = "cpu",
-    warn: Callable[[str], None] = say_nothing,
+    warn: Callable[[str], None] = ignore,
 ) -> OpenRun:
     """Whatever model the folder holds; `warn` is told what it does otherwise than it did there.
 

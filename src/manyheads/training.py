@@ -26,7 +26,7 @@ from manyheads.data.masking import (
 )
 from manyheads.data.music import Music, MusicData
 from manyheads.data.translation import Corpus
-from manyheads.decode.beam import Marks
+from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
 from manyheads.exchange.folder import in_frame
 from manyheads.fileio import drop_partials, write_text
@@ -260,7 +260,7 @@ def _fitted(tokenizer: Tokenizer, run: Run) -> Tokenizer:
         for name in SPECIALS.get(run.objective.kind, ()) if run.objective else ():
             getattr(tokenizer, name)
         if isinstance(run.model, Seq2SeqConfig):
-            frame = Marks(tokenizer, run.decode).frame  # says what it lacks
+            frame = SpecialTokens(tokenizer, run.decode).frame  # says what it lacks
         if isinstance(run.model, BertConfig | ElmoConfig):
             return in_frame(tokenizer, run.decode, run.model)
     except UserError as error:  # one that came with a model

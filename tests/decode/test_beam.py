@@ -33,7 +33,7 @@ from toys import (
 )
 
 from manyheads.decode import beam as rooms
-from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, Marks, Stepper, length_penalty
+from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, SpecialTokens, Stepper, length_penalty
 from manyheads.decode.translate import Seq2SeqStepper
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import Seq2Seq
@@ -473,7 +473,7 @@ def test_a_tokenizer_without_padding_will_do() -> None:
     bare = dataclasses.replace(usual, tokenizer=toy_tokenizer(pad="<fill>"))
     with pytest.raises(UserError, match="no pad token"):
         assert bare.tokenizer.pad
-    assert (usual.marks.padding, bare.marks.padding) == (PAD, END)
+    assert (usual.special_tokens.padding, bare.special_tokens.padding) == (PAD, END)
     same(bare.search(lines), usual.search(lines))
 
 
@@ -556,11 +556,11 @@ def test_a_translator_writes_with_the_tokens_of_its_settings() -> None:
 def test_a_tokenizer_need_not_have_every_special_token() -> None:
     """What is never written is what there is: files from elsewhere have fewer special tokens."""
     inner = tokenizers.Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "a": 2}, unk_token="a"))
-    marks = Marks(Tokenizer(inner), Decode())
+    marks = SpecialTokens(Tokenizer(inner), Decode())
     assert (marks.end, marks.banned) == (1, [0, 1])
     with pytest.raises(UserError, match="no start token"):
         _ = marks.start
-    assert Marks(Tokenizer(inner), Decode(start=2, banned=())).banned == []
+    assert SpecialTokens(Tokenizer(inner), Decode(start=2, banned=())).banned == []
 
 
 def test_a_learned_table_is_never_left() -> None:

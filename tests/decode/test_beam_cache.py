@@ -9,7 +9,7 @@ import torch
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode import beam_cache
 from manyheads.decode.beam_cache import BeamCache, cache_for
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.feedforward import Plain
@@ -41,7 +41,7 @@ def choices(sentences: int, steps: int) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def logits(model: Gpt, cache: KeyValueCache, prompt: int, steps: int = 6) -> list[torch.Tensor]:
+def logits(model: Gpt, cache: KVCache, prompt: int, steps: int = 6) -> list[torch.Tensor]:
     draw = torch.Generator().manual_seed(3)
     found = [model(torch.randint(30, (SENTENCES, prompt), generator=draw), cache=cache)[:, -1]]
     for rows in choices(SENTENCES, steps):
@@ -55,7 +55,7 @@ def logits(model: Gpt, cache: KeyValueCache, prompt: int, steps: int = 6) -> lis
 @pytest.mark.parametrize("position", SCHEMES, ids=lambda one: one.kind)
 def test_hypotheses_that_stay_are_hypotheses_that_move(position: Any, prompt: int) -> None:
     model = gpt(position=position, core=Dense())
-    stay, move = logits(model, BeamCache(), prompt), logits(model, KeyValueCache(), prompt)
+    stay, move = logits(model, BeamCache(), prompt), logits(model, KVCache(), prompt)
     for one, other in zip(stay, move, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert (stay[1][0] - stay[1][1]).abs().max() > 1e-3  # two beams of a sentence differ
@@ -73,7 +73,7 @@ def test_slots_that_are_nobodys_are_given_up(
     model, cache, held = gpt(position=position, core=core), BeamCache(), []
     advance = cache.advance
     monkeypatch.setattr(cache, "advance", lambda n: (advance(n), held.append(cache._slots)))
-    stay, move = logits(model, cache, 4, 24), logits(model, KeyValueCache(), 4, 24)
+    stay, move = logits(model, cache, 4, 24), logits(model, KVCache(), 4, 24)
     for one, other in zip(stay, move, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert any(after < before for before, after in pairwise(held))
@@ -85,7 +85,7 @@ def test_slots_that_are_nobodys_are_given_up(
 )
 def test_with_the_fused_core_and_shared_heads(changes: dict[str, Any]) -> None:
     model = gpt(**changes)
-    stay, move = logits(model, BeamCache(), 3), logits(model, KeyValueCache(), 3)
+    stay, move = logits(model, BeamCache(), 3), logits(model, KVCache(), 3)
     for one, other in zip(stay, move, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
@@ -120,4 +120,4 @@ def test_a_step_copies_no_keys_unless_a_sentence_leaves() -> None:
 def test_what_remembers_something_else_keeps_the_other_cache() -> None:
     assert isinstance(cache_for(gpt()), BeamCache)
     rnn = RnnConfig(vocab_size=30, dim=16).build()
-    assert type(cache_for(rnn)) is KeyValueCache
+    assert type(cache_for(rnn)) is KVCache

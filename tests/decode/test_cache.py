@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from toys import CELLS, CORES, POSITIONS, START, toy_model, toy_source
 
-from manyheads.decode.kv_cache import ROOM, KeyValueCache
+from manyheads.decode.kv_cache import ROOM, KVCache
 from manyheads.models.gpt import GptConfig
 
 HEADS, CHANNELS = 2, 3
@@ -16,7 +16,7 @@ def drawn(rows: int, positions: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, HEADS, positions, CHANNELS), torch.randn(rows, HEADS, positions, 5)
 
 
-def grow(cache: KeyValueCache, owner: nn.Module, rows: int, *sizes: int) -> tuple[Tensor, Tensor]:
+def grow(cache: KVCache, owner: nn.Module, rows: int, *sizes: int) -> tuple[Tensor, Tensor]:
     """Extend by parts of these sizes; gives all that was put in, side by side."""
     parts = [drawn(rows, size) for size in sizes]
     for keys, values in parts:
@@ -29,7 +29,7 @@ def grow(cache: KeyValueCache, owner: nn.Module, rows: int, *sizes: int) -> tupl
 @pytest.mark.parametrize("sizes", [(1,) * (3 * ROOM), (5, 1, 7, 40, 1, 1), (0, 2), (100,)])
 def test_what_was_put_in_comes_out(sizes: tuple[int, ...]) -> None:
     """After every extension all positions so far are there in order, far beyond the room."""
-    cache, owner = KeyValueCache(), nn.Identity()
+    cache, owner = KVCache(), nn.Identity()
     keys, values = drawn(4, 0)
     for size in sizes:
         new_keys, new_values = drawn(4, size)
@@ -43,7 +43,7 @@ def test_what_was_put_in_comes_out(sizes: tuple[int, ...]) -> None:
 
 def test_every_module_has_its_own() -> None:
     """Two layers extend by different keys at the same length, and do not mix."""
-    cache = KeyValueCache()
+    cache = KVCache()
     layers = [nn.Identity(), nn.Identity()]
     put = []
     for _ in range(3):
@@ -61,7 +61,7 @@ def test_every_module_has_its_own() -> None:
 )
 def test_rows_may_be_kept_repeated_and_dropped(rows: list[int]) -> None:
     """Reordering picks rows like an index, also more or fewer than there were."""
-    cache, owner = KeyValueCache(), nn.Identity()
+    cache, owner = KVCache(), nn.Identity()
     keys, values = grow(cache, owner, 4, 3, 1)
     cache.reorder(torch.tensor(rows))
     new_keys, new_values = drawn(len(rows), 2)
@@ -72,7 +72,7 @@ def test_rows_may_be_kept_repeated_and_dropped(rows: list[int]) -> None:
 
 def test_a_repeated_row_is_a_copy() -> None:
     """Two hypotheses with one parent go their own ways afterwards."""
-    cache, owner = KeyValueCache(), nn.Identity()
+    cache, owner = KVCache(), nn.Identity()
     grow(cache, owner, 2, 2)
     cache.reorder(torch.tensor([0, 0]))
     keys, values = drawn(2, 1)
@@ -83,7 +83,7 @@ def test_a_repeated_row_is_a_copy() -> None:
 
 def test_the_memory_is_computed_once() -> None:
     """Keys and values of the memory are asked for once a module; only sentences are dropped."""
-    cache, owner, other = KeyValueCache(), nn.Identity(), nn.Identity()
+    cache, owner, other = KVCache(), nn.Identity(), nn.Identity()
     pair, calls = drawn(3, 4), []
 
     def compute() -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def test_the_memory_is_computed_once() -> None:
 
 def test_keeping_sentences_leaves_hypotheses_alone() -> None:
     """Self-attention's rows are hypotheses: they are dropped by reordering, not by sentence."""
-    cache, owner = KeyValueCache(), nn.Identity()
+    cache, owner = KVCache(), nn.Identity()
     keys, _ = grow(cache, owner, 4, 2)
     cache.keep_sentences(torch.tensor([1]))
     new_keys, new_values = drawn(4, 1)
@@ -116,7 +116,7 @@ def test_keeping_sentences_leaves_hypotheses_alone() -> None:
 
 def test_bytes_are_counted() -> None:
     """What the cache holds is at least what was put in, and at most the room beyond it."""
-    cache, owner = KeyValueCache(), nn.Identity()
+    cache, owner = KVCache(), nn.Identity()
     assert cache.bytes() == 0
     position = 4 * 2 * HEADS * (CHANNELS + 5)  # 4 bytes, two rows
     for size, exactly in ((6, True), (1, False), (30, False)):
@@ -136,7 +136,7 @@ def test_bytes_are_counted() -> None:
 def test_reordered_steps_are_a_full_pass(position: str, core: str) -> None:
     """Chunk, reorder with repeats, steps, drop a sentence, step: the same as full passes."""
     model, (source, real) = toy_model(position, core), toy_source(6, 3)
-    beams, cache = 3, KeyValueCache()
+    beams, cache = 3, KVCache()
     homes = torch.tensor([0, 0, 0, 1, 1, 1])
     target = torch.cat([torch.full((6, 1), START), torch.randint(7, 15, (6, 2))], dim=1)
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_a_language_model_goes_on_from_its_cache(position: str, core: str) -> No
     parts = {"position": POSITIONS[position], "core": CORES[core], "dropout": 0.0}
     sizes = {"vocab_size": 9, "dim": 8, "layers": 1, "heads": 2, "max_length": 4 * ROOM}
     model = GptConfig(**sizes, **parts).build().double().eval()
-    cache, tokens = KeyValueCache(), torch.randint(9, (3, 2))
+    cache, tokens = KVCache(), torch.randint(9, (3, 2))
     with torch.no_grad():
         model(tokens, cache=cache)
         for size in (1, 1, ROOM, 1, ROOM, 1):

@@ -30,7 +30,7 @@ from manyheads.decode.beam import BeamSearch, Decode
 from manyheads.decode.cuda_graphs import (
     MOST,
     READ,
-    Recordings,
+    GraphCache,
     reads_filled_up,
     room_for,
     room_to_read,
@@ -69,7 +69,7 @@ SAMPLES = [
 def generators(model: Any = None, **decode: Any) -> tuple[Generator, Generator]:
     """One that writes as it is, and one by recorded steps."""
     plain = Generator(model or toy_gpt(layers=1), toy_tokenizer(), Decode(**decode))
-    return plain, dataclasses.replace(plain, recordings=Recordings(True))
+    return plain, dataclasses.replace(plain, graphs=GraphCache(True))
 
 
 @schemes
@@ -87,7 +87,7 @@ def test_a_translator_writes_the_same(position: str, core: str) -> None:
     model = toy_model(position, core)
     wanted = searched(model, source, real, LIMITS, beam=beam)
     search = BeamSearch(Decode(beam=beam), start=START, end=END, banned=BANNED)
-    writer = Writer(Recordings(True), model)
+    writer = Writer(GraphCache(True), model)
     same(writer.search((source, real), search, torch.tensor(LIMITS)), wanted)
     # Again in the same room, in another order and fewer of them.
     order = [4, 1, 3, 0, 2]
@@ -129,7 +129,7 @@ def test_every_definition_of_a_search_is_the_same(chosen: dict[str, Any]) -> Non
         plain = Translator(model, toy_tokenizer(), decode)
         search = BeamSearch(decode, start=START, end=END, banned=[0, 1], n_best=n_best)
         wanted = search(plain.begin(source, real), limits)
-        writer = Writer(Recordings(True), model)
+        writer = Writer(GraphCache(True), model)
         same(writer.search((source, real), search, limits), wanted)
 
 
@@ -139,7 +139,7 @@ def test_every_way_to_draw_is_the_same(at_limit: str, more: dict[str, Any]) -> N
     """Bit by bit the same random numbers, for rows, for streams and for translations."""
     plain, fixed = generators(at_limit=at_limit, **more)
     lines = Translator(toy_model(layers=1), toy_tokenizer(), plain.decode)
-    fixed_lines = dataclasses.replace(lines, recordings=Recordings(True))
+    fixed_lines = dataclasses.replace(lines, graphs=GraphCache(True))
     for sample in SAMPLES[:: 1 if at_limit == "end" and not more else 3]:
         wanted = plain.sample(SOME, LIMIT, sample, first=2)
         assert fixed.sample(SOME, LIMIT, sample, first=2) == wanted
@@ -241,7 +241,7 @@ def test_every_step_is_the_same_operations_and_asks_nobody(position: str, core: 
     decode = more if position in ("learned", "t5") else {}
     plain, fixed = generators(toy_gpt(position, core, layers=1), beam=3, **decode)
     lines = Translator(toy_model(position, core, layers=1), toy_tokenizer(), plain.decode)
-    lines = dataclasses.replace(lines, recordings=fixed.recordings)
+    lines = dataclasses.replace(lines, graphs=fixed.recordings)
     fixed.search(PROMPTS[:1], LIMIT)
     fixed.sample(PROMPTS[:1], LIMIT, SAMPLES[3])
     lines.search(["a b c"])
@@ -266,7 +266,7 @@ def test_reading_is_the_same_operations_and_asks_nobody(position: str, core: str
     """Whatever is read, and how much of the room it fills."""
     fixed = generators(toy_gpt(position, core, layers=1, max_length=LONG))[1]
     model = toy_model(position, core, layers=1, max_length=LONG)
-    lines = Translator(model, toy_tokenizer(), fixed.decode, recordings=fixed.recordings)
+    lines = Translator(model, toy_tokenizer(), fixed.decode, graphs=fixed.recordings)
     seen: list[list[str]] = []
     for prompt, line in ((PROMPTS[0], "a b c"), (PROMPTS[2], "h g")):
         fixed.sample([prompt], LIMIT, SAMPLES[0])
@@ -348,7 +348,7 @@ def test_a_compiled_step_is_one_graph_for_all_steps(
 
     monkeypatch.setattr(torch, "compile", whole)
     plain, _ = generators(toy_gpt("rotary", layers=1), beam=2)
-    fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
+    fast = dataclasses.replace(plain, graphs=GraphCache(True, compiled=True))
     for _ in range(2):
         same(fast.search(PROMPTS[:1], LIMIT), plain.search(PROMPTS[:1], LIMIT))
     assert counter.frame_count == 1
@@ -365,7 +365,7 @@ def test_a_compiled_step_is_one_graph_for_all_steps(
     assert counter.frame_count == before + len(shapes)
     before = counter.frame_count
     lines = Translator(toy_model(layers=1), toy_tokenizer(), Decode(beam=2))
-    quick = dataclasses.replace(lines, recordings=Recordings(True, compiled=True))
+    quick = dataclasses.replace(lines, graphs=GraphCache(True, compiled=True))
     for _ in range(2):
         same(quick.search(LINES[:1]), lines.search(LINES[:1]))
     assert counter.frame_count == before + 1
@@ -378,7 +378,7 @@ def test_a_compiled_step_of_one_row_adds_after_it_multiplies(
     """Or PyTorch would not write the product out; what is written is the same."""
     monkeypatch.setattr(steady_steps, "compiled", lambda step: step)
     plain, _ = generators(toy_gpt("rotary"))
-    fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
+    fast = dataclasses.replace(plain, graphs=GraphCache(True, compiled=True))
     given = (PROMPTS[:1] * rows, LIMIT, SAMPLES[0])
     assert fast.sample(*given) == plain.sample(*given)
     [recording] = fast.recordings.kept.values()
@@ -395,7 +395,7 @@ def test_what_is_compiled_draws_the_same(request: pytest.FixtureRequest) -> None
     if request.config.getoption("--jaxtyping-packages", None):
         pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
     plain, _ = generators(toy_gpt("rotary", layers=1), shortest=4)
-    fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
+    fast = dataclasses.replace(plain, graphs=GraphCache(True, compiled=True))
     wanted = plain.sample(PROMPTS[:3], LIMIT, SAMPLES[3])
     assert fast.sample(PROMPTS[:3], LIMIT, SAMPLES[3]) == wanted
 
@@ -419,7 +419,7 @@ def test_nothing_is_recorded_unless_wanted() -> None:
     plain, fixed = generators()
     assert not plain.recordings.serve(plain.model)
     assert fixed.recordings.serve(plain.model)
-    assert not Recordings(False).serve(plain.model)
+    assert not GraphCache(False).serve(plain.model)
 
 
 def test_sizes_are_few() -> None:

@@ -23,7 +23,7 @@ place = placed.place
 placed.place = lambda *given: (asked.append(1), place(*given))
 for ours in (True, False):
     fixed_cache._has_kernel = lambda keys: ours
-    cache = fixed_cache.FixedCache(2, 3, 8, torch.device("cpu"))
+    cache = fixed_cache.StaticCache(2, 3, 8, torch.device("cpu"))
     cache.place.fill_(4)
     cache._slots = cache.place * 3 + torch.arange(3)
     owner = torch.nn.Identity()

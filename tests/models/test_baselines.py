@@ -24,7 +24,7 @@ from manyheads.baselines.luong_attention import MemoryAttention
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.cli import app
 from manyheads.config import dump, parse
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import alignment_error
 from manyheads.loading import open_run
@@ -236,7 +236,7 @@ def test_cached_is_full(kind: str, chunks: tuple[int, ...]) -> None:
     """Place by place, also where a source is not heard any more."""
     model, tokens, source = tiny_model(kind), words(2, 9), words(2, 5)
     real = torch.arange(5) < torch.tensor([[5], [3]])
-    cache, memory = KeyValueCache(), model.encode(source, real)
+    cache, memory = KVCache(), model.encode(source, real)
     with torch.no_grad():
         found = [
             model.logits(model.decode(chunk, memory, cache=cache))
@@ -254,7 +254,7 @@ def test_cached_hypotheses_can_be_reordered(kind: str, lengths: tuple[int, int])
     real = None if lengths == (5, 5) else torch.arange(5) < torch.tensor(lengths)[:, None]
     rows, step = torch.tensor([1, 1, 0, 5, 3, 5]), words(6, 2)
     with torch.no_grad():
-        cache, memory = KeyValueCache(), model.encode(source, real)
+        cache, memory = KVCache(), model.encode(source, real)
         model.decode(start, memory, cache=cache)
         cache.reorder(rows)
         found = model.logits(model.decode(step, memory, cache=cache))
@@ -328,7 +328,7 @@ def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
     assert counted.parameters == sum(p.numel() for p in model.parameters())
     assert counted.parts["head"] == (0 if tie == "all" else VOCAB * 8)
     assert bool(counted.parts["cross-attention"]) == looks_across(model)
-    counter, cache = FlopCounterMode(display=False), KeyValueCache()
+    counter, cache = FlopCounterMode(display=False), KVCache()
     with counter, torch.no_grad():
         memory = model.encode(tokens)
         model.logits(model.decode(tokens, memory, cache=cache))

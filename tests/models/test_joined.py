@@ -18,7 +18,7 @@ from manyheads.account import account
 from manyheads.cli import app
 from manyheads.config import dump, parse
 from manyheads.decode.beam import BeamSearch, Decode
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.loading import open_run
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, Joined, JoinedConfig
@@ -93,7 +93,7 @@ def test_it_has_room_for_the_longest_of_both() -> None:
     model = joined(position=Learned(), max_length=5)
     assert model.decoder.position.max_length == 10
     assert model(words(1, 5), words(1, 5)).shape == (1, 5, VOCAB)
-    for cache in (None, KeyValueCache()):
+    for cache in (None, KVCache()):
         with pytest.raises(UserError, match="learned ones end at 10"):
             model.decode(words(1, 6), model.encode(words(1, 5)), cache=cache)
 
@@ -150,7 +150,7 @@ def test_no_gradient_from_the_future(core: str) -> None:
 def test_cached_is_full(core: str, chunks: tuple[int, ...]) -> None:
     model, (source, target, real) = joined(core), pairs()
     for given in (real, None):
-        cache, memory = KeyValueCache(), model.encode(source, given)
+        cache, memory = KVCache(), model.encode(source, given)
         with torch.no_grad():
             found = [
                 model.logits(model.decode(chunk, memory, cache=cache))
@@ -163,7 +163,7 @@ def test_cached_is_full(core: str, chunks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("position", PLACED, ids=lambda position: position.kind)
 def test_a_step_stands_where_it_would_without_padding(position: PositionConfig) -> None:
     model, (source, target, real) = joined(position=position), pairs()
-    cache, memory = KeyValueCache(), model.encode(source, real)
+    cache, memory = KVCache(), model.encode(source, real)
     with torch.no_grad():
         found = [model.decode(one, memory, cache=cache) for one in target.split(1, dim=1)]
         agree(model.logits(torch.cat(found, dim=1)), model(source, target, real))
@@ -177,7 +177,7 @@ def test_cached_hypotheses_can_be_reordered(core: str) -> None:
     start[1::2] = words(3, 3)
     rows, homes = torch.tensor([1, 1, 2, 2, 5, 4]), torch.arange(3).repeat_interleave(2)
     with torch.no_grad():
-        cache, memory = KeyValueCache(), model.encode(source, real)
+        cache, memory = KVCache(), model.encode(source, real)
         model.decode(start, memory, cache=cache)
         cache.reorder(rows)
         found = model.logits(model.decode(step, memory, cache=cache))

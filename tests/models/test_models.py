@@ -9,7 +9,7 @@ from tiny import CORES, PARTS, POSITIONS, VOCAB, Model, tiny, words
 from torch import Tensor
 
 from manyheads.config import dump, parse
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Pooler
@@ -154,12 +154,12 @@ def test_cached_is_full(position: str, core: str, chunks: tuple[int, ...]) -> No
     tokens, source = words(2, 18), words(2, 5)
     source_real = torch.tensor([[True] * 5, [True, True, True, False, False]])
     with torch.no_grad():
-        cache, found = KeyValueCache(), []
+        cache, found = KVCache(), []
         for chunk in tokens.split(list(chunks), dim=1):
             found.append(gpt(chunk, cache=cache))
         agree(torch.cat(found, dim=1), gpt(tokens))
         assert cache.length == 18
-        cache, found, memory = KeyValueCache(), [], seq2seq.encode(source, source_real)
+        cache, found, memory = KVCache(), [], seq2seq.encode(source, source_real)
         for chunk in tokens.split(list(chunks), dim=1):
             found.append(seq2seq.logits(seq2seq.decode(chunk, memory, cache=cache)))
         agree(torch.cat(found, dim=1), seq2seq(source, tokens, source_real))
@@ -173,7 +173,7 @@ def test_cached_hypotheses_can_be_reordered(core: str) -> None:
     rows = torch.tensor([1, 1, 0, 5, 3, 5])
     step = words(6, 2)
     with torch.no_grad():
-        cache, memory = KeyValueCache(), model.encode(source)
+        cache, memory = KVCache(), model.encode(source)
         model.decode(start, memory, cache=cache)
         cache.reorder(rows)
         found = model.logits(model.decode(step, memory, cache=cache))
@@ -191,7 +191,7 @@ def test_cache_counts_its_bytes() -> None:
     """The cache of grouped key/value heads is smaller by the size of the groups."""
     sizes = []
     for kv_heads in (2, 1):
-        cache = KeyValueCache()
+        cache = KVCache()
         with torch.no_grad():
             tiny(GptConfig, kv_heads=kv_heads).build()(words(1, 8), cache=cache)
         sizes.append(cache.bytes())

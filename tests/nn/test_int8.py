@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
@@ -73,7 +73,7 @@ def test_a_model_says_nearly_the_same(name: str) -> None:
 
 def test_a_cached_step_is_the_full_pass() -> None:
     smaller, tokens = in_int8(MODELS["gpt"].build().eval()), torch.randint(50, (3, 9))
-    cache = KeyValueCache()
+    cache = KVCache()
     with torch.no_grad():
         steps = [smaller(tokens[:, [place]], cache=cache) for place in range(9)]
     torch.testing.assert_close(torch.cat(steps, 1), logits_of(smaller, tokens), rtol=0, atol=2e-2)

@@ -83,7 +83,7 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
         kept = [node for node in weighed if node.state == "kept"]
         pruned = [node for node in weighed if node.state == "pruned"]
         assert len(kept) <= beam
-        end = writing.marks.end
+        end = writing.special_tokens.end
         lost = [node.log_probability for node in pruned if node.token != end]
         for rank, node in enumerate(weighed):
             last = node.token == end or step == LIMIT
@@ -172,7 +172,7 @@ def test_chances_before_and_after_are_those_that_are_drawn_from(
 ) -> None:
     opened = open_run(folder / "deep/writer")
     ids = opened.tokenizer.encode(SENTENCE)
-    banned = Generator(opened.model, opened.tokenizer, opened.run.decode).marks.banned  # type: ignore[arg-type]
+    banned = Generator(opened.model, opened.tokenizer, opened.run.decode).special_tokens.banned  # type: ignore[arg-type]
     with torch.no_grad():
         logits = opened.model(torch.tensor([ids]))[0, -1:]
     before = logits.softmax(-1)[0]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from manyheads.data.events import Statistics
     from manyheads.data.midi import Performance
     from manyheads.data.music import MusicData
-    from manyheads.decode.generate import AnyGenerator
+    from manyheads.decode.generate import BaseGenerator
     from manyheads.decode.sample import Sample
     from manyheads.loading import OpenRun
     from manyheads.run import Run
@@ -81,7 +81,7 @@ def decoding(run: "Run", limit: int | None) -> dict[str, Any]:
 
 
 def write_music(
-    generator: "AnyGenerator",
+    generator: "BaseGenerator",
     data: "MusicData",
     files: MusicFiles,
     *,

@@ -30,7 +30,7 @@ from manyheads.errors import UserError, check_at_least
 if TYPE_CHECKING:
     import numpy as np
 
-    from manyheads.decode.generate import AnyGenerator
+    from manyheads.decode.generate import BaseGenerator
     from manyheads.decode.sample import Sample
     from manyheads.loading import OpenRun
     from manyheads.run import Run
@@ -205,9 +205,9 @@ def _check(sample: "Sample", beam: int | None, stop: list[str] | None) -> None:
         raise UserError("--stop is empty: give the text to end before, or leave it out")
 
 
-def _generator(opened: "OpenRun", how: dict[str, Any], draft: "OpenRun | None") -> "AnyGenerator":
+def _generator(opened: "OpenRun", how: dict[str, Any], draft: "OpenRun | None") -> "BaseGenerator":
     """What continues texts, with a draft if there is one."""
-    from manyheads.decode.speculative import drafted
+    from manyheads.decode.speculative import with_draft
 
     generator = opened.generator(cache(say), **how)  # what holds for many prompts is said once
     if draft is None:
@@ -216,10 +216,10 @@ def _generator(opened: "OpenRun", how: dict[str, Any], draft: "OpenRun | None") 
         raise UserError("--draft proposes what is drawn: leave out --beam")
     if getattr(opened, "compiles", False):
         raise UserError("--draft has steps of many sizes: leave out --compile")
-    return drafted(generator, draft.generator())
+    return with_draft(generator, draft.generator())
 
 
-def _say_taken(generator: "AnyGenerator") -> None:
+def _say_taken(generator: "BaseGenerator") -> None:
     from manyheads.decode.speculative import Speculative
 
     if isinstance(generator, Speculative):
@@ -237,7 +237,7 @@ def _decoding(run: "Run", beam: int | None, fewest: int | None, most: int | None
 
 
 def _continue_texts(
-    generator: "AnyGenerator",
+    generator: "BaseGenerator",
     prompt: str | None,
     limit: int,
     sample: "Sample | None",

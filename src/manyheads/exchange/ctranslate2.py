@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.config import nearest
-from manyheads.decode.beam import Decode, Marks
+from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.foreign import refuse_approximations
 from manyheads.fileio import PARTIAL
@@ -98,7 +98,7 @@ def write_ctranslate2(
     if (folder / WEIGHTS).exists():
         raise UserError(f"{folder} holds a CTranslate2 model already: choose another folder")
     refuse_approximations(model)
-    marks = Marks(tokenizer, decode or Decode())
+    marks = SpecialTokens(tokenizer, decode or Decode())
     with torch.no_grad():
         spec = _gpt(model, marks) if isinstance(model, Gpt) else _seq2seq(model, marks)
     spec.config.layer_norm_epsilon = _epsilon(model)
@@ -118,7 +118,7 @@ def write_ctranslate2(
         raise DataError(f"{folder} could not be written ({error}): make room, try again") from None
 
 
-def _seq2seq(model: Seq2Seq, marks: Marks) -> Any:
+def _seq2seq(model: Seq2Seq, marks: SpecialTokens) -> Any:
     specs, longest = library().specs, model.config.max_length
     bias = _by_distance(model.encoder.position, longest, both_ways=True)
     encoder = specs.TransformerEncoderSpec(
@@ -142,7 +142,7 @@ def _seq2seq(model: Seq2Seq, marks: Marks) -> Any:
     return spec
 
 
-def _gpt(model: Gpt, marks: Marks) -> Any:
+def _gpt(model: Gpt, marks: SpecialTokens) -> Any:
     if isinstance(model.decoder.position, BucketPosition):
         # Seen in version 4.8: all tokens of a prompt are taken to stand at its end.
         raise _refuse("it reads a prompt at wrong T5 distances; train with another model.position")
@@ -181,7 +181,7 @@ def vocabulary(tokenizer: Tokenizer, size: int) -> list[str]:
     return [next(free) if name is None else name for name in names]
 
 
-def _name_specials(config: Any, marks: Marks, names: list[str]) -> None:
+def _name_specials(config: Any, marks: SpecialTokens, names: list[str]) -> None:
     marks.check(len(names))
     config.eos_token = names[marks.end]
     for name, special in (("bos_token", "start"), ("unk_token", "unknown")):

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from manyheads.decode.beam import Decode, Hypothesis, Marks, length_penalty
-from manyheads.decode.generate import GREEDY, AnyGenerator
+from manyheads.decode.beam import Decode, Hypothesis, SpecialTokens, length_penalty
+from manyheads.decode.generate import GREEDY, BaseGenerator
 from manyheads.decode.sample import Sample
-from manyheads.decode.translate import AnyTranslator
+from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.ctranslate2 import SETTINGS, WEIGHTS, library
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ class Ctranslate2Model:
             raise DataError(f"{folder} is no model of ours ({reason}): export it again") from None
         self.ids = {name: number for number, name in enumerate(self.target)}
 
-    def check(self, marks: Marks) -> None:
+    def check(self, marks: SpecialTokens) -> None:
         """Refuse settings that this folder was not written with, or that cannot be honoured."""
         marks.check(len(self.target))
         wanted: dict[str, Any] = {"eos_token": self.target[marks.end]}
@@ -70,7 +70,7 @@ class Ctranslate2Model:
                 "set decode.stopping=beam-ended"
             )
 
-    def options(self, marks: Marks, wanted: int) -> dict[str, Any]:
+    def options(self, marks: SpecialTokens, wanted: int) -> dict[str, Any]:
         """What both kinds of runner are told of a search for so many hypotheses."""
         decode = marks.decode
         return {
@@ -86,7 +86,7 @@ class Ctranslate2Model:
             "batch_type": "tokens",
         }
 
-    def hypothesis(self, tokens: list[int], score: float, marks: Marks) -> Hypothesis:
+    def hypothesis(self, tokens: list[int], score: float, marks: SpecialTokens) -> Hypothesis:
         """A hypothesis of theirs, with the score that it has by our settings."""
         decode, length = marks.decode, max(1, len(tokens))  # nothing for an empty source
         log_probability = score * length**decode.length_penalty
@@ -117,7 +117,7 @@ def _best(found: list[Hypothesis], wanted: int) -> list[Hypothesis]:
 
 
 @dataclass(frozen=True)
-class Ctranslate2Translator(AnyTranslator):
+class Ctranslate2Translator(BaseTranslator):
     """An encoder–decoder in a folder, with its tokenizer and the settings it writes with.
 
     The search is CTranslate2's own (read in its sources, and measured): like ours it extends
@@ -153,7 +153,7 @@ class Ctranslate2Translator(AnyTranslator):
         n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
         """The n best hypotheses of each sentence (the whole beam unless told), best first."""
-        marks, first = self.marks, self.decode.first
+        marks, first = self.special_tokens, self.decode.first
         self.model.check(marks)
         wanted = min(n_best or self.decode.beam, self.decode.beam)
         options = self.model.options(marks, wanted)
@@ -197,7 +197,7 @@ class Ctranslate2Translator(AnyTranslator):
 
 
 @dataclass(frozen=True)
-class Ctranslate2Generator(AnyGenerator):
+class Ctranslate2Generator(BaseGenerator):
     """A decoder-only model in a folder, with its tokenizer and the settings it writes with.
 
     The search is that of the translator. A text ends with the model's max_length at the latest.
@@ -229,7 +229,7 @@ class Ctranslate2Generator(AnyGenerator):
         self, prompts: Sequence[Sequence[int]], limit: int, n_best: int | None = None
     ) -> list[list[Hypothesis]]:
         """The n best continuations of each prompt (the whole beam unless told), best first."""
-        marks, wanted = self.marks, min(n_best or self.decode.beam, self.decode.beam)
+        marks, wanted = self.special_tokens, min(n_best or self.decode.beam, self.decode.beam)
         self.model.check(marks)
         if self.decode.first is not None:
             raise UserError("decode.first is for translations: put the token at the prompt's end")

@@ -11,7 +11,7 @@ import tokenizers
 from torch import nn
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.decode.beam import Decode, Marks
+from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.errors import UserError
 from manyheads.exchange.families.images import PREPROCESSOR, write_spread
 from manyheads.exchange.huggingface import import_transformers, to_huggingface
@@ -48,7 +48,7 @@ def write_huggingface(
     marked.special = special_of(tokenizer, decode, model)  # type: ignore[assignment]
     theirs = to_huggingface(marked)
     if tokenizer is not None and isinstance(model, Seq2Seq | Gpt):
-        tell(theirs, model, Marks(tokenizer, decode))
+        tell(theirs, model, SpecialTokens(tokenizer, decode))
     folder.parent.mkdir(parents=True, exist_ok=True)
     import_transformers().utils.logging.disable_progress_bar()  # of a single file
     with tempfile.TemporaryDirectory(PARTIAL, f".{folder.name}.", folder.parent) as beside:
@@ -70,7 +70,7 @@ def in_frame(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokenizer:
     if any(tokenizer.frame()):
         return tokenizer
     if isinstance(config, EncoderDecoderConfig):
-        *before, end = Marks(tokenizer, decode).source([])
+        *before, end = SpecialTokens(tokenizer, decode).source([])
         return tokenizer.with_frame(before, [end])
     if not isinstance(config, BertConfig | ElmoConfig):
         return tokenizer

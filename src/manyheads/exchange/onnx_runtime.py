@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from manyheads.decode.beam import Decode, Stepper
-from manyheads.decode.generate import AnyGenerator, say_nothing
-from manyheads.decode.translate import AnyTranslator
+from manyheads.decode.generate import BaseGenerator, ignore
+from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.foreign import DECODER, ENCODER, HEAD
 from manyheads.exchange.onnx import needed
@@ -164,13 +164,13 @@ class OnnxGptStepper:
 
 
 @dataclass(frozen=True)
-class OnnxGenerator(AnyGenerator):
+class OnnxGenerator(BaseGenerator):
     """An exported decoder with its tokenizer and the settings it writes with."""
 
     model: OnnxGpt
     tokenizer: Tokenizer
     decode: Decode
-    warn: Callable[[str], None] = say_nothing
+    warn: Callable[[str], None] = ignore
 
     @property
     def device(self) -> torch.device:
@@ -257,7 +257,7 @@ class OnnxStepper:
 
 
 @dataclass(frozen=True)
-class OnnxTranslator(AnyTranslator):
+class OnnxTranslator(BaseTranslator):
     """An exported encoder–decoder with its tokenizer and the settings it writes with."""
 
     model: OnnxSeq2Seq

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from manyheads.decode.beam import Decode, Marks
+from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.huggingface import CONFIG, GENERATION, TOKENIZER, Arrival
 from manyheads.models.gpt import Gpt
@@ -226,7 +226,7 @@ def special_of(tokenizer: Tokenizer | None, decode: Decode, model: nn.Module) ->
     return {name: token for name, token in found.items() if token is not None}
 
 
-def tell(theirs: Any, model: Seq2Seq | Gpt, marks: Marks) -> None:
+def tell(theirs: Any, model: Seq2Seq | Gpt, marks: SpecialTokens) -> None:
     """Give their model our settings of writing, as far as it has them; see `changed_there`."""
     decode, told = marks.decode, theirs.generation_config
     told.num_beams = decode.beam

@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from manyheads.nn.attention import Cache, sight_after
+from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Output
-from manyheads.nn.masks import SameDocument, both, causal
+from manyheads.nn.masks import SameDocument, both, causal, look
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
 
@@ -48,17 +48,19 @@ class Gpt(nn.Module):
         documents: Tensor | None = None,
     ) -> Hidden:
         """With `documents`, numbers of what is packed into a row, each is read as if alone."""
-        start = 0 if cache is None else cache.length
         length = tokens.shape[1]
-        self.decoder.position.refuse_past(start + length)
+        self.decoder.position.refuse_past(length if cache is None else cache.end(length))
         own = None if documents is None else SameDocument(documents)
         rule = causal if own is None else both(causal, own)
-        sight = sight_after(cache, rule, length, real, tokens.device)
-        places = sight.queries[:, :length] if own is None else own.places()
+        if cache is None:
+            sight = look(rule, length, real=real, device=tokens.device)
+        else:
+            sight = cache.mask(rule, length, real, tokens.device)
+        places = sight.queries if own is None else own.places()
         x = self.embedding(self.tokens, tokens, self.decoder.position, places)
         hidden: Tensor = self.decoder(x, sight, cache=cache)
         if cache is not None:
-            cache.advance(length)
+            cache.advance()
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from manyheads.errors import UserError, check_at_least, check_share
-from manyheads.nn.attention import Cache, CoreConfig, sight_after
+from manyheads.nn.attention import Cache, CoreConfig
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Head, Output
 from manyheads.nn.experts import FeedForwardConfig
@@ -165,13 +165,16 @@ class Seq2Seq(SourceToTarget):
         cache: Cache | None = None,
     ) -> Hidden:
         """Hidden states of the decoder; with a cache, of the positions after the cached ones."""
-        start = 0 if cache is None else cache.length
         length = target.shape[1]
-        self.decoder.position.refuse_past(start + length)
-        sight = sight_after(cache, causal, length, target_real, target.device)
-        places = sight.queries[:, :length]
-        x = self.decoder_embedding(self.target_table, target, self.decoder.position, places)
+        self.decoder.position.refuse_past(length if cache is None else cache.end(length))
+        if cache is None:
+            sight = look(causal, length, real=target_real, device=target.device)
+        else:
+            sight = cache.mask(causal, length, target_real, target.device)
+        x = self.decoder_embedding(
+            self.target_table, target, self.decoder.position, sight.queries
+        )
         hidden: Tensor = self.decoder(x, sight, memory.states, memory.sight, cache)
         if cache is not None:
-            cache.advance(length)
+            cache.advance()
         return hidden

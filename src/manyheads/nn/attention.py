@@ -30,7 +30,7 @@ from manyheads.nn.exact_attention import (
 from manyheads.nn.flex import Flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
-from manyheads.nn.masks import AttentionMask, Causal, Full, Rule, full, look
+from manyheads.nn.masks import AttentionMask, Causal, Full, Rule, full
 from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Position, PositionSizes, RotaryPosition
@@ -178,43 +178,41 @@ def _built(part: object, module: type[P], config: Any, where: str, build: Callab
 
 @runtime_checkable
 class Cache(Protocol):
-    """Keys and values of earlier positions, kept by attention module.
+    """Keys and values of earlier positions, one pair of tensors per attention module.
 
-    `beams` hypotheses of a sentence, one row each, are queries to the same keys.
+    In beam search the new tokens [sentences, hypotheses] stand at one position: the cache's mask
+    gives each of them its own past.
     """
 
-    @property
-    def length(self) -> int: ...
+    def end(self, length: int) -> int:
+        """Positions after `length` more tokens are read; 0 if only the device knows."""
+        ...
 
-    @property
-    def beams(self) -> int: ...
-
-    def look(
-        self, rule: Rule, length: int, real: Real | None, device: torch.device
+    def mask(
+        self, rule: Rule, length: int, padding: Real | None, device: torch.device
     ) -> AttentionMask:
-        """The sight that the next positions have of all that it holds."""
+        """The mask of the next tokens over everything cached."""
         ...
 
-    def advance(self, positions: int) -> None: ...
-
-    def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues: ...
-
-    def newest(
-        self, owner: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor | None:
-        """`extend`, and what the newest positions then see mixed, if one kernel does both."""
+    def advance(self) -> None:
+        """Called once a pass is through all layers; `mask` has seen how much was read."""
         ...
 
-    def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues: ...
+    def attend(
+        self,
+        module: "SelfAttention",
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        position: Position,
+    ) -> Tensor:
+        """Append the keys and values of a module, then attend to all of them."""
+        ...
 
-
-def sight_after(
-    cache: Cache | None, rule: Rule, length: int, real: Real | None, device: torch.device
-) -> AttentionMask:
-    """The sight of the positions after those in the cache, if there is one."""
-    if cache is None:
-        return look(rule, length, real=real, device=device)
-    return cache.look(rule, length, real, device)
+    def cross_kv(self, module: nn.Module, project: Callable[[], KeysAndValues]) -> KeysAndValues:
+        """Keys and values of the encoder's output, computed once."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,34 +278,25 @@ class SelfAttention(nn.Module):
         self, x: Hidden, sight: AttentionMask, position: Position, cache: Cache | None = None
     ) -> Hidden:
         projected, (q, k, v) = self._projected(x, position)
-        dropout = self.heads.dropout if self.training else 0.0
         if cache is None and projected is not None:
+            dropout = self.heads.dropout if self.training else 0.0
             given = (sight, self.score, position, dropout)
             whole = mix_projected(self.core, projected, None, (q, k, v), *given)
             if whole is not None:
                 return self.output(whole)
-        beams = 1 if cache is None else cache.beams
-        if beams > 1:
-            q, k, v = (rearrange(x, "(b n) h t c -> b h (n t) c", n=beams) for x in (q, k, v))
         q, k = position.rotate(q, sight.queries), position.rotate(k, sight.queries)
-        mixed = None
-        if cache is not None:
-            scale = self._plain_scale(position)
-            if scale is not None and not dropout:
-                mixed = cache.newest(self, q, k, v, scale)
-            if mixed is None:
-                k, v = cache.extend(self, k, v)
-        if mixed is None:
-            mixed = self.core(q, k, v, sight, self.score, position, dropout)
-        if beams > 1:
-            mixed = rearrange(mixed, "b h (n t) c -> (b n) h t c", n=beams)
+        if cache is None:
+            mixed = self.attend(q, k, v, sight, position)
+        else:
+            mixed = cache.attend(self, q, k, v, sight, position)
         return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
 
-    def _plain_scale(self, position: Position) -> float | None:
-        """If nothing is asked but softmax(q kᵀ · scale) v, once q and k are turned, that scale."""
-        turned = position.embeds_alone or type(position) is RotaryPosition
-        plain = type(self.core) is Fused and turned
-        return float(self.score.scale) if plain and type(self.score) is InnerScore else None
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, sight: AttentionMask, position: Position
+    ) -> Tensor:
+        """softmax(score(q, k)) v by the chosen core, with dropout in training."""
+        dropout = self.heads.dropout if self.training else 0.0
+        return self.core(q, k, v, sight, self.score, position, dropout)
 
     def _projected(
         self, x: Hidden, position: Position
@@ -373,7 +362,7 @@ class CrossAttention(nn.Module):
             else exact_core(self.score, self.position)
         )
 
-    def keys_and_values(self, memory: Tensor) -> KeysAndValues:
+    def project_kv(self, memory: Tensor) -> KeysAndValues:
         return self._heads_of(self.project(memory))
 
     def _heads_of(self, projected: Tensor) -> KeysAndValues:
@@ -391,15 +380,14 @@ class CrossAttention(nn.Module):
             projected = self.project(memory)
             k, v = self._heads_of(projected)
         else:
-            k, v = cache.once(self, lambda: self.keys_and_values(memory))
-        # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.
-        beams, asked = x.shape[0] // k.shape[0], self.query(x)
-        q = rearrange(asked, "(b n) t (h c) -> b h (n t) c", n=beams, h=self.heads.heads)
+            k, v = cache.cross_kv(self, lambda: self.project_kv(memory))
+        asked = self.query(x)
+        q = rearrange(asked, "b t (h c) -> b h t c", h=self.heads.heads)
         dropout = self.heads.dropout if self.training else 0.0
         given = (sight.across(q.shape[2]), self.score, self.position, dropout)
-        if projected is not None and beams == 1:
+        if projected is not None:
             whole = mix_projected(self.core, asked, projected, (q, k, v), *given)
             if whole is not None:
                 return self.output(whole)
         mixed = self.core(q, k, v, *given)
-        return self.output(rearrange(mixed, "b h (n t) c -> (b n) t (h c)", n=beams))
+        return self.output(rearrange(mixed, "b h t c -> b t (h c)"))

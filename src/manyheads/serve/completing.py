@@ -77,7 +77,7 @@ class Row:
         self.prompt = ask.prompts[number // ask.each]
         self.growing = Growing(generator.tokenizer, self.prompt, ask.stops)
         self.sampler = Sampler(ask.sample, [number])
-        self.end = generator.marks.end
+        self.end = generator.special_tokens.end
         self.text, self.told, self.written = "", list[Told](), 0
         self.finish: str | None = None
 
@@ -138,7 +138,7 @@ class Completions(Work[Completion]):
 
     def check(self, ask: Completion) -> Completion:
         """The request with its empty prompts begun; what would fail in a batch is refused here."""
-        marks, vocabulary = self.generator.marks, self.generator.vocabulary
+        marks, vocabulary = self.generator.special_tokens, self.generator.vocabulary
         strange = [t for prompt in ask.prompts for t in prompt if not 0 <= t < vocabulary]
         if strange:
             raise Problem(400, f"token {strange[0]} is none of this model: it has {vocabulary}")
@@ -230,7 +230,7 @@ class Completions(Work[Completion]):
         wanted = any(row.job.ask.likeliest is not None for row in rows)
         logs = logits.log_softmax(-1) if wanted else None
         allowed = Allowed(
-            self.generator.decode, self.generator.marks.end, self.generator.marks.banned
+            self.generator.decode, self.generator.special_tokens.end, self.generator.special_tokens.banned
         )
         allowed.apply(logits, logits.logsumexp(-1, keepdim=True), length, None)
         newest = logits.new_zeros(len(rows), dtype=torch.long)

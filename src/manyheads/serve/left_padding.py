@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.models.gpt import Gpt
 from manyheads.nn.attention import SelfAttention
 from manyheads.nn.exact_attention import Dense, Fused
@@ -21,7 +21,7 @@ Prompts = Int[Tensor, "rows length"]
 Rows = Int[Tensor, " rows"]
 
 
-class RaggedCache(KeyValueCache):
+class RaggedCache(KVCache):
     """Keys and values of rows that began at different places."""
 
     def __init__(self, absent: Rows) -> None:

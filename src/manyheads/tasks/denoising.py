@@ -18,7 +18,7 @@ from manyheads.data.masking import (
 )
 from manyheads.data.mlm import BREAKING, HELD_OUT, drawing
 from manyheads.data.translation import Batch, Frame
-from manyheads.decode.beam import Decode, Marks
+from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.translation import translation_loss
@@ -105,7 +105,7 @@ class DenoisingTask:
         device: torch.device,
     ) -> None:
         self.train, self.device, self.seed = train, device, seed
-        frame = Marks(tokenizer, decode).frame
+        frame = SpecialTokens(tokenizer, decode).frame
         self.data = BrokenText(texts, tokenizer, objective, frame, max_length=max_length)
         self.valid = BrokenText(valid, tokenizer, objective, frame, max_length=max_length)
         self.rows = train.batch_rows or max(1, train.batch_tokens // max_length)
@@ -166,7 +166,7 @@ def evaluate_denoising(
 ) -> Scores:
     """How well the model restores a split."""
     texts = data.read(split_name)
-    frame = Marks(tokenizer, decode).frame
+    frame = SpecialTokens(tokenizer, decode).frame
     text = BrokenText(texts, tokenizer, objective, frame, max_length=model.config.max_length)
     scores: Scores = dict(restored_scores(model, text))
     unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"

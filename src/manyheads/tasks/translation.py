@@ -7,10 +7,10 @@ from torch import nn
 
 from manyheads.data.batching import Batches, in_order_of_length, split
 from manyheads.data.translation import Batch, Corpus, EncodedPairs, TranslationData
-from manyheads.decode.beam import Decode, Marks
-from manyheads.decode.cuda_graphs import Recordings
+from manyheads.decode.beam import Decode, SpecialTokens
+from manyheads.decode.cuda_graphs import GraphCache
 from manyheads.decode.lines import translate_whole
-from manyheads.decode.translate import AnyTranslator, Translator
+from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
@@ -106,8 +106,8 @@ class TranslationTask:
     ) -> None:
         self.train, self.tokenizer, self.device = train, tokenizer, device
         self.decode, self.valid_corpus = decode, valid
-        self.recordings = Recordings()  # one for all validations
-        frame = Marks(tokenizer, decode).frame
+        self.graphs = GraphCache()  # one for all validations
+        frame = SpecialTokens(tokenizer, decode).frame
         self.data = EncodedPairs(corpus, tokenizer, max_length, train.too_long, frame)
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
         copies = train.segmentations
@@ -152,7 +152,7 @@ class TranslationTask:
         shown = self.decode.validate_sentences
         if shown:
             how = replace(self.decode, beam=1)
-            greedy = Translator(model, self.tokenizer, how, self.recordings)
+            greedy = Translator(model, self.tokenizer, how, self.graphs)
             rows = self.valid.kept[:shown]
             written = translate_whole(greedy, [self.valid_corpus.sources[row] for row in rows])
             wanted = [self.valid_corpus.targets[row] for row in rows]
@@ -171,14 +171,14 @@ class Evaluation:
     alignment: AlignmentError | None
 
 
-def gives_loss(translator: AnyTranslator) -> bool:
+def gives_loss(translator: BaseTranslator) -> bool:
     """Whether it computes with an output layer as losses need it: no other program, no int8."""
     return isinstance(translator, Translator) and isinstance(translator.model.head, Head)
 
 
 def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
     """How likely the model finds the targets that it can read whole; nothing where it can none."""
-    tokenizer, frame = translator.tokenizer, translator.marks.frame
+    tokenizer, frame = translator.tokenizer, translator.special_tokens.frame
     try:
         encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "skip", frame)
     except DataError:
@@ -188,7 +188,7 @@ def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
 
 
 def evaluate_translation(
-    translator: AnyTranslator, data: TranslationData, split_name: str
+    translator: BaseTranslator, data: TranslationData, split_name: str
 ) -> Evaluation:
     """BLEU, chrF, exact match and perplexity of a split, each as it was computed.
 
@@ -205,7 +205,7 @@ def evaluate_translation(
     scores = translation_scores(written, corpus.targets)
     own = False
     if isinstance(translator, Translator):
-        own = translator.marks.own and looks_across(translator.model)
+        own = translator.special_tokens.own and looks_across(translator.model)
         if gives_loss(translator):
             scores |= _likelihood(translator, corpus)
     scores |= {"split": split_name, "examples": len(corpus.sources)}

@@ -94,7 +94,7 @@ def _drawn(tokens: Sequence[int], writing: Writing) -> dict[str, Any]:
 
     Whoever is cut at the limit has none.
     """
-    ended = [*tokens, writing.marks.end] if len(tokens) < writing.limit else list(tokens)
+    ended = [*tokens, writing.special_tokens.end] if len(tokens) < writing.limit else list(tokens)
     chances = writing.logits(ended[:-1]).log_softmax(-1)
     each = [float(row[token]) for row, token in zip(chances, ended, strict=True)]
     search = writing.search()

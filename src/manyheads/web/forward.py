@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.decode.beam import Marks
+from manyheads.decode.beam import SpecialTokens
 from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
@@ -103,7 +103,7 @@ def _translated(opened: TorchRun, text: str, target: str | None, room: Room) -> 
     tokenizer = opened.tokenizer
     # By length: a part that is knocked out has a hook, with which nothing else can be searched.
     translator = Translator(model, tokenizer, replace(opened.run.decode, order="length"))
-    marks = translator.marks
+    marks = translator.special_tokens
     source = marks.source(tokenizer.encode(text))
     room.check(source, model, "the text")
     if target is None:
@@ -154,7 +154,7 @@ def continuation(opened: TorchRun, text: str, off: Sequence[Place], room: Room) 
 
 def _prompt(opened: TorchRun, text: str) -> list[int]:
     """The tokens of a text; an empty one is the start token."""
-    return opened.tokenizer.encode(text) or [Marks(opened.tokenizer, opened.run.decode).start]
+    return opened.tokenizer.encode(text) or [SpecialTokens(opened.tokenizer, opened.run.decode).start]
 
 
 def _continued(opened: TorchRun, text: str, room: Room) -> Pass:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.decode.beam import Allowed, BeamSearch, Decode, Marks, Stepper
+from manyheads.decode.beam import Allowed, BeamSearch, Decode, SpecialTokens, Stepper
 from manyheads.decode.generate import Generator, collect
 from manyheads.decode.hypotheses import NEVER
 from manyheads.decode.sample import Sample, Sampler, filtered
@@ -82,13 +82,13 @@ class Writing:
         return self.opened.tokenizer
 
     @property
-    def marks(self) -> Marks:
-        return Marks(self.tokenizer, self.decode)
+    def marks(self) -> SpecialTokens:
+        return SpecialTokens(self.tokenizer, self.decode)
 
     @property
     def start(self) -> int:
         """The token before the first written one."""
-        return self.read[-1] if self.continues else self.marks.start
+        return self.read[-1] if self.continues else self.special_tokens.start
 
     @property
     def vocabulary(self) -> int:
@@ -104,12 +104,12 @@ class Writing:
         return translator.begin(read, torch.ones_like(read, dtype=torch.bool))
 
     def allowed(self, given: Sequence[int] = ()) -> Begun:
-        return Begun(self.decode, self.marks.end, self.marks.banned, given)
+        return Begun(self.decode, self.special_tokens.end, self.special_tokens.banned, given)
 
     def search(self, given: Sequence[int] = (), beam: int | None = None) -> BeamSearch:
         """Beam search by length as `Translator` and `Generator` do it, the first tokens given."""
         decode = replace(self.decode, beam=beam or self.decode.beam, order="length")
-        marks = self.marks
+        marks = self.special_tokens
         search = BeamSearch(decode, start=self.start, end=marks.end, banned=marks.banned)
         search.allowed = self.allowed(given)
         return search
@@ -137,7 +137,7 @@ class Writing:
         before = logits.softmax(-1)[0]
         total, length = logits.logsumexp(-1, keepdim=True), len(written) + 1
         last = torch.tensor([length == self.limit], device=logits.device)
-        Allowed(self.decode, self.marks.end, self.marks.banned).apply(logits, total, length, last)
+        Allowed(self.decode, self.special_tokens.end, self.special_tokens.banned).apply(logits, total, length, last)
         return before, filtered(logits, sample).softmax(-1)[0]
 
     def text(self, written: Sequence[int]) -> str:
@@ -157,9 +157,9 @@ class Writing:
             raise Problem(
                 413, f"'{name}' has {len(value)} tokens, but at most {self.limit} are written"
             )
-        barred = set(self.marks.banned)
+        barred = set(self.special_tokens.banned)
         for place, token in enumerate(value, start=1):
-            early = token == self.marks.end and place < len(value)
+            early = token == self.special_tokens.end and place < len(value)
             if not 0 <= token < self.vocabulary or token in barred or early:
                 raise Problem(400, f"'{name}' holds {token}, which is never written there")
         return value
@@ -180,7 +180,7 @@ def writing_of(opened: TorchRun, fields: Fields, most_tokens: int) -> Writing:
     decode = opened.run.decode if beam is None else opened.decode(beam=beam)
     if decode.beam > MOST_BEAM:
         decode = opened.decode(beam=MOST_BEAM)
-    marks = Marks(opened.tokenizer, decode)
+    marks = SpecialTokens(opened.tokenizer, decode)
     ids = opened.tokenizer.encode(fields.text("text", ""))
     room = Room(min(most_tokens, MOST_READ), 0)
     if not isinstance(model, Gpt):
