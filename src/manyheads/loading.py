@@ -17,8 +17,8 @@ from torch import nn
 
 from manyheads.baselines.elmo import ElmoConfig
 from manyheads.decode.beam import Decode, SpecialTokens
-from manyheads.decode.cuda_graphs import GraphCache, steady
-from manyheads.decode.ensemble import together
+from manyheads.decode.cuda_graphs import GraphCache, supports_cuda_graph
+from manyheads.decode.ensemble import ensemble
 from manyheads.decode.generate import BaseGenerator, Generator, ignore
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
@@ -175,7 +175,7 @@ class TorchRun(OpenRun):
     def compiled(self) -> "TorchRun":
         if self.device.type != "cuda":
             raise UserError("steps are compiled for a GPU (--device cuda): leave out --compile")
-        if not steady(self.model):
+        if not supports_cuda_graph(self.model):
             raise UserError(
                 f"{self.folder} holds a {self.run.model.kind} model whose steps change from one to "
                 "the next: leave out --compile"
@@ -183,12 +183,12 @@ class TorchRun(OpenRun):
         return dataclasses.replace(self, compiles=True)
 
     def _translator(self, decode: Decode) -> BaseTranslator:
-        model, recordings = cast(EncoderDecoder, self.model), GraphCache(compiled=self.compiles)
-        return Translator(model, self.tokenizer, decode, recordings)
+        model, graphs = cast(EncoderDecoder, self.model), GraphCache(compiled=self.compiles)
+        return Translator(model, self.tokenizer, decode, graphs)
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
-        model, recordings = cast(Gpt, self.model), GraphCache(compiled=self.compiles)
-        return Generator(model, self.tokenizer, decode, warn, recordings)
+        model, graphs = cast(Gpt, self.model), GraphCache(compiled=self.compiles)
+        return Generator(model, self.tokenizer, decode, warn, graphs)
 
     def _encoder(self) -> TextEncoder:
         return self._reader(self.model)
@@ -250,7 +250,7 @@ class Several(OpenRun):
     members: tuple[OpenRun, ...] = ()
 
     def _translator(self, decode: Decode) -> BaseTranslator:
-        return together([one._translator(_framed(decode, one)) for one in self.members])
+        return ensemble([one._translator(_framed(decode, one)) for one in self.members])
 
 
 def _framed(decode: Decode, opened: OpenRun) -> Decode:

@@ -68,7 +68,10 @@ def compose(
     most = limit or max(1, shortest, (room or len(ids)) - len(ids) + 1)
     silent = [generator.tokenizer.token_id(word) for word in encoding.silent]
     opening = min(shortest, most, encoding.least) if silent else 0
-    banned = (*generator.special_tokens.banned, *(number for number in silent if number is not None))
+    banned = (
+        *generator.special_tokens.banned,
+        *(number for number in silent if number is not None),
+    )
     tokens: list[int] = []
     for part in count():
         opens = len(tokens) < opening

@@ -80,9 +80,7 @@ class BaseDecoder:
         state, step = sampling(session, newest, limits, sampler, self.constraints)
         return state.run(step)
 
-    def _stream(
-        self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
-    ) -> Iterator[Rows]:
+    def _stream(self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
         with torch.no_grad():
             session = self.begin(*texts)
         state, step = sampling(session, newest, limits, sampler, self.constraints)
@@ -164,9 +162,7 @@ class ModelDecoder(BaseDecoder):
         with self._static_samples(texts, newest, limits, sampler) as (state, step):
             return state.run(step)
 
-    def _stream(
-        self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
-    ) -> Iterator[Rows]:
+    def _stream(self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
         if not self.graphs.serves(self.model):
             return super()._stream(texts, newest, limits, sampler)
         return self._static_stream(texts, newest, limits, sampler)

@@ -73,7 +73,10 @@ def ensemble(members: Sequence[BaseTranslator]) -> BaseTranslator:
                 "the runs have different tokenizers, and write together token by token: choose "
                 "runs that were trained on the same texts with the same tokens"
             )
-        if other.special_tokens.frame != first.special_tokens.frame or other.vocabulary != first.vocabulary:
+        if (
+            other.special_tokens.frame != first.special_tokens.frame
+            or other.vocabulary != first.vocabulary
+        ):
             raise UserError(
                 "the runs begin and end texts with different tokens, or have different numbers of "
                 "them: choose runs that were trained alike"

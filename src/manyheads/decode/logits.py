@@ -1,6 +1,7 @@
 """The operations of a decoding step that have a kernel on a GPU, each with its fallback."""
 
 import weakref
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -119,7 +120,7 @@ def for_inference(model: nn.Module, *, rows: int, compiled: bool = False) -> nn.
     if torch.is_autocast_enabled(device.type) or not isinstance(head, Head):
         return model
     if device.type == "cpu":
-        table = getattr(model, "target_table", model.tokens)
+        table: Any = getattr(model, "target_table", model.tokens)
         return _PREPACKED.setdefault(model, Arrangement()).of(model, table)
     if device.type == "cuda" and rows == 1:
         if TRITON and trusted("gemv", device.index):

@@ -168,9 +168,7 @@ class Speculative(Generator):
             for row, (prompt, limit) in enumerate(rows)
         ]
 
-    def _stream(
-        self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
-    ) -> Iterator[Rows]:
+    def _stream(self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
         [prompt], [limit] = texts[0].tolist(), limits.tolist()
         return (torch.tensor([token]) for token in self._speculate(prompt, limit, sampler, 0))
 

@@ -10,7 +10,7 @@ reorders that table.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange, repeat
@@ -157,7 +157,8 @@ class StaticCache:
 
 def _plain_scale(module: SelfAttention, position: Position) -> float | None:
     """The scale, if attention is softmax(q kᵀ · scale) v of q and k as they are now."""
-    plain = type(module.core) is Fused and type(module.score) is InnerScore
+    score: Any = module.score
+    plain = type(module.core) is Fused and type(score) is InnerScore
     rotated = position.embeds_alone or type(position) is RotaryPosition
     drops = module.training and module.heads.dropout > 0
-    return float(module.score.scale) if plain and rotated and not drops else None
+    return float(score.scale) if plain and rotated and not drops else None

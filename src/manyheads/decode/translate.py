@@ -77,8 +77,9 @@ class BaseTranslator(BaseDecoder):
         for rows in in_order_of_length(ragged.lengths, budget):
             lengths = ragged.lengths[rows].tolist()
             limits = [self.decode.limit(length, self.max_length) for length in lengths]
-            tensors = (*ragged.padded(rows, special.padding), torch.tensor(limits))
-            batches.append((rows, *(x.to(self.device) for x in tensors)))
+            source, padding = ragged.padded(rows, special.padding)
+            tensors = (x.to(self.device) for x in (source, padding, torch.tensor(limits)))
+            batches.append((rows, *tensors))
         return batches
 
 

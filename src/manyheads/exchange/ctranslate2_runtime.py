@@ -63,7 +63,6 @@ class Ctranslate2Model:
                     f"this folder has {name} {self.settings[name]!r}, the settings {value!r}: "
                     "export the model again with these settings"
                 )
-        marks.decode.refuse_best_first()
         if marks.decode.beam > 1 and marks.decode.stopping != "beam-ended":
             raise UserError(
                 f"CTranslate2 cannot stop by decode.stopping={marks.decode.stopping}: "

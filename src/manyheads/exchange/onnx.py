@@ -227,36 +227,55 @@ class GraphCore(Exact):
         return (f * score.scale) @ rearrange(g, "b h s r -> b h r s")
 
 
-class GraphCache:
-    """A cache whose past comes into the graph and whose present goes out, layer after layer."""
+class ExportCache:
+    """A cache whose past comes into the graph and whose present goes out, layer after layer.
 
-    beams = 1
+    The tokens of n hypotheses stand one behind the other; each has a row of keys and values.
+    """
 
-    def __init__(self, past: list[Tensor], cross: list[Tensor]) -> None:
-        self.length = past[0].shape[2]
+    def __init__(self, past: list[Tensor], cross: list[Tensor], beams: int | None = None) -> None:
+        self.length, self.beams = past[0].shape[2], beams
         self.past, self.cross = iter(_pairs(past)), iter(_pairs(cross))
         self.present: list[Tensor] = []
 
-    def look(
-        self, rule: Rule, length: int, real: Tensor | None, device: torch.device
-    ) -> AttentionMask:
-        return look(rule, length, start=self.length, real=real, device=device)
+    def end(self, length: int) -> int:
+        return self.length + length
 
-    def advance(self, positions: int) -> None:
+    def mask(
+        self, rule: Rule, length: int, padding: Tensor | None, device: torch.device
+    ) -> AttentionMask:
+        if self.beams is None:
+            return look(rule, length, start=self.length, real=padding, device=device)
+        self.row_mask = look(rule, length // self.beams, start=self.length, device=device)
+        queries = self.row_mask.queries.repeat(1, self.beams)
+        return AttentionMask(rule, queries, self.row_mask.keys)
+
+    def advance(self) -> None:
         """A graph is one pass: the next one begins with its present."""
 
-    def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
+    def attend(
+        self,
+        module: SelfAttention,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        position: Position,
+    ) -> Tensor:
+        if self.beams is None:
+            return module.attend(q, *self._append(k, v), mask, position)
+        n = self.beams
+        q, k, v = (rearrange(x, "b h (n t) c -> (b n) h t c", n=n) for x in (q, k, v))
+        out = module.attend(q, *self._append(k, v), self.row_mask, position)
+        return rearrange(out, "(b n) h t c -> b h (n t) c", n=n)
+
+    def _append(self, keys: Tensor, values: Tensor) -> KeysAndValues:
         old_keys, old_values = next(self.past)
         pair = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
         self.present += pair
         return pair
 
-    def newest(
-        self, owner: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor | None:
-        return None
-
-    def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues:
+    def cross_kv(self, module: nn.Module, project: Callable[[], KeysAndValues]) -> KeysAndValues:
         return next(self.cross)
 
 
@@ -327,7 +346,7 @@ class DecoderModule(Wrapped):
     """Logits after the wanted ones of the newest tokens, and each layer's present."""
 
     def forward(self, given: Named) -> list[Tensor]:
-        cache = GraphCache(_of("past", given), [])
+        cache = ExportCache(_of("past", given), [])
         hidden = self.model.hidden(given["tokens"], cache=cache)
         return [self.model.logits(hidden.index_select(1, given["at"])), *cache.present]
 
@@ -351,7 +370,7 @@ class SourceModule(Wrapped):
     def forward(self, given: Named) -> list[Tensor]:
         states = self.model.encode(given["source"], given["real"]).states
         layers = _parts(self.model.decoder, CrossAttention)
-        return [x for layer in layers for x in layer.keys_and_values(states)]
+        return [x for layer in layers for x in layer.project_kv(states)]
 
 
 def _source_graph(model: Seq2Seq) -> Graph:
@@ -371,12 +390,13 @@ class TargetModule(Wrapped):
     def forward(self, given: Named) -> list[Tensor]:
         tokens, real, cross = given["tokens"], given["real"], _of("cross", given)
         past = [rearrange(x, "b n g s c -> (b n) g s c") for x in _of("past", given)]
-        cache = GraphCache(past, cross)
-        # Its states are not asked for: the cache has their keys and values.
+        cache = ExportCache(past, cross, tokens.shape[1])
+        # Its states are not needed: the cache has their keys and values.
         memory = Memory(cross[0], look(full, real.shape[1], real=real))
-        hidden = self.model.decode(rearrange(tokens, "b n t -> (b n) t"), memory, cache=cache)
-        outputs = [self.model.logits(hidden.index_select(1, given["at"])), *cache.present]
-        return [x.unflatten(0, tokens.shape[:2]) for x in outputs]
+        hidden = self.model.decode(rearrange(tokens, "b n t -> b (n t)"), memory, cache=cache)
+        hidden = rearrange(hidden, "b (n t) d -> b n t d", n=tokens.shape[1])
+        logits = self.model.logits(hidden.index_select(2, given["at"]))
+        return [logits, *(x.unflatten(0, tokens.shape[:2]) for x in cache.present)]
 
 
 def _target_graph(model: Seq2Seq) -> Graph:

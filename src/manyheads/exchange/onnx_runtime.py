@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from manyheads.decode.beam import Decode, Stepper
+from manyheads.decode.beam import Decode, DecoderSession
 from manyheads.decode.generate import BaseGenerator, ignore
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import DataError, UserError
@@ -142,25 +142,45 @@ class OnnxGpt:
         return self.step(tokens, torch.arange(tokens.shape[1]), past)[0]
 
 
-class OnnxGptStepper:
-    """A decoder in the middle of writing, its prompts read but for their last tokens."""
+class OnnxSession:
+    """An exported decoder; `past` holds tensors [n, k, heads, positions, channels]."""
+
+    past: list[Tensor]
+
+    def step(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        beams = self.past[0].shape[1]  # 1 as long as the hypotheses of a sentence are one
+        logits = self.read(tokens[:, :beams])
+        return logits.repeat_interleave(tokens.shape[1] // beams, 1)
+
+    def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        """Logits after these tokens; `past` grows by them."""
+        raise NotImplementedError
+
+    def reorder(self, parents: Int[Tensor, "n k"]) -> None:
+        rows = torch.arange(len(parents))[:, None]
+        beams = self.past[0].shape[1]
+        self.past = [x[rows, parents if beams > 1 else parents * 0] for x in self.past]
+
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        self.past = [x.index_select(0, sentences) for x in self.past]
+
+
+class OnnxGptSession(OnnxSession):
+    """A decoder-only model; the last token of a prompt is read by the first step."""
 
     def __init__(self, model: OnnxGpt, prompts: Int[Tensor, "n length"]) -> None:
         self.model = model
-        self.past = model.graph.nothing("past", prompts.shape[0])
+        past = model.graph.nothing("past", prompts.shape[0])
         if prompts.shape[1] > 1:
             nowhere = torch.arange(0)
-            _, self.past = model.step(prompts[:, :-1], nowhere, self.past)
+            _, past = model.step(prompts[:, :-1], nowhere, past)
+        self.past = [x[:, None] for x in past]
 
-    def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows v"]:
-        logits, self.past = self.model.step(tokens[:, None], torch.tensor([0]), self.past)
-        return logits[:, 0]
-
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        self.past = [x.index_select(0, rows) for x in self.past]
-
-    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
-        """There is nothing but the rows."""
+    def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        past = [x.flatten(0, 1) for x in self.past]
+        logits, past = self.model.step(tokens.reshape(-1, 1), torch.tensor([0]), past)
+        self.past = [x.unflatten(0, tokens.shape) for x in past]
+        return logits.view(*tokens.shape, -1)
 
 
 @dataclass(frozen=True)
@@ -188,8 +208,8 @@ class OnnxGenerator(BaseGenerator):
     def vocabulary(self) -> int:
         return self.model.graph.vocabulary
 
-    def begin(self, prompts: Int[Tensor, "n length"]) -> Stepper:
-        return OnnxGptStepper(self.model, prompts)
+    def begin(self, *texts: Tensor) -> DecoderSession:
+        return OnnxGptSession(self.model, *texts)
 
 
 class OnnxSeq2Seq:
@@ -231,27 +251,22 @@ class OnnxSeq2Seq:
         return self.step(target[:, None], everywhere, real, cross, past)[0][:, 0]
 
 
-class OnnxStepper:
-    """An encoder–decoder in the middle of writing; what it looks at is held once a sentence."""
+class OnnxSeq2SeqSession(OnnxSession):
+    """An encoder–decoder; the keys and values of a source are held once a sentence."""
 
     def __init__(self, model: OnnxSeq2Seq, source: Tokens, real: Bool[Tensor, "b t"]) -> None:
         self.model, self.real = model, real
         self.cross = model.encode(source, real)
-        self.past = model.decoder.nothing("past", source.shape[0])
+        self.past = model.decoder.nothing("past", source.shape[0], 1)
 
-    def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows v"]:
-        shape = (self.real.shape[0], len(tokens) // self.real.shape[0])
-        past = [x.unflatten(0, shape) for x in self.past]
-        logits, present = self.model.step(
-            tokens.unflatten(0, shape)[..., None], torch.tensor([0]), self.real, self.cross, past
+    def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        logits, self.past = self.model.step(
+            tokens[..., None], torch.tensor([0]), self.real, self.cross, self.past
         )
-        self.past = [x.flatten(0, 1) for x in present]
-        return logits.flatten(0, 2)
-
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        self.past = [x.index_select(0, rows) for x in self.past]
+        return logits[:, :, 0]
 
     def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        super().keep_sentences(sentences)
         self.real = self.real[sentences]
         self.cross = [x.index_select(0, sentences) for x in self.cross]
 
@@ -276,5 +291,5 @@ class OnnxTranslator(BaseTranslator):
     def vocabulary(self) -> int:
         return self.model.decoder.vocabulary
 
-    def begin(self, source: Tokens, real: Bool[Tensor, "b t"]) -> Stepper:
-        return OnnxStepper(self.model, source, real)
+    def begin(self, *texts: Tensor) -> DecoderSession:
+        return OnnxSeq2SeqSession(self.model, *texts)

@@ -104,7 +104,9 @@ class Joined(SourceToTarget):
         places = lengths[:, None] + torch.arange(room, device=source.device)
         return hidden.gather(1, repeat(places, "b t -> b t d", d=hidden.shape[2]))
 
-    def _read_on(self, source: Source, real: Real | None, target: Tokens, cache: StateCache) -> Hidden:
+    def _read_on(
+        self, source: Source, real: Real | None, target: Tokens, cache: StateCache
+    ) -> Hidden:
         """A step of a batch whose sources, padding included, stand before all that is written.
 
         Each token has the position that it would have without that padding.

@@ -171,9 +171,7 @@ class Seq2Seq(SourceToTarget):
             sight = look(causal, length, real=target_real, device=target.device)
         else:
             sight = cache.mask(causal, length, target_real, target.device)
-        x = self.decoder_embedding(
-            self.target_table, target, self.decoder.position, sight.queries
-        )
+        x = self.decoder_embedding(self.target_table, target, self.decoder.position, sight.queries)
         hidden: Tensor = self.decoder(x, sight, memory.states, memory.sight, cache)
         if cache is not None:
             cache.advance()

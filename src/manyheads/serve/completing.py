@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.decode.beam import Allowed
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, Sampler, choose
 from manyheads.errors import UserError
@@ -129,6 +128,7 @@ class Completions(Work[Completion]):
                 f"{opened.folder} was exported, and is not served here: serve the run it came from"
             )
         self.generator, self.bounds = generator, bounds
+        self.constraints = generator.constraints
         self.context = generator.context
         self.ragged = may_be_ragged(generator.model)
 
@@ -202,7 +202,7 @@ class Completions(Work[Completion]):
                 rows = [rows[at] for at in kept]
                 index = torch.tensor(kept, dtype=torch.long, device=newest.device)
                 newest = newest[index]
-                cache.reorder(index)
+                cache.select_rows(index)
             if not rows:
                 return
             length += 1
@@ -229,17 +229,14 @@ class Completions(Work[Completion]):
         """One token a row; each is drawn as its own request says."""
         wanted = any(row.job.ask.likeliest is not None for row in rows)
         logs = logits.log_softmax(-1) if wanted else None
-        allowed = Allowed(
-            self.generator.decode, self.generator.special_tokens.end, self.generator.special_tokens.banned
-        )
-        allowed.apply(logits, logits.logsumexp(-1, keepdim=True), length, None)
         newest = logits.new_zeros(len(rows), dtype=torch.long)
+        self.constraints.apply(logits, torch.full_like(newest[:1], length))
         alike: dict[Sample, list[int]] = {}
         for at, row in enumerate(rows):
             alike.setdefault(replace(row.sampler.sample, seed=0), []).append(at)
         for sample, places in alike.items():
-            chances = torch.cat([rows[at].sampler.chances(1)[:, 0] for at in places])
-            newest[places] = choose(logits[places], chances.to(logits.device), sample)
+            uniforms = torch.cat([rows[at].sampler.uniforms(1)[:, 0] for at in places])
+            newest[places] = choose(logits[places], uniforms.to(logits.device), sample)
         for at, (row, token) in enumerate(zip(rows, newest.tolist(), strict=True)):
             told = logs is not None and row.job.ask.likeliest is not None
             row.take(token, logs[at] if told and logs is not None else None)

@@ -120,7 +120,10 @@ def read(opened: TorchRun, text: str, target: str | None, room: Room) -> Read:
             written = found[0].tokens if found else []
         else:
             written = tokenizer.encode(target)
-        given, expected = [translator.special_tokens.start, *written], [*written, translator.special_tokens.end]
+        given, expected = (
+            [translator.special_tokens.start, *written],
+            [*written, translator.special_tokens.end],
+        )
         shown.check(given, model, "the target")
         inputs = tuple(torch.tensor([ids], device=opened.device) for ids in (source, given))
     with watched(model.decoder) as stream:

@@ -73,7 +73,7 @@ def _translated(opened: TorchRun, fields: Fields, room: Room, about: dict[str, A
     if writing.continues:
         raise opened.cannot("translates", "an encoder–decoder")
     given = writing.given(fields)
-    [found] = writing.search(given)(writing.begin(), writing.limits())
+    [found] = writing.search(given)(writing.begin(), writing.start, writing.limits())
     which = min(fields.number("which", MOST_BEAM) or 0, len(found) - 1)
     tokenizer = writing.tokenizer
     weights, chances = aligned(writing, found[which].tokens, room)
