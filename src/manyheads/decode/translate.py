@@ -77,9 +77,8 @@ class BaseTranslator(BaseDecoder):
         for rows in in_order_of_length(ragged.lengths, budget):
             lengths = ragged.lengths[rows].tolist()
             limits = [self.decode.limit(length, self.max_length) for length in lengths]
-            source, padding = ragged.padded(rows, special.padding)
-            tensors = (x.to(self.device) for x in (source, padding, torch.tensor(limits)))
-            batches.append((rows, *tensors))
+            source, padding = (x.to(self.device) for x in ragged.padded(rows, special.padding))
+            batches.append((rows, source, padding, torch.tensor(limits, device=self.device)))
         return batches
 
 

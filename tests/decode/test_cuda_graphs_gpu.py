@@ -1,4 +1,4 @@
-"""Steps recorded on a GPU write what steps as they are write; run by hand with `make test-gpu`."""
+"""CUDA graphs generate what eager steps generate; run by hand with `make test-gpu`."""
 
 import copy
 import dataclasses
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from test_beam import DEFINITIONS
+from test_cuda_graphs import LINES, SAMPLES
 from test_generate import LIMIT, PROMPTS, schemes, toy_gpt
-from test_recorded import LINES, SAMPLES
 from toys import END, same, toy_model, toy_tokenizer
 
 from manyheads.decode.beam import Decode, SpecialTokens
@@ -34,16 +34,16 @@ def generators(model: Any = None, **decode: Any) -> tuple[Generator, Generator]:
 
 def is_recorded(writer: Any) -> None:
     """Each shape that came to more than two steps has a graph."""
-    kept = writer.recordings.kept.values()
+    kept = writer.graphs.entries.values()
     assert kept
-    assert all(one.step.graph is not None for one in kept if one.step.calls > 2)
-    assert any(one.step.graph is not None for one in kept)
+    assert all(one.graphed.graph is not None for one in kept if one.graphed.calls > 2)
+    assert any(one.graphed.graph is not None for one in kept)
     readings = [
         reading
         for one in kept
         for reading in (
-            *getattr(one.steps, "readings", {}).values(),
-            getattr(one.steps, "reading", None),
+            *getattr(one.session, "readers", {}).values(),
+            getattr(one.session, "reader", None),
         )
         if reading is not None
     ]
