@@ -509,7 +509,6 @@ def test_a_stream_of_lines_goes_through_it(
     [
         ({}, "a" * LONGEST, "positions end at 24"),
         ({"stopping": "none-better-now"}, "a", "decode.stopping=beam-ended"),
-        ({"stopping": "none-better-now", "order": "best-first"}, "a", "decode.order=length"),
     ],
 )
 def test_what_it_cannot_translate_is_refused(

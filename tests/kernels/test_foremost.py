@@ -39,13 +39,13 @@ assert agrees(lambda: room.trial(torch.device("cpu")), "foremost")
 
 # A step of a search, and the likeliest token, are the same by them.
 from manyheads.decode import logits as asked
-from manyheads.decode.hypotheses import continuations
+from manyheads.decode.beam import continuations
 z, alive = torch.randn(6, 1000), torch.randn(2, 3)
 alive[1, 1:] = -torch.inf
 found = []
 for ours in (True, False):
-    asked.has_kernel = lambda values: ours
-    found.append([asked.likeliest(z), *continuations(alive, z, asked.log_mass(z))])
+    asked.has_fused_topk = lambda values: ours
+    found.append([asked.argmax(z), *continuations(alive, z, asked.logsumexp(z))])
 for one, other in zip(*found):
     torch.testing.assert_close(one, other)
 """

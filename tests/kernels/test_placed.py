@@ -15,24 +15,6 @@ for rows, groups, new, (e, c) in itertools.product((1, 3), (1, 2), (1, 3, 5), ((
     for one, other, x in zip(held, wanted, (k, v)):
         assert torch.equal(one, other.index_copy_(2, slots, x))
 assert agrees(lambda: placed.trial(torch.device("cpu")), "placed")
-
-# A cache takes it where it may, and then holds the same.
-from manyheads.decode import static_cache as fixed_cache
-caches, asked = [], []
-place = placed.place
-placed.place = lambda *given: (asked.append(1), place(*given))
-for ours in (True, False):
-    fixed_cache._has_kernel = lambda keys: ours
-    cache = fixed_cache.StaticCache(2, 3, 8, torch.device("cpu"))
-    cache.place.fill_(4)
-    cache._slots = cache.place * 3 + torch.arange(3)
-    owner = torch.nn.Identity()
-    torch.manual_seed(2)
-    caches.append(cache.extend(owner, torch.randn(2, 2, 3, 16), torch.randn(2, 2, 3, 16)))
-    assert cache.extend(owner, *(x[:, :, :3] for x in caches[-1])) is cache._grown[owner]
-assert len(asked) == 2
-for one, other in zip(*caches):
-    assert torch.equal(one, other)
 """
 
 

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.decode.toys import LONGEST, PAD, Recomputing, full_pass, same, searched, toy_source
+from tests.decode.toys import (
+    LONGEST,
+    PAD,
+    START,
+    Recomputing,
+    beam_search,
+    full_pass,
+    same,
+    searched,
+    toy_source,
+)
 from tests.train.small_runs import WORDS, trainer, write_recipe
 from tiny import VOCAB, words
 from torch import Tensor
@@ -17,7 +27,7 @@ from typer.testing import CliRunner
 from manyheads.account import account
 from manyheads.cli import app
 from manyheads.config import dump, parse
-from manyheads.decode.beam import BeamSearch, Decode
+from manyheads.decode.beam import Decode
 from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.loading import open_run
@@ -179,11 +189,11 @@ def test_cached_hypotheses_can_be_reordered(core: str) -> None:
     with torch.no_grad():
         cache, memory = KVCache(), model.encode(source, real)
         model.decode(start, memory, cache=cache)
-        cache.reorder(rows)
+        cache.select_rows(rows)
         found = model.logits(model.decode(step, memory, cache=cache))
         grown = torch.cat([start[rows], step], dim=1)
         agree(found, model(source[homes], grown, real[homes])[:, 3:])
-        cache.reorder(torch.tensor([3]))
+        cache.select_rows(torch.tensor([3]))
         alone = model.encode(source[1:2], real[1:2])
         found = model.logits(model.decode(last, alone, cache=cache))
         grown = torch.cat([grown[3:4], last], dim=1)
@@ -206,9 +216,9 @@ def test_a_batch_is_searched_as_one_sentence_at_a_time(beam: int, core: str) -> 
         one = source[row : row + 1, :length]
         alone = searched(model, one, one != PAD, limits[row : row + 1], beam=beam)  # type: ignore[arg-type]
         same(found[row : row + 1], alone)
-    search = BeamSearch(Decode(beam=beam), start=1, end=2, banned=[0, 1, 3, 4, 5, 6])
-    without = Recomputing(full_pass(model, source, real), len(lengths), beam)  # type: ignore[arg-type]
-    same(found, search(without, torch.tensor(limits)))
+    search = beam_search(Decode(beam=beam))
+    without = Recomputing(full_pass(model, source, real), len(lengths))  # type: ignore[arg-type]
+    same(found, search(without, START, torch.tensor(limits)))
     assert len({len(line[0].tokens) for line in found}) > 1
     assert len({tuple(line[0].tokens[:1]) for line in found}) > 1
 

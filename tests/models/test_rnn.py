@@ -104,8 +104,7 @@ def test_a_cache_holds_the_states_of_each_hypothesis() -> None:
     for length in (3, 2):
         model.decode(words(6, length), memory, cache=cache)
         assert cache.bytes() == 2 * 2 * 6 * 8 * 8
-    cache.reorder(torch.tensor([3, 4, 5]))
-    cache.keep_sentences(torch.tensor([1]))
+    cache.select_rows(torch.tensor([3, 4, 5]))
     assert cache.bytes() == 2 * 2 * 3 * 8 * 8
 
 
