@@ -31,14 +31,14 @@ from typing import Any
 
 import tokenizers
 import torch
+from manyheads.decode.writer import Writer
 from tokenizers import models
 from torch import Tensor, nn
 
 from manyheads.decode.beam import BeamSearch, Decode
-from manyheads.decode.cuda_graphs import Recordings
+from manyheads.decode.cuda_graphs import GraphCache
 from manyheads.decode.generate import GREEDY, Generator
 from manyheads.decode.translate import Seq2SeqStepper
-from manyheads.decode.writer import Writer
 from manyheads.exchange.huggingface import to_huggingface
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
@@ -209,15 +209,15 @@ def weights(work: Work, model: nn.Module, row: Row, copied: float) -> Row:
 def ours(work: Work, model: nn.Module, texts: Tensor) -> dict[str, Run]:
     """By recorded steps, the same of a compiled model, and by steps as they are."""
     return {
-        OURS: writing(work, model, texts, Recordings(True)),
-        AS_IT_IS: writing(work, model, texts, Recordings(False)),
-        COMPILED: writing(work, model, texts, Recordings(True, compiled=True)),
+        OURS: writing(work, model, texts, GraphCache(True)),
+        AS_IT_IS: writing(work, model, texts, GraphCache(False)),
+        COMPILED: writing(work, model, texts, GraphCache(True, compiled=True)),
     }
 
 
-def writing(work: Work, model: Any, texts: Tensor, recordings: Recordings) -> Run:
+def writing(work: Work, model: Any, texts: Tensor, recordings: GraphCache) -> Run:
     if isinstance(work.config, GptConfig):
-        generator = Generator(model, none_needed(), work.decode, recordings=recordings)
+        generator = Generator(model, none_needed(), work.decode, graphs=recordings)
         prompts = texts.tolist()
         return lambda: generator.sample(prompts, work.write, GREEDY)
     search = BeamSearch(work.decode, start=START, end=END, n_best=1)

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from manyheads.decode.beam import length_penalty
-from manyheads.decode.translate import AnyTranslator, Translator
+from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.exchange.ctranslate2 import (
     Ctranslate2Model,
     Ctranslate2Translator,
@@ -78,7 +78,7 @@ def main() -> None:
     print(json.dumps(result, indent=2, ensure_ascii=False) if given.json else report(result))
 
 
-def best(translator: AnyTranslator) -> Runner:
+def best(translator: BaseTranslator) -> Runner:
     """Tokens of the best translation of each sentence."""
     return lambda sentences: [one[0].tokens for one in translator.search(sentences, n_best=1)]
 
@@ -133,7 +133,7 @@ def differences(
 @torch.no_grad()
 def score(translator: Translator, sentence: str, tokens: list[int]) -> float:
     """log P / lp of a translation, in double precision."""
-    model, marks, decode = translator.model.double(), translator.marks, translator.decode
+    model, marks, decode = translator.model.double(), translator.special_tokens, translator.decode
     wanted = torch.tensor([[*tokens, marks.end]])
     source = torch.tensor([marks.source(translator.tokenizer.encode(sentence))])
     target = torch.cat([torch.tensor([[marks.start]]), wanted[:, :-1]], dim=1)

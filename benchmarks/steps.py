@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from decoding import Texts, Work, kind, likeness, timed, works, writing
-from manyheads.decode.cuda_graphs import Recordings
+from manyheads.decode.cuda_graphs import GraphCache
 from manyheads.errors import UserError
 from speed import Row, device_of, in_turns, kernels_of, told
 
@@ -62,7 +62,7 @@ class Clock:
 
     def __init__(self, work: Callable[..., Any], device: torch.device) -> None:
         self.work, self.on_gpu = work, device.type == "cuda"
-        self.marks: list[tuple[Any, Any]] = []
+        self.special_tokens: list[tuple[Any, Any]] = []
 
     def _now(self) -> Any:
         if not self.on_gpu:
@@ -74,17 +74,17 @@ class Clock:
     def __call__(self, *given: Any) -> Any:
         begin = self._now()
         found = self.work(*given)
-        self.marks.append((begin, self._now()))
+        self.special_tokens.append((begin, self._now()))
         return found
 
     def seconds(self) -> list[float]:
         if not self.on_gpu:
-            return [end - begin for begin, end in self.marks]
+            return [end - begin for begin, end in self.special_tokens]
         torch.cuda.synchronize()
-        return [begin.elapsed_time(end) / 1000 for begin, end in self.marks]
+        return [begin.elapsed_time(end) / 1000 for begin, end in self.special_tokens]
 
 
-def parts(run: Callable[[], Texts], recordings: Recordings, device: torch.device) -> Row:
+def parts(run: Callable[[], Texts], recordings: GraphCache, device: torch.device) -> Row:
     """Of one text the milliseconds of reading and the median microseconds of a step."""
     [recording] = recordings.kept.values()
     held: Any = recording
@@ -116,10 +116,10 @@ def measured(
     with device:
         model = work.config.build().to(dtype).eval()
     texts = torch.randint(3, work.config.vocabulary, (work.batch, work.read), device=device)
-    runs: dict[str, tuple[Callable[[], Texts], Recordings]] = {}
+    runs: dict[str, tuple[Callable[[], Texts], GraphCache]] = {}
     written: dict[str, Texts] = {}
     for variant in variants:
-        recordings = Recordings(True)
+        recordings = GraphCache(True)
         run = writing(work, model, texts, recordings)
         with changed(variant):
             for _ in range(4):  # the third records what is read, all before it the steps

@@ -45,7 +45,7 @@ import torch
 from sacrebleu.metrics.bleu import BLEU
 
 from manyheads.data.corpus import read_lines
-from manyheads.decode.translate import AnyTranslator
+from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.fileio import replace_file
 from manyheads.loading import ensemble, load_torch_run
@@ -208,7 +208,9 @@ def tokenised(
     return metric.corpus_score(written, [wanted]).score, str(metric.get_signature())
 
 
-def scored(translator: AnyTranslator, data: Any, job: Job) -> tuple[dict[str, Row], dict[str, str]]:
+def scored(
+    translator: BaseTranslator, data: Any, job: Job
+) -> tuple[dict[str, Row], dict[str, str]]:
     """The scores of each split, and their signatures."""
     scores: dict[str, Row] = {}
     signature: dict[str, str] = {}

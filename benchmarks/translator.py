@@ -23,13 +23,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from manyheads.nn.int8 import in_int8
+from orders import counted
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from manyheads.data.batching import Batches
 from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
 from manyheads.decode.beam import Decode
-from manyheads.decode.translate import AnyTranslator, Translator
+from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.evaluate.scores import translation_scores
 from manyheads.exchange.ctranslate2 import (
     Ctranslate2Model,
@@ -46,7 +47,6 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
-from orders import counted
 from speed import Row, Rows, compared, in_turns, options, told
 
 OURS, EIGHT, THEIRS = "ours", "ours in eight bits", "transformers"
@@ -301,7 +301,7 @@ def decoding(work: Work, batches: str) -> Row:
     parts = groups if batches == SAME else [order]
     first = replace(decode, order="best-first", stopping="none-better-ever")
     eight = in_int8(ours)
-    translators: dict[str, AnyTranslator] = {
+    translators: dict[str, BaseTranslator] = {
         OURS: Translator(ours, tokenizer, decode),
         FIRST: Translator(ours, tokenizer, first),
         EIGHT: Translator(eight, tokenizer, decode),

@@ -279,7 +279,7 @@ def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
     found = recipe_trainer("translation", tmp_path / "run", *settings, "train.validate_every=2")
     found.run()
     opened = load_torch_run(tmp_path / "run")
-    marks = opened.translator().marks
+    marks = opened.translator().special_tokens
     [batch] = found.task.batches(0)
     row = batch.source[0][batch.source_real[0]].tolist()
     text = opened.tokenizer.decode(row)

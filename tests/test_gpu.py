@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from manyheads.decode.logits import append_attention
 from tests.tasks.small_texts import CASES, WORDS, write_texts
 from tests.train.small_runs import assert_same_bits, hurt
 
 from manyheads.data.batching import IGNORE_INDEX
 from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
-from manyheads.decode.static_cache import FixedCache
 from manyheads.decode.translate import Translator
 from manyheads.kernels.dispatch import trusted
 from manyheads.models.seq2seq import Seq2SeqConfig
@@ -456,18 +456,20 @@ def test_a_few_queries_over_a_cache_equal_dense(
 
 
 def test_one_kernel_is_for_the_newest_position_of_few_texts() -> None:
-    def has(rows: int = 1, beams: int = 1, room: int = 256, width: int = 64, **how: Any) -> bool:
-        cache = FixedCache(rows, beams, room, torch.device("cuda"))
-        q, k, v = torch.randn(3, rows, 12, 1, width, device="cuda").to(
-            how.get("dtype", torch.bfloat16)
-        )
+    def has(rows: int = 1, size: int = 256, width: int = 64, **how: Any) -> bool:
+        dtype = how.get("dtype", torch.bfloat16)
+        q, k, v = torch.randn(3, rows, 12, 1, width, device="cuda").to(dtype)
+        keys, values = torch.zeros(2, rows, 12, size, width, device="cuda").to(dtype)
+        position = torch.zeros(1, dtype=torch.long, device="cuda")
+        counter = torch.zeros(rows * 12, dtype=torch.int32, device="cuda")
         with torch.set_grad_enabled(how.get("gradients", False)):
-            return cache._has_both(q, k, v)
+            out = append_attention(q, k, v, keys, values, position, counter, 0.1)
+        return out is not None
 
     assert has()
     assert has(rows=4)
     assert has(width=128, dtype=torch.float16)
-    others = ({"rows": 64}, {"beams": 2}, {"room": 4096}, {"width": 48}, {"gradients": True})
+    others = ({"rows": 64}, {"size": 4096}, {"width": 48}, {"gradients": True})
     assert not any(has(**other) for other in (*others, {"dtype": torch.float32}))
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads.baselines.rnn import RnnConfig
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
@@ -194,7 +194,7 @@ def test_textbook_formula_of_a_block() -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "gpt-untied-grouped-gated", "gpt-bilinear"])
 def test_cache_is_what_a_cache_holds(name: str) -> None:
-    config, cache = CONFIGS[name], KeyValueCache()
+    config, cache = CONFIGS[name], KVCache()
     config.build().eval()(inputs(config)[0], cache=cache)
     counted = summarize(config, length=LENGTH, batch=BATCH).inference["float32"]
     assert counted.cache == cache.bytes()
@@ -203,7 +203,7 @@ def test_cache_is_what_a_cache_holds(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-sides"])
 def test_cache_of_an_encoder_decoder(name: str) -> None:
-    config, cache = CONFIGS[name], KeyValueCache()
+    config, cache = CONFIGS[name], KVCache()
     source, target = inputs(config)
     model: Any = config.build().eval()
     model.decode(target, model.encode(source), cache=cache)
@@ -232,7 +232,7 @@ def test_a_recurrent_model_is_counted(config: RnnConfig) -> None:
         p.numel() for part in (model.encoder, model.decoder, model.first) for p in part.parameters()
     )
     assert parts["cross-attention"] == sum(p.numel() for p in model.attention.parameters())
-    counter, cache = FlopCounterMode(display=False), KeyValueCache()
+    counter, cache = FlopCounterMode(display=False), KVCache()
     with counter, torch.no_grad():
         memory = model.encode(tokens)
         model.logits(model.decode(tokens, memory, cache=cache))

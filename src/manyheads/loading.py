@@ -14,11 +14,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from manyheads.decode.beam import Decode, Marks
-from manyheads.decode.cuda_graphs import Recordings, steady
-from manyheads.decode.ensemble import together
-from manyheads.decode.generate import AnyGenerator, Generator, say_nothing
-from manyheads.decode.translate import AnyTranslator, Translator
+from manyheads.decode.beam import Decode, SpecialTokens
+from manyheads.decode.cuda_graphs import GraphCache, supports_cuda_graph
+from manyheads.decode.ensemble import ensemble as ensemble_of
+from manyheads.decode.generate import BaseGenerator, Generator, ignore
+from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
@@ -76,12 +76,12 @@ class LoadedRun(LoadedModel):
     def decode(self, **changes: Any) -> Decode:
         return dataclasses.replace(self.run.decode, **changes)
 
-    def translator(self, **changes: Any) -> AnyTranslator:
+    def translator(self, **changes: Any) -> BaseTranslator:
         """Translates, with some settings of `decode` changed."""
         self.require("translate")
         return self._translator(self.decode(**changes))
 
-    def generator(self, warn: Callable[[str], None] = say_nothing, **changes: Any) -> AnyGenerator:
+    def generator(self, warn: Callable[[str], None] = ignore, **changes: Any) -> BaseGenerator:
         """Continues texts."""
         self.require("generate")
         return self._generator(self.decode(**changes), warn)
@@ -131,10 +131,10 @@ class LoadedRun(LoadedModel):
         """The same, decoding with compiled steps."""
         raise UserError(f"{self.folder} was exported, and is not compiled here: use the run itself")
 
-    def _translator(self, decode: Decode) -> AnyTranslator:
+    def _translator(self, decode: Decode) -> BaseTranslator:
         raise NotImplementedError
 
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
         raise NotImplementedError
 
     def _encoder(self) -> TextEncoder:
@@ -179,7 +179,7 @@ class LoadedRun(LoadedModel):
 
     def _start_token(self) -> int | None:
         try:
-            return Marks(self.tokenizer, self.run.decode).start
+            return SpecialTokens(self.tokenizer, self.run.decode).start
         except UserError:  # an imported tokenizer may lack it
             return None
 
@@ -209,20 +209,20 @@ class TorchRun(LoadedRun):
     def compiled(self) -> "TorchRun":
         if self.device.type != "cuda":
             raise UserError("steps are compiled for a GPU (--device cuda): leave out --compile")
-        if not steady(self.model):
+        if not supports_cuda_graph(self.model):
             raise UserError(
                 f"{self.folder} holds a {self.run.model.kind} model whose steps change from one to "
                 "the next: leave out --compile"
             )
         return dataclasses.replace(self, compiles=True)
 
-    def _translator(self, decode: Decode) -> AnyTranslator:
-        model, recordings = cast(EncoderDecoder, self.model), Recordings(compiled=self.compiles)
-        return Translator(model, self.tokenizer, decode, recordings)
+    def _translator(self, decode: Decode) -> BaseTranslator:
+        model, graphs = cast(EncoderDecoder, self.model), GraphCache(compiled=self.compiles)
+        return Translator(model, self.tokenizer, decode, graphs)
 
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
-        model, recordings = cast(Gpt, self.model), Recordings(compiled=self.compiles)
-        return Generator(model, self.tokenizer, decode, warn, recordings)
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
+        model, graphs = cast(Gpt, self.model), GraphCache(compiled=self.compiles)
+        return Generator(model, self.tokenizer, decode, warn, graphs)
 
     def _encoder(self) -> TextEncoder:
         return self._text_encoder(self.model)
@@ -235,12 +235,12 @@ class TorchRun(LoadedRun):
 class OnnxRun(LoadedRun):
     """Graphs, run by onnxruntime."""
 
-    def _translator(self, decode: Decode) -> AnyTranslator:
+    def _translator(self, decode: Decode) -> BaseTranslator:
         from manyheads.exchange.onnx import OnnxSeq2Seq, OnnxTranslator
 
         return OnnxTranslator(OnnxSeq2Seq(self.folder), self.tokenizer, decode)
 
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
         from manyheads.exchange.onnx import OnnxGenerator, OnnxGpt
 
         return OnnxGenerator(OnnxGpt(self.folder), self.tokenizer, decode, warn)
@@ -264,13 +264,13 @@ class Ctranslate2Run(LoadedRun):
 
     place: str = "cpu"
 
-    def _translator(self, decode: Decode) -> AnyTranslator:
+    def _translator(self, decode: Decode) -> BaseTranslator:
         from manyheads.exchange.ctranslate2 import Ctranslate2Model, Ctranslate2Translator
 
         model = Ctranslate2Model(self.folder, "Translator", self.place)
         return Ctranslate2Translator(model, self.tokenizer, decode)
 
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> AnyGenerator:
+    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
         from manyheads.exchange.ctranslate2 import Ctranslate2Generator, Ctranslate2Model
 
         model = Ctranslate2Model(self.folder, "Generator", self.place)
@@ -283,8 +283,8 @@ class Ensemble(LoadedRun):
 
     members: tuple[LoadedRun, ...] = ()
 
-    def _translator(self, decode: Decode) -> AnyTranslator:
-        return together([run._translator(_with_frame_of(run, decode)) for run in self.members])
+    def _translator(self, decode: Decode) -> BaseTranslator:
+        return ensemble_of([run._translator(_with_frame_of(run, decode)) for run in self.members])
 
 
 def _with_frame_of(loaded: LoadedRun, decode: Decode) -> Decode:
@@ -306,7 +306,7 @@ def ensemble(runs: list[LoadedRun]) -> LoadedRun:
 def load_run(
     folder: Path,
     device: torch.device | str = "cpu",
-    warn: Callable[[str], None] = say_nothing,
+    warn: Callable[[str], None] = ignore,
 ) -> LoadedRun:
     """The model in a folder; `warn` gets what an imported model does differently here.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch._functorch.config as functorch_config
@@ -656,49 +657,47 @@ def _can_prepack(model: nn.Module) -> bool:
     weights = [part.weight for part in model.modules() if isinstance(part, nn.Linear)]
     return (
         torch.backends.mkldnn.is_available()
-        and not torch.is_autocast_enabled("cpu")
-        and isinstance(getattr(model, "head", None), Head)
         and all(x.device.type == "cpu" and x.dtype == torch.float32 for x in model.parameters())
         and sum(4 * x.numel() for x in weights) <= MAX_PREPACKED_BYTES
     )
 
 
-def for_inference(model: M, *, rows: int | None = None, compiled: bool = False) -> M:
-    """The model to decode with: the model itself, or a copy with faster linear layers.
-
-    `rows` is the number of tokens in a step if it is always the same (a static cache); `compiled`
-    states that steps will be compiled.
-    """
-    weight = next(model.parameters())
-    if not isinstance(getattr(model, "head", None), Head):
-        return model
-    if torch.is_autocast_enabled(weight.device.type):  # PyTorch's own products change the dtype
-        return model
-    if weight.device.type == "cpu" and rows is None:
-        if not _can_prepack(model):
-            return model
-        return fuse_activations(replace_linears(model, PrepackedLinear), tuple(ONEDNN_ACTIVATIONS))
-    if rows != 1:
-        return model
-    if HAS_TRITON and weight.device.type == "cuda" and verified("gemv", weight.device.index):
-        return _with_gemv(model)
-    return replace_linears(model, UnfusedLinear) if compiled else model
-
-
-class InferenceCache:
-    """Keeps the copy that `for_inference` made for as long as the weights stay the same."""
+class _PrepackedCopy:
+    """The prepacked copy of a model, for as long as its weights stay the same."""
 
     def __init__(self) -> None:
         self.key: tuple[object, ...] = ()
         self.copy: Any = None
 
     def get(self, model: M) -> M:
-        if torch.is_autocast_enabled(next(model.parameters()).device.type):
-            return model
-        key = (id(model), *((x.data_ptr(), x._version) for x in model.parameters()))
+        key = tuple((x.data_ptr(), x._version) for x in model.parameters())
         if key != self.key:
-            self.key, self.copy = key, for_inference(model)
-        return self.copy
+            self.key, self.copy = key, None
+            if _can_prepack(model):
+                prepacked = replace_linears(model, PrepackedLinear)
+                self.copy = fuse_activations(prepacked, tuple(ONEDNN_ACTIVATIONS))
+        return model if self.copy is None else self.copy
+
+
+_PREPACKED: WeakKeyDictionary[nn.Module, _PrepackedCopy] = WeakKeyDictionary()
+
+
+def for_inference(model: M, *, rows: int, compiled: bool = False) -> M:
+    """The model to decode with: the model itself, or a copy with faster linear layers.
+
+    On a CPU they are prepacked; on a GPU a step of one row (`rows`) has a kernel of its own, or
+    is left to the compiler if steps are `compiled`.
+    """
+    device = next(model.parameters()).device
+    if torch.is_autocast_enabled(device.type) or not isinstance(model.head, Head):
+        return model  # autocast changes the dtype in PyTorch's own products only
+    if device.type == "cpu":
+        return _PREPACKED.setdefault(model, _PrepackedCopy()).get(model)
+    if device.type != "cuda" or rows != 1:
+        return model
+    if HAS_TRITON and verified("gemv", device.index):
+        return _with_gemv(model)
+    return replace_linears(model, UnfusedLinear) if compiled else model
 
 
 class Int8Linear(nn.Module):

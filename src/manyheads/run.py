@@ -128,6 +128,10 @@ class Run(RunSettings):
 
 def parse_run(table: dict[str, Any]) -> Run:
     """A run from its TOML table; task and objective decide the kind of model if it does not."""
+    decode = table.get("decode")
+    if isinstance(decode, dict):
+        # Release 0.1 had another order of search, which is gone.
+        table = {**table, "decode": {k: v for k, v in decode.items() if k != "order"}}
     model = table.get("model")
     if isinstance(model, dict) and "kind" not in model:
         table = {**table, "model": {**model, "kind": _default_model(table)}}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from manyheads.decode.logits import logsumexp
 from tokenizers import models
 from torch import Tensor
 from toys import (
@@ -22,6 +23,7 @@ from toys import (
     WORDS,
     NextLogits,
     Recomputing,
+    beam_search,
     chance,
     full_pass,
     same,
@@ -32,9 +34,19 @@ from toys import (
     toy_translator,
 )
 
-from manyheads.decode import beam as rooms
-from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, Marks, Stepper, length_penalty
-from manyheads.decode.translate import Seq2SeqStepper
+from manyheads.decode import beam as beam_module
+from manyheads.decode.beam import (
+    BLOCK,
+    LARGE_VOCABULARY,
+    Decode,
+    DecoderSession,
+    Hypothesis,
+    SpecialTokens,
+    continuations,
+    length_penalty,
+)
+from manyheads.decode.constraints import NEVER
+from manyheads.decode.session import Seq2SeqSession
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -64,31 +76,6 @@ def log_probability(next_logits: NextLogits, sentence: int, tokens: list[int]) -
         total += float(logits.log_softmax(-1)[token])
         prefix.append(token)
     return total
-
-
-def plain_beam(
-    next_logits: NextLogits, sentence: int, limit: int, banned: list[int], decode: Decode
-) -> list[Hypothesis]:
-    """Beam search with lists: the best 2k continuations; ends among the first k of them count,
-    the best k others live on; done at k ends or at the limit, where everything ends."""
-    alive: list[tuple[float, list[int]]] = [(0.0, [])]
-    ended: list[Hypothesis] = []
-    for length in range(1, limit + 1):
-        grown = []
-        for log, tokens in alive:
-            logits = next_logits(torch.tensor([sentence]), torch.tensor([[START, *tokens]]))[0]
-            for token, more in enumerate(logits.double().log_softmax(-1).tolist()):
-                if token not in banned and (length < limit or token == END):
-                    grown.append((log + more, [*tokens, token]))
-        grown = sorted(grown, reverse=True)[: 2 * decode.beam]
-        for log, tokens in grown[: decode.beam]:
-            if tokens[-1] == END:
-                score = log / ((5 + length) / 6) ** decode.length_penalty
-                ended.append(Hypothesis(tokens[:-1], log, score))
-        alive = [(log, tokens) for log, tokens in grown if tokens[-1] != END][: decode.beam]
-        if len(ended) >= decode.beam:
-            break
-    return sorted(ended, key=lambda h: -h.score)[: decode.beam]
 
 
 def plain_search(
@@ -178,10 +165,9 @@ def test_a_gpu_writes_more_at_once_unless_told() -> None:
     assert told.read_at_once == told.written_at_once(cpu) == told.written_at_once(gpu) == 7
 
 
-def test_steppers_are_steppers() -> None:
-    """The model's stepper and the tests' own keep the same promise."""
-    assert isinstance(Seq2SeqStepper(toy_model(), *toy_source(2)), Stepper)
-    assert isinstance(Recomputing(chance(5), 1, 1), Stepper)
+def test_sessions_keep_the_protocol() -> None:
+    assert isinstance(Seq2SeqSession(toy_model(), *toy_source(2)), DecoderSession)
+    assert isinstance(Recomputing(chance(5), 1), DecoderSession)
 
 
 @pytest.mark.parametrize(("position", "core"), SCHEMES)
@@ -214,8 +200,8 @@ def test_a_beam_that_holds_everything_is_brute_force(beam: int, alpha: float) ->
                 line.append(Hypothesis(tokens, log, score))
         wanted.append(sorted(line, key=lambda h: -h.score))
     decode = Decode(beam=beam, length_penalty=alpha)
-    search = BeamSearch(decode, start=START, end=END, banned=[0, 1, 6])
-    found = search(Recomputing(model, sentences, beam), torch.tensor([limit] * sentences))
+    search = beam_search(decode, [0, 1, 6])
+    found = search(Recomputing(model, sentences), START, torch.tensor([limit] * sentences))
     assert [len(line) for line in found] == [40] * sentences
     same(found, wanted)
 
@@ -243,9 +229,11 @@ def test_the_search_with_tensors_is_the_search_with_lists(beam: int, alpha: floa
     limits = [9, 1, 6, 9, 2, 7]
     for end in (0.0, 2.0, -3.0):
         model, decode = chance(8, end=end), Decode(beam=beam, length_penalty=alpha)
-        search = BeamSearch(decode, start=START, end=END, banned=[0, 1])
-        found = search(Recomputing(model, len(limits), beam), torch.tensor(limits))
-        wanted = [plain_beam(model, row, limit, [0, 1], decode) for row, limit in enumerate(limits)]
+        search = beam_search(decode, [0, 1])
+        found = search(Recomputing(model, len(limits)), START, torch.tensor(limits))
+        wanted = [
+            plain_search(model, row, limit, [0, 1], decode) for row, limit in enumerate(limits)
+        ]
         same(found, wanted)
 
 
@@ -270,8 +258,8 @@ def test_every_definition_is_its_plain_search(chosen: dict[str, Any]) -> None:
     limits = [10, 1, 6, 10, 2, 7]
     for beam, end in ((1, 1.0), (3, 2.0), (4, -2.0)):
         model, decode = chance(9, end=end), Decode(beam=beam, **chosen)
-        search = BeamSearch(decode, start=START, end=END, banned=[0, 1])
-        found = search(Recomputing(model, len(limits), beam), torch.tensor(limits))
+        search = beam_search(decode, [0, 1])
+        found = search(Recomputing(model, len(limits)), START, torch.tensor(limits))
         wanted = [
             plain_search(model, row, limit, [0, 1], decode) for row, limit in enumerate(limits)
         ]
@@ -284,8 +272,8 @@ def test_definitions_differ() -> None:
     limits = torch.tensor([10] * 40)
     texts = set()
     for chosen in DEFINITIONS:
-        search = BeamSearch(Decode(beam=3, **chosen), start=START, end=END, banned=[0, 1])
-        found = search(Recomputing(chance(9, end=1.0), len(limits), 3), limits)
+        search = beam_search(Decode(beam=3, **chosen), [0, 1])
+        found = search(Recomputing(chance(9, end=1.0), len(limits)), START, limits)
         texts.add(str([h.tokens for line in found for h in line]))
     falling = [chosen for chosen in DEFINITIONS if chosen["length_penalty"] <= 0]
     assert len(texts) == len(DEFINITIONS) - len(falling) // 3
@@ -299,10 +287,10 @@ def test_n_best_of_every_stopping_rule_are_those_of_the_beam(stopping: str, alph
     decode = Decode(beam=4, penalty="length", length_penalty=alpha, stopping=stopping)
     found = []
     for n_best in (1, 4):
-        search = BeamSearch(decode, start=START, end=END, banned=[0, 1], n_best=n_best)
-        stepper = Recomputing(chance(8, peak=3.0, end=1.0), len(limits), 4)
-        found.append([line[:1] for line in search(stepper, limits)])
-        steps.append(sum(stepper.steps))
+        search = beam_search(decode, [0, 1], n_best)
+        session = Recomputing(chance(8, peak=3.0, end=1.0), len(limits))
+        found.append([line[:1] for line in search(session, START, limits)])
+        steps.append(sum(session.steps))
     same(*found)
     assert steps[0] < steps[1]
 
@@ -312,12 +300,12 @@ def test_texts_may_begin_with_tokens_of_their_own() -> None:
     starts, model, decode = [3, 6, 3, 4], chance(8, end=1.0), Decode(beam=3)
 
     def alone(home: int) -> list[Hypothesis]:
-        search = BeamSearch(decode, start=starts[home], end=END, banned=[0, 1])
+        search = beam_search(decode, [0, 1])
         only: NextLogits = lambda homes, prefixes: model(homes + home, prefixes)  # noqa: E731
-        return search(Recomputing(only, 1, 3), torch.tensor([9]))[0]
+        return search(Recomputing(only, 1), starts[home], torch.tensor([9]))[0]
 
-    search = BeamSearch(decode, start=torch.tensor(starts), end=END, banned=[0, 1])
-    found = search(Recomputing(model, 4, 3), torch.tensor([9] * 4))
+    search = beam_search(decode, [0, 1])
+    found = search(Recomputing(model, 4), torch.tensor(starts), torch.tensor([9] * 4))
     same(found, [alone(home) for home in range(4)])
 
 
@@ -342,7 +330,7 @@ def test_neighbours_may_finish_early_or_late(
 ) -> None:
     """A sentence that is done stays as it is until enough of its neighbours are done as well,
     also where what it might still find would be ranked higher."""
-    monkeypatch.setattr(rooms, "SMALLER", 4)
+    monkeypatch.setattr(beam_module, "SHRINK", 4)
     decode = Decode(beam=beam, length_penalty=6.0)
     short, long = chance(8, end=3.0), chance(8, end=-9.0)
 
@@ -351,15 +339,15 @@ def test_neighbours_may_finish_early_or_late(
         return torch.where(ends, short(homes, prefixes), long(homes, prefixes))
 
     limits = [14, 11, 14, 9, 12, 14, 13, 10]
-    search = BeamSearch(decode, start=START, end=END, banned=[0, 1])
-    stepper = Recomputing(model, len(limits), beam)
-    found = search(stepper, torch.tensor(limits))
-    wanted = [plain_beam(model, row, limit, [0, 1], decode) for row, limit in enumerate(limits)]
+    search = beam_search(decode, [0, 1])
+    session = Recomputing(model, len(limits))
+    found = search(session, START, torch.tensor(limits))
+    wanted = [plain_search(model, row, limit, [0, 1], decode) for row, limit in enumerate(limits)]
     same(found, wanted)
     # A single finished sentence did wait in the batch, several did leave it.
     whole = len(limits) * beam
-    assert (stepper.steps[5] == whole) == (len(early) == 1)
-    assert stepper.steps[-1] < whole
+    assert (session.steps[5] == whole) == (len(early) == 1)
+    assert session.steps[-1] < whole
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
@@ -369,10 +357,10 @@ def test_stopping_when_the_best_are_decided_changes_none_of_them(n_best: int, al
     decode, limits = Decode(beam=5, length_penalty=alpha), torch.tensor([12] * 30)
     found, steps = [], []
     for wanted in (n_best, 5):
-        search = BeamSearch(decode, start=START, end=END, banned=[0, 1], n_best=wanted)
-        stepper = Recomputing(chance(8, peak=3.0, end=1.0), len(limits), 5)
-        found.append([line[:n_best] for line in search(stepper, limits)])
-        steps.append(sum(stepper.steps))
+        search = beam_search(decode, [0, 1], wanted)
+        session = Recomputing(chance(8, peak=3.0, end=1.0), len(limits))
+        found.append([line[:n_best] for line in search(session, START, limits)])
+        steps.append(sum(session.steps))
     same(*found)
     assert steps[0] <= steps[1]
     if alpha < 1:  # a strong penalty lets little be decided early
@@ -383,10 +371,10 @@ def test_stopping_when_the_best_are_decided_changes_none_of_them(n_best: int, al
 def test_cached_steps_are_full_passes(position: str, core: str) -> None:
     """The cache, its reordering and its shrinking change nothing in any cell of the grid."""
     model, (source, real), beam = toy_model(position, core), batch(), 3
-    search = BeamSearch(Decode(beam=beam), start=START, end=END, banned=BANNED)
+    search = beam_search(Decode(beam=beam), BANNED)
     with torch.no_grad():
-        stepper = Recomputing(full_pass(model, source, real), len(LENGTHS), beam)
-        wanted = search(stepper, torch.tensor(LIMITS))
+        session = Recomputing(full_pass(model, source, real), len(LENGTHS))
+        wanted = search(session, START, torch.tensor(LIMITS))
     same(searched(model, source, real, LIMITS, beam=beam), wanted)
 
 
@@ -429,8 +417,8 @@ def test_the_limit_forces_an_end_that_counts() -> None:
     """A model that never ends by itself is ended at the limit and pays the end's price."""
     never = -12.0
     model = chance(6, end=never)
-    search = BeamSearch(Decode(beam=3), start=START, end=END, banned=[0, 1])
-    found = search(Recomputing(model, 2, 3), torch.tensor([1, 4]))
+    search = beam_search(Decode(beam=3), [0, 1])
+    found = search(Recomputing(model, 2), START, torch.tensor([1, 4]))
     assert [h.tokens for h in found[0]] == [[]]
     assert [len(h.tokens) for h in found[1]] == [3, 3, 3]
     for row, line in enumerate(found):
@@ -443,8 +431,8 @@ def test_the_limit_forces_an_end_that_counts() -> None:
 def test_banned_tokens_keep_their_share() -> None:
     """log P is the model's own: forbidding a token does not make the others likelier."""
     logits = torch.tensor([0.0, 0.0, 1.0, 5.0, 2.0])
-    search = BeamSearch(Decode(beam=1), start=START, end=END, banned=[0, 1, 3])
-    found = search(Recomputing(lambda h, p: logits.expand(len(h), -1), 1, 1), torch.tensor([2]))
+    search = beam_search(Decode(beam=1), [0, 1, 3])
+    found = search(Recomputing(lambda h, p: logits.expand(len(h), -1), 1), START, torch.tensor([2]))
     share = logits.log_softmax(-1)
     assert found[0][0].tokens == [4]
     assert found[0][0].log_probability == pytest.approx(float(share[4] + share[END]))
@@ -452,8 +440,8 @@ def test_banned_tokens_keep_their_share() -> None:
 
 def test_the_end_cannot_be_banned() -> None:
     """A tokenizer whose separator is its end must still be able to end."""
-    search = BeamSearch(Decode(beam=2), start=START, end=END, banned=[0, 1, END])
-    found = search(Recomputing(chance(6, end=4.0), 1, 2), torch.tensor([5]))
+    search = beam_search(Decode(beam=2), [0, 1, END])
+    found = search(Recomputing(chance(6, end=4.0), 1), START, torch.tensor([5]))
     assert len(found[0]) == 2
 
 
@@ -473,7 +461,7 @@ def test_a_tokenizer_without_padding_will_do() -> None:
     bare = dataclasses.replace(usual, tokenizer=toy_tokenizer(pad="<fill>"))
     with pytest.raises(UserError, match="no pad token"):
         assert bare.tokenizer.pad
-    assert (usual.marks.padding, bare.marks.padding) == (PAD, END)
+    assert (usual.special_tokens.padding, bare.special_tokens.padding) == (PAD, END)
     same(bare.search(lines), usual.search(lines))
 
 
@@ -556,11 +544,11 @@ def test_a_translator_writes_with_the_tokens_of_its_settings() -> None:
 def test_a_tokenizer_need_not_have_every_special_token() -> None:
     """What is never written is what there is: files from elsewhere have fewer special tokens."""
     inner = tokenizers.Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "a": 2}, unk_token="a"))
-    marks = Marks(Tokenizer(inner), Decode())
+    marks = SpecialTokens(Tokenizer(inner), Decode())
     assert (marks.end, marks.banned) == (1, [0, 1])
     with pytest.raises(UserError, match="no start token"):
         _ = marks.start
-    assert Marks(Tokenizer(inner), Decode(start=2, banned=())).banned == []
+    assert SpecialTokens(Tokenizer(inner), Decode(start=2, banned=())).banned == []
 
 
 def test_a_learned_table_is_never_left() -> None:
@@ -569,3 +557,37 @@ def test_a_learned_table_is_never_left() -> None:
     source, real = toy_source(LONGEST, 2)
     found = searched(model, source, real, [LONGEST, LONGEST], beam=2)
     assert max(len(h.tokens) for line in found for h in line) <= LONGEST - 1
+
+
+@pytest.mark.parametrize("vocabulary", [LARGE_VOCABULARY, LARGE_VOCABULARY + 1, 17 * BLOCK + 5])
+@pytest.mark.parametrize("beam", [1, 2, 5, 40])
+def test_blocks_have_the_same_continuations(
+    vocabulary: int, beam: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(vocabulary + beam)
+    logits = 3 * torch.randn(4 * beam, vocabulary)
+    logits[1, torch.rand(vocabulary) < 0.9] = NEVER  # few may be generated
+    logits[0, -1] += 20  # a token behind the last block
+    alive = torch.randn(4, beam) - 5
+    alive[2, 1:] = NEVER  # one living hypothesis, as at first
+    total = logsumexp(logits)
+    log, parents, tokens = continuations(alive, logits, total)
+    monkeypatch.setattr(beam_module, "LARGE_VOCABULARY", vocabulary + 1)
+    wanted, *_ = continuations(alive, logits, total)
+    assert torch.equal(log, wanted)
+    # Equal numbers may stand in another order, but each at its own index.
+    rows = torch.arange(4)[:, None] * beam + parents
+    again = alive.flatten()[rows] + (logits[rows, tokens] - total[rows, 0])
+    assert torch.equal(log, again)
+    pairs = parents * vocabulary + tokens
+    assert all(len(set(row.tolist())) == 2 * beam for row in pairs)
+
+
+def test_logsumexp_of_large_and_small_logits() -> None:
+    torch.manual_seed(1)
+    logits = 9 * torch.randn(6, 700)
+    logits[0] += 1000
+    logits[1] -= 1000
+    logits[2, 3:] = NEVER
+    wanted = logits.double().logsumexp(-1, keepdim=True)
+    torch.testing.assert_close(logsumexp(logits).double(), wanted, rtol=1e-6, atol=1e-6)

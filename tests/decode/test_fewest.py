@@ -24,7 +24,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def eager(*parts: Any) -> Any:
         generator: Any = whole(*parts)
         wanted = torch.zeros(generator.vocabulary)
-        wanted[generator.marks.end] = 60.0
+        wanted[generator.special_tokens.end] = 60.0
         wanted[generator.tokenizer.token_id("a")] = 40.0
         generator.model.logits = lambda hidden: wanted.expand(len(hidden), -1).clone()
         return generator

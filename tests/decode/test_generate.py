@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from toys import (
-    BANNED,
     CORES,
-    END,
     LONGEST,
     POSITIONS,
     SCHEMES,
     START,
     NextLogits,
     Recomputing,
+    beam_search,
     same,
     toy_tokenizer,
 )
 
-from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, Stepper
-from manyheads.decode.generate import Generator, GptStepper, as_text, until
+from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
+from manyheads.decode.generate import Generator, as_text, until
 from manyheads.decode.sample import Sample
+from manyheads.decode.session import GptSession
 from manyheads.errors import UserError
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.tokenizer.tokenizer import SPECIALS
@@ -77,13 +77,12 @@ def after(model: Gpt, prompt: list[int]) -> NextLogits:
 
 def recomputed(model: Gpt, prompt: list[int], limit: int, decode: Decode) -> list[Hypothesis]:
     """The search of one prompt by full passes."""
-    search = BeamSearch(decode, start=prompt[-1], end=END, banned=BANNED)
-    return search(Recomputing(after(model, prompt), 1, decode.beam), torch.tensor([limit]))[0]
+    session = Recomputing(after(model, prompt), 1)
+    return beam_search(decode)(session, prompt[-1], torch.tensor([limit]))[0]
 
 
-def test_the_stepper_is_a_stepper() -> None:
-    """It keeps the promise that beam search relies on."""
-    assert isinstance(GptStepper(toy_gpt(), torch.tensor([[7]])), Stepper)
+def test_the_session_keeps_the_protocol() -> None:
+    assert isinstance(GptSession(toy_gpt(), torch.tensor([[7]])), DecoderSession)
 
 
 @pytest.mark.parametrize("beam", [1, 3])

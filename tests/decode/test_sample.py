@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toys import toy_translator
 
-from manyheads.decode.sample import Sample, Sampler, filtered
+from manyheads.decode.sample import Sample, Sampler, choose, filtered
 from manyheads.errors import UserError
 
 # No ties, not even after rounding.
@@ -105,7 +105,12 @@ def test_temperature_zero_is_the_likeliest_token(logits: list[float]) -> None:
     """Nothing but the best token can be drawn, whatever the seed."""
     best = best_first(logits)[0]
     assert kept(logits, temperature=0.0) == {best}
-    assert int(Sampler(Sample(temperature=0.0, seed=3), 1).draw(torch.tensor([logits]))) == best
+    assert int(draw(Sampler(Sample(temperature=0.0, seed=3), 1), torch.tensor([logits]))) == best
+
+
+def draw(sampler: Sampler, logits: Tensor) -> Tensor:
+    """The next token of each row."""
+    return choose(logits, sampler.uniforms(1)[:, 0], sampler.sample)
 
 
 def fits(drawn: Tensor, probabilities: Tensor) -> None:
@@ -134,8 +139,8 @@ def test_draws_are_as_frequent_as_they_are_likely(chosen: dict[str, Any]) -> Non
     sample = Sample(seed=11, **chosen)
     wanted = filtered(logits, sample).softmax(-1)[0]
     one = Sampler(sample, 1)
-    fits(torch.cat([one.draw(logits) for _ in range(3000)]), wanted)
-    fits(Sampler(sample, 3000).draw(logits.expand(3000, -1)), wanted)
+    fits(torch.cat([draw(one, logits) for _ in range(3000)]), wanted)
+    fits(draw(Sampler(sample, 3000), logits.expand(3000, -1)), wanted)
 
 
 def test_rows_have_random_numbers_of_their_own() -> None:
@@ -144,11 +149,11 @@ def test_rows_have_random_numbers_of_their_own() -> None:
     sample = Sample(seed=5)
     together, steps = Sampler(sample, 4), []
     for _ in range(6):
-        steps.append(together.draw(logits))
+        steps.append(draw(together, logits))
     found = torch.stack(steps)
     for row in range(4):
         alone = Sampler(sample, 1, first=row)
-        own = [int(alone.draw(logits[row : row + 1])) for _ in range(6)]
+        own = [int(draw(alone, logits[row : row + 1])) for _ in range(6)]
         assert found[:, row].tolist() == own
     assert len({tuple(column) for column in found.T.tolist()}) == 4
 

@@ -13,10 +13,11 @@ from tests.test_cli import call, mistake, result
 from torch import Tensor
 from toys import END, toy_tokenizer
 
-from manyheads.decode.beam import Allowed, Decode
+from manyheads.decode.beam import Decode
+from manyheads.decode.constraints import LogitsConstraints
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, filtered
-from manyheads.decode.speculative import Reader, Speculation, Speculative, Told
+from manyheads.decode.speculative import Acceptance, Reader, Speculation, Speculative
 from manyheads.errors import UserError
 from manyheads.models.gpt import Gpt, GptConfig
 
@@ -35,7 +36,7 @@ def test_the_greedy_text_is_that_of_the_model(position: str, core: str) -> None:
     wanted = plain.sample(PROMPTS, LIMIT, greedy)
     assert fast.sample(PROMPTS, LIMIT, greedy) == wanted
     assert list(fast.stream(PROMPTS[2], LIMIT)) == wanted[2]
-    assert 0 < fast.told.taken < fast.told.proposed
+    assert 0 < fast.acceptance.taken < fast.acceptance.proposed
 
 
 @pytest.mark.parametrize("at_limit", ["end", "free-end", "cut"])
@@ -55,7 +56,7 @@ def test_a_draft_that_is_the_model_is_always_right() -> None:
     fast.model.decoder.register_forward_hook(lambda m, i, out: passes.append(1))
     for sample in (Sample(temperature=0.0), Sample(seed=2)):
         fast.sample([PROMPTS[0]], 20, sample)
-    assert fast.told.taken == fast.told.proposed > 0
+    assert fast.acceptance.taken == fast.acceptance.proposed > 0
     assert len(passes) == 2 * 4
 
 
@@ -64,7 +65,7 @@ def test_a_draft_with_fewer_positions_stops_proposing() -> None:
     plain, fast = helped(toy_gpt("rotary"), toy_gpt("learned", max_length=6), shortest=12)
     greedy = Sample(temperature=0.0)
     assert fast.sample(PROMPTS[:3], 12, greedy) == plain.sample(PROMPTS[:3], 12, greedy)
-    assert fast.told.proposed > 0
+    assert fast.acceptance.proposed > 0
 
 
 def test_a_seed_is_a_text() -> None:
@@ -79,13 +80,13 @@ def test_a_seed_is_a_text() -> None:
 class Chain(Reader):
     """Logits that hang on the last token alone."""
 
-    most = None
+    max_length = None
 
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
 
-    def after(self, text: list[int], wanted: int) -> Tensor:
-        return self.logits[text[-wanted:]].clone()
+    def logits(self, text: list[int], count: int) -> Tensor:
+        return self.table[text[-count:]].clone()
 
 
 @pytest.mark.parametrize(
@@ -98,11 +99,11 @@ def test_texts_are_as_frequent_as_the_model_alone_makes_them(
     torch.manual_seed(7)
     tokens, limit, draws = 4, 3, 1000
     model, draft = (1.5 * torch.randn(tokens, tokens) for _ in range(2))
-    sample, told = Sample(seed=1, **chosen), Told()
-    allowed = Allowed(Decode(at_limit="cut"), END, [])
+    sample, acceptance = Sample(seed=1, **chosen), Acceptance()
+    constraints = LogitsConstraints(Decode(at_limit="cut"), END, [], torch.device("cpu"))
     random = torch.Generator().manual_seed(4)
-    text = Speculation(Chain(model), Chain(draft), allowed, sample, random, told)
-    counts = Counter(tuple(text.write([0], limit, ahead)) for _ in range(draws))
+    text = Speculation(Chain(model), Chain(draft), constraints, sample, random, acceptance)
+    counts = Counter(tuple(text.generate([0], limit, ahead)) for _ in range(draws))
     share = filtered(model, sample).softmax(-1)
     chi_square, cells = 0.0, 0
     for written in {_to_end(text) for text in product(range(tokens), repeat=limit)}:
@@ -116,7 +117,7 @@ def test_texts_are_as_frequent_as_the_model_alone_makes_them(
     assert cells > 4
     assert chi_square <= cells + 4 * (2 * cells) ** 0.5
     assert not counts
-    assert 0 < told.taken < told.proposed
+    assert 0 < acceptance.taken < acceptance.proposed
 
 
 def _to_end(text: tuple[int, ...]) -> tuple[int, ...]:

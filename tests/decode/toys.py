@@ -1,6 +1,6 @@
-"""Toy translators: a vocabulary of words, peaked distributions, and steppers without a cache."""
+"""Toy translators: a vocabulary of words, peaked distributions, and sessions without a cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tokenizers
@@ -9,7 +9,9 @@ from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
 from manyheads.decode.beam import BeamSearch, Decode, Hypothesis
-from manyheads.decode.translate import Seq2SeqStepper, Translator
+from manyheads.decode.constraints import LogitsConstraints
+from manyheads.decode.session import Seq2SeqSession
+from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.attention import CoreConfig
 from manyheads.nn.exact_attention import Dense, Fused
@@ -97,28 +99,32 @@ def toy_source(*lengths: int) -> tuple[Tensor, Tensor]:
 
 
 class Recomputing:
-    """A stepper that keeps whole prefixes and asks a function for the logits after each of them.
+    """A session that keeps prefixes and calls a function for the logits after each of them.
 
     The function gets the number of each row's sentence and its prefix, start token included.
     """
 
-    def __init__(self, next_logits: NextLogits, sentences: int, beam: int) -> None:
-        self.next_logits, self.beam = next_logits, beam
+    def __init__(self, next_logits: NextLogits, sentences: int) -> None:
+        self.next_logits = next_logits
         self.sentences = torch.arange(sentences)
-        self.prefixes = torch.zeros(sentences, 0, dtype=torch.long)  # one row each at first
+        self.prefixes = torch.zeros(sentences, 1, 0, dtype=torch.long)  # one hypothesis at first
         self.steps: list[int] = []
 
     def step(self, tokens: Tensor) -> Tensor:
-        self.steps.append(len(tokens))
-        self.prefixes = torch.cat([self.prefixes, tokens[:, None]], dim=1)
-        beams = len(tokens) // len(self.sentences)
-        return self.next_logits(self.sentences.repeat_interleave(beams), self.prefixes).clone()
+        n, beams, _ = self.prefixes.shape
+        self.steps.append(n * beams)
+        self.prefixes = torch.cat([self.prefixes, tokens[:, :beams, None]], dim=2)
+        homes = self.sentences.repeat_interleave(beams)
+        logits = self.next_logits(homes, self.prefixes.flatten(0, 1)).view(n, beams, -1)
+        return logits.repeat_interleave(tokens.shape[1] // beams, 1).clone()
 
-    def reorder(self, rows: Tensor) -> None:
-        self.prefixes = self.prefixes[rows]
+    def reorder(self, parents: Tensor) -> None:
+        if self.prefixes.shape[1] == 1:
+            parents = torch.zeros_like(parents)
+        self.prefixes = self.prefixes[torch.arange(len(parents))[:, None], parents]
 
     def keep_sentences(self, sentences: Tensor) -> None:
-        self.sentences = self.sentences[sentences]
+        self.sentences, self.prefixes = self.sentences[sentences], self.prefixes[sentences]
 
 
 def full_pass(model: Seq2Seq, source: Tensor, real: Tensor) -> NextLogits:
@@ -142,12 +148,19 @@ def chance(vocabulary: int, peak: float = 2.0, end: float = 0.0) -> NextLogits:
     return next_logits
 
 
+def beam_search(
+    decode: Decode, banned: Sequence[int] = BANNED, n_best: int | None = None
+) -> BeamSearch:
+    constraints = LogitsConstraints(decode, END, banned, torch.device("cpu"))
+    return BeamSearch(decode, constraints, n_best)
+
+
 def searched(
     model: Seq2Seq, source: Tensor, real: Tensor, limits: list[int], **decode: Any
 ) -> list[list[Hypothesis]]:
     """Beam search as the translator does it."""
-    search = BeamSearch(Decode(**decode), start=START, end=END, banned=BANNED)
-    return search(Seq2SeqStepper(model, source, real), torch.tensor(limits))
+    search = beam_search(Decode(**decode))
+    return search(Seq2SeqSession(model, source, real), START, torch.tensor(limits))
 
 
 def same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:

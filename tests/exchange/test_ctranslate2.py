@@ -479,7 +479,6 @@ def test_a_folder_that_is_none_is_said_in_a_line(tokenizer: Tokenizer, tmp_path:
     [
         ({}, "a" * LONGEST, "positions end at 24"),
         ({"stopping": "none-better-now"}, "a", "decode.stopping=beam-ended"),
-        ({"stopping": "none-better-now", "order": "best-first"}, "a", "decode.order=length"),
     ],
 )
 def test_what_it_cannot_translate_is_refused(

@@ -14,7 +14,7 @@ import torch
 from tokenizers import models, pre_tokenizers
 from torch import Tensor, nn
 
-from manyheads.decode.beam import Decode, Hypothesis, Marks
+from manyheads.decode.beam import Decode, Hypothesis, SpecialTokens
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.translate import Translator
@@ -126,7 +126,7 @@ class Case:
     def generate(self) -> list[list[Hypothesis]]:
         """What `transformers` writes. Prompts without an encoder go by length, never padded."""
         if self.theirs.config.is_encoder_decoder:
-            marks = Marks(words(self.theirs.config.vocab_size), self.decode)
+            marks = SpecialTokens(words(self.theirs.config.vocab_size), self.decode)
             read = [torch.tensor(marks.source(prompt)) for prompt in self.prompts]
             return self._generate(nn.utils.rnn.pad_sequence(read, True, -1), begun=1)
         found: dict[int, list[Hypothesis]] = {}

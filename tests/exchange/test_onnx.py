@@ -17,9 +17,9 @@ from tests.checks import unchecked
 from tokenizers import models, pre_tokenizers
 from torch import Tensor, nn
 
-from manyheads.decode.beam import BeamSearch, Decode, Stepper
-from manyheads.decode.generate import GptStepper
-from manyheads.decode.translate import Seq2SeqStepper
+from manyheads.decode.beam import BeamSearch, Decode, DecoderSession
+from manyheads.decode.constraints import LogitsConstraints
+from manyheads.decode.session import GptSession, Seq2SeqSession
 from manyheads.errors import DataError, UserError
 from manyheads.exchange import onnx as exchange
 from manyheads.exchange.onnx import (
@@ -27,10 +27,9 @@ from manyheads.exchange.onnx import (
     GraphCore,
     OnnxEncoder,
     OnnxGpt,
-    OnnxGptStepper,
+    OnnxGptSession,
     OnnxSeq2Seq,
-    OnnxStepper,
-    write_onnx,
+    OnnxSeq2SeqSession,
 )
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig
@@ -151,9 +150,9 @@ def check_translator(model: Any, found: OnnxSeq2Seq) -> None:
         wanted = model(source, target, real)
         close(found(source, target, real), wanted)
         close(found(source, target), model(source, target))
-        stepper = OnnxStepper(found, source, real)
+        session = OnnxSeq2SeqSession(found, source, real)
         for place in range(length):
-            close(stepper.step(target[:, place]), wanted[:, place])
+            close(session.step(target[:, place, None])[:, 0], wanted[:, place])
 
 
 @torch.no_grad()
@@ -164,8 +163,8 @@ def check_decoder(model: Any, found: OnnxGpt) -> None:
         wanted = model(tokens)
         close(found(tokens), wanted)
         for place in range(1, length + 1):
-            stepper = OnnxGptStepper(found, tokens[:, :place])
-            close(stepper.step(tokens[:, place - 1]), wanted[:, place - 1])
+            session = OnnxGptSession(found, tokens[:, :place])
+            close(session.step(tokens[:, place - 1, None])[:, 0], wanted[:, place - 1])
 
 
 @torch.no_grad()
@@ -232,11 +231,12 @@ def test_hypotheses_share_what_they_look_at(translator: Pair) -> None:
     model, found = translator
     source, real, target = words(2, 7), ragged(2, 7), words(6, 5)
     wanted = model(source.repeat_interleave(3, 0), target, real.repeat_interleave(3, 0))
-    stepper = OnnxStepper(found, source, real)
-    stepper.reorder(torch.tensor([0, 0, 0, 1, 1, 1]))
-    assert stepper.cross[0].shape[0] == 2
+    session = OnnxSeq2SeqSession(found, source, real)
+    session.reorder(torch.zeros(2, 3, dtype=torch.long))
+    assert session.cross[0].shape[0] == 2
     for place in range(5):
-        close(stepper.step(target[:, place]), wanted[:, place])
+        found_logits = session.step(target[:, place].view(2, 3))
+        close(found_logits.flatten(0, 1), wanted[:, place])
 
 
 @torch.no_grad()
@@ -248,10 +248,12 @@ def test_only_wanted_positions_have_logits(translator: Pair, decoder: Pair) -> N
     assert {x.shape[2] for x in present} == {6}
 
 
-def hypotheses(stepper: Stepper, limits: list[int], beam: int) -> list[list[tuple[Any, ...]]]:
+def hypotheses(
+    session: DecoderSession, limits: list[int], beam: int
+) -> list[list[tuple[Any, ...]]]:
     decode = Decode(beam=beam)
-    search = BeamSearch(decode, start=START, end=END, banned=BANNED)
-    found = search(stepper, torch.tensor(limits))
+    constraints = LogitsConstraints(decode, END, BANNED, torch.device("cpu"))
+    found = BeamSearch(decode, constraints)(session, START, torch.tensor(limits))
     return [[(*h.tokens, round(h.score, 3)) for h in line] for line in found]
 
 
@@ -261,9 +263,9 @@ def test_beam_search_finds_the_same(translator: Pair, beam: int) -> None:
     """Sentences that end at different steps, so that rows are reordered and leave."""
     model, found = translator
     source, real, limits = words(8, 9), ragged(8, 9), [3, 25, 12, 25, 1, 25, 7, 25]
-    wanted = hypotheses(Seq2SeqStepper(model, source, real), limits, beam)
+    wanted = hypotheses(Seq2SeqSession(model, source, real), limits, beam)
     assert len({len(line[0]) for line in wanted}) > 3
-    assert hypotheses(OnnxStepper(found, source, real), limits, beam) == wanted
+    assert hypotheses(OnnxSeq2SeqSession(found, source, real), limits, beam) == wanted
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -273,8 +275,8 @@ def test_beam_search_after_prompts_finds_the_same(decoder: Pair, length: int, be
     model, found = decoder
     prompts = words(4, length)
     prompts[:, -1] = START  # the search begins with it
-    wanted = hypotheses(GptStepper(model, prompts), [9, 4, 12, 12], beam)
-    assert hypotheses(OnnxGptStepper(found, prompts), [9, 4, 12, 12], beam) == wanted
+    wanted = hypotheses(GptSession(model, prompts), [9, 4, 12, 12], beam)
+    assert hypotheses(OnnxGptSession(found, prompts), [9, 4, 12, 12], beam) == wanted
 
 
 def toy_tokenizer() -> Tokenizer:
@@ -373,10 +375,10 @@ def test_positions_end_where_they_ended(decoder: Pair, translator: Pair) -> None
     assert found(words(1, longest)).shape == (1, longest, VOCABULARY)
     with pytest.raises(UserError, match=f"{longest + 1} positions, but the learned ones end"):
         found(words(1, longest + 1))
-    stepper = OnnxGptStepper(found, words(1, longest))
-    stepper.step(words(1))
+    session = OnnxGptSession(found, words(1, longest))
+    session.step(words(1, 1))
     with pytest.raises(UserError, match="learned ones end"):
-        stepper.step(words(1))
+        session.step(words(1, 1))
     _, found = translator
     assert found(words(1, longest + 1), words(1, longest + 2)).isfinite().all()
 

@@ -39,7 +39,7 @@ assert passes(lambda: room.selftest(torch.device("cpu")), "foremost")
 
 # A step of a search, and the likeliest token, are the same by them.
 from manyheads.decode import logits as asked
-from manyheads.decode.hypotheses import continuations
+from manyheads.decode.beam import continuations
 z, alive = torch.randn(6, 1000), torch.randn(2, 3)
 alive[1, 1:] = -torch.inf
 found = []

@@ -57,7 +57,7 @@ assert passes(lambda: single.selftest(torch.device("cpu")), "single")
 
 WHOLE = """
 import torch
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.feedforward import Gated, Plain
@@ -90,7 +90,7 @@ for config in (GptConfig, Seq2SeqConfig):
             text = torch.randint(3, 30, (1, 5))
             pre, plain = norm.placement == "pre", forward is forwards[0]
             for one in (model, other):
-                cache, asked[:], norms_asked[:], inside[:] = KeyValueCache(), [], [], []
+                cache, asked[:], norms_asked[:], inside[:] = KVCache(), [], [], []
                 with torch.no_grad():
                     if config is GptConfig:
                         one.hidden(text[:, :3], cache=cache)

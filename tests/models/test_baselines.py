@@ -23,7 +23,7 @@ from manyheads.baselines.luong_attention import MemoryAttention
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.cli import app
 from manyheads.config import dump, parse
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import alignment_error
 from manyheads.loading import load_torch_run
@@ -236,7 +236,7 @@ def test_cached_is_full(kind: str, chunks: tuple[int, ...]) -> None:
     """Place by place, also where a source is not heard any more."""
     model, tokens, source = tiny_model(kind), words(2, 9), words(2, 5)
     real = torch.arange(5) < torch.tensor([[5], [3]])
-    cache, memory = KeyValueCache(), model.encode(source, real)
+    cache, memory = KVCache(), model.encode(source, real)
     with torch.no_grad():
         found = [
             model.logits(model.decode(chunk, memory, cache=cache))
@@ -254,15 +254,14 @@ def test_cached_hypotheses_can_be_reordered(kind: str, lengths: tuple[int, int])
     real = None if lengths == (5, 5) else torch.arange(5) < torch.tensor(lengths)[:, None]
     rows, step = torch.tensor([1, 1, 0, 5, 3, 5]), words(6, 2)
     with torch.no_grad():
-        cache, memory = KeyValueCache(), model.encode(source, real)
+        cache, memory = KVCache(), model.encode(source, real)
         model.decode(start, memory, cache=cache)
-        cache.reorder(rows)
+        cache.select_rows(rows)
         found = model.logits(model.decode(step, memory, cache=cache))
         grown = torch.cat([start[rows], step], dim=1)
         wide = None if real is None else real.repeat_interleave(3, 0)
         agree(found, model(source.repeat_interleave(3, 0), grown, wide)[:, 3:])
-        cache.reorder(torch.tensor([3, 4, 5]))
-        cache.keep_sentences(torch.tensor([1]))
+        cache.select_rows(torch.tensor([3, 4, 5]))
         memory = model.encode(source[1:], None if real is None else real[1:])
         found = model.logits(model.decode(step[:3], memory, cache=cache))
         grown = torch.cat([grown[3:], step[:3]], dim=1)
@@ -328,7 +327,7 @@ def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
     assert counted.parameters == sum(p.numel() for p in model.parameters())
     assert counted.parts["head"] == (0 if tie == "all" else VOCAB * 8)
     assert bool(counted.parts["cross-attention"]) == looks_across(model)
-    counter, cache = FlopCounterMode(display=False), KeyValueCache()
+    counter, cache = FlopCounterMode(display=False), KVCache()
     with counter, torch.no_grad():
         memory = model.encode(tokens)
         model.logits(model.decode(tokens, memory, cache=cache))

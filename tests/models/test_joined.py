@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.decode.toys import LONGEST, PAD, Recomputing, full_pass, same, searched, toy_source
+from tests.decode.toys import (
+    LONGEST,
+    PAD,
+    START,
+    Recomputing,
+    beam_search,
+    full_pass,
+    same,
+    searched,
+    toy_source,
+)
 from tests.train.small_runs import WORDS, trainer, write_recipe
 from tiny import VOCAB, words
 from torch import Tensor
@@ -16,8 +26,8 @@ from typer.testing import CliRunner
 
 from manyheads.cli import app
 from manyheads.config import dump, parse
-from manyheads.decode.beam import BeamSearch, Decode
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.beam import Decode
+from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture
@@ -93,7 +103,7 @@ def test_it_has_room_for_the_longest_of_both() -> None:
     model = joined(position=Learned(), max_length=5)
     assert model.decoder.position.max_length == 10
     assert model(words(1, 5), words(1, 5)).shape == (1, 5, VOCAB)
-    for cache in (None, KeyValueCache()):
+    for cache in (None, KVCache()):
         with pytest.raises(UserError, match="learned ones end at 10"):
             model.decode(words(1, 6), model.encode(words(1, 5)), cache=cache)
 
@@ -150,7 +160,7 @@ def test_no_gradient_from_the_future(core: str) -> None:
 def test_cached_is_full(core: str, chunks: tuple[int, ...]) -> None:
     model, (source, target, real) = joined(core), pairs()
     for given in (real, None):
-        cache, memory = KeyValueCache(), model.encode(source, given)
+        cache, memory = KVCache(), model.encode(source, given)
         with torch.no_grad():
             found = [
                 model.logits(model.decode(chunk, memory, cache=cache))
@@ -163,7 +173,7 @@ def test_cached_is_full(core: str, chunks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("position", PLACED, ids=lambda position: position.kind)
 def test_a_step_stands_where_it_would_without_padding(position: PositionConfig) -> None:
     model, (source, target, real) = joined(position=position), pairs()
-    cache, memory = KeyValueCache(), model.encode(source, real)
+    cache, memory = KVCache(), model.encode(source, real)
     with torch.no_grad():
         found = [model.decode(one, memory, cache=cache) for one in target.split(1, dim=1)]
         agree(model.logits(torch.cat(found, dim=1)), model(source, target, real))
@@ -177,13 +187,13 @@ def test_cached_hypotheses_can_be_reordered(core: str) -> None:
     start[1::2] = words(3, 3)
     rows, homes = torch.tensor([1, 1, 2, 2, 5, 4]), torch.arange(3).repeat_interleave(2)
     with torch.no_grad():
-        cache, memory = KeyValueCache(), model.encode(source, real)
+        cache, memory = KVCache(), model.encode(source, real)
         model.decode(start, memory, cache=cache)
-        cache.reorder(rows)
+        cache.select_rows(rows)
         found = model.logits(model.decode(step, memory, cache=cache))
         grown = torch.cat([start[rows], step], dim=1)
         agree(found, model(source[homes], grown, real[homes])[:, 3:])
-        cache.reorder(torch.tensor([3]))
+        cache.select_rows(torch.tensor([3]))
         alone = model.encode(source[1:2], real[1:2])
         found = model.logits(model.decode(last, alone, cache=cache))
         grown = torch.cat([grown[3:4], last], dim=1)
@@ -206,9 +216,9 @@ def test_a_batch_is_searched_as_one_sentence_at_a_time(beam: int, core: str) -> 
         one = source[row : row + 1, :length]
         alone = searched(model, one, one != PAD, limits[row : row + 1], beam=beam)  # type: ignore[arg-type]
         same(found[row : row + 1], alone)
-    search = BeamSearch(Decode(beam=beam), start=1, end=2, banned=[0, 1, 3, 4, 5, 6])
-    without = Recomputing(full_pass(model, source, real), len(lengths), beam)  # type: ignore[arg-type]
-    same(found, search(without, torch.tensor(limits)))
+    search = beam_search(Decode(beam=beam))
+    without = Recomputing(full_pass(model, source, real), len(lengths))  # type: ignore[arg-type]
+    same(found, search(without, START, torch.tensor(limits)))
     assert len({len(line[0].tokens) for line in found}) > 1
     assert len({tuple(line[0].tokens[:1]) for line in found}) > 1
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load, save
-from tiny import CORES, PARTS, POSITIONS, VOCAB, Model, tiny, words
+from tiny import PARTS, POSITIONS, VOCAB, Model, tiny, words
 from torch import Tensor
 
 from manyheads.config import dump, parse
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Pooler
@@ -154,44 +154,22 @@ def test_cached_is_full(position: str, core: str, chunks: tuple[int, ...]) -> No
     tokens, source = words(2, 18), words(2, 5)
     source_real = torch.tensor([[True] * 5, [True, True, True, False, False]])
     with torch.no_grad():
-        cache, found = KeyValueCache(), []
+        cache, found = KVCache(), []
         for chunk in tokens.split(list(chunks), dim=1):
             found.append(gpt(chunk, cache=cache))
         agree(torch.cat(found, dim=1), gpt(tokens))
         assert cache.length == 18
-        cache, found, memory = KeyValueCache(), [], seq2seq.encode(source, source_real)
+        cache, found, memory = KVCache(), [], seq2seq.encode(source, source_real)
         for chunk in tokens.split(list(chunks), dim=1):
             found.append(seq2seq.logits(seq2seq.decode(chunk, memory, cache=cache)))
         agree(torch.cat(found, dim=1), seq2seq(source, tokens, source_real))
-
-
-@pytest.mark.parametrize("core", CORES)
-def test_cached_hypotheses_can_be_reordered(core: str) -> None:
-    """Beams of one memory go on from the hypothesis they were copied from."""
-    model = tiny(Seq2SeqConfig, "rotary", core).build().double()
-    source, start = words(2, 5), words(6, 3)  # three hypotheses for each of two sentences
-    rows = torch.tensor([1, 1, 0, 5, 3, 5])
-    step = words(6, 2)
-    with torch.no_grad():
-        cache, memory = KeyValueCache(), model.encode(source)
-        model.decode(start, memory, cache=cache)
-        cache.reorder(rows)
-        found = model.logits(model.decode(step, memory, cache=cache))
-        full = model(source.repeat_interleave(3, 0), torch.cat([start[rows], step], dim=1))
-        agree(found, full[:, 3:])
-        cache.reorder(torch.tensor([3, 4, 5]))
-        cache.keep_sentences(torch.tensor([1]))
-        found = model.logits(model.decode(step[:3], model.encode(source[1:]), cache=cache))
-        grown = torch.cat([start[rows], step], dim=1)[3:]
-        full = model(source[1:].expand(3, -1), torch.cat([grown, step[:3]], dim=1))
-        agree(found, full[:, 5:])
 
 
 def test_cache_counts_its_bytes() -> None:
     """The cache of grouped key/value heads is smaller by the size of the groups."""
     sizes = []
     for kv_heads in (2, 1):
-        cache = KeyValueCache()
+        cache = KVCache()
         with torch.no_grad():
             tiny(GptConfig, kv_heads=kv_heads).build()(words(1, 8), cache=cache)
         sizes.append(cache.bytes())

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from manyheads.baselines.rnn import Rnn, RnnConfig
 from manyheads.config import dump, parse
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig
 from manyheads.presets import ModelConfig
@@ -99,13 +99,12 @@ def test_no_gradient_from_the_future(score: str) -> None:
 
 def test_a_cache_holds_the_states_of_each_hypothesis() -> None:
     """However much it has read: h and c · layers · rows · width · bytes."""
-    model, cache = tiny_rnn(), KeyValueCache()
+    model, cache = tiny_rnn(), KVCache()
     memory = model.encode(words(2, 5))
     for length in (3, 2):
         model.decode(words(6, length), memory, cache=cache)
         assert cache.bytes() == 2 * 2 * 6 * 8 * 8
-    cache.reorder(torch.tensor([3, 4, 5]))
-    cache.keep_sentences(torch.tensor([1]))
+    cache.select_rows(torch.tensor([3, 4, 5]))
     assert cache.bytes() == 2 * 2 * 3 * 8 * 8
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.models.capture import capture
 from manyheads.models.gpt import Gpt, GptConfig
@@ -253,7 +253,7 @@ def gpt(position: PositionConfig | None = None, **core: Any) -> Gpt:
 @pytest.mark.parametrize("layers", ["M", "LM"])
 @pytest.mark.parametrize("chunks", [(1,) * 11, (5, 1, 4, 1)], ids=len)
 def test_cached_is_full(layers: str, chunks: tuple[int, ...]) -> None:
-    model, tokens, cache = gpt(layers=layers), torch.randint(13, (2, 11)), KeyValueCache()
+    model, tokens, cache = gpt(layers=layers), torch.randint(13, (2, 11)), KVCache()
     with torch.no_grad():
         found = [model(chunk, cache=cache) for chunk in tokens.split(list(chunks), dim=1)]
         agree(torch.cat(found, dim=1), model(tokens))

@@ -9,7 +9,7 @@ import torch
 from textbook import DOCUMENTS, POSITIONS, RULES, SCORES, Sees, refused
 from torch import Tensor
 
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import CoreConfig
@@ -144,7 +144,7 @@ def test_cell_steps(score: str, position: str, core: str) -> None:
         core=CORES[core],
     )
     model, tokens = config.build().double().eval(), torch.randint(9, (2, LENGTH))
-    cache = KeyValueCache()
+    cache = KVCache()
     steps = [model(tokens[:, [n]], cache=cache) for n in STEPS]
     agree(torch.cat(steps, dim=1), model(tokens))
 

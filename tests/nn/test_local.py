@@ -9,7 +9,7 @@ from textbook import POSITIONS, SCORES, refused
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.capture import capture
@@ -213,7 +213,7 @@ def test_steps_give_the_logits_of_one_pass(name: str, position: str) -> None:
     model, tokens = config.build().double().eval(), torch.randint(9, (2, 45))
     expected = model(tokens)
     for sizes in ([1] * 45, [34, 1, 9, 1]):
-        cache = KeyValueCache()
+        cache = KVCache()
         steps = [model(chunk, cache=cache) for chunk in tokens.split(sizes, dim=1)]
         agree(torch.cat(steps, dim=1), expected)
 

@@ -8,7 +8,7 @@ from textbook import POSITIONS, SCORES
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.capture import capture
@@ -333,7 +333,7 @@ def test_a_cached_step_is_the_full_pass() -> None:
     """A prompt, a stretch and single tokens through the cache give the logits of one pass."""
     model: Gpt = gpt(Performer(16, chunk=4), position=Rotary()).build().double().eval()
     tokens = torch.randint(13, (2, 11))
-    whole, cache = model(tokens), KeyValueCache()
+    whole, cache = model(tokens), KVCache()
     pieces = [model(piece, cache=cache) for piece in tokens.split([5, 3, 1, 1, 1], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=0, atol=1e-10)
 

@@ -7,7 +7,7 @@ import torch
 from textbook import POSITIONS, t5_bucket
 from torch import Tensor
 
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
@@ -155,7 +155,7 @@ def test_learned_refuses_past_its_end() -> None:
         with refusal:
             seq2seq(*pair)
     with torch.no_grad():
-        cache = KeyValueCache()
+        cache = KVCache()
         gpt(short, cache=cache)
         with refusal:
             gpt(short[:, :1], cache=cache)

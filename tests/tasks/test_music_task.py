@@ -277,7 +277,7 @@ def test_a_long_prime_leaves_room(trained: dict[str, Path]) -> None:
     generator = load_torch_run(trained["jsb"]).generator(said.append)
     grid = ["p72", "p67", "p60", "p48"]
     short = prompt_of(grid, ChoraleGrid(), generator)
-    assert short == [generator.marks.end, *map(generator.tokenizer.token_id, grid)]
+    assert short == [generator.special_tokens.end, *map(generator.tokenizer.token_id, grid)]
     assert not said
     long = prompt_of(grid * 30, ChoraleGrid(), generator)
     assert long == [generator.tokenizer.token_id(word) for word in ["p48", *grid]]
@@ -350,7 +350,7 @@ def test_a_long_piece_is_written_in_stretches(
     said: list[str] = []
     generator = load_torch_run(tmp_path).generator(said.append, shortest=shortest, at_limit="cut")
     even = torch.zeros(generator.vocabulary)
-    even[generator.marks.end] = -torch.inf
+    even[generator.special_tokens.end] = -torch.inf
     generator.model.logits = lambda hidden: even.expand(len(hidden), -1).clone()  # type: ignore[attr-defined]
     stream, read = type(generator).stream, []
 
@@ -362,7 +362,7 @@ def test_a_long_piece_is_written_in_stretches(
     words = compose(generator, ChoraleGrid(), [], limit=100, sample=Sample())
     assert len(words) == 100
     assert said == []
-    tokens, at = [generator.marks.end, *map(generator.tokenizer.token_id, words)], 1
+    tokens, at = [generator.special_tokens.end, *map(generator.tokenizer.token_id, words)], 1
     for ids, limit in read:
         assert ids == tokens[at - len(ids) : at]
         assert (at - len(ids)) % 4 == 0
@@ -370,7 +370,7 @@ def test_a_long_piece_is_written_in_stretches(
         at += limit
     assert at == 101
     assert len(read) < 20  # half of it stays: no reading anew for each word
-    even[generator.marks.end] = -50.0  # written where nothing else may be
+    even[generator.special_tokens.end] = -50.0  # written where nothing else may be
     ending = replace(generator, decode=replace(generator.decode, at_limit="end"))
     assert len(compose(ending, ChoraleGrid(), [], limit=100, sample=Sample())) > 90
 

@@ -13,13 +13,13 @@ from tests.web.small_pages import SENTENCE, make_runs
 from tests.web.test_server import HERE, LIMITS, ask, problem
 
 from manyheads.decode.beam import Decode
+from manyheads.decode.constraints import NEVER
 from manyheads.decode.generate import Generator
-from manyheads.decode.hypotheses import NEVER
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.translate import Translator
 from manyheads.loading import TorchRun, load_torch_run
 from manyheads.web import app as server
-from manyheads.web.watching import Watch, watched
+from manyheads.web.watching import watched
 from manyheads.web.writing import Writing
 
 LIMIT = 12
@@ -68,7 +68,7 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
     """Its ends are the results, to the last bit; every step is the best of twice the beam."""
     opened = load_torch_run(folder / name)
     writing = writing_in(opened, opened.decode(**way))
-    tree = watched(writing.search(), writing.begin(), writing.limits())
+    tree = watched(writing.search(), writing.begin(), writing.start, writing.limits())
     assert tree.found == by_itself(writing)
     for hypothesis, end in zip(tree.found, tree.ends, strict=True):
         node = tree.nodes[end]
@@ -83,7 +83,7 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
         kept = [node for node in weighed if node.state == "kept"]
         pruned = [node for node in weighed if node.state == "pruned"]
         assert len(kept) <= beam
-        end = writing.marks.end
+        end = writing.special_tokens.end
         lost = [node.log_probability for node in pruned if node.token != end]
         for rank, node in enumerate(weighed):
             last = node.token == end or step == LIMIT
@@ -94,16 +94,6 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
         if node.parent >= 0:
             assert tree.nodes[node.parent].state == "kept"
             assert tree.nodes[node.parent].step == node.step - 1
-
-
-def test_the_tree_is_by_length_whatever_the_order(folder: Path) -> None:
-    opened = load_torch_run(folder / "translator")
-    how = {"beam": 3, "stopping": "none-better-ever"}
-    trees = []
-    for order in ("length", "best-first"):
-        writing = writing_in(opened, opened.decode(order=order, **how))
-        trees.append(watched(writing.search(), writing.begin(), writing.limits()))
-    assert trees[0].nodes == trees[1].nodes
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -129,18 +119,6 @@ def test_the_numbers_of_the_tree_are_the_models(client: TestClient, name: str) -
     assert [node["place"] for node in nodes if node["place"]]
     best = next(node for node in nodes if node["place"] == 1)
     assert best["score"] == found["beam"][0]["score"]
-
-
-def test_another_continuation_than_was_weighed_is_noticed(folder: Path) -> None:
-    opened = load_torch_run(folder / "translator")
-    writing = writing_in(opened, opened.decode(beam=1))
-    watch = Watch(writing.begin(), writing.search(), LIMIT)
-    with torch.no_grad():
-        logits = watch.step(torch.tensor([writing.start]))
-        best = int(logits.argmax())
-        other = 300 if best != 300 else 301
-        with pytest.raises(RuntimeError):
-            watch.step(torch.tensor([other]))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -172,7 +150,7 @@ def test_chances_before_and_after_are_those_that_are_drawn_from(
 ) -> None:
     opened = load_torch_run(folder / "deep/writer")
     ids = opened.tokenizer.encode(SENTENCE)
-    banned = Generator(opened.model, opened.tokenizer, opened.run.decode).marks.banned  # type: ignore[arg-type]
+    banned = Generator(opened.model, opened.tokenizer, opened.run.decode).special_tokens.banned  # type: ignore[arg-type]
     with torch.no_grad():
         logits = opened.model(torch.tensor([ids]))[0, -1:]
     before = logits.softmax(-1)[0]

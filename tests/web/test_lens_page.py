@@ -39,7 +39,7 @@ def output(opened: TorchRun) -> Tensor:
     with torch.no_grad():
         if opened.run.task == "language":
             return model(torch.tensor([source]))[0].softmax(-1)  # type: ignore[no-any-return]
-        marks = Translator(model, tokenizer, opened.run.decode).marks  # type: ignore[arg-type]
+        marks = Translator(model, tokenizer, opened.run.decode).special_tokens  # type: ignore[arg-type]
         given = [marks.start, *tokenizer.encode(TARGET)]
         logits = model(torch.tensor([marks.source(source)]), torch.tensor([given]))
         return logits[0].softmax(-1)  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from tests.web.test_server import HERE, ask, problem, tensor
 
 from manyheads.data.events import ChoraleGrid, PerformanceEvents
 from manyheads.data.midi import performance_in, voices_in, write_midi
-from manyheads.decode.beam import Marks
+from manyheads.decode.beam import SpecialTokens
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture
 from manyheads.web import music
@@ -38,7 +38,7 @@ def test_maps_and_likelihoods_are_those_of_the_model(client: TestClient, folder:
     words = opened.run.data.read("valid").pieces_of_words[1]  # type: ignore[union-attr]
     found = ask(client, "/api/music", run="chorales", piece=1)
     assert [event["word"] for event in found["events"]] == words
-    end = Marks(opened.tokenizer, opened.run.decode).end
+    end = SpecialTokens(opened.tokenizer, opened.run.decode).end
     ids = torch.tensor([[end, *(opened.tokenizer.token_id(word) for word in words)]])
     with torch.no_grad(), capture(model) as maps:
         chances = model(ids)[0].log_softmax(-1)

@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.run import read_run
 from manyheads.train.optimizer import Train, learning_rate
 from manyheads.web import app as server
-from manyheads.web.forward import Room, look
 from manyheads.web.guard import COOKIE, Door, Limits
 from manyheads.web.heads import Place, knocked_out, rollout, statistics
 from manyheads.web.runs import formula, read_metrics, schedule
@@ -212,14 +210,6 @@ def test_knocking_out_changes_the_answer_and_nothing_else(client: TestClient) ->
     wrong = ("encoder.self.0.9", "encoder.cross.0.0", "x", "encoder.self.-1.0")
     for off in (*wrong, f"encoder.self.0.{'9' * 5000}"):
         assert "head" in problem(client.post("/api/trace", json={**asked, "off": [off]}), 400)
-
-
-def test_heads_are_knocked_out_of_a_run_that_is_searched_best_first(folder: Path) -> None:
-    opened = load_torch_run(folder / "translator")
-    decode = opened.decode(beam=2, order="best-first", stopping="none-better-ever")
-    opened = replace(opened, run=replace(opened.run, decode=decode))
-    found = look(opened, SENTENCE, None, [Place.parse("decoder.cross.1.0")], Room(100, 2**24))
-    assert found.output
 
 
 def test_statistics_of_maps_that_are_known() -> None:

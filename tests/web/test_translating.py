@@ -11,7 +11,7 @@ from tests.web.small_pages import SENTENCE, SIZES, make_runs
 from tests.web.test_server import HERE, LIMITS, ask, problem, tensor
 
 from manyheads.baselines.rnn import RnnConfig
-from manyheads.decode.beam import Marks
+from manyheads.decode.beam import SpecialTokens
 from manyheads.decode.translate import Translator
 from manyheads.evaluate.alignment import alignment_error, word_maps
 from manyheads.loading import TorchRun, load_torch_run
@@ -72,7 +72,7 @@ def test_the_alignment_is_the_captured_map(client: TestClient, folder: Path, nam
     opened = load_torch_run(folder / name)
     translator, model = translator_of(opened), opened.model
     [hypotheses] = translator.search([SENTENCE])
-    written, marks = hypotheses[1].tokens, translator.marks
+    written, marks = hypotheses[1].tokens, translator.special_tokens
     source = marks.source(opened.tokenizer.encode(SENTENCE))
     given = torch.tensor([[marks.start, *written][: len(found["pieces"])]])
     with torch.no_grad(), capture(model) as maps:
@@ -117,7 +117,7 @@ def test_what_was_found_freely_is_found_with_its_own_beginning(client: TestClien
 
 def test_the_next_token_is_the_models(client: TestClient, folder: Path) -> None:
     opened = load_torch_run(folder / "translator")
-    model, marks = opened.model, Marks(opened.tokenizer, opened.run.decode)
+    model, marks = opened.model, SpecialTokens(opened.tokenizer, opened.run.decode)
     prefix = opened.tokenizer.encode("Der kleine")
     asked = {"run": "translator", "text": SENTENCE, "prefix": prefix, "count": 10}
     found = ask(client, "/api/next", **asked)

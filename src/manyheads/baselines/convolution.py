@@ -39,7 +39,7 @@ class Convolution(nn.Module):
     ) -> Tensor:
         if real is not None:
             x = hidden_behind(x, real)
-        held = None if cache is None else cache.recall(self)
+        held = None if cache is None else cache.state(self)
         if held is None:
             past = x.new_zeros(x.shape[0], self.before, x.shape[2])
         else:
@@ -48,7 +48,7 @@ class Convolution(nn.Module):
         read = torch.cat([past, x, after], dim=1)
         if cache is not None:
             newest = read[:, read.shape[1] - self.before :]
-            cache.remember(self, (rearrange(newest, "b p d -> p b d"),))
+            cache.set_state(self, (rearrange(newest, "b p d -> p b d"),))
         return rearrange(self.inner(rearrange(read, "b t d -> b d t")), "b d t -> b t d")
 
 

@@ -122,9 +122,9 @@ class Gnmt(SourceToTarget):
 
 def read_on(lstm: nn.Module, x: Tensor, cache: StateCache | None) -> Tensor:
     """The states of a layer at these places, after those that the cache has read."""
-    states = None if cache is None else cache.recall(lstm)
+    states = None if cache is None else cache.state(lstm)
     read: Tensor
     read, newest = lstm(x, states)
     if cache is not None:
-        cache.remember(lstm, newest)
+        cache.set_state(lstm, newest)
     return read

@@ -134,7 +134,7 @@ class Rnn(SourceToTarget):
         """h̃ at each position; with a cache, at the positions after those that it has read."""
         if target_real is not None:
             lengths_of(target_real)  # padding behind the text is read after it, and changes nothing
-        states = None if cache is None else cache.recall(self.decoder)
+        states = None if cache is None else cache.state(self.decoder)
         if states is None:
             beams = target.shape[0] // memory.states.shape[0]
             h, c = self.first_states(memory)
@@ -142,7 +142,7 @@ class Rnn(SourceToTarget):
         x = self.dropout(self.target_table(target) * self.scale)
         x, states = self.decoder(x, states)
         if cache is not None:
-            cache.remember(self.decoder, states)
+            cache.set_state(self.decoder, states)
             cache.advance(target.shape[1])
         return self.dropout(self.attention(x, memory.states, memory.mask))
 

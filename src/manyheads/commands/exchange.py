@@ -90,11 +90,9 @@ def export(
             changed = write_huggingface(model, opened.own_tokenizer, written.decode, beside)
             note = f", where transformers has {', '.join(changed)}" if changed else ""
         elif to == "onnx":
-            decode, note = _there(written.decode, "onnxruntime", order="length")
-            written = dataclasses.replace(written, decode=decode)
             write_onnx(model, beside)
         elif isinstance(model, Seq2Seq | Gpt):
-            how = {"stopping": "beam-ended", "order": "length", "at_limit": "cut"}
+            how = {"stopping": "beam-ended", "at_limit": "cut"}
             decode, note = _there(written.decode, "CTranslate2", **how)
             written = dataclasses.replace(written, decode=decode)
             precision = quantization or "float32"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from manyheads.data.events import Statistics
     from manyheads.data.midi import Performance
     from manyheads.data.music import MusicData
-    from manyheads.decode.generate import AnyGenerator
+    from manyheads.decode.generate import BaseGenerator
     from manyheads.decode.sample import Sample
     from manyheads.loading import LoadedRun
     from manyheads.run import Run
@@ -116,13 +116,13 @@ def generate(
         limit = max_new_tokens or max(200, min_new_tokens or 0)
         _continue_texts(generator, prompt, limit, drawn, stop or [])
     if isinstance(generator, Speculative):
-        say(f"draft: {generator.told}")
+        say(f"draft: {generator.acceptance}")
 
 
 def _generator(
     opened: "LoadedRun", how: dict[str, Any], draft: "LoadedRun | None"
-) -> "AnyGenerator":
-    from manyheads.decode.speculative import drafted
+) -> "BaseGenerator":
+    from manyheads.decode.speculative import with_draft
 
     generator = opened.generator(cache(say), **how)  # what holds for many prompts is said once
     if draft is None:
@@ -131,7 +131,7 @@ def _generator(
         raise UserError("--draft proposes what is drawn: leave out --beam")
     if getattr(opened, "compiles", False):
         raise UserError("--draft has steps of many sizes: leave out --compile")
-    return drafted(generator, draft.generator())
+    return with_draft(generator, draft.generator())
 
 
 def _decoding(run: "Run", beam: int | None, fewest: int | None, most: int | None) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _decoding(run: "Run", beam: int | None, fewest: int | None, most: int | None
 
 
 def _continue_texts(
-    generator: "AnyGenerator",
+    generator: "BaseGenerator",
     prompt: str | None,
     limit: int,
     sample: "Sample | None",
@@ -219,7 +219,7 @@ def _moved(opened: "LoadedRun", settings: list[str]) -> "LoadedRun":
 
 
 def _write_music(
-    generator: "AnyGenerator",
+    generator: "BaseGenerator",
     data: "MusicData",
     files: MusicFiles,
     *,

@@ -1,13 +1,14 @@
 """Beam search over a batch of sentences, all of it in tensors.
 
-A hypothesis y is ranked by log P(y) / lp(y), where |y| counts what was written, the end included.
-A sentence is done when its stopping rule says so, or earlier when no living hypothesis can still
-come among the n best that are wanted; what it gets never hangs on its neighbours.
+A hypothesis y is ranked by log P(y) / lp(y), where |y| counts its end. A sentence is done when its
+stopping rule says so, or earlier when no living hypothesis can still come among the n best that
+are wanted. Its result does not depend on the other sentences of the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange, repeat
@@ -15,36 +16,32 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.data.translation import Frame
-from manyheads.decode.hypotheses import (
-    NEVER,
-    Hypotheses,
-    Stopping,
-    continuations,
-    in_beam,
-    take,
-)
-from manyheads.decode.logits import foremost, log_mass
+from manyheads.decode.constraints import NEVER, LogitsConstraints
 from manyheads.errors import UserError, check_at_least
+from manyheads.ops import logsumexp, topk
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-# Settings that are a token, and the tokenizer's tokens that are never written.
+# Settings that are a token, and the tokenizer's tokens that are never generated.
 TOKENS = ("first", "start", "end", "source_start")
-UNWRITTEN = ("pad", "start", "unknown", "mask", "separator", "classify")
+NEVER_GENERATED = ("pad", "start", "unknown", "mask", "separator", "classify")
 
-SMALLER = 8  # a batch becomes smaller when one of so many sentences is done
-AT_ONCE, WRITTEN_ON_A_GPU = 4096, 32768  # tokens of a batch, unless told
+SHRINK = 8  # a batch shrinks when one of so many sentences is done
+CHECK_EVERY = 16  # steps between two checks whether all is done on a GPU; each waits for it
+CPU_TOKENS, GPU_TOKENS = 4096, 32768  # default tokens of a batch
+BLOCK = 64  # tokens of which a CPU sorts only those of the best blocks
+LARGE_VOCABULARY = 1024  # from which that pays
 
-WIDEST = 1000  # beam: what a search holds grows with its square
+MAX_BEAM = 1000  # the memory of a search grows with its square
 
 Penalty = Literal["gnmt", "length"]
-Order = Literal["length", "best-first"]
+Stopping = Literal["beam-ended", "none-better-now", "none-better-ever"]
 # So far as the penalty of a long text is a number in float32.
 PENALTIES: dict[Penalty, tuple[int, int]] = {"gnmt": (0, 10), "length": (-5, 5)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """How a trained model writes. Beam 1 is greedy, whatever penalty, stopping rule and order are.
+    """How a trained model generates. Beam 1 is greedy search, whatever penalty and stopping are.
 
     `penalty`: lp is ((5 + |y|) / 6)^α or |y|^α, with α = `length_penalty`.
 
@@ -52,30 +49,21 @@ class Decode:
     as many ended, no living one would be better than the worst of them if it ended at the present
     length ("none-better-now"); or when none can become better at any length ("none-better-ever").
 
-    `order`: the model is asked for whole beams, one length after another ("length"), or always for
-    the likeliest hypothesis that is open ("best-first"), on a CPU: a model that is sure of itself
-    is asked less often. With none-better-ever both orders find the same, but
-    for ties. Best first, none-better-now drops a hypothesis when it would be no better than the
-    worst of the n best that have ended if it ended at its next token, and that cost nothing; the
-    rules speak of the n that are wanted, not of the whole beam, so that with this one the best
-    may be another where more are wanted.
-
-    `at_limit`: where the longest text ends, only the end may be written ("end"), or it is written
-    and costs no probability ("free-end"), or the text is cut as it stands ("cut").
+    `at_limit`: at the length limit only the end may be generated ("end"), or it is generated and
+    costs no probability ("free-end"), or the text is cut ("cut").
 
     `first` is a token that every text begins with, at no cost; `shortest` is the fewest tokens
-    before the end. `start`, `end` and `banned` (never written) are the tokenizer's own unless
-    told, and `source_start` is a token before every source, for models that were trained so.
+    before the end. `start`, `end` and `banned` (never generated) default to the tokenizer's own;
+    `source_start` is a token before every source, for models that were trained so.
 
-    `batch_tokens` are written or scored together, those of all hypotheses counted; unless told,
-    as many as keep the device busy.
+    `batch_tokens` are generated or scored at once, those of all hypotheses counted; the default
+    keeps the device busy.
     """
 
     beam: int = 4
     length_penalty: float = 0.6
     penalty: Penalty = "gnmt"
     stopping: Stopping = "beam-ended"
-    order: Order = "length"
     at_limit: Literal["end", "free-end", "cut"] = "end"
     shortest: int = 0
     longest_ratio: float = 2.0
@@ -93,41 +81,23 @@ class Decode:
             check_at_least(f"decode.{name}", getattr(self, name), 1)
         for name in ("longest_ratio", "validate_sentences", "shortest", *TOKENS):
             check_at_least(f"decode.{name}", getattr(self, name), 0)
-        if self.beam > WIDEST:
-            raise UserError(f"decode.beam={self.beam} is wider than {WIDEST}: lower it")
+        if self.beam > MAX_BEAM:
+            raise UserError(f"decode.beam={self.beam} is wider than {MAX_BEAM}: lower it")
         least, most = PENALTIES[self.penalty]
         if not least <= self.length_penalty <= most:
             raise UserError(
                 f"decode.length_penalty={self.length_penalty} must be from {least} to {most} "
                 f"with decode.penalty={self.penalty}"
             )
-        if self.best_first and self.stopping == "beam-ended":
-            raise UserError(
-                "decode.order=best-first fills no beams that could end: set "
-                "decode.stopping=none-better-ever or decode.stopping=none-better-now"
-            )
-
-    @property
-    def best_first(self) -> bool:
-        """Whether a search goes by log P; one hypothesis alone has no order."""
-        return self.order == "best-first" and self.beam > 1
-
-    def refuse_best_first(self) -> None:
-        """For all that searches by length alone."""
-        if self.best_first:
-            raise UserError(
-                "decode.order=best-first is for one Transformer that translates, run by PyTorch, "
-                "with dense, fused or flex attention and without experts: set decode.order=length"
-            )
 
     @property
     def read_at_once(self) -> int:
-        """Tokens of a batch of which each has its logits."""
-        return self.batch_tokens or AT_ONCE
+        """Tokens of a batch in which every token has its logits."""
+        return self.batch_tokens or CPU_TOKENS
 
     def written_at_once(self, device: torch.device) -> int:
-        """Tokens of a batch in which each row has the logits of its newest one alone."""
-        most = WRITTEN_ON_A_GPU if device.type == "cuda" else AT_ONCE
+        """Tokens of a batch in which only the newest token of a row has logits."""
+        most = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
         return self.batch_tokens or most
 
     def limit(self, source_length: int, max_length: int) -> int:
@@ -146,17 +116,20 @@ class Hypothesis:
 
 
 @runtime_checkable
-class Stepper(Protocol):
-    """A model in the middle of writing: rows are hypotheses, `beam` of them a sentence."""
+class DecoderSession(Protocol):
+    """A model in the middle of decoding n sentences with k hypotheses each.
 
-    def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows v"]:
-        """Logits of the token after the newest one of each row."""
+    Until the first `reorder` the hypotheses of a sentence are one.
+    """
 
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """Continue from these rows."""
+    def step(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        """Logits of the token after the newest one of each hypothesis."""
+
+    def reorder(self, parents: Int[Tensor, "n k"]) -> None:
+        """Continue with these hypotheses of each sentence."""
 
     def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
-        """Forget the sentences that are not among these."""
+        """Forget the other sentences."""
 
 
 def length_penalty(
@@ -166,9 +139,14 @@ def length_penalty(
     return ((5.0 + length) / 6.0 if penalty == "gnmt" else length) ** alpha
 
 
+def check_every(device: torch.device) -> int:
+    """Steps between two checks whether all texts are done."""
+    return CHECK_EVERY if device.type == "cuda" else 1
+
+
 @dataclass(frozen=True)
-class Marks:
-    """The special tokens that a model writes with: those of `decode`, else the tokenizer's."""
+class SpecialTokens:
+    """The special tokens of a model: those of `decode`, else the tokenizer's."""
 
     tokenizer: Tokenizer
     decode: Decode
@@ -183,29 +161,33 @@ class Marks:
 
     @property
     def own(self) -> bool:
-        """Whether texts begin and end with the tokenizer's own tokens, as in training here."""
+        """True if texts begin and end with the tokenizer's own tokens, as in training here."""
         return {self.decode.start, self.decode.end, self.decode.source_start} == {None}
 
     @property
     def banned(self) -> list[int]:
-        """Tokens that are never written: unless told, the special ones that there are."""
+        """Tokens that are never generated: by default the special ones that exist."""
         if self.decode.banned is not None:
             return list(self.decode.banned)
-        return [token for name in UNWRITTEN for token in self._known(name)]
+        return [token for name in NEVER_GENERATED for token in self._known(name)]
 
     @property
     def padding(self) -> int:
-        """What fills up the shorter rows: never looked at, so that the end does where none is."""
+        """Fills up shorter rows; never attended to, so that the end does where there is none."""
         return next(iter(self._known("pad")), self.end)
 
     @property
     def frame(self) -> Frame:
-        """What stands around texts, in training as in use."""
+        """The tokens around texts, in training as in use."""
         return Frame(self.start, self.end, self.padding, self.decode.source_start)
 
     def source(self, ids: list[int]) -> list[int]:
         """A source as an encoder reads it."""
         return Frame(0, self.end, 0, self.decode.source_start).source(ids)
+
+    def constraints(self, device: torch.device) -> LogitsConstraints:
+        """Which tokens may be generated."""
+        return LogitsConstraints(self.decode, self.end, self.banned, device)
 
     def _known(self, name: str) -> list[int]:
         try:
@@ -224,216 +206,276 @@ class Marks:
                 )
 
 
-class Allowed:
-    """Which tokens may be written at which place."""
+class Candidates(NamedTuple):
+    """The continuations that one step weighed, best first; `living` is an index of them."""
 
-    def __init__(self, decode: Decode, end: int, banned: Sequence[int]) -> None:
-        self.end, self.first = end, decode.first
-        self.shortest, self.at_limit = decode.shortest, decode.at_limit
-        self.banned = [token for token in banned if token != end]
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """All that it hangs on."""
-        return self.end, self.first, self.shortest, self.at_limit, tuple(self.banned)
-
-    def apply(
-        self,
-        logits: Float[Tensor, "rows v"],
-        total: Float[Tensor, "rows 1"],
-        length: int | Int[Tensor, " rows"],
-        last: Bool[Tensor, " rows"] | None,
-    ) -> None:
-        """Leave −∞ to the tokens that may not come at place `length` (from 1 on), of all rows or
-        of each.
-
-        `total` is the log of the whole mass: with it as its logit, a token costs nothing. `last`
-        are the rows that this place is the last one of, if any.
-        """
-        price = logits[:, self.end].clone() if self.at_limit == "end" else total[:, 0]
-        if self.banned:
-            logits[:, self.banned] = NEVER
-        if self.shortest and (early := _where(length <= self.shortest)) is not None:
-            logits[early, self.end] = NEVER
-        if self.first is not None and (begin := _where(length == 1)) is not None:
-            logits[begin] = NEVER
-            logits[begin, self.first] = total[begin, 0]
-        if last is not None and self.at_limit != "cut":
-            logits[last] = NEVER
-            logits[last, self.end] = price[last]
-
-    def ends(
-        self, tokens: Int[Tensor, "n w"], last: Bool[Tensor, " n"] | None
-    ) -> Bool[Tensor, "n w"]:
-        """Where nothing follows: at the end, and in last places."""
-        ended = tokens == self.end
-        return ended if last is None else ended | last[:, None]
+    log: Float[Tensor, "n w"]
+    parents: Int[Tensor, "n w"]
+    tokens: Int[Tensor, "n w"]
+    ending: Bool[Tensor, "n w"]
+    living: Int[Tensor, "n k"]
 
 
-def _where(rows: Bool[Tensor, " rows"] | bool) -> Tensor | slice | None:
-    """An index of the rows for which something holds; None where it holds for none."""
-    if isinstance(rows, Tensor):
-        return rows
-    return slice(None) if rows else None
-
-
-@dataclass
-class _Search(Hypotheses):
-    """The state of a search over n sentences with k beams; `home` is a sentence's place."""
-
-    home: Int[Tensor, " n"]
-
-    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
-        for name, value in vars(self).items():
-            setattr(self, name, value[sentences])
+Step = Callable[[bool], Candidates | None]  # told whether some row is forced to one token
+Observer = Callable[[int, Candidates], None]
 
 
 class BeamSearch:
-    """Searches with given settings and special tokens."""
+    """Beam search with given settings."""
 
     def __init__(
-        self,
-        decode: Decode,
-        *,
-        start: int | Int[Tensor, " n"],
-        end: int,
-        banned: Sequence[int] = (),
-        n_best: int | None = None,
+        self, decode: Decode, constraints: LogitsConstraints, n_best: int | None = None
     ) -> None:
-        """`start` is what every text begins with, or for each the last token of its beginning."""
-        decode.refuse_best_first()
         self.beam, self.alpha, self.penalty = decode.beam, decode.length_penalty, decode.penalty
-        # The rules of stopping speak of several hypotheses: a single one ends and is done.
+        # Stopping rules compare hypotheses: greedy search stops when its only one ends.
         self.stopping: Stopping = decode.stopping if decode.beam > 1 else "beam-ended"
         self.n_best = min(n_best or decode.beam, decode.beam)
-        self.start, self.end = start, end
-        self.allowed = Allowed(decode, end, banned)
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """All that a search hangs on, but for where it begins."""
-        stops = self.stopping, self.n_best, *self.allowed.settings
-        return self.beam, self.alpha, self.penalty, *stops
-
-    @torch.no_grad()
-    def __call__(self, stepper: Stepper, limits: Int[Tensor, " n"]) -> list[list[Hypothesis]]:
-        """For each sentence its hypotheses, best first.
-
-        `stepper` begins with one row a sentence, and goes on with `beam` of them.
-        """
-        search = self._begin(limits)
-        results: list[list[Hypothesis]] = [[] for _ in limits]
-        last_places = set(limits.tolist())
-        length = 0
-        while len(search.home):
-            length += 1
-            logits = self._step(stepper, search, length)
-            last = search.limits == length if length in last_places else None
-            rows = self._extend(search, logits, length, last)
-            if length == 1:
-                rows = rows // self.beam
-            done = self._done(search, length)
-            # A done sentence is frozen at once, whenever its neighbours let it leave the batch.
-            search.alive_log.masked_fill_(done[:, None], NEVER)
-            # Shrinking the batch costs a copy of the cache: wait until it pays.
-            if bool(done.any()) and (SMALLER * int(done.sum()) >= len(done) or bool(done.all())):
-                self._collect(search, done, results)
-                kept = (~done).nonzero()[:, 0]
-                stepper.reorder(rows[_rows_of(kept, self.beam)])
-                stepper.keep_sentences(kept)
-                search.keep(kept)
-            elif self.beam > 1:
-                stepper.reorder(rows)
-        return results
-
-    def _step(self, stepper: Stepper, search: _Search, length: int) -> Float[Tensor, "rows v"]:
-        """The next logits of every row; at first all rows of a sentence are one."""
-        newest = search.alive[:, :, -1]
-        if length == 1:
-            return stepper.step(newest[:, 0]).repeat_interleave(self.beam, dim=0)
-        return stepper.step(rearrange(newest, "n k -> (n k)"))
-
-    def _begin(self, limits: Int[Tensor, " n"]) -> _Search:
-        n, k, device = len(limits), self.beam, limits.device
-        start = torch.as_tensor(self.start, device=device).expand(n)
-        # One living hypothesis a sentence; its copies cannot win until it has spread.
-        alive_log = torch.full((n, k), NEVER, device=device)
-        alive_log[:, 0] = 0.0
-        return _Search(
-            home=torch.arange(n, device=device),
-            limits=limits,
-            alive=repeat(start, "n -> n k 1", k=k),
-            alive_log=alive_log,
-            ended=torch.zeros(n, k, int(limits.max()), dtype=torch.long, device=device),
-            ended_log=torch.full((n, k), NEVER, device=device),
-            ended_score=torch.full((n, k), NEVER, device=device),
-            ended_length=torch.zeros(n, k, dtype=torch.long, device=device),
+        self.constraints = constraints
+        # All that a search depends on, except where it begins.
+        self.settings: tuple[Any, ...] = (
+            self.beam,
+            self.alpha,
+            self.penalty,
+            self.stopping,
+            self.n_best,
+            *constraints.settings,
         )
-
-    def _extend(
-        self,
-        search: _Search,
-        logits: Float[Tensor, "rows v"],
-        length: int,
-        last: Bool[Tensor, " n"] | None,
-    ) -> Int[Tensor, " rows"]:
-        """Grow every hypothesis by its best tokens; gives the rows that live on."""
-        k = self.beam
-        total = log_mass(logits)
-        last_rows = None if last is None else last.repeat_interleave(k)
-        self.allowed.apply(logits, total, length, last_rows)
-        log, parents, tokens = continuations(search.alive_log, logits, total)
-        grown = torch.cat([take(search.alive, parents), tokens[..., None]], dim=-1)
-        ending = self.allowed.ends(tokens, last)
-        self._end(search, grown, log.masked_fill(~in_beam(ending, k), NEVER), length)
-        living, order = foremost(log.masked_fill(ending, NEVER), k)
-        search.alive_log = living
-        search.alive = take(grown, order)
-        first = torch.arange(len(parents), device=parents.device)[:, None] * k
-        return (first + parents.gather(-1, order)).flatten()
-
-    def _end(
-        self,
-        search: _Search,
-        grown: Int[Tensor, "n w length"],
-        log: Float[Tensor, "n w"],
-        length: int,
-    ) -> None:
-        """Let new endings compete with the old ones for the k places."""
-        if not bool((log > NEVER).any()):
-            return
-        score = log / self.lp(length)
-        room = search.ended.shape[2]
-        new = torch.nn.functional.pad(grown[..., 1:], (0, room - length))
-        scores, order = foremost(torch.cat([search.ended_score, score], 1), self.beam)
-        search.ended_score = scores
-        search.ended = take(torch.cat([search.ended, new], 1), order)
-        search.ended_log = torch.cat([search.ended_log, log], 1).gather(1, order)
-        lengths = length - (grown[..., -1] == self.end).long()
-        search.ended_length = torch.cat([search.ended_length, lengths], 1).gather(1, order)
 
     def lp(self, length: Tensor | int) -> Tensor | float:
         return length_penalty(length, self.alpha, self.penalty)
 
-    def _done(self, search: _Search, length: int) -> Bool[Tensor, " n"]:
-        """The greatest lp to come is that at the limit or, if lp falls, that of the next token."""
-        greatest = self.lp(search.limits if self.alpha >= 0 else length + 1)
-        return search.done(length, self.stopping, self.n_best, self.lp(length), greatest)
+    @torch.no_grad()
+    def __call__(
+        self,
+        session: DecoderSession,
+        start: int | Int[Tensor, " n"],
+        limits: Int[Tensor, " n"],
+        observe: Observer | None = None,
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of each sentence, best first.
 
-    def _collect(
-        self, search: _Search, done: Bool[Tensor, " n"], results: list[list[Hypothesis]]
+        `start` is the token before the first generated one, `limits` the most tokens, the end
+        included. `observe` sees the candidates of each length.
+        """
+        beams = Beams(self, len(limits), int(limits.max()), limits.device)
+        beams.begin(start, limits)
+        return beams.run(partial(beams.step, session), session, observe)
+
+
+class Beams:
+    """The state of a search over n sentences, in tensors of fixed shape.
+
+    Living hypotheses are a trellis: the token and the parent of each beam at each length. Ended
+    ones are the k best so far, by where they leave it.
+    """
+
+    def __init__(
+        self, search: BeamSearch, sentences: int, max_length: int, device: torch.device
     ) -> None:
-        for row in done.nonzero()[:, 0].tolist():
-            found = []
-            for place in range(self.beam):
-                score = float(search.ended_score[row, place])
-                if score > NEVER:
-                    size = int(search.ended_length[row, place])
-                    tokens = search.ended[row, place, :size].tolist()
-                    found.append(Hypothesis(tokens, float(search.ended_log[row, place]), score))
-            results[int(search.home[row])] = found
+        self.search, n, k = search, sentences, search.beam
+        self.length = torch.zeros(1, dtype=torch.long, device=device)
+        self.limits = self.length.new_zeros(n)
+        self.newest = self.length.new_zeros(n, k)
+        self.origin = self.length.new_zeros(n, k)  # the parents of the newest tokens
+        self.alive_log = torch.full((n, k), NEVER, device=device)
+        self.tokens = self.length.new_zeros(n, max_length, k)
+        self.parents = self.length.new_zeros(n, max_length, k)
+        self.ended_log, self.ended_score = (torch.full_like(self.alive_log, NEVER) for _ in "ls")
+        self.ended_at, self.ended_parent, self.ended_token = (
+            self.length.new_zeros(n, k) for _ in "apt"
+        )
+        # By the host in float64, for every length there will be.
+        lp = [float(search.lp(max(1, length))) for length in range(max_length + 2)]
+        self.lp = torch.tensor(lp, device=device)
+        self.lp_at_limit = torch.ones(n, device=device)
+        self.done = torch.zeros(n, dtype=torch.bool, device=device)
+
+    def begin(self, start: int | Int[Tensor, " n"], limits: Int[Tensor, " n"]) -> None:
+        """A new batch; sentences beyond it have no token to generate."""
+        n, most = len(limits), limits.tolist()
+        self.sentences, self.longest = n, max(most)
+        self.forced = self.search.constraints.forced_lengths(most)
+        self.length.zero_()
+        self.limits.zero_()
+        self.limits[:n] = limits
+        self.newest[:n] = torch.as_tensor(start, device=limits.device).expand(n)[:, None]
+        for log in (self.alive_log, self.ended_log, self.ended_score):
+            log.fill_(NEVER)
+        # One living hypothesis a sentence; its copies cannot win until it has spread.
+        self.alive_log[:n, 0] = 0.0
+        self.lp_at_limit.copy_(torch.as_tensor(self.search.lp(self.limits.clamp(min=1))))
+
+    def step(self, session: DecoderSession, forces: bool = True) -> Candidates:
+        """Continue every hypothesis by its best tokens; no value of the device is read."""
+        search, k = self.search, self.search.beam
+        self.length += 1
+        logits = rearrange(session.step(self.newest), "n k v -> (n k) v")
+        logits = search.constraints.prepare(logits)
+        total = logsumexp(logits)
+        last = self.limits == self.length
+        rows = repeat(last, "n -> (n k)", k=k)
+        search.constraints.apply(logits, self.length, rows, total, forces=forces)
+        log, parents, tokens = continuations(self.alive_log, logits, total)
+        ending = (tokens == search.constraints.end) | last[:, None]
+        # Twice as many candidates as beams: even if k of them end, k live on. An ending beyond
+        # the first k would not have been kept.
+        self._end(log[:, :k].masked_fill(~ending[:, :k], NEVER), parents[:, :k], tokens[:, :k])
+        alive_log, living = topk(log.masked_fill(ending, NEVER), k)
+        self.alive_log.copy_(alive_log)
+        self.newest.copy_(tokens.gather(1, living))
+        self.origin.copy_(parents.gather(1, living))
+        self.tokens.index_copy_(1, self.length - 1, self.newest[:, None])
+        self.parents.index_copy_(1, self.length - 1, self.origin[:, None])
+        self.done.copy_(self._is_done())
+        self.alive_log.masked_fill_(self.done[:, None], NEVER)
+        return Candidates(log, parents, tokens, ending, living)
+
+    def _end(
+        self,
+        log: Float[Tensor, "n k"],
+        parents: Int[Tensor, "n k"],
+        tokens: Int[Tensor, "n k"],
+    ) -> None:
+        """Let new endings compete with the old ones for the k best."""
+        score = log / self.lp.index_select(0, self.length)
+        best, order = topk(torch.cat([self.ended_score, score], 1), self.search.beam)
+        self.ended_score.copy_(best)
+        for ended, new in (
+            (self.ended_log, log),
+            (self.ended_at, self.length.expand_as(parents)),
+            (self.ended_parent, parents),
+            (self.ended_token, tokens),
+        ):
+            ended.copy_(torch.cat([ended, new], 1).gather(1, order))
+
+    def _is_done(self) -> Bool[Tensor, " n"]:
+        """The stopping rule is met, or the n best are decided, or the limit is reached.
+
+        log P only falls, so that a living hypothesis can come to no better score than its log P
+        now over the greatest lp to come: that at the limit or, if lp falls, that of the next token.
+        """
+        search, living = self.search, self.alive_log.amax(dim=1)
+        ahead = self.lp.index_select(0, self.length + 1)
+        greatest = self.lp_at_limit if search.alpha >= 0 else ahead
+        decided = living / greatest <= self.ended_score[:, search.n_best - 1]
+        done = decided | (self.limits <= self.length)
+        worst = self.ended_score[:, -1]
+        if search.stopping == "beam-ended":
+            return done | (worst > NEVER)
+        if search.stopping == "none-better-now":
+            now = self.lp.index_select(0, self.length)
+            return done | ((worst > NEVER) & (living / now <= worst))
+        return done
+
+    @torch.no_grad()
+    def run(
+        self,
+        step: Step,
+        session: DecoderSession | None = None,
+        observe: Observer | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Step until every sentence is done.
+
+        With `session`, hypotheses are reordered here and not by the step, and done sentences leave
+        the batch when that pays.
+        """
+        every = check_every(self.length.device)
+        results: list[list[Hypothesis]] = [[] for _ in range(self.sentences)]
+        numbers = list(range(self.sentences))  # of the sentences that are left
+        for length in range(1, self.longest + 1):
+            candidates = step(length in self.forced)
+            if observe is not None and candidates is not None:
+                observe(length, candidates)
+            if length % every == 0:
+                done = self.done.tolist()
+                if all(done):
+                    break
+                if session is not None and SHRINK * sum(done) >= len(done):
+                    gone = [row for row, is_done in enumerate(done) if is_done]
+                    for row, found in zip(gone, self._hypotheses(gone, length), strict=True):
+                        results[numbers[row]] = found
+                    numbers = [n for n, is_done in zip(numbers, done, strict=True) if not is_done]
+                    left = (~self.done).nonzero()[:, 0]
+                    session.keep_sentences(left)
+                    self._keep(left)
+            if session is not None and self.search.beam > 1:
+                session.reorder(self.origin)
+        rows = list(range(len(numbers)))
+        for number, found in zip(numbers, self._hypotheses(rows, length), strict=True):
+            results[number] = found
+        return results
+
+    def _keep(self, sentences: Int[Tensor, " kept"]) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and name not in ("length", "lp"):
+                setattr(self, name, value[sentences])
+
+    def _hypotheses(self, rows: list[int], length: int) -> list[list[Hypothesis]]:
+        """The ended hypotheses of some sentences, followed back through the trellis."""
+        tokens, parents = (x[rows, :length].tolist() for x in (self.tokens, self.parents))
+        ended = (
+            self.ended_at,
+            self.ended_parent,
+            self.ended_token,
+            self.ended_log,
+            self.ended_score,
+        )
+        columns = [column[rows].tolist() for column in ended]
+        found: list[list[Hypothesis]] = [[] for _ in rows]
+        for row, hypotheses in enumerate(found):
+            for at, parent, token, log, score in zip(*(c[row] for c in columns), strict=True):
+                if score == NEVER:
+                    continue
+                text = [] if token == self.search.constraints.end else [token]
+                for before in range(at - 2, -1, -1):
+                    text.append(tokens[row][before][parent])
+                    parent = parents[row][before][parent]
+                hypotheses.append(Hypothesis(text[::-1], log, score))
+        return found
 
 
-def _rows_of(sentences: Int[Tensor, " kept"], beam: int) -> Int[Tensor, " rows"]:
-    beams = torch.arange(beam, device=sentences.device)
-    return rearrange(sentences[:, None] * beam + beams, "n k -> (n k)")
+def continuations(
+    alive_log: Float[Tensor, "n k"],
+    logits: Float[Tensor, "rows v"],
+    total: Float[Tensor, "rows 1"],
+) -> tuple[Float[Tensor, "n w"], Int[Tensor, "n w"], Int[Tensor, "n w"]]:
+    """The 2k best of each sentence, in order: their log P, their parents, their tokens."""
+    k = alive_log.shape[1]
+    most = 2 * k
+    if logits.device.type == "cpu" and logits.shape[-1] >= LARGE_VOCABULARY:
+        return _among_blocks(alive_log, logits, total, most)
+    wide = min(most, logits.shape[-1])
+    best, tokens = topk(logits, wide)
+    log = rearrange(alive_log, "n k -> (n k) 1") + (best - total)
+    log = rearrange(log, "(n k) w -> n (k w)", k=k)
+    log, order = topk(log, min(most, log.shape[-1]))
+    tokens = rearrange(tokens, "(n k) w -> n (k w)", k=k).gather(-1, order)
+    return log, order // wide, tokens
+
+
+def _among_blocks(
+    alive_log: Float[Tensor, "n k"],
+    logits: Float[Tensor, "rows v"],
+    total: Float[Tensor, "rows 1"],
+    wide: int,
+) -> tuple[Float[Tensor, "n w"], Int[Tensor, "n w"], Int[Tensor, "n w"]]:
+    """The same, where the greatest of a block is found many times as fast as the order of a row.
+
+    The w best tokens are in the w blocks whose best are best, or in what no block has room for.
+    """
+    (n, k), blocks = alive_log.shape, logits.shape[-1] // BLOCK
+    before, cut = alive_log.view(n * k, 1), blocks * BLOCK
+    whole = logits[:, :cut].unflatten(1, (blocks, BLOCK))
+    tallest = (before + (whole.amax(-1) - total)).view(n, k * blocks)
+    chosen = tallest.topk(min(wide, k * blocks), sorted=False).indices
+    parents, block = chosen // blocks, chosen % blocks
+    rows = torch.arange(n)[:, None] * k + parents
+    inside = before[rows] + (whole[rows, block] - total[rows])
+    beyond = before + (logits[:, cut:] - total)
+    log, order = torch.cat([inside.view(n, -1), beyond.view(n, -1)], 1).topk(wide)
+    left = logits.shape[-1] - cut
+    tokens = (block[..., None] * BLOCK + torch.arange(BLOCK)).view(n, -1)
+    tokens = torch.cat([tokens, torch.arange(cut, cut + left).repeat(n, k)], 1)
+    others = torch.arange(k).repeat_interleave(left).expand(n, -1)
+    parents = torch.cat([parents.repeat_interleave(BLOCK, 1), others], 1)
+    return log, parents.gather(1, order), tokens.gather(1, order)

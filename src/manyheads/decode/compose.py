@@ -6,13 +6,13 @@ from itertools import count
 from typing import Any, cast
 
 from manyheads.data.events import Encoding
-from manyheads.decode.generate import AnyGenerator
+from manyheads.decode.generate import BaseGenerator
 from manyheads.decode.sample import Sample
 from manyheads.errors import UserError
 
 
 def prompt_of(
-    prime: Sequence[str], encoding: Encoding, generator: AnyGenerator, limit: int | None = None
+    prime: Sequence[str], encoding: Encoding, generator: BaseGenerator, limit: int | None = None
 ) -> list[int]:
     """What the model reads first: the end of another piece, then the prime.
 
@@ -27,7 +27,7 @@ def prompt_of(
         raise UserError(
             f"the prime has '{strange}', which this model has no token for: leave it out"
         )
-    ids = [generator.marks.end, *(number for _, number in known if number is not None)]
+    ids = [generator.special_tokens.end, *(number for _, number in known if number is not None)]
     room = generator.positions or generator.context
     if room is None:
         return ids
@@ -47,7 +47,7 @@ def _last(ids: list[int], most: int, unit: int) -> list[int]:
 
 
 def compose(
-    generator: AnyGenerator,
+    generator: BaseGenerator,
     encoding: Encoding,
     prime: Sequence[str],
     *,
@@ -68,7 +68,10 @@ def compose(
     most = limit or max(1, shortest, (room or len(ids)) - len(ids) + 1)
     silent = [generator.tokenizer.token_id(word) for word in encoding.silent]
     opening = min(shortest, most, encoding.least) if silent else 0
-    banned = (*generator.marks.banned, *(number for number in silent if number is not None))
+    banned = (
+        *generator.special_tokens.banned,
+        *(number for number in silent if number is not None),
+    )
     tokens: list[int] = []
     for part in count():
         opens = len(tokens) < opening
@@ -90,16 +93,16 @@ def compose(
     return [word for token in tokens if (word := generator.tokenizer.content(token)) is not None]
 
 
-def _with(generator: AnyGenerator, **changes: Any) -> AnyGenerator:
+def _with(generator: BaseGenerator, **changes: Any) -> BaseGenerator:
     """The same with some settings of `decode` changed."""
-    changed: AnyGenerator = replace(
+    changed: BaseGenerator = replace(
         cast(Any, generator), decode=replace(generator.decode, **changes)
     )
     return changed
 
 
 def _written(
-    generator: AnyGenerator, ids: list[int], limit: int, sample: Sample | None, part: int
+    generator: BaseGenerator, ids: list[int], limit: int, sample: Sample | None, part: int
 ) -> list[int]:
     """What follows these tokens; each part of a piece has draws of its own."""
     if sample is not None:

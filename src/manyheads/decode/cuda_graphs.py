@@ -1,9 +1,9 @@
-"""Steps of writing as CUDA graphs: recorded once for each shape, then replayed by one call.
+"""Decoding steps as CUDA graphs: captured once per shape, then replayed by one call.
 
 A step of a decoder is hundreds of kernels of a few microseconds each, and the host takes longer to
-launch them than the device to compute them. A recorded step is launched as a whole, and it reads
-and writes tensors at fixed places, the number of the step among them. What is read before the first
-step is recorded too, if it is little. Elsewhere than on a GPU the same work is simply done.
+launch them than the device to compute them. A graph launches them at once; its tensors stay at
+fixed addresses, the length among them. Short prompts and sources are read by graphs too. On a CPU
+the same functions simply run.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -23,38 +23,37 @@ from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.flex import Flex
 from manyheads.train.prefetch import capture_graph
 
-AS_IT_IS = 2  # steps before one is recorded: kernels are chosen and room is taken in them
-ASKED = 16  # steps between two questions to the device whether all is done
-# Recordings that are kept, and the most that they hold; the one unused for longest goes first.
-MOST, MOST_BYTES = 8, 8 * 2**30
-SMALLEST_ROOM = 64
-READ = 2048  # positions of all rows, beyond which it is not the host that is waited for
-READ_BY = 64  # positions, to a multiple of which what is read is filled up
+WARMUP = 2  # calls before the capture: they choose kernels and allocate tensors
+# Most entries of a cache, and their most bytes; the least recently used one goes first.
+MAX_ENTRIES, MAX_BYTES = 8, 8 * 2**30
+MIN_SIZE = 64
+MAX_READ = 2048  # positions of all rows; with more, launches are not what takes the time
+READ_MULTIPLE = 64
 
 
-def steady(model: nn.Module) -> bool:
-    """Whether a step of this model is the same kernels at every place, and nobody listens in.
+def supports_cuda_graph(model: nn.Module) -> bool:
+    """True if every step runs the same kernels, with exact attention, and nothing has hooks.
 
-    An LSTM and a joined source have states of other shapes; experts ask the host who chose them;
-    a core that is not exact makes something else of a room with empty slots.
+    Recurrent models and decoder-only seq2seq have states of other shapes; experts ask the host
+    which of them were chosen; approximate attention depends on the order of the slots.
     """
     if not isinstance(model, Gpt | Seq2Seq):
         return False
-    if any(part._forward_hooks or part._forward_pre_hooks for part in _parts(model)):
+    if any(module._forward_hooks or module._forward_pre_hooks for module in _modules(model)):
         return False
     return _has_cores(model.decoder, Dense, Fused, Flex)
 
 
 def _has_cores(stack: Stack, *kinds: type) -> bool:
-    """Whether all attention is by these cores, and no part chooses experts."""
-    parts = _parts(stack)
-    attentions = [part for part in parts if isinstance(part, SelfAttention | CrossAttention)]
-    chosen = any(isinstance(part, ExpertFeedForward) for part in parts)
-    return not chosen and all(type(part.core) in kinds for part in attentions)
+    """True if all attention is of these kinds, and there are no experts."""
+    modules = _modules(stack)
+    attentions = [part for part in modules if isinstance(part, SelfAttention | CrossAttention)]
+    experts = any(isinstance(part, ExpertFeedForward) for part in modules)
+    return not experts and all(type(part.core) in kinds for part in attentions)
 
 
-def _parts(model: nn.Module) -> list[nn.Module]:
-    """All modules; `modules()` names them on its way, and is asked before every text."""
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """All modules; faster than `modules()`, which makes their names, and called for every text."""
     found, left = [], [model]
     while left:
         part = left.pop()
@@ -63,149 +62,151 @@ def _parts(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def reads_filled_up(stack: Stack, rows: int, positions: int) -> bool:
-    """Whether a stack reads so many positions, some of them empty, by the same kernels each time.
+def can_pad(stack: Stack, rows: int, positions: int) -> bool:
+    """True if a stack may read so many positions, padding among them, in one graph.
 
-    So many that the device is busy with them are read as they are.
+    With more of them the device is busy, and padding costs time.
     """
     most = stack.position.max_length
-    there = most is None or positions <= most
-    return rows * positions <= READ and there and _has_cores(stack, Dense, Fused)
+    exists = most is None or positions <= most
+    return rows * positions <= MAX_READ and exists and _has_cores(stack, Dense, Fused)
 
 
-def room_for(positions: int) -> int:
+def padded_size(positions: int) -> int:
     """The next power of two."""
-    return max(SMALLEST_ROOM, 1 << (positions - 1).bit_length())
+    return max(MIN_SIZE, 1 << (positions - 1).bit_length())
 
 
-def room_to_read(positions: int) -> int:
-    """The next multiple of 64, which is no more than the room that there is for it."""
-    return -(-positions // READ_BY) * READ_BY
+def padded_prompt(positions: int) -> int:
+    """The next multiple of 64, never more than `padded_size`."""
+    return -(-positions // READ_MULTIPLE) * READ_MULTIPLE
 
 
-def rows_for(rows: int) -> int:
+def padded_rows(rows: int) -> int:
     """The next power of two up to 64, then the next multiple of 32."""
     return 1 << (rows - 1).bit_length() if rows <= 64 else -(-rows // 32) * 32
 
 
-def source_room_for(positions: int) -> int:
+def padded_source(positions: int) -> int:
     """The next multiple of 8."""
     return -(-positions // 8) * 8
 
 
-# The sizes of all kernels are tried out, and where products with one row alone are PyTorch's they
-# are written out and joined with what is beside them.
-TUNED: dict[str, Any] = {"coordinate_descent_tuning": True}
+# Try all kernel sizes; where PyTorch multiplies one row, fuse that with its neighbours.
+INDUCTOR: dict[str, Any] = {"coordinate_descent_tuning": True}
 
 
-def compiled(work: Callable[..., Any]) -> Callable[..., Any]:
-    """The work as it is the first time, when room is taken in it, and compiled from then on.
+def compile_after_first(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, eager at its first call, which allocates tensors, and compiled from then on.
 
-    PyTorch compiles a function a few times and then no more: this is one of its own each time.
+    PyTorch compiles a function only a few times: each call here makes another function of it.
     """
-    assert isinstance(work, MethodType)
-    of: Any = work.__func__
+    assert isinstance(method, MethodType)
+    of: Any = method.__func__
     code = of.__code__.replace()
     alike = FunctionType(code, of.__globals__, of.__name__, of.__defaults__, of.__closure__)
-    fast = torch.compile(MethodType(alike, work.__self__), dynamic=False, options=TUNED)
-    done = False
+    fast = torch.compile(MethodType(alike, method.__self__), dynamic=False, options=INDUCTOR)
+    called = False
 
-    def do(*given: Any) -> Any:
-        nonlocal done
-        chosen, done = fast if done else work, True
-        return chosen(*given)
+    def call(*args: Any) -> Any:
+        nonlocal called
+        chosen, called = fast if called else method, True
+        return chosen(*args)
 
-    return do
+    return call
 
 
-class Recorded:
-    """Work that is done as it is at first, then by a recording of it."""
+class GraphedFunction:
+    """A function without arguments and results: eager at first, then one CUDA graph."""
 
-    def __init__(self, work: Callable[[], None], device: torch.device, pool: Any = None) -> None:
-        self.work, self.device, self.pool = work, device, pool
+    def __init__(
+        self, function: Callable[[], object], device: torch.device, pool: Any = None
+    ) -> None:
+        self.function, self.device, self.pool = function, device, pool
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
     def __call__(self) -> None:
-        if self.device.type == "cuda" and self.graph is None and self.calls >= AS_IT_IS:
-            self.graph = self._record()
+        if self.device.type == "cuda" and self.graph is None and self.calls >= WARMUP:
+            self.graph = self._capture()
         if self.graph is not None:
             self.graph.replay()
         else:
-            self._do()
+            self._run()
         self.calls += 1
 
-    def _do(self) -> None:
+    def _run(self) -> None:
         kind = self.device.type
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        # A weight that was cast once would stay as it was when it is trained on.
+        # A cached cast of a weight would not follow the weight when it is trained on.
         with torch.autocast(kind, dtype, enabled, cache_enabled=False):
-            self.work()
+            self.function()
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), capture_graph(graph, self.pool, mode="thread_local"):
-            self._do()
+            self._run()
         return graph
 
 
 @runtime_checkable
-class Kept(Protocol):
-    """What is recorded with its tensors."""
+class Entry(Protocol):
+    """Something with a captured graph and its tensors."""
 
     def bytes(self) -> int: ...
 
 
-K = TypeVar("K", bound=Kept)
+E = TypeVar("E", bound=Entry)
 
 
-class Recordings:
-    """What one writer has recorded, by shape and settings. Unless told, on a GPU alone.
+class GraphCache:
+    """The graphs of one decoder, by shape and settings; by default on a GPU only.
 
-    `compiled`: a step is compiled before it is recorded, which makes fewer kernels of it and takes
-    as long as thousands of steps. What is compiled is the drawing of a token with all that comes
-    before it; of a search the model alone, since the rest, compiled by PyTorch 2.13, chose other
-    hypotheses.
+    `compiled`: a step is compiled before it is captured, which fuses kernels and takes as long as
+    thousands of steps. Sampling is compiled with its model; of a beam search only the model, since
+    the rest, compiled by PyTorch 2.13, chose other hypotheses.
     """
 
-    def __init__(self, wanted: bool | None = None, *, compiled: bool = False) -> None:
-        self.wanted, self.compiled = wanted, compiled
-        self.kept: dict[Hashable, Kept] = {}
+    def __init__(self, enabled: bool | None = None, *, compiled: bool = False) -> None:
+        self.enabled, self.compiled = enabled, compiled
+        self.entries: dict[Hashable, Entry] = {}
         self._pool: Any = None
 
-    def serve(self, model: nn.Module) -> bool:
-        """Whether this model writes by recorded steps."""
+    def serves(self, model: nn.Module) -> bool:
+        """True if this model decodes by graphs."""
         on_gpu = next(model.parameters()).device.type == "cuda"
-        return (on_gpu if self.wanted is None else self.wanted) and steady(model)
+        return (on_gpu if self.enabled is None else self.enabled) and supports_cuda_graph(model)
 
     @contextmanager
-    def lent(self, model: nn.Module, shape: Hashable, make: Callable[[Any], K]) -> Iterator[K]:
-        """What was made for this shape of these weights, or is made now from a memory pool.
+    def borrow(self, model: nn.Module, shape: Hashable, make: Callable[[Any], E]) -> Iterator[E]:
+        """The entry of this shape and these weights, made from a memory pool if there is none.
 
-        It is one user's as long as it is lent: another one at the same time gets one of its own.
-        The model drops nothing from then on.
+        It has one user at a time: a second one gets another entry. The model is set to eval mode.
         """
-        parts = _parts(model)
-        if any(part.training for part in parts):
+        modules = _modules(model)
+        if any(module.training for module in modules):
             model.eval()
-        key = (shape, _precision(model), _weights(parts))
-        found: Any = self.kept.pop(key, None)
-        if found is None:
-            found = make(self._shared_pool(model))
+        key = (shape, _precision(model), _addresses(modules))
+        entry: Any = self.entries.pop(key, None)
+        if entry is None:
+            entry = make(self._shared_pool(model))
         try:
-            yield found
+            yield entry
         finally:
-            self.kept[key] = found
-            while len(self.kept) > MOST or (len(self.kept) > 1 and self.bytes() > MOST_BYTES):
-                del self.kept[next(iter(self.kept))]
+            self.entries[key] = entry
+            while self._is_full():
+                del self.entries[next(iter(self.entries))]
+
+    def _is_full(self) -> bool:
+        count = len(self.entries)
+        return count > MAX_ENTRIES or (count > 1 and self.bytes() > MAX_BYTES)
 
     def bytes(self) -> int:
-        """What the kept ones hold."""
-        return sum(one.bytes() for one in self.kept.values())
+        return sum(entry.bytes() for entry in self.entries.values())
 
     def _shared_pool(self, model: nn.Module) -> Any:
-        """One for all recordings: nothing that one of them leaves there is read by another."""
+        """One for all graphs: none of them reads what another one left there."""
         if self._pool is None and next(model.parameters()).device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
@@ -216,7 +217,7 @@ def _precision(model: nn.Module) -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
 
-def _weights(parts: list[nn.Module]) -> tuple[int, ...]:
-    """Where they are: a recording of a model that has been moved since reads elsewhere."""
-    tables = [table for part in parts for table in (part._parameters, part._buffers)]
+def _addresses(modules: list[nn.Module]) -> tuple[int, ...]:
+    """Where the weights are: a graph would read them there also after they have moved."""
+    tables = [table for part in modules for table in (part._parameters, part._buffers)]
     return tuple(x.data_ptr() for table in tables for x in table.values() if x is not None)

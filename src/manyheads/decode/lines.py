@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from manyheads.decode.sample import Sample
-from manyheads.decode.translate import AnyTranslator
+from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import DataError
 
 LINES_AT_ONCE = 512
@@ -27,9 +27,9 @@ def read_lines(stream: Iterable[bytes]) -> Iterator[str]:
         yield line.removesuffix("\n").removesuffix("\r")
 
 
-def pieces(translator: AnyTranslator, line: str) -> list[str]:
+def pieces(translator: BaseTranslator, line: str) -> list[str]:
     """A line in parts that fit the model: cut after sentences, else words, else anywhere."""
-    longest = translator.max_length - len(translator.marks.source([]))
+    longest = translator.max_length - len(translator.special_tokens.source([]))
     fits: Callable[[str], bool] = lambda text: len(translator.tokenizer.encode(text)) <= longest  # noqa: E731
     if fits(line):
         return [line]
@@ -49,7 +49,7 @@ def pieces(translator: AnyTranslator, line: str) -> list[str]:
 
 
 def translate_whole(
-    translator: AnyTranslator,
+    translator: BaseTranslator,
     sentences: Sequence[str],
     advance: Callable[[int], None] = lambda done: None,
 ) -> list[str]:
@@ -61,7 +61,7 @@ def translate_whole(
 
 
 def translate_lines(
-    translator: AnyTranslator,
+    translator: BaseTranslator,
     stream: Iterable[bytes],
     n_best: int = 1,
     sample: Sample | None = None,
@@ -94,7 +94,7 @@ def translate_lines(
 
 
 def _n_best(
-    translator: AnyTranslator, parts: list[list[str]], flat: list[str], n_best: int, before: int
+    translator: BaseTranslator, parts: list[list[str]], flat: list[str], n_best: int, before: int
 ) -> Iterator[str]:
     """`number ||| text ||| score` lines; a line in pieces has the n-th best of each piece."""
     found = iter(translator.search(flat, n_best=n_best))

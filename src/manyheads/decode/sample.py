@@ -1,23 +1,30 @@
-"""Choosing the next token by chance: temperature, top-k, top-p, min-p."""
+"""Sampling: temperature, top-k, top-p, min-p; temperature 0 is greedy search."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.decode.logits import likeliest
+from manyheads.decode.beam import DecoderSession, check_every
+from manyheads.decode.constraints import LogitsConstraints
 from manyheads.errors import UserError
+from manyheads.ops import argmax
+
+Rows = Int[Tensor, " rows"]
+Uniforms = Float[Tensor, " rows"]
+Step = Callable[[bool], object]  # told whether some row is forced to one token
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """How to draw; temperature 0 is greedy.
+    """How to sample; temperature 0 is greedy.
 
     `min_p` is the least share of the likeliest token's probability that another must have.
-    top_k=0, top_p=1 and min_p=0 leave the whole distribution.
+    top_k=0, top_p=1 and min_p=0 leave the distribution as it is.
     """
 
     temperature: float = 1.0
@@ -58,25 +65,23 @@ def filtered(logits: Float[Tensor, "rows v"], sample: Sample) -> Float[Tensor, "
     return logits
 
 
-def pick(weights: Float[Tensor, "rows v"], chance: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """One token a row: the first whose cumulative weight passes the random share of all of it."""
+def pick(weights: Float[Tensor, "rows v"], uniform: Uniforms) -> Rows:
+    """One token a row: the first whose cumulative weight passes the uniform share of the total."""
     mass = weights.cumsum(-1)
     # Of the total: rounding may leave that of probabilities a little under one.
-    threshold = chance[:, None] * mass[:, -1:]
+    threshold = uniform[:, None] * mass[:, -1:]
     return (mass <= threshold).sum(-1).clamp(max=weights.shape[-1] - 1)
 
 
-def choose(
-    logits: Float[Tensor, "rows v"], chance: Float[Tensor, " rows"], sample: Sample
-) -> Int[Tensor, " rows"]:
-    """One token a row, by chance as the settings say, or the likeliest."""
+def choose(logits: Float[Tensor, "rows v"], uniform: Uniforms, sample: Sample) -> Rows:
+    """One token a row, sampled as the settings say, or the likeliest."""
     if sample.temperature == 0:
-        return likeliest(logits)
-    return pick(filtered(logits.float(), sample).softmax(-1), chance)
+        return argmax(logits)
+    return pick(filtered(logits.float(), sample).softmax(-1), uniform)
 
 
 class Sampler:
-    """Draws for rows that each have random numbers of their own, whatever their neighbours."""
+    """Settings, and for each row random numbers of its own, whatever the rest of the batch."""
 
     def __init__(self, sample: Sample, rows: int | Sequence[int], first: int = 0) -> None:
         """`rows` are the numbers of the rows, or how many there are; `first` is added to each."""
@@ -87,12 +92,87 @@ class Sampler:
             for number in numbers
         ]
 
-    def draw(self, logits: Float[Tensor, "rows v"]) -> Int[Tensor, " rows"]:
-        """One token a row."""
-        return choose(logits, self.chances(1)[:, 0].to(logits.device), self.sample)
-
-    def chances(self, steps: int) -> Float[Tensor, "rows steps"]:
-        """The random numbers of the next steps: those that step by step would be drawn."""
+    def uniforms(self, steps: int) -> Float[Tensor, "rows steps"]:
+        """The random numbers of the next steps, in [0, 1)."""
         if self.sample.temperature == 0:
-            return torch.zeros(len(self.random), steps)  # none is looked at
+            return torch.zeros(len(self.random), steps)  # not used
         return torch.stack([torch.rand(steps, generator=random) for random in self.random])
+
+
+class Samples:
+    """The state of sampling one text a row, in tensors of fixed shape."""
+
+    def __init__(
+        self,
+        constraints: LogitsConstraints,
+        sample: Sample,
+        rows: int,
+        max_length: int,
+        device: torch.device,
+    ) -> None:
+        self.constraints, self.sample = constraints, sample
+        self.length = torch.zeros(1, dtype=torch.long, device=device)
+        self.newest, self.limits = (self.length.new_zeros(rows) for _ in "nl")
+        self.ends = torch.full_like(self.newest, constraints.end)
+        self.tokens = self.length.new_zeros(rows, max_length)
+        self.uniforms = torch.zeros(rows, max_length, device=device)
+        self.done = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def begin(self, newest: Rows, limits: Rows, sampler: Sampler) -> None:
+        """A new batch: the tokens to continue from, and the random numbers to come."""
+        most = limits.tolist()
+        self.rows, self.longest = len(most), max(most)
+        self.forced = self.constraints.forced_lengths(most)
+        self.length.zero_()
+        self.newest[: self.rows] = newest
+        self.limits.zero_()
+        self.limits[: self.rows] = limits
+        uniforms = sampler.uniforms(self.longest)
+        self.uniforms[: self.rows, : self.longest] = uniforms.to(self.uniforms.device)
+        self.done.copy_(self.limits < 1)
+
+    def step(self, session: DecoderSession, forces: bool = True) -> None:
+        """One token a row, the end if it is done; no value of the device is read."""
+        position = self.length.clone()
+        self.length += 1
+        logits = self.constraints.prepare(session.step(self.newest[:, None])[:, 0])
+        last = self.limits == self.length
+        self.constraints.apply(logits, self.length, last, forces=forces)
+        drawn = self.sample.temperature > 0
+        uniform = self.uniforms.index_select(1, position)[:, 0] if drawn else self.uniforms[:, 0]
+        torch.where(self.done, self.ends, choose(logits, uniform, self.sample), out=self.newest)
+        self.tokens.index_copy_(1, position, self.newest[:, None])
+        self.done |= (self.newest == self.constraints.end) | (self.limits <= self.length)
+
+    @torch.no_grad()
+    def run(self, step: Step) -> list[list[int]]:
+        """The texts of all rows, without their ends."""
+        every = check_every(self.length.device)
+        for length in range(1, self.longest + 1):
+            step(length in self.forced)
+            if length % every == 0 and bool(self.done.all()):
+                break
+        rows = self.tokens[: self.rows, :length].tolist()
+        return [[token for token in row if token != self.constraints.end] for row in rows]
+
+    def stream(self, step: Step) -> Iterator[Rows]:
+        """The tokens of each step as soon as they are there; a row that is done has the end."""
+        for length in range(1, self.longest + 1):
+            with torch.no_grad():  # inside: the caller may want gradients
+                step(length in self.forced)
+            yield self.newest[: self.rows].clone()
+            if bool(self.done.all()):
+                return
+
+
+def sampling(
+    session: DecoderSession,
+    newest: Rows,
+    limits: Rows,
+    sampler: Sampler,
+    constraints: LogitsConstraints,
+) -> tuple[Samples, Step]:
+    """The state of sampling after the tokens `newest`, and its step."""
+    state = Samples(constraints, sampler.sample, len(limits), int(limits.max()), limits.device)
+    state.begin(newest, limits, sampler)
+    return state, partial(state.step, session)

@@ -1,14 +1,14 @@
-"""Speculative decoding (Leviathan et al. 2023): a small model proposes, the model itself decides.
+"""Speculative decoding (Leviathan et al. 2023): a small draft model proposes, the model decides.
 
-The draft writes γ tokens x_1, …, x_γ, one after the other, and the model reads them all in one
+The draft generates γ tokens x_1, …, x_γ, one after the other, and the model reads them in one
 pass. With q the draft's probabilities and p the model's,
 
-    x_i is taken with probability min(1, p_i(x_i) / q_i(x_i))
+    x_i is accepted with probability min(1, p_i(x_i) / q_i(x_i))
 
-The first that is not is drawn anew from norm(max(0, p_i − q_i)), and what follows it is forgotten;
-after γ that were taken one more is drawn from p_{γ+1}. What is written is distributed as the
-model alone would write it, whatever the draft is: a good draft only makes it faster. At temperature
-0 the probabilities are 0 and 1, and a proposal is taken where it is the model's own choice.
+The first one that is not is sampled anew from norm(max(0, p_i − q_i)), and the rest is dropped;
+after γ accepted ones one more is sampled from p_{γ+1}. The text has the distribution of the model
+alone, whatever the draft is: a good draft only makes it faster. At temperature 0 the probabilities
+are 0 and 1, and a proposal is accepted where it is the model's own choice.
 """
 
 from collections.abc import Iterator
@@ -18,19 +18,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.decode.beam import Allowed
-from manyheads.decode.generate import AnyGenerator, Generator, Prompts, Rows
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.constraints import LogitsConstraints
+from manyheads.decode.decoder import Rows, Texts
+from manyheads.decode.generate import BaseGenerator, Generator
+from manyheads.decode.kv_cache import KVCache
 from manyheads.decode.sample import Sample, Sampler, filtered, pick
 from manyheads.errors import UserError, check_at_least
 from manyheads.models.gpt import Gpt
 
-Chances = Float[Tensor, "t v"]
+Probabilities = Float[Tensor, "t v"]
+Distribution = Float[Tensor, " v"]
 
 
 @dataclass
-class Told:
-    """How many tokens were proposed, and how many of them were taken."""
+class Acceptance:
+    """How many tokens were proposed, and how many of them were accepted."""
 
     proposed: int = 0
     taken: int = 0
@@ -41,115 +43,111 @@ class Told:
 
 
 class Reader:
-    """A model and what it has read of a text; the end of the text may change."""
+    """A model and its cache of a text; the end of the text may change."""
 
     def __init__(self, model: Gpt) -> None:
-        self.model, self.cache = model.eval(), KeyValueCache()
+        self.model, self.cache = model.eval(), KVCache()
 
-    def after(self, text: list[int], wanted: int) -> Float[Tensor, "wanted v"]:
-        """Logits after each of the last so many tokens; reads those that it has not read."""
-        # At least as many as are asked for are read, those before are known.
-        self.cache.cut(min(self.cache.length, len(text) - wanted))
+    def logits(self, text: list[int], count: int) -> Float[Tensor, "count v"]:
+        """Logits after each of the last `count` tokens; reads those that are not cached."""
+        self.cache.cut(min(self.cache.length, len(text) - count))
         device = self.model.tokens.weight.device
         new = torch.tensor([text[self.cache.length :]], device=device)
         hidden = self.model.hidden(new, cache=self.cache)
-        return self.model.logits(hidden[0, -wanted:]).float()
+        return self.model.logits(hidden[0, -count:]).float()
 
     @property
-    def most(self) -> int | None:
+    def max_length(self) -> int | None:
         """The longest text that it can read."""
         return self.model.decoder.position.max_length
 
 
 class Speculation:
-    """One text, written on by a model and its draft; random numbers are the text's own."""
+    """One text, continued by a model and its draft, with random numbers of its own."""
 
     def __init__(
         self,
         model: Reader,
         draft: Reader,
-        allowed: Allowed,
+        constraints: LogitsConstraints,
         sample: Sample,
         random: torch.Generator,
-        told: Told,
+        acceptance: Acceptance,
     ) -> None:
-        self.model, self.draft, self.allowed = model, draft, allowed
-        self.sample, self.random, self.told = sample, random, told
+        self.model, self.draft, self.constraints = model, draft, constraints
+        self.sample, self.random, self.acceptance = sample, random, acceptance
 
-    def write(self, prompt: list[int], limit: int, ahead: int) -> Iterator[int]:
+    def generate(self, prompt: list[int], limit: int, ahead: int) -> Iterator[int]:
         """The tokens after a prompt, an end included."""
         text, end = list(prompt), len(prompt) + limit
         while len(text) < end:
-            with torch.no_grad():  # inside: whoever takes the tokens may want gradients
+            with torch.no_grad():  # inside: the caller may want gradients
                 new = self._next(text, len(prompt), end, ahead)
             for token in new:
                 text.append(token)
                 yield token
-                if token == self.allowed.end:
+                if token == self.constraints.end:
                     return
 
     def _next(self, text: list[int], begun: int, end: int, ahead: int) -> list[int]:
-        """The proposed tokens that are taken, and one of the model's own."""
-        room = end - len(text) - 1  # for proposals: one token is always the model's
-        if self.draft.most is not None:
-            room = min(room, self.draft.most - len(text) + 1)
-        whole, guesses = list(text), []
-        for _ in range(min(ahead, room)):
-            logits = self.draft.after(whole, 1)
-            guesses.append(self._chances(logits, len(whole) - begun, end - begun)[0])
-            whole.append(self._draw(guesses[-1]))
-            if whole[-1] == self.allowed.end:
+        """The proposed tokens that are accepted, and one of the model's own."""
+        most = end - len(text) - 1  # proposals: one token is always the model's
+        if self.draft.max_length is not None:
+            most = min(most, self.draft.max_length - len(text) + 1)
+        extended, guesses = list(text), []
+        for _ in range(min(ahead, most)):
+            logits = self.draft.logits(extended, 1)
+            guesses.append(self._probabilities(logits, len(extended) - begun, end - begun)[0])
+            extended.append(self._pick(guesses[-1]))
+            if extended[-1] == self.constraints.end:
                 break
-        logits = self.model.after(whole, len(guesses) + 1)
-        chances = self._chances(logits, len(text) - begun, end - begun)
-        proposed, taken = whole[len(text) :], 0
-        while taken < len(proposed) and self._takes(
-            proposed[taken], chances[taken], guesses[taken]
-        ):
+        logits = self.model.logits(extended, len(guesses) + 1)
+        own = self._probabilities(logits, len(text) - begun, end - begun)
+        proposed, taken = extended[len(text) :], 0
+        while taken < len(proposed) and self._accepts(proposed[taken], own[taken], guesses[taken]):
             taken += 1
-        self.told.proposed += len(proposed)
-        self.told.taken += taken
+        self.acceptance.proposed += len(proposed)
+        self.acceptance.taken += taken
         if taken < len(proposed):
-            return [*proposed[:taken], self._draw(_rest(chances[taken], guesses[taken]))]
-        if proposed and proposed[-1] == self.allowed.end:
+            return [*proposed[:taken], self._pick(_rest(own[taken], guesses[taken]))]
+        if proposed and proposed[-1] == self.constraints.end:
             return proposed  # nothing follows
-        return [*proposed, self._draw(chances[taken])]
+        return [*proposed, self._pick(own[taken])]
 
-    def _takes(self, token: int, p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> bool:
-        chance = float(torch.rand(1, generator=self.random))
-        return chance * float(q[token]) < float(p[token])
+    def _accepts(self, token: int, p: Distribution, q: Distribution) -> bool:
+        uniform = float(torch.rand(1, generator=self.random))
+        return uniform * float(q[token]) < float(p[token])
 
-    def _chances(self, logits: Float[Tensor, "t v"], written: int, limit: int) -> Chances:
-        """The probabilities of the next places, after so many tokens, by how it is drawn."""
-        total = logits.logsumexp(-1, keepdim=True)
-        for number in range(len(logits)):
-            place, row = written + number + 1, slice(number, number + 1)
-            last = torch.tensor([place == limit], device=logits.device)
-            self.allowed.apply(logits[row], total[row], place, last)
+    def _probabilities(
+        self, logits: Float[Tensor, "t v"], written: int, limit: int
+    ) -> Probabilities:
+        """The probabilities of the next positions, after `written` tokens, as they are sampled."""
+        lengths = torch.arange(written + 1, written + 1 + len(logits), device=logits.device)
+        self.constraints.apply(logits, lengths, lengths == limit)
         return filtered(logits, self.sample).softmax(-1)
 
-    def _draw(self, chances: Float[Tensor, " v"]) -> int:
-        chance = torch.rand(1, generator=self.random).to(chances.device)
-        return int(pick(chances[None], chance))
+    def _pick(self, probabilities: Distribution) -> int:
+        uniform = torch.rand(1, generator=self.random).to(probabilities.device)
+        return int(pick(probabilities[None], uniform))
 
 
-def _rest(p: Float[Tensor, " v"], q: Float[Tensor, " v"]) -> Float[Tensor, " v"]:
-    """max(0, p − q); where that is nothing, two that differ by rounding alone, p."""
+def _rest(p: Distribution, q: Distribution) -> Distribution:
+    """max(0, p − q); p where that is zero everywhere, because the two differ only by rounding."""
     rest = (p - q).clamp(min=0)
     return torch.where(rest.sum() > 0, rest, p)
 
 
 @dataclass(frozen=True)
 class Speculative(Generator):
-    """A generator that draws with the help of a draft; it searches as ever.
+    """A generator that samples with the help of a draft; its search is the usual one.
 
-    `ahead` is how many tokens the draft proposes at a time. At temperature 0 what is written is
-    what the model alone writes (as far as one pass over several tokens rounds as several do).
+    `ahead` is the number of tokens that the draft proposes at a time. At temperature 0 the text is
+    that of the model alone (as far as one pass over several tokens rounds as several do).
     """
 
     draft: Gpt = field(kw_only=True)
     ahead: int = field(default=4, kw_only=True)
-    told: Told = field(default_factory=Told, compare=False, kw_only=True)
+    acceptance: Acceptance = field(default_factory=Acceptance, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_at_least("ahead", self.ahead, 1)
@@ -160,27 +158,30 @@ class Speculative(Generator):
                 "with the same tokenizer"
             )
 
-    def _written(self, read: Prompts, limits: Rows, sampler: Sampler) -> list[list[int]]:
-        end = self.marks.end
+    def _sample(
+        self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
+    ) -> list[list[int]]:
+        rows = zip(texts[0].tolist(), limits.tolist(), strict=True)
+        end = self.special_tokens.end
         return [
             [token for token in self._speculate(prompt, limit, sampler, row) if token != end]
-            for row, (prompt, limit) in enumerate(zip(read.tolist(), limits.tolist(), strict=True))
+            for row, (prompt, limit) in enumerate(rows)
         ]
 
-    def _followed(self, read: Prompts, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
-        [prompt], [limit] = read.tolist(), limits.tolist()
+    def _stream(self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
+        [prompt], [limit] = texts[0].tolist(), limits.tolist()
         return (torch.tensor([token]) for token in self._speculate(prompt, limit, sampler, 0))
 
     def _speculate(
         self, prompt: list[int], limit: int, sampler: Sampler, row: int
     ) -> Iterator[int]:
-        model, draft = Reader(self.model), Reader(self.draft)
-        sample, random = sampler.sample, sampler.random[row]
-        text = Speculation(model, draft, self.allowed, sample, random, self.told)
-        return text.write(prompt, limit, self.ahead)
+        models = Reader(self.model), Reader(self.draft)
+        random = sampler.random[row]
+        text = Speculation(*models, self.constraints, sampler.sample, random, self.acceptance)
+        return text.generate(prompt, limit, self.ahead)
 
 
-def drafted(generator: AnyGenerator, draft: AnyGenerator) -> Speculative:
+def with_draft(generator: BaseGenerator, draft: BaseGenerator) -> Speculative:
     """The same generator with the model of another one as its draft."""
     if not isinstance(generator, Generator) or not isinstance(draft, Generator):
         raise UserError("a draft and what it helps are runs themselves: one of these was exported")
@@ -189,5 +190,5 @@ def drafted(generator: AnyGenerator, draft: AnyGenerator) -> Speculative:
             "the draft has another tokenizer: choose a run that was trained on the same texts with "
             "the same tokens"
         )
-    how = generator.tokenizer, generator.decode, generator.warn, generator.recordings
+    how = generator.tokenizer, generator.decode, generator.warn, generator.graphs
     return Speculative(generator.model, *how, draft=draft.model)

@@ -1,203 +1,164 @@
-"""A cache of fixed room, so that every step is the same kernels over the same places.
+"""The static KV cache: every step is the same kernels over the same tensors.
 
-Keys and values have a slot for every position that there will ever be, and where the next one
-goes is a number on the device. A slot that is not written yet is never seen, because rules speak
-of positions and its own is still to come.
+Keys and values have a slot for every position there will ever be, and the number of the next one is
+on the device. An unfilled slot is never seen: masks speak of positions, and its own is to come.
 
-Hypotheses never move. What beam j of a sentence computed at position p stays in slot p · k + j,
-and a table says for each hypothesis by which beam its token at p was read, its ancestor there.
-To go on from other hypotheses is to reorder that table, not the keys and values.
+Hypotheses never move. Beam j of a sentence writes position p into slot p · k + j, and a table holds
+for each hypothesis the beam that read its token at p, its ancestor there. Reordering hypotheses
+reorders that table.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from manyheads.decode.kv_cache import KeyValueCache
-from manyheads.nn.attention import KeysAndValues
+from manyheads.decode.kv_cache import BeamQueries, KVCache, OwnSlots, Parents, Slots
+from manyheads.nn.attention import KeysAndValues, SelfAttention
+from manyheads.nn.exact_attention import Fused
 from manyheads.nn.masks import AttentionMask, Causal, Rule
+from manyheads.nn.positions import Position, RotaryPosition
+from manyheads.nn.scores import InnerScore
 from manyheads.nn.shapes import Real
-
-PLACED = 32  # most hypotheses whose keys and values one program of our kernel holds
-Table = Int[Tensor, "n k room"]
-BeamPlaces = Int[Tensor, "1 k 1"]
-Slots = Int[Tensor, "1 1 slots"]
-OwnSlots = Bool[Tensor, "n k slots"]
-NewQueries = Float[Tensor, "n h k c"]
-NewKeys = Float[Tensor, "n g k e"]
-NewValues = Float[Tensor, "n g k c"]
-HeldKeys = Float[Tensor, "n g slots e"]
-HeldValues = Float[Tensor, "n g slots c"]
+from manyheads.ops import append_attention, write_kv
 
 
 @dataclass(frozen=True, eq=False)
 class Ancestors(Rule):
-    """Of the slots of a sentence, each hypothesis sees those that its own past was written to."""
+    """A hypothesis sees the slots that its own past was written to."""
 
-    table: Table
+    table: Int[Tensor, "n k size"]
     kind: ClassVar[str] = "ancestors"
 
     @property
     def is_causal(self) -> bool:
         return True
 
-    def __call__(self, queries: BeamPlaces, keys: Slots) -> OwnSlots:
+    def __call__(self, queries: BeamQueries, keys: Slots) -> OwnSlots:
         beams = torch.arange(self.table.shape[1], device=keys.device)
         own = rearrange(self.table[..., None] == beams, "n k p j -> n k (p j)")
         return own & (keys <= queries)
 
 
-class FixedCache:
-    """Room for so many positions of so many sentences with k beams each, and for their sources.
+class StaticCache:
+    """`size` positions of `sentences` with k beams each, and `source_size` of their sources.
 
-    It is read to by `fill` (a prompt) and `put` (a source), and then one position at a time. How
-    many there are is a number on the device alone, `place`: whoever takes so much room has seen
-    to it that the model has positions for it.
+    A prompt comes in by `fill`, a source by `set_cross_kv`, then one position at a time. Whoever
+    chooses the size has checked that the model has so many positions.
     """
 
-    length = 0
-
     def __init__(
-        self, sentences: int, beams: int, room: int, device: torch.device, source_room: int = 0
+        self, sentences: int, beams: int, size: int, device: torch.device, source_size: int = 0
     ) -> None:
-        self.beams, self.room, self.source_room = beams, room, source_room
-        self.sentences = sentences
-        self.place = torch.zeros(1, dtype=torch.long, device=device)
-        self.ancestors = torch.zeros(sentences, beams, room, dtype=torch.long, device=device)
-        self._own = torch.arange(beams, device=device)
-        self._positions = torch.arange(room, device=device).repeat_interleave(beams)[None]
-        self._slots = self._own
-        self._come = torch.zeros(
-            0, dtype=torch.int32, device=device
-        )  # see kernels/append_attention.py
-        self._grown: dict[nn.Module, KeysAndValues] = {}
-        self._memory: dict[nn.Module, KeysAndValues] = {}
+        self.sentences, self.beams = sentences, beams
+        self.size, self.source_size = size, source_size
+        self.length = torch.zeros(1, dtype=torch.long, device=device)
+        self.ancestors = torch.zeros(sentences, beams, size, dtype=torch.long, device=device)
+        self._beams = torch.arange(beams, device=device)
+        self._positions = torch.arange(size, device=device).repeat_interleave(beams)[None]
+        self._slots = self._beams
+        self._counter = torch.zeros(0, dtype=torch.int32, device=device)
+        self._kv: dict[nn.Module, KeysAndValues] = {}
+        self._cross: dict[nn.Module, KeysAndValues] = {}
 
-    def look(
-        self, rule: Rule, length: int, real: Real | None, device: torch.device
+    def end(self, length: int) -> int:
+        return 0
+
+    def mask(
+        self, rule: Rule, length: int, padding: Real | None, device: torch.device
     ) -> AttentionMask:
-        """The sight of one position of each hypothesis on the whole room."""
         assert isinstance(rule, Causal)
-        assert length == 1
-        assert real is None
-        queries = self.place.expand(1, self.beams)
+        assert length == self.beams
+        assert padding is None
+        queries = self.length.expand(1, self.beams)
         if self.beams == 1:
-            self._slots = self.place
+            self._slots = self.length
             return AttentionMask(rule, queries, self._positions)
-        self._slots = self.place * self.beams + self._own  # for all layers alike
-        own = repeat(self._own, "k -> n k 1", n=self.sentences)
-        self.ancestors.index_copy_(2, self.place, own)
+        self._slots = self.length * self.beams + self._beams
+        own = repeat(self._beams, "k -> n k 1", n=self.sentences)
+        self.ancestors.index_copy_(2, self.length, own)
         return AttentionMask(Ancestors(self.ancestors), queries, self._positions)
 
-    def extend(self, owner: nn.Module, keys: NewKeys, values: NewValues) -> KeysAndValues:
-        """Write the newest position of every beam; gives the whole room."""
-        pair = self._room_of(owner, keys, values)
-        if _has_kernel(keys):
-            from manyheads.kernels.kv_write import place
+    def advance(self) -> None:
+        self.length += 1
 
-            place(*pair, self._slots, keys, values)
-            return pair
-        for held, new in zip(pair, (keys, values), strict=True):
-            held.index_copy_(2, self._slots, new.to(held.dtype))
-        return pair
+    def attend(
+        self,
+        module: SelfAttention,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        position: Position,
+    ) -> Tensor:
+        keys, values = self._buffers(module, k, v)
+        scale = _plain_scale(module, position)
+        if scale is not None and self.beams == 1:
+            rows = q.shape[0] * q.shape[1]
+            if len(self._counter) < rows:
+                self._counter = self._counter.new_zeros(rows)
+            out = append_attention(q, k, v, keys, values, self.length, self._counter, scale)
+            if out is not None:
+                return out
+        write_kv(keys, values, self._slots, k, v)
+        return module.attend(q, keys, values, mask, position)
 
-    def newest(
-        self, owner: nn.Module, q: NewQueries, k: NewKeys, v: NewValues, scale: float
-    ) -> Float[Tensor, "n h 1 c"] | None:
-        """Both at once by our kernel, where a text has one hypothesis and there are few of them."""
-        if not self._has_both(q, k, v):
-            return None
-        from manyheads.kernels.append_attention import newest
+    def cross_kv(self, module: nn.Module, project: Callable[[], KeysAndValues]) -> KeysAndValues:
+        return self._cross[module]
 
-        rows = q.shape[0] * q.shape[1]
-        if len(self._come) < rows:
-            self._come = torch.zeros(rows, dtype=torch.int32, device=q.device)
-        found: Tensor = newest(q, k, v, *self._room_of(owner, k, v), self.place, self._come, scale)
-        return found
-
-    def _has_both(self, q: NewQueries, k: NewKeys, v: NewValues) -> bool:
-        """Whether that kernel is for this: one position, which sees all before it, as in `look`."""
-        alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[-1] == k.shape[-1]
-        if (
-            self.beams > 1
-            or q.shape[2] != 1
-            or q.device.type != "cuda"
-            or q.dtype not in HALF
-            or q.shape[-1] not in CHANNELS
-            or not alike
-            or torch.is_grad_enabled()
-            or not TRITON
-        ):
-            return False
-        from manyheads.kernels.append_attention import served
-
-        fits = served(q.shape[0], q.shape[1], self.room)
-        return fits and trusted("append_attention", q.device.index)
-
-    def advance(self, positions: int) -> None:
-        self.place += positions
-
-    def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues:
-        """What was put there for this module."""
-        return self._memory[owner]
-
-    def reorder(self, parents: Int[Tensor, "n k"]) -> None:
-        """Go on from these hypotheses of each sentence; a parent may have several children."""
-        places = repeat(parents, "n k -> n k room", room=self.room)
-        self.ancestors.copy_(self.ancestors.gather(1, places))
+    def reorder(self, parents: Parents) -> None:
+        """Continue with these hypotheses of each sentence; a parent may have several children."""
+        index = repeat(parents, "n k -> n k size", size=self.size)
+        self.ancestors.copy_(self.ancestors.gather(1, index))
 
     def clear(self) -> None:
-        """Begin anew; what is still in the room is overwritten before it is seen."""
-        self.place.zero_()
-        self._come.zero_()
+        """Begin anew; old keys and values are overwritten before they are seen."""
+        self.length.zero_()
+        self._counter.zero_()
         self.ancestors.zero_()
 
-    def fill(self, read: KeyValueCache) -> None:
-        """Begin after what was read, the same for all beams of a sentence: it is beam 0's."""
+    def fill(self, prompts: KVCache) -> None:
+        """Begin after a prompt, read once for all beams of a sentence: it is beam 0's."""
         self.clear()
-        for owner, keys, values in read.held():
-            pair = self._room_of(owner, keys, values)
-            for held, old in zip(pair, (keys, values), strict=True):
-                held[: len(old), :, : read.length * self.beams : self.beams] = old
-        self.place.fill_(read.length)
+        for module, keys, values in prompts.items():
+            for held, new in zip(self._buffers(module, keys, values), (keys, values), strict=True):
+                held[: len(new), :, : prompts.length * self.beams : self.beams] = new
+        self.length.fill_(prompts.length)
 
-    def put(self, owner: nn.Module, keys: HeldKeys, values: HeldValues) -> None:
-        """The keys and values of the sources, for a module that looks at them."""
-        if owner not in self._memory:
-            self._memory[owner] = self._zeros(keys, values, self.source_room)
-        for held, new in zip(self._memory[owner], (keys, values), strict=True):
+    def set_cross_kv(self, module: nn.Module, keys: Tensor, values: Tensor) -> None:
+        """The keys and values of the sources."""
+        if module not in self._cross:
+            self._cross[module] = self._zeros(keys, values, self.source_size)
+        for held, new in zip(self._cross[module], (keys, values), strict=True):
             held[: len(new), :, : new.shape[2]] = new
 
     def bytes(self) -> int:
-        """What the room takes, filled or not."""
-        pairs = (*self._grown.values(), *self._memory.values())
-        held = [x for pair in pairs for x in pair]
+        """Size of all tensors, filled or not."""
+        held = [x for pair in (*self._kv.values(), *self._cross.values()) for x in pair]
         return sum(x.numel() * x.element_size() for x in (self.ancestors, *held))
 
-    def _room_of(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
-        if owner not in self._grown:
-            self._grown[owner] = self._zeros(keys, values, self.room * self.beams)
-        return self._grown[owner]
+    def _buffers(self, module: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
+        if module not in self._kv:
+            self._kv[module] = self._zeros(keys, values, self.size * self.beams)
+        return self._kv[module]
 
     def _zeros(self, keys: Tensor, values: Tensor, slots: int) -> KeysAndValues:
-        """Nothing yet: not even what multiplied by a weight of zero would spoil a sum."""
-        one, other = (
-            x.new_zeros(self.sentences, x.shape[1], slots, x.shape[3]) for x in (keys, values)
+        """Zeros, because anything else may be NaN, also times a weight of zero."""
+        rows = self.sentences
+        return (
+            keys.new_zeros(rows, keys.shape[1], slots, keys.shape[3]),
+            values.new_zeros(rows, values.shape[1], slots, values.shape[3]),
         )
-        return one, other
 
 
-def _has_kernel(keys: Tensor) -> bool:
-    """Whether our kernel puts both at once."""
-    return (
-        keys.device.type == "cuda"
-        and keys.shape[2] <= PLACED
-        and not torch.is_grad_enabled()
-        and TRITON
-        and trusted("kv_write", keys.device.index)
-    )
+def _plain_scale(module: SelfAttention, position: Position) -> float | None:
+    """The scale, if attention is softmax(q kᵀ · scale) v of q and k as they are now."""
+    score: Any = module.score
+    plain = type(module.core) is Fused and type(score) is InnerScore
+    rotated = position.is_absolute or type(position) is RotaryPosition
+    drops = module.training and module.config.dropout > 0
+    return float(score.scale) if plain and rotated and not drops else None

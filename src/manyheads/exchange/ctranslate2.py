@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.config import nearest
-from manyheads.decode.beam import Decode, Hypothesis, Marks, length_penalty
-from manyheads.decode.generate import GREEDY, AnyGenerator
+from manyheads.decode.beam import Decode, Hypothesis, SpecialTokens, length_penalty
+from manyheads.decode.generate import GREEDY, BaseGenerator
 from manyheads.decode.sample import Sample
-from manyheads.decode.translate import AnyTranslator
+from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import DataError, UserError, import_optional
 from manyheads.exchange.family import refuse_approximations
 from manyheads.fileio import replace_files
@@ -93,7 +93,7 @@ def write_ctranslate2(
     if (folder / WEIGHTS).exists():
         raise UserError(f"{folder} holds a CTranslate2 model already: choose another folder")
     refuse_approximations(model)
-    marks = Marks(tokenizer, decode or Decode())
+    marks = SpecialTokens(tokenizer, decode or Decode())
     with torch.no_grad():
         spec = _gpt(model, marks) if isinstance(model, Gpt) else _seq2seq(model, marks)
     spec.config.layer_norm_epsilon = _epsilon(model)
@@ -105,7 +105,7 @@ def write_ctranslate2(
         tokenizer.save(temporary / TOKENIZER)
 
 
-def _seq2seq(model: Seq2Seq, marks: Marks) -> Any:
+def _seq2seq(model: Seq2Seq, marks: SpecialTokens) -> Any:
     specs, longest = library().specs, model.config.max_length
     bias = _by_distance(model.encoder.position, longest, both_ways=True)
     encoder = specs.TransformerEncoderSpec(
@@ -129,7 +129,7 @@ def _seq2seq(model: Seq2Seq, marks: Marks) -> Any:
     return spec
 
 
-def _gpt(model: Gpt, marks: Marks) -> Any:
+def _gpt(model: Gpt, marks: SpecialTokens) -> Any:
     if isinstance(model.decoder.position, BucketPosition):
         # Seen in version 4.8: all tokens of a prompt are taken to stand at its end.
         raise _refuse("it reads a prompt at wrong T5 distances; train with another model.position")
@@ -167,7 +167,7 @@ def vocabulary(tokenizer: Tokenizer, size: int) -> list[str]:
     return [next(free) if name is None else name for name in names]
 
 
-def _name_specials(config: Any, marks: Marks, names: list[str]) -> None:
+def _name_specials(config: Any, marks: SpecialTokens, names: list[str]) -> None:
     marks.check(len(names))
     config.eos_token = names[marks.end]
     for name, special in (("bos_token", "start"), ("unk_token", "unknown")):
@@ -425,7 +425,7 @@ class Ctranslate2Model:
             raise DataError(f"{folder} is no model of ours ({reason}): export it again") from None
         self.ids = {name: number for number, name in enumerate(self.target)}
 
-    def check(self, marks: Marks) -> None:
+    def check(self, marks: SpecialTokens) -> None:
         """Refuse settings that this folder was not written with, or that cannot be honoured."""
         marks.check(len(self.target))
         wanted: dict[str, Any] = {"eos_token": self.target[marks.end]}
@@ -444,7 +444,7 @@ class Ctranslate2Model:
         if marks.decode.beam > 1 and marks.decode.stopping != "beam-ended":
             raise UserError("CTranslate2 needs decode.stopping=beam-ended: set it")
 
-    def options(self, marks: Marks, wanted: int) -> dict[str, Any]:
+    def options(self, marks: SpecialTokens, wanted: int) -> dict[str, Any]:
         decode = marks.decode
         return {
             "beam_size": decode.beam,
@@ -459,7 +459,7 @@ class Ctranslate2Model:
             "batch_type": "tokens",
         }
 
-    def hypothesis(self, tokens: list[int], score: float, marks: Marks) -> Hypothesis:
+    def hypothesis(self, tokens: list[int], score: float, marks: SpecialTokens) -> Hypothesis:
         """A hypothesis of theirs, with the score that it has by our settings."""
         decode, length = marks.decode, max(1, len(tokens))  # nothing for an empty source
         log_probability = score * length**decode.length_penalty
@@ -489,7 +489,7 @@ def _best(found: list[Hypothesis], wanted: int) -> list[Hypothesis]:
 
 
 @dataclass(frozen=True)
-class Ctranslate2Translator(AnyTranslator):
+class Ctranslate2Translator(BaseTranslator):
     """An encoder–decoder in a folder, with its tokenizer and the settings it writes with.
 
     The search is CTranslate2's own (read in its sources, and measured): like ours it extends
@@ -525,7 +525,7 @@ class Ctranslate2Translator(AnyTranslator):
         n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
         """The n best hypotheses of each sentence (the whole beam unless told), best first."""
-        marks, first = self.marks, self.decode.first
+        marks, first = self.special_tokens, self.decode.first
         self.model.check(marks)
         wanted = min(n_best or self.decode.beam, self.decode.beam)
         options = self.model.options(marks, wanted)
@@ -569,7 +569,7 @@ class Ctranslate2Translator(AnyTranslator):
 
 
 @dataclass(frozen=True)
-class Ctranslate2Generator(AnyGenerator):
+class Ctranslate2Generator(BaseGenerator):
     """A decoder-only model in a folder, with its tokenizer and the settings it writes with.
 
     The search is that of the translator. A text ends with the model's max_length at the latest.
@@ -600,7 +600,7 @@ class Ctranslate2Generator(AnyGenerator):
         self, prompts: Sequence[Sequence[int]], limit: int, n_best: int | None = None
     ) -> list[list[Hypothesis]]:
         """The n best continuations of each prompt (the whole beam unless told), best first."""
-        marks, wanted = self.marks, min(n_best or self.decode.beam, self.decode.beam)
+        marks, wanted = self.special_tokens, min(n_best or self.decode.beam, self.decode.beam)
         self.model.check(marks)
         if self.decode.first is not None:
             raise UserError("decode.first is for translations: put the token at the prompt's end")

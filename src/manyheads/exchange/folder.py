@@ -10,7 +10,7 @@ import tokenizers
 from torch import nn
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.decode.beam import Decode, Marks
+from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.families import PREPROCESSOR, write_preprocessor
 from manyheads.exchange.huggingface import (
@@ -251,7 +251,7 @@ def special_of(tokenizer: Tokenizer | None, decode: Decode, model: nn.Module) ->
     return {name: token for name, token in found.items() if token is not None}
 
 
-def tell(theirs: Any, model: Seq2Seq | Gpt, marks: Marks) -> None:
+def tell(theirs: Any, model: Seq2Seq | Gpt, marks: SpecialTokens) -> None:
     """Give their model our generation settings as far as it has them; see `changed_there`."""
     decode, generation = marks.decode, theirs.generation_config
     generation.num_beams = decode.beam
@@ -305,7 +305,7 @@ def write_huggingface(
     marked.special = special_of(tokenizer, decode, model)  # type: ignore[assignment]
     theirs = to_huggingface(marked)
     if tokenizer is not None and isinstance(model, Seq2Seq | Gpt):
-        tell(theirs, model, Marks(tokenizer, decode))
+        tell(theirs, model, SpecialTokens(tokenizer, decode))
     import_transformers().utils.logging.disable_progress_bar()  # of a single file
     with replace_files(folder) as temporary:
         theirs.save_pretrained(temporary)
@@ -322,7 +322,7 @@ def in_frame(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokenizer:
     if any(tokenizer.frame()):
         return tokenizer
     if isinstance(config, EncoderDecoderConfig):
-        *before, end = Marks(tokenizer, decode).source([])
+        *before, end = SpecialTokens(tokenizer, decode).source([])
         return tokenizer.with_frame(before, [end])
     if not isinstance(config, BertConfig | ElmoConfig):
         return tokenizer

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils.dlpack import from_dlpack
 
-from manyheads.decode.beam import Decode, Stepper
-from manyheads.decode.generate import AnyGenerator, say_nothing
-from manyheads.decode.translate import AnyTranslator
+from manyheads.decode.beam import Decode, DecoderSession
+from manyheads.decode.generate import BaseGenerator, ignore
+from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import DataError, UserError, import_optional
 from manyheads.exchange.family import refuse_approximations
 from manyheads.fileio import replace_files
@@ -215,36 +215,55 @@ class GraphCore(Exact):
         return (f * score.scale) @ rearrange(g, "b h s r -> b h r s")
 
 
-class GraphCache:
-    """A cache whose past comes into the graph and whose present goes out, layer after layer."""
+class ExportCache:
+    """A cache whose past comes into the graph and whose present goes out, layer after layer.
 
-    beams = 1
+    The tokens of n hypotheses stand one behind the other; each has a row of keys and values.
+    """
 
-    def __init__(self, past: list[Tensor], cross: list[Tensor]) -> None:
-        self.length = past[0].shape[2]
+    def __init__(self, past: list[Tensor], cross: list[Tensor], beams: int | None = None) -> None:
+        self.length, self.beams = past[0].shape[2], beams
         self.past, self.cross = iter(_pairs(past)), iter(_pairs(cross))
         self.present: list[Tensor] = []
 
-    def make_mask(
-        self, rule: Rule, length: int, real: Tensor | None, device: torch.device
-    ) -> AttentionMask:
-        return make_mask(rule, length, start=self.length, padding_mask=real, device=device)
+    def end(self, length: int) -> int:
+        return self.length + length
 
-    def advance(self, positions: int) -> None:
+    def mask(
+        self, rule: Rule, length: int, padding: Tensor | None, device: torch.device
+    ) -> AttentionMask:
+        if self.beams is None:
+            return make_mask(rule, length, start=self.length, padding_mask=padding, device=device)
+        self.row_mask = make_mask(rule, length // self.beams, start=self.length, device=device)
+        queries = self.row_mask.query_positions.repeat(1, self.beams)
+        return AttentionMask(rule, queries, self.row_mask.key_positions)
+
+    def advance(self) -> None:
         """A graph is one pass: the next one begins with its present."""
 
-    def extend(self, owner: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
+    def attend(
+        self,
+        module: SelfAttention,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        position: Position,
+    ) -> Tensor:
+        if self.beams is None:
+            return module.attend(q, *self._append(k, v), mask, position)
+        n = self.beams
+        q, k, v = (rearrange(x, "b h (n t) c -> (b n) h t c", n=n) for x in (q, k, v))
+        out = module.attend(q, *self._append(k, v), self.row_mask, position)
+        return rearrange(out, "(b n) h t c -> b h (n t) c", n=n)
+
+    def _append(self, keys: Tensor, values: Tensor) -> KeysAndValues:
         old_keys, old_values = next(self.past)
         pair = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
         self.present += pair
         return pair
 
-    def newest(
-        self, owner: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor | None:
-        return None
-
-    def once(self, owner: nn.Module, compute: Callable[[], KeysAndValues]) -> KeysAndValues:
+    def cross_kv(self, module: nn.Module, project: Callable[[], KeysAndValues]) -> KeysAndValues:
         return next(self.cross)
 
 
@@ -309,7 +328,7 @@ class DecoderModule(Wrapped):
     """Logits after the wanted ones of the newest tokens, and each layer's present."""
 
     def forward(self, given: Named) -> list[Tensor]:
-        cache = GraphCache(_of("past", given), [])
+        cache = ExportCache(_of("past", given), [])
         hidden = self.model.hidden(given["tokens"], cache=cache)
         return [self.model.logits(hidden.index_select(1, given["at"])), *cache.present]
 
@@ -353,12 +372,13 @@ class TargetModule(Wrapped):
     def forward(self, given: Named) -> list[Tensor]:
         tokens, real, cross = given["tokens"], given["real"], _of("cross", given)
         past = [rearrange(x, "b n g s c -> (b n) g s c") for x in _of("past", given)]
-        cache = GraphCache(past, cross)
-        # Its states are not asked for: the cache has their keys and values.
+        cache = ExportCache(past, cross, tokens.shape[1])
+        # Its states are not needed: the cache has their keys and values.
         memory = Memory(cross[0], make_mask(full, real.shape[1], padding_mask=real))
-        hidden = self.model.decode(rearrange(tokens, "b n t -> (b n) t"), memory, cache=cache)
-        outputs = [self.model.logits(hidden.index_select(1, given["at"])), *cache.present]
-        return [x.unflatten(0, tokens.shape[:2]) for x in outputs]
+        hidden = self.model.decode(rearrange(tokens, "b n t -> b (n t)"), memory, cache=cache)
+        hidden = rearrange(hidden, "b (n t) d -> b n t d", n=tokens.shape[1])
+        logits = self.model.logits(hidden.index_select(2, given["at"]))
+        return [logits, *(x.unflatten(0, tokens.shape[:2]) for x in cache.present)]
 
 
 def _target_graph(model: Seq2Seq) -> Graph:
@@ -510,32 +530,53 @@ class OnnxGpt:
         return self.graph.step(tokens, torch.arange(tokens.shape[1]), past)[0]
 
 
-class OnnxGptStepper:
-    """A decoder that has read all but the last token of its prompts."""
+class OnnxSession:
+    """An exported decoder; `past` holds tensors [n, k, heads, positions, channels]."""
 
-    def __init__(self, model: OnnxGpt, prompts: Int[Tensor, "n length"]) -> None:
-        self.graph = model.graph
-        self.past = self.graph.nothing("past", prompts.shape[0])
-        if prompts.shape[1] > 1:
-            _, self.past = self.graph.step(prompts[:, :-1], torch.arange(0), self.past)
+    past: list[Tensor]
 
-    def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows v"]:
-        logits, self.past = self.graph.step(tokens[:, None], torch.tensor([0]), self.past)
-        return logits[:, 0]
+    def step(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        beams = self.past[0].shape[1]  # 1 as long as the hypotheses of a sentence are one
+        logits = self.read(tokens[:, :beams])
+        return logits.repeat_interleave(tokens.shape[1] // beams, 1)
 
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        self.past = [x.index_select(0, rows) for x in self.past]
+    def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        """Logits after these tokens; `past` grows by them."""
+        raise NotImplementedError
+
+    def reorder(self, parents: Int[Tensor, "n k"]) -> None:
+        rows = torch.arange(len(parents))[:, None]
+        beams = self.past[0].shape[1]
+        self.past = [x[rows, parents if beams > 1 else parents * 0] for x in self.past]
 
     def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
-        """There is nothing but the rows."""
+        self.past = [x.index_select(0, sentences) for x in self.past]
+
+
+class OnnxGptSession(OnnxSession):
+    """A decoder-only model; the last token of a prompt is read by the first step."""
+
+    def __init__(self, model: OnnxGpt, prompts: Int[Tensor, "n length"]) -> None:
+        self.model = model
+        past = model.graph.nothing("past", prompts.shape[0])
+        if prompts.shape[1] > 1:
+            nowhere = torch.arange(0)
+            _, past = model.step(prompts[:, :-1], nowhere, past)
+        self.past = [x[:, None] for x in past]
+
+    def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        past = [x.flatten(0, 1) for x in self.past]
+        logits, past = self.model.step(tokens.reshape(-1, 1), torch.tensor([0]), past)
+        self.past = [x.unflatten(0, tokens.shape) for x in past]
+        return logits.view(*tokens.shape, -1)
 
 
 @dataclass(frozen=True)
-class OnnxGenerator(AnyGenerator):
+class OnnxGenerator(BaseGenerator):
     model: OnnxGpt
     tokenizer: Tokenizer
     decode: Decode
-    warn: Callable[[str], None] = say_nothing
+    warn: Callable[[str], None] = ignore
 
     @property
     def device(self) -> torch.device:
@@ -553,8 +594,8 @@ class OnnxGenerator(AnyGenerator):
     def vocabulary(self) -> int:
         return self.model.graph.vocabulary
 
-    def begin(self, prompts: Int[Tensor, "n length"]) -> Stepper:
-        return OnnxGptStepper(self.model, prompts)
+    def begin(self, *texts: Tensor) -> DecoderSession:
+        return OnnxGptSession(self.model, *texts)
 
 
 class OnnxSeq2Seq:
@@ -580,30 +621,28 @@ class OnnxSeq2Seq:
         return self.decoder.step(target[:, None], everywhere, past, real=real, **cross)[0][:, 0]
 
 
-class OnnxStepper(OnnxGptStepper):
-    """An encoder–decoder while it writes; cross-attention's keys are held once a sentence."""
+class OnnxSeq2SeqSession(OnnxSession):
+    """An encoder–decoder; the keys and values of a source are held once a sentence."""
 
     def __init__(self, model: OnnxSeq2Seq, source: Tokens, real: Bool[Tensor, "b t"]) -> None:
-        self.graph, self.real = model.decoder, real
+        self.model, self.real = model, real
         self.cross = model.encode(source, real)
-        self.past = self.graph.nothing("past", source.shape[0])
+        self.past = model.decoder.nothing("past", source.shape[0], 1)
 
-    def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows v"]:
-        shape = (self.real.shape[0], len(tokens) // self.real.shape[0])
-        past = [x.unflatten(0, shape) for x in self.past]
-        newest = tokens.unflatten(0, shape)[..., None]
-        cross = self.graph.named("cross", self.cross)
-        logits, present = self.graph.step(newest, torch.tensor([0]), past, real=self.real, **cross)
-        self.past = [x.flatten(0, 1) for x in present]
-        return logits.flatten(0, 2)
+    def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        logits, self.past = self.model.step(
+            tokens[..., None], torch.tensor([0]), self.real, self.cross, self.past
+        )
+        return logits[:, :, 0]
 
     def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        super().keep_sentences(sentences)
         self.real = self.real[sentences]
         self.cross = [x.index_select(0, sentences) for x in self.cross]
 
 
 @dataclass(frozen=True)
-class OnnxTranslator(AnyTranslator):
+class OnnxTranslator(BaseTranslator):
     model: OnnxSeq2Seq
     tokenizer: Tokenizer
     decode: Decode
@@ -620,5 +659,5 @@ class OnnxTranslator(AnyTranslator):
     def vocabulary(self) -> int:
         return self.model.decoder.vocabulary
 
-    def begin(self, source: Tokens, real: Bool[Tensor, "b t"]) -> Stepper:
-        return OnnxStepper(self.model, source, real)
+    def begin(self, *texts: Tensor) -> DecoderSession:
+        return OnnxSeq2SeqSession(self.model, *texts)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from manyheads.data.language import EncodedText, TextData
 from manyheads.data.masking import Causal
 from manyheads.data.translation import EncodedPairs, FilesData, PhrasebookData
-from manyheads.decode.beam import Marks
+from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError, check_at_least
 from manyheads.loading import TorchRun
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
@@ -39,7 +39,7 @@ def held_out_loss(opened: TorchRun) -> Callable[[], float]:
     """What gives the model's mean −log P on one batch of the run's validation split."""
     run, model = opened.run, opened.model.eval()
     if isinstance(run.data, PhrasebookData | FilesData) and isinstance(model, EncoderDecoder):
-        frame = Marks(opened.tokenizer, run.decode).frame
+        frame = SpecialTokens(opened.tokenizer, run.decode).frame
         corpus = run.data.read("valid")
         most = model.config.max_length
         pairs = EncodedPairs(corpus, opened.tokenizer, most, "skip", frame)

@@ -20,11 +20,11 @@ from manyheads.baselines.convs2s import ConvS2S, ConvS2SConfig
 from manyheads.baselines.gnmt import Gnmt, GnmtConfig
 from manyheads.baselines.rnn import Rnn, RnnConfig, lengths_of
 from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, Source, SourceToTarget
-from manyheads.nn.attention import Cache
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Embedding, Output
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.shapes import Hidden, Real, Tokens
+from manyheads.nn.states import StateCache
 
 Lengths = Int[Tensor, " b"]
 
@@ -90,7 +90,7 @@ class Joined(SourceToTarget):
         target: Tokens,
         memory: Memory,
         target_real: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: StateCache | None = None,
     ) -> Hidden:
         """Hidden states at the target's places; with a cache, after those that it has read."""
         if target_real is not None:
@@ -112,7 +112,9 @@ class Joined(SourceToTarget):
         places = lengths[:, None] + torch.arange(room, device=source.device)
         return hidden.gather(1, repeat(places, "b t -> b t d", d=hidden.shape[2]))
 
-    def _read_on(self, source: Source, real: Real | None, target: Tokens, cache: Cache) -> Hidden:
+    def _read_on(
+        self, source: Source, real: Real | None, target: Tokens, cache: StateCache
+    ) -> Hidden:
         """A step of a batch whose sources, padding included, stand before all that is written.
 
         Each token has the position that it would have without that padding.

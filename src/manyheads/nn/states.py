@@ -1,4 +1,4 @@
-"""What a module keeps of all that it has read, where that does not grow with it."""
+"""States of modules that are not attention: recurrent and convolutional layers."""
 
 from typing import Protocol, runtime_checkable
 
@@ -6,13 +6,22 @@ from torch import Tensor, nn
 
 from manyheads.nn.attention import Cache
 
-States = tuple[Tensor, ...]  # each [layers or places, rows, width]
+States = tuple[Tensor, ...]  # each [layers or positions, rows, width]
 
 
 @runtime_checkable
 class StateCache(Cache, Protocol):
-    """A cache that also keeps the states of modules that are not attention."""
+    """A cache that also keeps the newest states of modules; rows are hypotheses."""
 
-    def recall(self, owner: nn.Module) -> States | None: ...
+    @property
+    def length(self) -> int: ...
 
-    def remember(self, owner: nn.Module, states: States) -> None: ...
+    def advance(self, positions: int | None = None) -> None:
+        """As in `Cache`; a model that asks for no mask names how many positions it has read."""
+        ...
+
+    def state(self, module: nn.Module) -> States | None:
+        """The states after the last position; None before the first."""
+        ...
+
+    def set_state(self, module: nn.Module, states: States) -> None: ...

@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.decode.beam import Allowed
 from manyheads.decode.generate import Generator
-from manyheads.decode.kv_cache import KeyValueCache
+from manyheads.decode.kv_cache import KVCache
 from manyheads.decode.sample import Sample, Sampler, choose
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
@@ -130,7 +129,7 @@ class Growing:
         return any(stop.startswith(self.held[at : at + len(stop)]) for stop in self.stops)
 
 
-class RaggedCache(KeyValueCache):
+class RaggedCache(KVCache):
     def __init__(self, absent: Rows) -> None:
         super().__init__()
         self.absent = absent
@@ -172,7 +171,7 @@ class Row:
         self.prompt = ask.prompts[number // ask.each]
         self.growing = Growing(generator.tokenizer, self.prompt, ask.stops)
         self.sampler = Sampler(ask.sample, [number])
-        self.end = generator.marks.end
+        self.end = generator.special_tokens.end
         self.text, self.told, self.written = "", list[Told](), 0
         self.finish: str | None = None
 
@@ -219,6 +218,7 @@ class Completions(Work[Completion]):
         if not isinstance(generator, Generator):
             raise UserError(f"{opened.folder} was exported: serve the run it came from")
         self.generator, self.bounds = generator, bounds
+        self.constraints = generator.constraints
         self.context = generator.context
         self.ragged = may_be_ragged(generator.model)
 
@@ -228,7 +228,7 @@ class Completions(Work[Completion]):
 
     def check(self, ask: Completion) -> Completion:
         """The request with its empty prompts begun; what would fail in a batch is refused here."""
-        marks, vocabulary = self.generator.marks, self.generator.vocabulary
+        marks, vocabulary = self.generator.special_tokens, self.generator.vocabulary
         strange = [t for prompt in ask.prompts for t in prompt if not 0 <= t < vocabulary]
         if strange:
             raise Problem(400, f"token {strange[0]} is none of this model: it has {vocabulary}")
@@ -292,7 +292,7 @@ class Completions(Work[Completion]):
                 rows = [rows[at] for at in kept]
                 index = torch.tensor(kept, dtype=torch.long, device=newest.device)
                 newest = newest[index]
-                cache.reorder(index)
+                cache.select_rows(index)
             if not rows:
                 return
             length += 1
@@ -318,17 +318,14 @@ class Completions(Work[Completion]):
     def _step(self, rows: Sequence[Row], logits: Logits, length: int) -> Rows:
         wanted = any(row.job.ask.likeliest is not None for row in rows)
         logs = logits.log_softmax(-1) if wanted else None
-        allowed = Allowed(
-            self.generator.decode, self.generator.marks.end, self.generator.marks.banned
-        )
-        allowed.apply(logits, logits.logsumexp(-1, keepdim=True), length, None)
         newest = logits.new_zeros(len(rows), dtype=torch.long)
+        self.constraints.apply(logits, torch.full_like(newest[:1], length))
         alike: dict[Sample, list[int]] = {}
         for at, row in enumerate(rows):
             alike.setdefault(replace(row.sampler.sample, seed=0), []).append(at)
         for sample, places in alike.items():
-            chances = torch.cat([rows[at].sampler.chances(1)[:, 0] for at in places])
-            newest[places] = choose(logits[places], chances.to(logits.device), sample)
+            uniforms = torch.cat([rows[at].sampler.uniforms(1)[:, 0] for at in places])
+            newest[places] = choose(logits[places], uniforms.to(logits.device), sample)
         for at, (row, token) in enumerate(zip(rows, newest.tolist(), strict=True)):
             told = logs is not None and row.job.ask.likeliest is not None
             row.take(token, logs[at] if told and logs is not None else None)

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Hypothesis
 from manyheads.decode.lines import BREAKS, pieces
-from manyheads.decode.translate import AnyTranslator
+from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.run import Run
@@ -131,14 +131,14 @@ class Translations(Work[Texts]):
                 lines = [[next(written) for _ in line] for line in text]
                 job.tell([_joined(lines, rank) for rank in range(ranks)])
 
-    def _translator(self, beam: int) -> AnyTranslator:
+    def _translator(self, beam: int) -> BaseTranslator:
         if beam not in self._translators:  # at most as many as alternatives may be asked for
             self._translators[beam] = self.opened.translator(beam=beam)
         return self._translators[beam]
 
     @staticmethod
     def _decoded(
-        translator: AnyTranslator, found: Sequence[Sequence[Hypothesis]], ranks: int
+        translator: BaseTranslator, found: Sequence[Sequence[Hypothesis]], ranks: int
     ) -> list[list[str]]:
         """The texts of each part, best first; where there are fewer, the last one again."""
         chosen = [

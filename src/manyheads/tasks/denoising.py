@@ -21,7 +21,7 @@ from manyheads.data.masking import (
 )
 from manyheads.data.mlm import BREAKING, HELD_OUT, drawing
 from manyheads.data.translation import Batch, Frame
-from manyheads.decode.beam import Marks
+from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -105,7 +105,7 @@ class DenoisingTask:
     ) -> None:
         train, objective, max_length = run.train, run.objective, run.model.max_length
         self.train, self.device, self.seed = train, device, run.seed
-        frame = Marks(tokenizer, run.decode).frame
+        frame = SpecialTokens(tokenizer, run.decode).frame
         self.data = BrokenText(part, tokenizer, objective, frame, max_length=max_length)
         self.valid = BrokenText(valid, tokenizer, objective, frame, max_length=max_length)
         self.rows = train.batch_rows or max(1, train.batch_tokens // max_length)
@@ -160,7 +160,7 @@ def restored_scores(model: Seq2Seq, text: BrokenText) -> dict[str, float]:
 def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     """How well the model restores a split."""
     run, model, tokenizer = loaded.run, loaded.torch_model(), loaded.tokenizer
-    objective, frame = run.objective, Marks(tokenizer, run.decode).frame
+    objective, frame = run.objective, SpecialTokens(tokenizer, run.decode).frame
     texts = data.read(split_name)
     text = BrokenText(texts, tokenizer, objective, frame, max_length=run.model.max_length)
     scores: Scores = dict(restored_scores(model, text))
@@ -177,7 +177,7 @@ def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
 def add_sentinels(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
     """T5's objective: one sentinel for each span of a row, and one that ends the target."""
     wanted, max_length = run.objective, run.model.max_length
-    length = max_length - len(Marks(tokenizer, run.decode).frame.source([]))
+    length = max_length - len(SpecialTokens(tokenizer, run.decode).frame.source([]))
     if length < 2:
         raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
     _, spans = span_sizes(length, rate=wanted.rate, mean_length=wanted.mean_length)

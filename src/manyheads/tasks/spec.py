@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from manyheads.decode.beam import Decode
-from manyheads.decode.translate import AnyTranslator
+from manyheads.decode.translate import BaseTranslator
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange.folder import in_frame
 from manyheads.models.vit import ReadsImages
@@ -48,7 +48,7 @@ class LoadedModel:
     def tokenizer(self) -> Tokenizer:
         raise NotImplementedError
 
-    def translator(self) -> AnyTranslator:
+    def translator(self) -> BaseTranslator:
         raise NotImplementedError
 
     def encoder(self) -> TextEncoder:

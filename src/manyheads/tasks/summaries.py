@@ -12,7 +12,7 @@ from torch import nn
 from manyheads.data.summaries import SummaryData, as_lines
 from manyheads.data.translation import Corpus, EncodedPairs, FilesData
 from manyheads.decode.lines import pieces, read_lines
-from manyheads.decode.translate import AnyTranslator, Translator
+from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.evaluate.rouge import rouge_is_here, rouge_scorer, rouge_scores
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
@@ -32,7 +32,7 @@ class SummaryTask(TranslationTask):
         rows = self.valid.kept[: self.decode.validate_sentences]
         if rows and rouge_is_here():
             how = replace(self.decode, beam=1)
-            greedy = Translator(model, self.tokenizer, how, self.recordings)
+            greedy = Translator(model, self.tokenizer, how, self.graphs)
             written = summarize(greedy, [self.valid_corpus.sources[row] for row in rows])
             wanted = references(self.valid_corpus)
             found = rouge_scores(written, [wanted[row] for row in rows], ["rougeL"])
@@ -46,13 +46,13 @@ def references(corpus: Corpus) -> list[list[str]]:
     return [[as_lines(one) for one in texts] for texts in several]
 
 
-def beginning(translator: AnyTranslator, document: str) -> str:
+def beginning(translator: BaseTranslator, document: str) -> str:
     """As much of a document as the model can read at once."""
     return pieces(translator, document)[0]
 
 
 def beginnings(
-    translator: AnyTranslator, stream: Iterable[bytes], warn: Callable[[str], None]
+    translator: BaseTranslator, stream: Iterable[bytes], warn: Callable[[str], None]
 ) -> Iterator[bytes]:
     """A stream of documents, one a line, each as far as it is read."""
     for number, line in enumerate(read_lines(stream), start=1):
@@ -66,7 +66,7 @@ def beginnings(
 
 
 def summarize(
-    translator: AnyTranslator,
+    translator: BaseTranslator,
     documents: Sequence[str],
     advance: Callable[[int], None] = lambda done: None,
 ) -> list[str]:
@@ -88,7 +88,7 @@ def evaluate(loaded: LoadedModel, data: SummaryData | FilesData, split_name: str
         written = summarize(translator, corpus.sources, lambda done: bar.update(done, "documents"))
     scores = rouge_scores(written, references(corpus))
     if isinstance(translator, Translator) and gives_loss(translator):
-        tokenizer, frame = translator.tokenizer, translator.marks.frame
+        tokenizer, frame = translator.tokenizer, translator.special_tokens.frame
         encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "cut", frame)
         nll, tokens = corpus_nll(translator.model, encoded, translator.decode.read_at_once)
         scores |= {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}

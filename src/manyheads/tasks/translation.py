@@ -15,10 +15,10 @@ from manyheads.data.translation import (
     PhrasebookData,
     TranslationData,
 )
-from manyheads.decode.beam import Marks
-from manyheads.decode.cuda_graphs import Recordings
+from manyheads.decode.beam import SpecialTokens
+from manyheads.decode.cuda_graphs import GraphCache
 from manyheads.decode.lines import translate_whole
-from manyheads.decode.translate import AnyTranslator, Translator
+from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
@@ -111,8 +111,8 @@ class TranslationTask:
         train, max_length = run.train, run.model.max_length
         self.train, self.tokenizer, self.device = train, tokenizer, device
         self.decode, self.valid_corpus = run.decode, valid
-        self.recordings = Recordings()  # one for all validations
-        frame = Marks(tokenizer, run.decode).frame
+        self.graphs = GraphCache()  # one for all validations
+        frame = SpecialTokens(tokenizer, run.decode).frame
         self.data = EncodedPairs(part, tokenizer, max_length, train.too_long, frame)
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
         copies = train.segmentations
@@ -157,7 +157,7 @@ class TranslationTask:
         shown = self.decode.validate_sentences
         if shown:
             how = replace(self.decode, beam=1)
-            greedy = Translator(model, self.tokenizer, how, self.recordings)
+            greedy = Translator(model, self.tokenizer, how, self.graphs)
             rows = self.valid.kept[:shown]
             written = translate_whole(greedy, [self.valid_corpus.sources[row] for row in rows])
             wanted = [self.valid_corpus.targets[row] for row in rows]
@@ -176,14 +176,14 @@ class Evaluation:
     alignment: AlignmentError | None
 
 
-def gives_loss(translator: AnyTranslator) -> bool:
+def gives_loss(translator: BaseTranslator) -> bool:
     """Whether it computes with an output layer as losses need it: no other program, no int8."""
     return isinstance(translator, Translator) and isinstance(translator.model.head, Head)
 
 
 def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
     """How likely the model finds the targets that it can read whole; nothing where it can none."""
-    tokenizer, frame = translator.tokenizer, translator.marks.frame
+    tokenizer, frame = translator.tokenizer, translator.special_tokens.frame
     try:
         encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "skip", frame)
     except DataError:
@@ -193,7 +193,7 @@ def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
 
 
 def evaluate_translation(
-    translator: AnyTranslator, data: TranslationData, split_name: str
+    translator: BaseTranslator, data: TranslationData, split_name: str
 ) -> Evaluation:
     """BLEU, chrF, exact match and perplexity of a split, each as it was computed.
 
@@ -210,7 +210,7 @@ def evaluate_translation(
     scores = translation_scores(written, corpus.targets)
     own = False
     if isinstance(translator, Translator):
-        own = translator.marks.own and looks_across(translator.model)
+        own = translator.special_tokens.own and looks_across(translator.model)
         if gives_loss(translator):
             scores |= _likelihood(translator, corpus)
     scores |= {"split": split_name, "examples": len(corpus.sources)}
@@ -247,7 +247,7 @@ def check(run: RunSettings) -> None:
 
 def check_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
     """Refuse a tokenizer without the tokens that texts begin and end with."""
-    _ = Marks(tokenizer, run.decode).frame
+    _ = SpecialTokens(tokenizer, run.decode).frame
     return tokenizer
 
 

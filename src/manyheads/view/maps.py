@@ -85,7 +85,7 @@ def _written(opened: TorchRun, text: str, target: str | None) -> dict[str, TextM
     model: Any = opened.model
     tokenizer = opened.tokenizer
     translator = Translator(model, tokenizer, opened.run.decode)
-    marks = translator.marks
+    marks = translator.special_tokens
     source = marks.source(tokenizer.encode(text))
     _check(source, model.config.max_length)
     if target is None:

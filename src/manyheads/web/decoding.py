@@ -40,9 +40,9 @@ def _decode(fields: Fields, library: Library, limits: Limits) -> Response:
     with library.model(run) as opened, torch.inference_mode():
         writing = writing_of(opened, fields, limits.tokens)
         given = writing.given(fields)
-        tree = watched(writing.search(given), writing.begin(), writing.limits())
+        tree = watched(writing.search(given), writing.begin(), writing.start, writing.limits())
         greedy = writing.search(given, beam=1)
-        [best] = greedy(writing.begin(), writing.limits())
+        [best] = greedy(writing.begin(), writing.start, writing.limits())
         drawn = writing.draw(sample, DRAWS, given)
         found = {
             "run": run,
@@ -94,7 +94,7 @@ def _drawn(tokens: Sequence[int], writing: Writing) -> dict[str, Any]:
 
     Whoever is cut at the limit has none.
     """
-    ended = [*tokens, writing.marks.end] if len(tokens) < writing.limit else list(tokens)
+    ended = [*tokens, writing.special_tokens.end] if len(tokens) < writing.limit else list(tokens)
     chances = writing.logits(ended[:-1]).log_softmax(-1)
     each = [float(row[token]) for row, token in zip(chances, ended, strict=True)]
     search = writing.search()

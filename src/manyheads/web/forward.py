@@ -1,7 +1,7 @@
 """A text through a model, once: how it is read, every map on the way, and what comes out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.decode.beam import Marks
+from manyheads.decode.beam import SpecialTokens
 from manyheads.decode.generate import Generator
 from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
@@ -101,9 +101,8 @@ def look(opened: TorchRun, text: str, target: str | None, off: Sequence[Place], 
 def _translated(opened: TorchRun, text: str, target: str | None, room: Room) -> Pass:
     model: Any = opened.model
     tokenizer = opened.tokenizer
-    # By length: a part that is knocked out has a hook, with which nothing else can be searched.
-    translator = Translator(model, tokenizer, replace(opened.run.decode, order="length"))
-    marks = translator.marks
+    translator = Translator(model, tokenizer, opened.run.decode)
+    marks = translator.special_tokens
     source = marks.source(tokenizer.encode(text))
     room.check(source, model, "the text")
     if target is None:
@@ -154,7 +153,9 @@ def continuation(opened: TorchRun, text: str, off: Sequence[Place], room: Room) 
 
 def _prompt(opened: TorchRun, text: str) -> list[int]:
     """The tokens of a text; an empty one is the start token."""
-    return opened.tokenizer.encode(text) or [Marks(opened.tokenizer, opened.run.decode).start]
+    return opened.tokenizer.encode(text) or [
+        SpecialTokens(opened.tokenizer, opened.run.decode).start
+    ]
 
 
 def _continued(opened: TorchRun, text: str, room: Room) -> Pass:

@@ -105,20 +105,23 @@ def read(opened: TorchRun, text: str, target: str | None, room: Room) -> Read:
     shown = Room(min(MOST_TOKENS, room.tokens), room.bytes)
     if isinstance(model, Gpt):
         given = tokenizer.encode(text)
-        given = given or [Generator(model, tokenizer, opened.run.decode).marks.start]
+        given = given or [Generator(model, tokenizer, opened.run.decode).special_tokens.start]
         expected = [*given[1:], None]
         shown.check(given, model, "the text")
         inputs: tuple[Tensor, ...] = (torch.tensor([given], device=opened.device),)
     else:
         translator = Translator(model, tokenizer, opened.run.decode)
-        source = translator.marks.source(tokenizer.encode(text))
+        source = translator.special_tokens.source(tokenizer.encode(text))
         room.check(source, model, "the text")
         if target is None:
             found = translator.search([text], n_best=1)[0]
             written = found[0].tokens if found else []
         else:
             written = tokenizer.encode(target)
-        given, expected = [translator.marks.start, *written], [*written, translator.marks.end]
+        given, expected = (
+            [translator.special_tokens.start, *written],
+            [*written, translator.special_tokens.end],
+        )
         shown.check(given, model, "the target")
         inputs = tuple(torch.tensor([ids], device=opened.device) for ids in (source, given))
     with watched(model.decoder) as stream:

@@ -28,7 +28,7 @@ from manyheads.data.midi import (
     write_midi,
 )
 from manyheads.data.music import MusicData
-from manyheads.decode.beam import Marks
+from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
 from manyheads.loading import TorchRun
 from manyheads.models.capture import Kind
@@ -162,7 +162,7 @@ def listened(
         raise UserError(
             f"'{strange}' is no token of this model: choose a piece of its own encoding"
         )
-    end = Marks(tokenizer, opened.run.decode).end
+    end = SpecialTokens(tokenizer, opened.run.decode).end
     ids = [end, *(one for one in known if one is not None)]
     room.check(ids, model, "the piece")
     room.check_maps(model, len(ids))

@@ -222,9 +222,7 @@ def _attention(
     spread = position.spread(weights, sight) if exact else None
     mixed = rearrange(seen[attention.output].args[0], "b t (h c) -> b h t c", h=heads)
     project = attention.forward
-    read_by = (
-        attention.keys_and_values if isinstance(attention, CrossAttention) else attention.forward
-    )
+    read_by = attention.project_kv if isinstance(attention, CrossAttention) else attention.forward
 
     def part(
         what: str, title: str, axes: str, tensor: Tensor, formula: str, *code: Callable[..., Any]

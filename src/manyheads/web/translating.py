@@ -73,11 +73,11 @@ def _translated(opened: TorchRun, fields: Fields, room: Room, about: dict[str, A
     if writing.continues:
         raise opened.unsupported("translates", "an encoder–decoder")
     given = writing.given(fields)
-    [found] = writing.search(given)(writing.begin(), writing.limits())
+    [found] = writing.search(given)(writing.begin(), writing.start, writing.limits())
     which = min(fields.number("which", MOST_BEAM) or 0, len(found) - 1)
     tokenizer = writing.tokenizer
     weights, chances = aligned(writing, found[which].tokens, room)
-    expected = [*found[which].tokens, writing.marks.end][: len(chances)]
+    expected = [*found[which].tokens, writing.special_tokens.end][: len(chances)]
     columns = tokenizer.pieces(writing.read)
     tensors, alignment = {}, None
     if weights is not None:
@@ -121,7 +121,7 @@ def aligned(
     room.check_maps(model, len(read) + len(given) if joined else max(len(read), len(given)))
     with recorded(model) as record:
         logits = writing.logits(given[1:])
-    expected = [*written, writing.marks.end][: len(given)]
+    expected = [*written, writing.special_tokens.end][: len(given)]
     each = logits.log_softmax(-1)[torch.arange(len(expected)), expected]
     tensors = Pass(record, {}).tensors()
     if not joined:

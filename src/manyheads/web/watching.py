@@ -1,21 +1,15 @@
-"""Looking on while beam search works: every continuation it weighed, and what became of it.
-
-The search itself is that of decode/beam.py, and is not told. Around its stepper stands another
-one, which sees each step's logits and weighs the continuations by the search's own rules; which of
-them lived on is held against the tokens and rows that the search then asks for.
-"""
+"""The tree of a beam search: every continuation it weighed, and what became of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from manyheads.decode.beam import BeamSearch, Hypothesis, Stepper
-from manyheads.decode.hypotheses import NEVER, continuations, in_beam
-from manyheads.decode.logits import foremost, log_mass
+from manyheads.decode.beam import BeamSearch, Candidates, DecoderSession, Hypothesis
+from manyheads.decode.constraints import NEVER
 
 State = Literal["kept", "ended", "pruned"]
 ROOT = -1  # the parent of first tokens
@@ -37,69 +31,29 @@ class Node:
     state: State
 
 
-class Watch:
-    """A stepper around the stepper of a search over one text."""
+class Tree:
+    """The continuations of a search over one text, step by step."""
 
-    def __init__(self, stepper: Stepper, search: BeamSearch, limit: int) -> None:
-        self.stepper, self.beam_search, self.limit = stepper, search, limit
+    def __init__(self, search: BeamSearch) -> None:
+        self.search = search
         self.nodes: list[Node] = []
-        self.length = 0
-        self._alive: Float[Tensor, "n k"] = torch.full((1, search.beam), NEVER)
-        self._alive[:, 0] = 0.0
-        self._rows = [ROOT] * search.beam  # the node that each living row ends with
-        self._parents = [0] * search.beam
-        self._chosen: list[int] | None = None  # rows that the search went on with
+        self._rows = [ROOT] * search.beam  # the node that each living hypothesis ends with
 
-    def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows v"]:
-        self._check(tokens.tolist())
-        logits = self.stepper.step(tokens)
-        self.length += 1
-        self._weigh(logits.cpu())
-        return logits
-
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        self._chosen = rows.tolist()
-        self.stepper.reorder(rows)
-
-    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
-        self.stepper.keep_sentences(sentences)
-
-    def _weigh(self, logits: Float[Tensor, "rows v"]) -> None:
-        """Grow the tree by the continuations of this step."""
-        k, length, search = self.beam_search.beam, self.length, self.beam_search
-        # Copies: the search changes the logits in their place.
-        seen = logits.repeat_interleave(k, 0) if length == 1 else logits.clone()
-        total = log_mass(seen)
-        last = torch.tensor([True]) if length == self.limit else None
-        search.allowed.apply(seen, total, length, None if last is None else last.expand(k))
-        log, parents, tokens = continuations(self._alive, seen, total)
-        ending = search.allowed.ends(tokens, last)
-        self._alive, order = foremost(log.masked_fill(ending, NEVER), k)
-        kept = set(order[0][self._alive[0] > NEVER].tolist())
-        ended = set(in_beam(ending, k)[0].nonzero()[:, 0].tolist())
-        scores, places = (log / search.lp(length))[0].tolist(), {}
-        for at, value in enumerate(log[0].tolist()):
+    def add(self, length: int, candidates: Candidates) -> None:
+        """The candidates of one step of the search."""
+        log, parents, tokens, ending, living = (x[0].tolist() for x in candidates)
+        kept = {at for at in living if log[at] > NEVER and not ending[at]}
+        scores = (candidates.log / self.search.lp(length))[0].tolist()
+        numbers: dict[int, int] = {}
+        for at, value in enumerate(log):
             if value == NEVER:
                 continue
-            parent, token = self._rows[int(parents[0, at])], int(tokens[0, at])
-            state: State = "kept" if at in kept else "ended" if at in ended else "pruned"
-            places[at] = len(self.nodes)
-            self.nodes.append(Node(length, parent, token, value, scores[at], state))
-        self._rows = [places.get(at, ROOT) for at in order[0].tolist()]
-        self._parents = parents[0][order[0]].tolist()
-
-    def _check(self, tokens: list[int]) -> None:
-        """The search lives on with the very hypotheses that were weighed as kept."""
-        if self.length == 0:
-            return
-        rows = self._parents if self._chosen is None else self._chosen
-        for row, node in enumerate(self._rows):
-            if node == ROOT:
-                continue  # a dead copy
-            same_parent = self.length == 1 or rows[row] == self._parents[row]
-            if self.nodes[node].token != tokens[row] or not same_parent:
-                raise RuntimeError("the search went on with other hypotheses than were weighed")
-        self._chosen = None
+            ended = ending[at] and at < self.search.beam
+            state: State = "kept" if at in kept else "ended" if ended else "pruned"
+            numbers[at] = len(self.nodes)
+            parent = self._rows[parents[at]]
+            self.nodes.append(Node(length, parent, tokens[at], value, scores[at], state))
+        self._rows = [numbers.get(at, ROOT) for at in living]
 
     def tokens(self, node: int) -> list[int]:
         """All tokens up to a node."""
@@ -120,17 +74,19 @@ class Watched:
 
 
 @torch.no_grad()
-def watched(search: BeamSearch, stepper: Stepper, limits: Int[Tensor, " 1"]) -> Watched:
+def watched(
+    search: BeamSearch, session: DecoderSession, start: int, limits: Int[Tensor, " 1"]
+) -> Watched:
     """The search over one text, with its tree."""
-    watch = Watch(stepper, search, int(limits[0]))
-    [found] = search(watch, limits)
+    tree, end = Tree(search), search.constraints.end
+    [found] = search(session, start, limits, tree.add)
     by_tokens = {
-        tuple(_without(watch.tokens(number), search.end)): number
-        for number, node in enumerate(watch.nodes)
+        tuple(_without(tree.tokens(number), end)): number
+        for number, node in enumerate(tree.nodes)
         if node.state == "ended"
     }
     ends = [by_tokens[tuple(hypothesis.tokens)] for hypothesis in found]
-    return Watched(found, watch.nodes, ends)
+    return Watched(found, tree.nodes, ends)
 
 
 def _without(tokens: Sequence[int], end: int) -> list[int]:

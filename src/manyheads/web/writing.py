@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.decode.beam import Allowed, BeamSearch, Decode, Marks, Stepper
-from manyheads.decode.generate import Generator, collect
-from manyheads.decode.hypotheses import NEVER
-from manyheads.decode.sample import Sample, Sampler, filtered
+from manyheads.decode.beam import BeamSearch, Decode, DecoderSession, SpecialTokens
+from manyheads.decode.constraints import NEVER, LogitsConstraints
+from manyheads.decode.generate import Generator
+from manyheads.decode.sample import Sample, Sampler, filtered, sampling
 from manyheads.decode.translate import Translator
 from manyheads.errors import check_at_least
 from manyheads.loading import TorchRun
@@ -27,30 +27,28 @@ MOST_WRITTEN = 64  # tokens that a language model goes on by
 USUAL = 20
 
 
-class Begun(Allowed):
-    """Which tokens may be written, in a text whose first ones are given.
+class PrefixConstraints(LogitsConstraints):
+    """Constraints of a text whose first tokens are given.
 
-    A given token costs its own log P, as one that was chosen does: scores stay comparable.
+    A given token costs its own log P, as a chosen one does: scores stay comparable.
     """
 
-    def __init__(
-        self, decode: Decode, end: int, banned: Sequence[int], given: Sequence[int]
-    ) -> None:
-        super().__init__(decode, end, banned)
-        self.given = list(given)
+    prefix: Sequence[int] = ()
 
     def apply(
         self,
         logits: Float[Tensor, "rows v"],
-        total: Float[Tensor, "rows 1"],
-        length: int | Int[Tensor, " rows"],
-        last: Bool[Tensor, " rows"] | None,
+        length: Int[Tensor, " #rows"],
+        last: Bool[Tensor, " rows"] | None = None,
+        total: Float[Tensor, "rows 1"] | None = None,
+        *,
+        forces: bool = True,
     ) -> None:
-        assert isinstance(length, int)
-        if length > len(self.given):
-            super().apply(logits, total, length, last)
+        position = int(length[0])
+        if position > len(self.prefix):
+            super().apply(logits, length, last, total, forces=forces)
             return
-        token = self.given[length - 1]
+        token = self.prefix[position - 1]
         price = logits[:, token].clone()
         logits.fill_(NEVER)
         logits[:, token] = price
@@ -82,20 +80,20 @@ class Writing:
         return self.opened.tokenizer
 
     @property
-    def marks(self) -> Marks:
-        return Marks(self.tokenizer, self.decode)
+    def special_tokens(self) -> SpecialTokens:
+        return SpecialTokens(self.tokenizer, self.decode)
 
     @property
     def start(self) -> int:
         """The token before the first written one."""
-        return self.read[-1] if self.continues else self.marks.start
+        return self.read[-1] if self.continues else self.special_tokens.start
 
     @property
     def vocabulary(self) -> int:
         table = self.model.tokens if self.continues else self.model.target_table
         return int(table.num_embeddings)
 
-    def begin(self, rows: int = 1) -> Stepper:
+    def begin(self, rows: int = 1) -> DecoderSession:
         """Ready to write the first token, in so many rows."""
         read = self._batch(self.read).expand(rows, -1)
         if self.continues:
@@ -103,16 +101,16 @@ class Writing:
         translator = Translator(self.model, self.tokenizer, self.decode)
         return translator.begin(read, torch.ones_like(read, dtype=torch.bool))
 
-    def allowed(self, given: Sequence[int] = ()) -> Begun:
-        return Begun(self.decode, self.marks.end, self.marks.banned, given)
+    def constraints(self, given: Sequence[int] = ()) -> PrefixConstraints:
+        special, device = self.special_tokens, self.opened.device
+        constraints = PrefixConstraints(self.decode, special.end, special.banned, device)
+        constraints.prefix = list(given)
+        return constraints
 
     def search(self, given: Sequence[int] = (), beam: int | None = None) -> BeamSearch:
-        """Beam search by length as `Translator` and `Generator` do it, the first tokens given."""
-        decode = replace(self.decode, beam=beam or self.decode.beam, order="length")
-        marks = self.marks
-        search = BeamSearch(decode, start=self.start, end=marks.end, banned=marks.banned)
-        search.allowed = self.allowed(given)
-        return search
+        """Beam search as `Translator` and `Generator` do it, the first tokens given."""
+        decode = replace(self.decode, beam=beam or self.decode.beam)
+        return BeamSearch(decode, self.constraints(given))
 
     def limits(self, rows: int = 1) -> Tensor:
         return torch.full((rows,), self.limit, device=self.opened.device)
@@ -120,8 +118,9 @@ class Writing:
     def draw(self, sample: Sample, rows: int, given: Sequence[int] = ()) -> list[list[int]]:
         """So many texts, each by random numbers of its own."""
         newest = torch.full_like(self.limits(rows), self.start)
-        sampler, allowed = Sampler(sample, rows), self.allowed(given)
-        return collect(self.begin(rows), newest, self.limits(rows), sampler, allowed)
+        sampler, constraints = Sampler(sample, rows), self.constraints(given)
+        state, step = sampling(self.begin(rows), newest, self.limits(rows), sampler, constraints)
+        return state.run(step)
 
     def logits(self, written: Sequence[int]) -> Float[Tensor, "t v"]:
         """In one pass: row i is of the token at place i, the last row of what comes after all."""
@@ -135,9 +134,8 @@ class Writing:
         """P of the next token: as the model has it, and as it is drawn from."""
         logits = self.logits(written)[-1:]
         before = logits.softmax(-1)[0]
-        total, length = logits.logsumexp(-1, keepdim=True), len(written) + 1
-        last = torch.tensor([length == self.limit], device=logits.device)
-        Allowed(self.decode, self.marks.end, self.marks.banned).apply(logits, total, length, last)
+        length = torch.tensor([len(written) + 1], device=logits.device)
+        self.constraints().apply(logits, length, length == self.limit)
         return before, filtered(logits, sample).softmax(-1)[0]
 
     def text(self, written: Sequence[int]) -> str:
@@ -157,9 +155,9 @@ class Writing:
             raise Problem(
                 413, f"'{name}' has {len(value)} tokens, but at most {self.limit} are written"
             )
-        barred = set(self.marks.banned)
+        barred = set(self.special_tokens.banned)
         for place, token in enumerate(value, start=1):
-            early = token == self.marks.end and place < len(value)
+            early = token == self.special_tokens.end and place < len(value)
             if not 0 <= token < self.vocabulary or token in barred or early:
                 raise Problem(400, f"'{name}' holds {token}, which is never written there")
         return value
@@ -180,14 +178,14 @@ def writing_of(opened: TorchRun, fields: Fields, most_tokens: int) -> Writing:
     decode = opened.run.decode if beam is None else opened.decode(beam=beam)
     if decode.beam > MOST_BEAM:
         decode = opened.decode(beam=MOST_BEAM)
-    marks = Marks(opened.tokenizer, decode)
+    special = SpecialTokens(opened.tokenizer, decode)
     ids = opened.tokenizer.encode(fields.text("text", ""))
     room = Room(min(most_tokens, MOST_READ), 0)
     if not isinstance(model, Gpt):
-        source = marks.source(ids)
+        source = special.source(ids)
         room.check(source, model, "the text")
         return Writing(opened, decode, source, decode.limit(len(source), model.config.max_length))
-    prompt = ids or [marks.start]
+    prompt = ids or [special.start]
     room.check(prompt, model, "the text")
     positions = model.decoder.position.max_length
     if positions is not None:

@@ -1,47 +1,36 @@
-"""Writing in fixed shapes is writing as it is: draws, streams and searches, all settings."""
+"""Static steps generate what growing ones generate: samples, streams and searches."""
 
 import dataclasses
 from typing import Any
 
 import pytest
 import torch
-from test_beam import BANNED, DEFINITIONS, LIMITS, batch
+from test_beam import DEFINITIONS, LIMITS, batch
 from test_generate import LIMIT, PROMPTS, schemes, toy_gpt
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
-from toys import (
-    CORES,
-    END,
-    LONGEST,
-    SCHEMES,
-    START,
-    same,
-    searched,
-    toy_model,
-    toy_tokenizer,
-)
+from toys import CORES, END, LONGEST, SCHEMES, START, same, searched, toy_model, toy_tokenizer
 
 from manyheads.baselines.rnn import RnnConfig
-from manyheads.decode import cuda_graphs as recorded
-from manyheads.decode import steady as steady_steps
-from manyheads.decode.beam import BeamSearch, Decode
+from manyheads.decode import cuda_graphs
+from manyheads.decode.beam import Decode
 from manyheads.decode.cuda_graphs import (
-    MOST,
-    READ,
-    Recordings,
-    reads_filled_up,
-    room_for,
-    room_to_read,
-    rows_for,
-    source_room_for,
-    steady,
+    MAX_ENTRIES,
+    MAX_READ,
+    GraphCache,
+    GraphedFunction,
+    can_pad,
+    padded_prompt,
+    padded_rows,
+    padded_size,
+    padded_source,
+    supports_cuda_graph,
 )
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.translate import Translator
-from manyheads.decode.writer import Writer
 from manyheads.models.decoder_only_seq2seq import JoinedConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import CoreConfig
@@ -67,9 +56,9 @@ SAMPLES = [
 
 
 def generators(model: Any = None, **decode: Any) -> tuple[Generator, Generator]:
-    """One that writes as it is, and one by recorded steps."""
+    """One with growing caches, and one with static steps."""
     plain = Generator(model or toy_gpt(layers=1), toy_tokenizer(), Decode(**decode))
-    return plain, dataclasses.replace(plain, recordings=Recordings(True))
+    return plain, dataclasses.replace(plain, graphs=GraphCache(True))
 
 
 @schemes
@@ -84,16 +73,15 @@ def test_a_language_model_writes_the_same(position: str, core: str) -> None:
 def test_a_translator_writes_the_same(position: str, core: str) -> None:
     """Limits of each sentence's own, sources of several lengths, rows beyond the sentences."""
     (source, real), beam = batch(), 3
-    model = toy_model(position, core)
+    model, graphs = toy_model(position, core), GraphCache(True)
     wanted = searched(model, source, real, LIMITS, beam=beam)
-    search = BeamSearch(Decode(beam=beam), start=START, end=END, banned=BANNED)
-    writer = Writer(Recordings(True), model)
-    same(writer.search((source, real), search, torch.tensor(LIMITS)), wanted)
-    # Again in the same room, in another order and fewer of them.
+    fixed = Translator(model, toy_tokenizer(), Decode(beam=beam), graphs)
+    same(fixed._search((source, real), START, torch.tensor(LIMITS), None), wanted)
+    # Again with the same tensors, in another order and fewer of them.
     order = [4, 1, 3, 0, 2]
     limits, texts = torch.tensor([LIMITS[row] for row in order]), (source[order], real[order])
-    same(writer.search(texts, search, limits), [wanted[row] for row in order])
-    assert len(writer.recordings.kept) == 1
+    same(fixed._search(texts, START, limits, None), [wanted[row] for row in order])
+    assert len(graphs.entries) == 1
 
 
 PARTS: dict[str, dict[str, Any]] = {
@@ -127,10 +115,9 @@ def test_every_definition_of_a_search_is_the_same(chosen: dict[str, Any]) -> Non
     for beam, n_best in ((4, 2), (1, None))[: 1 + alone]:
         decode = Decode(beam=beam, banned=(0, 1), **chosen)
         plain = Translator(model, toy_tokenizer(), decode)
-        search = BeamSearch(decode, start=START, end=END, banned=[0, 1], n_best=n_best)
-        wanted = search(plain.begin(source, real), limits)
-        writer = Writer(Recordings(True), model)
-        same(writer.search((source, real), search, limits), wanted)
+        fixed = dataclasses.replace(plain, graphs=GraphCache(True))
+        given = ((source, real), START, limits, n_best)
+        same(fixed._search(*given), plain._search(*given))
 
 
 @pytest.mark.parametrize("at_limit", ["end", "free-end", "cut"])
@@ -139,7 +126,7 @@ def test_every_way_to_draw_is_the_same(at_limit: str, more: dict[str, Any]) -> N
     """Bit by bit the same random numbers, for rows, for streams and for translations."""
     plain, fixed = generators(at_limit=at_limit, **more)
     lines = Translator(toy_model(layers=1), toy_tokenizer(), plain.decode)
-    fixed_lines = dataclasses.replace(lines, recordings=Recordings(True))
+    fixed_lines = dataclasses.replace(lines, graphs=GraphCache(True))
     for sample in SAMPLES[:: 1 if at_limit == "end" and not more else 3]:
         wanted = plain.sample(SOME, LIMIT, sample, first=2)
         assert fixed.sample(SOME, LIMIT, sample, first=2) == wanted
@@ -156,9 +143,9 @@ def test_long_texts_are_written_to_their_end() -> None:
 
 def test_random_numbers_ahead_are_those_of_the_steps() -> None:
     sample = Sample(seed=8)
-    ahead = Sampler(sample, 3).chances(40)
+    ahead = Sampler(sample, 3).uniforms(40)
     by_steps = Sampler(sample, 3)
-    assert torch.equal(ahead, torch.cat([by_steps.chances(1) for _ in range(40)], dim=1))
+    assert torch.equal(ahead, torch.cat([by_steps.uniforms(1) for _ in range(40)], dim=1))
 
 
 def test_a_recording_serves_the_next_batch_of_its_shape() -> None:
@@ -166,44 +153,44 @@ def test_a_recording_serves_the_next_batch_of_its_shape() -> None:
     _, fixed = generators(beam=2)
     for seed in range(3):
         fixed.sample(PROMPTS[:1], LIMIT, Sample(seed=seed))
-    assert len(fixed.recordings.kept) == 1
+    assert len(fixed.graphs.entries) == 1
     fixed.search(PROMPTS[:1], LIMIT)
-    assert len(fixed.recordings.kept) == 2
-    for size in range(3, 3 + MOST):
+    assert len(fixed.graphs.entries) == 2
+    for size in range(3, 3 + MAX_ENTRIES):
         changed = dataclasses.replace(
             fixed, decode=dataclasses.replace(fixed.decode, shortest=size)
         )
         changed.sample(PROMPTS[:1], 2, Sample(temperature=0.0))
-    assert len(fixed.recordings.kept) == MOST
+    assert len(fixed.graphs.entries) == MAX_ENTRIES
 
 
 def test_recordings_hold_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the last one, which was needed."""
     _, fixed = generators(beam=2)
     fixed.search(PROMPTS[:1], LIMIT)
-    one = fixed.recordings.bytes()
-    room, wide = room_for(LIMIT + 2), 2 * 16  # keys and values
+    one = fixed.graphs.bytes()
+    room, wide = padded_size(LIMIT + 2), 2 * 16  # keys and values
     assert one == 8 * 2 * room * (1 + wide)  # of two beams in one layer, and ancestors
     for most, left in ((2 * one, 2), (one, 1), (0, 1)):
-        monkeypatch.setattr(recorded, "MOST_BYTES", most)
+        monkeypatch.setattr(cuda_graphs, "MAX_BYTES", most)
         fixed.search(PROMPTS[:1], LIMIT, n_best=1)
         fixed.search(PROMPTS[:1], LIMIT)
-        assert len(fixed.recordings.kept) == left
+        assert len(fixed.graphs.entries) == left
 
 
 def test_weights_that_moved_are_recorded_anew() -> None:
     """And weights that changed at their place are those that write."""
     plain, fixed = generators(beam=2)
     fixed.search(PROMPTS, LIMIT)
-    before = len(fixed.recordings.kept)
+    before = len(fixed.graphs.entries)
     with torch.no_grad():
         for parameter in plain.model.parameters():
             parameter.mul_(0.7)
     same(fixed.search(PROMPTS, LIMIT), plain.search(PROMPTS, LIMIT))
-    assert len(fixed.recordings.kept) == before
+    assert len(fixed.graphs.entries) == before
     plain.model.float()
     fixed.search(PROMPTS[:1], LIMIT)
-    assert len(fixed.recordings.kept) == before + 1
+    assert len(fixed.graphs.entries) == before + 1
 
 
 def test_two_streams_at_once_do_not_meet() -> None:
@@ -241,19 +228,19 @@ def test_every_step_is_the_same_operations_and_asks_nobody(position: str, core: 
     decode = more if position in ("learned", "t5") else {}
     plain, fixed = generators(toy_gpt(position, core, layers=1), beam=3, **decode)
     lines = Translator(toy_model(position, core, layers=1), toy_tokenizer(), plain.decode)
-    lines = dataclasses.replace(lines, recordings=fixed.recordings)
+    lines = dataclasses.replace(lines, graphs=fixed.graphs)
     fixed.search(PROMPTS[:1], LIMIT)
     fixed.sample(PROMPTS[:1], LIMIT, SAMPLES[3])
     lines.search(["a b c"])
     lines.sample(["a b c"], SAMPLES[0])
-    assert len(fixed.recordings.kept) == 4
-    for recording in fixed.recordings.kept.values():
-        recording.length.zero_()
-        recording.steps.cache.clear()
+    assert len(fixed.graphs.entries) == 4
+    for recording in fixed.graphs.entries.values():
+        recording.state.length.zero_()
+        recording.session.cache.clear()
         steps = []
         for _ in range(5):
             with Watch() as watch, torch.no_grad():
-                recording.step.work()
+                recording.graphed.function()
             steps.append(watch.done)
         assert all(step == steps[0] for step in steps)
         assert not [line for line in steps[0] for name in HOST if f".{name}." in line]
@@ -266,16 +253,16 @@ def test_reading_is_the_same_operations_and_asks_nobody(position: str, core: str
     """Whatever is read, and how much of the room it fills."""
     fixed = generators(toy_gpt(position, core, layers=1, max_length=LONG))[1]
     model = toy_model(position, core, layers=1, max_length=LONG)
-    lines = Translator(model, toy_tokenizer(), fixed.decode, recordings=fixed.recordings)
+    lines = Translator(model, toy_tokenizer(), fixed.decode, graphs=fixed.graphs)
     seen: list[list[str]] = []
     for prompt, line in ((PROMPTS[0], "a b c"), (PROMPTS[2], "h g")):
         fixed.sample([prompt], LIMIT, SAMPLES[0])
         lines.search([line])
-        texts, sources = (one.steps for one in fixed.recordings.kept.values())
-        [reading] = texts.readings.values()
+        texts, sources = (one.session for one in fixed.graphs.entries.values())
+        [reading] = texts.readers.values()
         with Watch() as watch, torch.no_grad():
-            reading.work()
-            sources.reading.work()
+            reading.function()
+            sources.reader.function()
         seen.append(watch.done)
     assert seen[0] == seen[1]
     assert not [line for line in seen[0] for name in HOST if f".{name}." in line]
@@ -287,15 +274,15 @@ def test_whatever_room_is_read_the_text_is_the_same(
     position: str, core: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rooms of several sizes in one cache, filled to their end and not, shorter after longer."""
-    monkeypatch.setattr(recorded, "READ_BY", 4)
+    monkeypatch.setattr(cuda_graphs, "READ_MULTIPLE", 4)
     plain, fixed = generators(toy_gpt(position, core, layers=1, max_length=LONG), beam=2)
     long = [7 + number % 8 for number in range(20)]
     for length in (6, 5, 4, 20, 9, 3, 6):
         prompt = [long[-length:]]
         assert fixed.sample(prompt, LIMIT, SAMPLES[1]) == plain.sample(prompt, LIMIT, SAMPLES[1])
         same(fixed.search(prompt, LIMIT), plain.search(prompt, LIMIT))
-    drawn, searched = (one.steps for one in fixed.recordings.kept.values())
-    assert sorted(drawn.readings) == sorted(searched.readings) == [4, 8, 20]
+    drawn, searched = (one.session for one in fixed.graphs.entries.values())
+    assert sorted(drawn.readers) == sorted(searched.readers) == [4, 8, 20]
 
 
 def test_a_model_in_training_drops_nothing_while_it_writes() -> None:
@@ -310,14 +297,14 @@ def test_what_is_read_filled_up() -> None:
     """Little, within the positions that there are, by parts that make nothing of empty places."""
     sizes: Any = {"vocab_size": 9, "dim": 8, "layers": 1, "max_length": 100}
     stack = GptConfig(**sizes).build().decoder
-    assert reads_filled_up(stack, 4, READ // 4)
-    assert not reads_filled_up(stack, 4, READ // 4 + 1)
+    assert can_pad(stack, 4, MAX_READ // 4)
+    assert not can_pad(stack, 4, MAX_READ // 4 + 1)
     learned = GptConfig(**sizes, position=Learned()).build().decoder
-    assert reads_filled_up(learned, 1, 100)
-    assert not reads_filled_up(learned, 1, 101)
+    assert can_pad(learned, 1, 100)
+    assert not can_pad(learned, 1, 101)
     for part in ({"core": Longformer()}, {"core": Performer()}, {"feedforward": Experts()}):
         changes: Any = part
-        assert not reads_filled_up(GptConfig(**sizes, **changes).build().decoder, 1, 10)
+        assert not can_pad(GptConfig(**sizes, **changes).build().decoder, 1, 10)
 
 
 @pytest.mark.parametrize("core", [Packed(), Longformer(), Performer(), CORES["tiled"]])
@@ -326,9 +313,9 @@ def test_what_has_no_steady_step_is_written_as_it_is(core: CoreConfig) -> None:
     sizes: Any = {"vocab_size": len(SPECIALS) + 8, "dim": 16, "layers": 1, "heads": 2}
     model = GptConfig(**sizes, core=core, max_length=LONGEST).build().double().eval()
     plain, fixed = generators(model)
-    assert not steady(model)
+    assert not supports_cuda_graph(model)
     same(fixed.search(PROMPTS, LIMIT), plain.search(PROMPTS, LIMIT))
-    assert not fixed.recordings.kept
+    assert not fixed.graphs.entries
 
 
 @pytest.mark.compile
@@ -348,7 +335,7 @@ def test_a_compiled_step_is_one_graph_for_all_steps(
 
     monkeypatch.setattr(torch, "compile", whole)
     plain, _ = generators(toy_gpt("rotary", layers=1), beam=2)
-    fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
+    fast = dataclasses.replace(plain, graphs=GraphCache(True, compiled=True))
     for _ in range(2):
         same(fast.search(PROMPTS[:1], LIMIT), plain.search(PROMPTS[:1], LIMIT))
     assert counter.frame_count == 1
@@ -365,28 +352,10 @@ def test_a_compiled_step_is_one_graph_for_all_steps(
     assert counter.frame_count == before + len(shapes)
     before = counter.frame_count
     lines = Translator(toy_model(layers=1), toy_tokenizer(), Decode(beam=2))
-    quick = dataclasses.replace(lines, recordings=Recordings(True, compiled=True))
+    quick = dataclasses.replace(lines, graphs=GraphCache(True, compiled=True))
     for _ in range(2):
         same(quick.search(LINES[:1]), lines.search(LINES[:1]))
     assert counter.frame_count == before + 1
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_compiled_step_of_one_row_adds_after_it_multiplies(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or PyTorch would not write the product out; what is written is the same."""
-    monkeypatch.setattr(steady_steps, "compiled", lambda step: step)
-    plain, _ = generators(toy_gpt("rotary"))
-    fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
-    given = (PROMPTS[:1] * rows, LIMIT, SAMPLES[0])
-    assert fast.sample(*given) == plain.sample(*given)
-    [recording] = fast.recordings.kept.values()
-    recording.length.zero_()
-    recording.steps.cache.clear()
-    with Watch() as watch, torch.no_grad():
-        recording.step.work()
-    assert any(".addmm." in line for line in watch.done) == (rows > 1)
 
 
 @pytest.mark.compile
@@ -395,37 +364,46 @@ def test_what_is_compiled_draws_the_same(request: pytest.FixtureRequest) -> None
     if request.config.getoption("--jaxtyping-packages", None):
         pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
     plain, _ = generators(toy_gpt("rotary", layers=1), shortest=4)
-    fast = dataclasses.replace(plain, recordings=Recordings(True, compiled=True))
+    fast = dataclasses.replace(plain, graphs=GraphCache(True, compiled=True))
     wanted = plain.sample(PROMPTS[:3], LIMIT, SAMPLES[3])
     assert fast.sample(PROMPTS[:3], LIMIT, SAMPLES[3]) == wanted
 
 
 def test_which_models_have_a_steady_step() -> None:
     sizes: Any = {"vocab_size": 9, "dim": 8, "layers": 1}
-    assert steady(GptConfig(**sizes).build())
-    assert steady(toy_model())
-    assert not steady(RnnConfig(**sizes).build())
-    assert not steady(JoinedConfig(**sizes).build())
-    assert not steady(GptConfig(**sizes, feedforward=Experts()).build())
+    assert supports_cuda_graph(GptConfig(**sizes).build())
+    assert supports_cuda_graph(toy_model())
+    assert not supports_cuda_graph(RnnConfig(**sizes).build())
+    assert not supports_cuda_graph(JoinedConfig(**sizes).build())
+    assert not supports_cuda_graph(GptConfig(**sizes, feedforward=Experts()).build())
     watched = toy_model()
     handle = watched.decoder.register_forward_hook(lambda *given: None)
-    assert not steady(watched)  # nobody would hear of a replayed step
+    assert not supports_cuda_graph(watched)  # nobody would hear of a replayed step
     handle.remove()
-    assert steady(watched)
+    assert supports_cuda_graph(watched)
 
 
 def test_nothing_is_recorded_unless_wanted() -> None:
     """On the CPU a step in fixed shapes gains nothing."""
     plain, fixed = generators()
-    assert not plain.recordings.serve(plain.model)
-    assert fixed.recordings.serve(plain.model)
-    assert not Recordings(False).serve(plain.model)
+    assert not plain.graphs.serves(plain.model)
+    assert fixed.graphs.serves(plain.model)
+    assert not GraphCache(False).serves(plain.model)
 
 
 def test_sizes_are_few() -> None:
     """Each is room enough, and there are not many of them."""
-    given = ((room_for, 4096, 7), (rows_for, 256, 13), (source_room_for, 64, 8))
-    for size_for, most, few in (*given, (room_to_read, READ, 32)):
+    given = ((padded_size, 4096, 7), (padded_rows, 256, 13), (padded_source, 64, 8))
+    for size_for, most, few in (*given, (padded_prompt, MAX_READ, 32)):
         sizes = {size_for(size) for size in range(1, most + 1)}
         assert all(size <= size_for(size) < 2 * size + 64 for size in range(1, most + 1))
         assert len(sizes) <= few
+
+
+def test_a_graphed_function_on_a_cpu_is_the_function() -> None:
+    counter = torch.zeros(())
+    add = GraphedFunction(lambda: counter.add_(1), counter.device)
+    for _ in range(4):
+        add()
+    assert int(counter) == add.calls == 4
+    assert add.graph is None

@@ -1,4 +1,4 @@
-"""Steps recorded on a GPU write what steps as they are write; run by hand with `make test-gpu`."""
+"""CUDA graphs generate what eager steps generate; run by hand with `make test-gpu`."""
 
 import copy
 import dataclasses
@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from test_beam import DEFINITIONS
+from test_cuda_graphs import LINES, SAMPLES
 from test_generate import LIMIT, PROMPTS, schemes, toy_gpt
-from test_recorded import LINES, SAMPLES
 from toys import END, same, toy_model, toy_tokenizer
 
-from manyheads.decode.beam import Decode, Marks
-from manyheads.decode.cuda_graphs import Recordings
+from manyheads.decode.beam import Decode, SpecialTokens
+from manyheads.decode.cuda_graphs import GraphCache
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
@@ -29,21 +29,21 @@ KINDS = [torch.float32, torch.float64]
 def generators(model: Any = None, **decode: Any) -> tuple[Generator, Generator]:
     """One that writes as it is, and one by recorded steps, as on a GPU unless told."""
     fixed = Generator((model or toy_gpt()).cuda(), toy_tokenizer(), Decode(**decode))
-    return dataclasses.replace(fixed, recordings=Recordings(False)), fixed
+    return dataclasses.replace(fixed, graphs=GraphCache(False)), fixed
 
 
 def is_recorded(writer: Any) -> None:
     """Each shape that came to more than two steps has a graph."""
-    kept = writer.recordings.kept.values()
+    kept = writer.graphs.entries.values()
     assert kept
-    assert all(one.step.graph is not None for one in kept if one.step.calls > 2)
-    assert any(one.step.graph is not None for one in kept)
+    assert all(one.graphed.graph is not None for one in kept if one.graphed.calls > 2)
+    assert any(one.graphed.graph is not None for one in kept)
     readings = [
         reading
         for one in kept
         for reading in (
-            *getattr(one.steps, "readings", {}).values(),
-            getattr(one.steps, "reading", None),
+            *getattr(one.session, "readers", {}).values(),
+            getattr(one.session, "reader", None),
         )
         if reading is not None
     ]
@@ -71,7 +71,7 @@ def test_every_definition_of_a_search_is_recorded(chosen: dict[str, Any]) -> Non
     """And of drawing: what may come where hangs on a place that only the device knows."""
     decode = Decode(beam=4, banned=(0, 1), longest_ratio=1.5, longest_extra=3, **chosen)
     fixed = Translator(toy_model().cuda(), toy_tokenizer(), decode)
-    plain = dataclasses.replace(fixed, recordings=Recordings(False))
+    plain = dataclasses.replace(fixed, graphs=GraphCache(False))
     for lines in (LINES, ["b b b", "", "g h"], LINES):
         same(fixed.search(lines), plain.search(lines))
         assert fixed.sample(lines, SAMPLES[1]) == plain.sample(lines, SAMPLES[1])
@@ -106,7 +106,7 @@ def test_long_texts_and_two_streams_at_once() -> None:
 
 def test_a_compiled_step_is_recorded_too() -> None:
     plain, fixed = generators(toy_gpt("rotary").float(), beam=2)
-    fast = dataclasses.replace(fixed, recordings=Recordings(compiled=True))
+    fast = dataclasses.replace(fixed, graphs=GraphCache(compiled=True))
     for _ in range(2):
         same(fast.search(PROMPTS[:2], LIMIT), plain.search(PROMPTS[:2], LIMIT))
     is_recorded(fast)
@@ -119,7 +119,7 @@ def test_in_half_precision_every_token_is_nearly_the_best(norm: Norm, compiled: 
     exact = toy_gpt("sinusoidal", dim=64, heads=2, hidden=96, norm=norm)  # heads that they take
     half = copy.deepcopy(exact).bfloat16().cuda()
     decode = Decode(beam=3, at_limit="cut", shortest=20)
-    fixed = Generator(half, toy_tokenizer(), decode, recordings=Recordings(compiled=compiled))
+    fixed = Generator(half, toy_tokenizer(), decode, graphs=GraphCache(compiled=compiled))
     texts = fixed.sample(PROMPTS[:1], 16, SAMPLES[0])
     is_recorded(fixed)
     [prompt], [text] = PROMPTS[:1], texts
@@ -127,12 +127,12 @@ def test_in_half_precision_every_token_is_nearly_the_best(norm: Norm, compiled: 
     with torch.no_grad():
         logits, others = exact(read)[0], half(read.cuda())[0].cpu()
     wrong = float((logits - others).abs().max())  # what half precision costs by itself
-    logits[:, [*Marks(toy_tokenizer(), decode).banned, END]] = -torch.inf
+    logits[:, [*SpecialTokens(toy_tokenizer(), decode).banned, END]] = -torch.inf
     written = logits[len(prompt) - 1 :].gather(-1, torch.tensor(text)[:, None])[:, 0]
     assert len(text) == 16
     assert float((logits[len(prompt) - 1 :].amax(-1) - written).max()) < 3 * wrong
     assert wrong < 0.5 * float(logits[logits > -torch.inf].std())
-    plain = dataclasses.replace(fixed, model=exact, recordings=Recordings(False))
+    plain = dataclasses.replace(fixed, model=exact, graphs=GraphCache(False))
     for ours, theirs in zip(fixed.search(PROMPTS, 12), plain.search(PROMPTS, 12), strict=True):
         assert ours[0].score == pytest.approx(theirs[0].score, abs=12 * wrong)
 
