@@ -80,7 +80,7 @@ class KVCache:
             self._row_mask = make_mask(
                 rule, 1, start=self.length, padding_mask=padding, device=device
             )
-            return AttentionMask(rule, now, self._row_mask.keys)
+            return AttentionMask(rule, now, self._row_mask.key_positions)
         new = torch.arange(self._slots, self._slots + length, device=device)
         new = new.expand(len(self._table), length)[..., None]
         self._table = torch.cat([self._table, new], dim=-1)

@@ -85,7 +85,7 @@ class Seq2SeqSession(ModelSession):
         self.cache.keep_sentences(sentences)
         sight = self.memory.mask
         real = None if sight.padding_mask is None else sight.padding_mask[sentences]
-        self.memory = Memory(self.memory.states[sentences], replace(sight, real=real))
+        self.memory = Memory(self.memory.states[sentences], replace(sight, padding_mask=real))
 
 
 class StaticGptSession(ModelSession):

@@ -557,16 +557,16 @@ class OnnxGptSession(OnnxSession):
     """A decoder-only model; the last token of a prompt is read by the first step."""
 
     def __init__(self, model: OnnxGpt, prompts: Int[Tensor, "n length"]) -> None:
-        self.model = model
-        past = model.graph.nothing("past", prompts.shape[0])
+        self.graph = model.graph
+        past = self.graph.nothing("past", prompts.shape[0])
         if prompts.shape[1] > 1:
             nowhere = torch.arange(0)
-            _, past = model.step(prompts[:, :-1], nowhere, past)
+            _, past = self.graph.step(prompts[:, :-1], nowhere, past)
         self.past = [x[:, None] for x in past]
 
     def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
         past = [x.flatten(0, 1) for x in self.past]
-        logits, past = self.model.step(tokens.reshape(-1, 1), torch.tensor([0]), past)
+        logits, past = self.graph.step(tokens.reshape(-1, 1), torch.tensor([0]), past)
         self.past = [x.unflatten(0, tokens.shape) for x in past]
         return logits.view(*tokens.shape, -1)
 
@@ -625,13 +625,14 @@ class OnnxSeq2SeqSession(OnnxSession):
     """An encoder–decoder; the keys and values of a source are held once a sentence."""
 
     def __init__(self, model: OnnxSeq2Seq, source: Tokens, real: Bool[Tensor, "b t"]) -> None:
-        self.model, self.real = model, real
+        self.graph, self.real = model.decoder, real
         self.cross = model.encode(source, real)
-        self.past = model.decoder.nothing("past", source.shape[0], 1)
+        self.past = self.graph.nothing("past", source.shape[0], 1)
 
     def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
-        logits, self.past = self.model.step(
-            tokens[..., None], torch.tensor([0]), self.real, self.cross, self.past
+        cross = self.graph.named("cross", self.cross)
+        logits, self.past = self.graph.step(
+            tokens[..., None], torch.tensor([0]), self.past, real=self.real, **cross
         )
         return logits[:, :, 0]
 
