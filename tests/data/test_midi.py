@@ -1,6 +1,6 @@
 """Performances and chorales: notes, events and MIDI files say the same."""
 
-import builtins
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -222,13 +222,6 @@ def test_files_without_music_are_refused_with_their_name(tmp_path: Path) -> None
 
 
 def test_without_mido_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = builtins.__import__
-
-    def without(name: str, *others: Any) -> Any:
-        if name == "mido":
-            raise ImportError(name)
-        return whole(name, *others)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "mido", None)
     with pytest.raises(UserError, match=r"manyheads\[music\]"):
         performance_in(b"MThd", "x.mid")

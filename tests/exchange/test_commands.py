@@ -484,7 +484,7 @@ def test_labels_as_text(run: Make) -> None:
     assert empty == ""
     for family, kind in (("bert", "BertForNextSentencePrediction"), ("gpt2", "")):
         assert "no head for labels" in mistake("classify", run(family, kind), stdin=TEXT)
-    assert "model of images" in mistake("classify", run("vit"), stdin=TEXT)
+    assert "classifies images" in mistake("classify", run("vit"), stdin=TEXT)
 
 
 def test_words_and_labels_as_json(run: Make) -> None:

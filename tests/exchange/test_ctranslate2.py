@@ -382,7 +382,7 @@ def test_ids_without_a_token_have_names_of_their_own() -> None:
     names = vocabulary(Tokenizer(holes), 9)
     assert len(set(names)) == len(names) == 9
     assert [names[i] for i in (0, 2, 3, 6)] == ["a", "<no token 1>", "</s>", "<s>"]
-    with pytest.raises(UserError, match="7 tokens, .* 6"):
+    with pytest.raises(UserError, match=r"7 tokens, .* 6"):
         vocabulary(Tokenizer(holes), 6)
 
 

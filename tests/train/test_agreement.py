@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.errors import UserError
+from manyheads.kernels import linear_cross_entropy as objective
 from manyheads.tasks.translation import translation_losses
-from manyheads.train import loss as objective
 from manyheads.train.rdrop import rdrop_kl
 
 
@@ -30,7 +30,7 @@ def test_it_is_the_divergence_in_both_directions(
     biased: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and gradients, in pieces too, of the predictions that count alone."""
-    monkeypatch.setattr(objective, "ROWS_AT_ONCE", {"cpu": at_once, "cuda": at_once})
+    monkeypatch.setattr(objective, "ROWS_PER_CHUNK", {"cpu": at_once, "cuda": at_once})
     torch.manual_seed(1)
     hidden, matrix, bias = normal(6, 5, 8), normal(11, 8), normal(11) if biased else None
     scored = torch.rand(3, 5) < 0.7

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.data.batching import IGNORE_INDEX
-from manyheads.train import loss as objective
+from manyheads.kernels import linear_cross_entropy as objective
 from manyheads.train.loss import cross_entropy
 
 ROWS, DIM, CLASSES = 13, 6, 11
@@ -39,7 +39,7 @@ def reference(
 def test_value_and_gradients_equal_pytorchs(
     biased: bool, smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objective, "ROWS_AT_ONCE", {"cpu": chunk, "cuda": chunk})
+    monkeypatch.setattr(objective, "ROWS_PER_CHUNK", {"cpu": chunk, "cuda": chunk})
     hidden, matrix, bias = parts(biased)
     wanted = torch.randint(CLASSES, (ROWS,))
     inputs = [tensor for tensor in (hidden, matrix, bias) if tensor is not None]
@@ -58,7 +58,7 @@ def test_value_and_gradients_equal_pytorchs(
 @SMOOTHING
 @BIAS
 def test_gradcheck(biased: bool, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective, "ROWS_AT_ONCE", {"cpu": 5, "cuda": 5})
+    monkeypatch.setattr(objective, "ROWS_PER_CHUNK", {"cpu": 5, "cuda": 5})
     wanted = torch.randint(CLASSES, (ROWS,))
 
     def value(hidden: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -167,7 +167,7 @@ def test_what_is_not_scored_counts_for_nothing(
     smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it is left out, wants nothing, or was never there."""
-    monkeypatch.setattr(objective, "ROWS_AT_ONCE", {"cpu": chunk, "cuda": chunk})
+    monkeypatch.setattr(objective, "ROWS_PER_CHUNK", {"cpu": chunk, "cuda": chunk})
     hidden, matrix, bias = parts(biased=True)
     assert bias is not None
     wanted, scored = torch.randint(CLASSES, (ROWS,)), torch.arange(ROWS) % 3 > 0

@@ -95,7 +95,7 @@ def generate(
     check_at_least("--min-new-tokens", min_new_tokens, 0)
     check_at_least("--max-new-tokens", max_new_tokens, max(1, min_new_tokens or 1))
     if beam is not None and sample != Sample(temperature=TEMPERATURE):
-        raise UserError("options of sampling do not go with --beam: leave out one of them")
+        raise UserError("the options of sampling do not go with a search: leave out --beam")
     if stop and "" in stop:
         raise UserError("--stop is empty: give the text to end before, or leave it out")
     opened = open_model(run, device, threads, say, int8=int8, half=half, compile=compile)

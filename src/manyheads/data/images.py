@@ -372,7 +372,9 @@ def pictures_in(path: Path) -> list[Path]:
 
 def open_picture(path: Path) -> Pixels:
     """The one picture of a file, grey or colour as it is; what is transparent is seen on white."""
-    image, ops = (import_optional(f"PIL.{name}", "images") for name in ("Image", "ImageOps"))
+    import_optional("PIL", "images")
+    from PIL import Image, ImageOps
+
     if path.is_dir():
         raise UserError(
             f"{path} is a folder, and no picture: name files ({', '.join(SUFFIXES)}), or a folder "
@@ -383,9 +385,9 @@ def open_picture(path: Path) -> Pixels:
     if not path.stat().st_size:
         raise DataError(f"{path}: the file is empty: copy it again, or take it away")
     try:
-        with image.open(path) as file:
+        with Image.open(path) as file:
             # Cameras lay a picture on its side and say so beside it.
-            picture: Any = ops.exif_transpose(file)
+            picture: Any = ImageOps.exif_transpose(file)
             picture.load()
     except PermissionError:
         raise UserError(f"cannot read {path}: check its permissions") from None
@@ -395,8 +397,8 @@ def open_picture(path: Path) -> Pixels:
         raise DataError(f"{path}: more than 8 bits a channel: save it with 8")
     mode = "L" if picture.mode in ("1", "L", "LA", "La") else "RGB"
     if picture.has_transparency_data:
-        white = image.new("RGBA", picture.size, "white")
-        picture = image.alpha_composite(white, picture.convert("RGBA"))
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture.convert("RGBA"))
     pixels = np.array(picture.convert(mode)).reshape(picture.height, picture.width, -1)
     return rearrange(pixels, "height width channels -> 1 channels height width")
 

@@ -70,10 +70,10 @@ class SummaryData:
             raise UserError("there is no split 'test': give data.test=FILE, or use --split valid")
         train = self._file("train")
         if train is None:
-            raise UserError(
-                f"data.folder={self.folder} has no train.jsonl: add it, or give data.train=FILE, "
-                f"JSON lines with the keys {self.source} and {self.target}"
-            )
+            missing = f"data.folder={self.folder} has no train.jsonl"
+            missing = missing if self.folder else "data.folder with train.jsonl is needed"
+            keys = f"{self.source} and {self.target}"
+            raise UserError(f"{missing}: or give data.train=FILE, JSON lines with the keys {keys}")
         whole = self._read(train)
         if self._file("valid") is not None:
             return whole

@@ -55,10 +55,9 @@ def activation(name: str) -> str:
 
 def refuse_approximations(model: nn.Module) -> None:
     """Refuse cores that approximate attention: no other program has them."""
-    config: Any = model.config
     for name, module in model.named_modules():
         if isinstance(module, SelfAttention) and not module.config.core.exact:
-            side = name.split(".")[0]
+            config, side = model.config, name.split(".")[0]
             own = isinstance(config, Seq2SeqConfig) and getattr(config, side).core is not None
             raise UserError(
                 f"model.{f'{side}.' if own else ''}core={module.config.core.kind} cannot be "
