@@ -501,22 +501,23 @@ class GemvLinear(InferenceLinear):
         if not _is_one_row(x, self.weight):
             y = self.reference(x if self.norm is None else self.norm(x))
             return y if self.residual is None else self.residual + y
-        from manyheads.kernels.gemv import KINDS, gemv
+        from manyheads.kernels.gemv import ACTIVATION_KINDS, gemv
 
         fused_norm = self._fused_norm()
         if self.norm is not None and not fused_norm:
             x = _norm_one_row(self.norm, x)
-        kind = -1 if self.activation is None else KINDS.index(self.activation)
+        kind = -1 if self.activation is None else ACTIVATION_KINDS.index(self.activation)
         y = gemv(x, self.weight, self.bias, kind, self.residual, *fused_norm)
         return y
 
     def _fused_norm(self) -> tuple[Any, ...]:
         """Weight, bias and ε of the norm if the matrix is small enough to compute it inside."""
-        from manyheads.kernels.gemv import INSIDE, WIDEST
+        from manyheads.kernels.gemv import MAX_COLUMNS, MAX_FUSED_NORM_ELEMENTS
 
         norm: Any = self.norm
-        small = self.weight.numel() <= INSIDE and self.weight.shape[1] <= WIDEST
-        if norm is None or not small or norm.weight.dtype != self.weight.dtype:
+        small = self.weight.numel() <= MAX_FUSED_NORM_ELEMENTS
+        narrow = self.weight.shape[1] <= MAX_COLUMNS
+        if norm is None or not (small and narrow) or norm.weight.dtype != self.weight.dtype:
             return ()
         return norm.weight, _norm_bias(norm), norm.eps
 
@@ -557,24 +558,24 @@ def _norm_bias(norm: nn.Module) -> Tensor | None:
 
 
 def _has_norm_kernel(norm: Any) -> bool:
-    from manyheads.kernels.gemv import WIDEST_NORM
+    from manyheads.kernels.gemv import MAX_ROW_NORM_WIDTH
 
-    known = isinstance(norm, nn.RMSNorm) or (
+    supported = isinstance(norm, nn.RMSNorm) or (
         isinstance(norm, nn.LayerNorm) and norm.bias is not None
     )
     return bool(
-        known
+        supported
         and norm.weight is not None
-        and norm.weight.numel() <= WIDEST_NORM
+        and norm.weight.numel() <= MAX_ROW_NORM_WIDTH
         and norm.eps is not None
     )
 
 
 def _with_gemv(model: M) -> M:
     """A copy for one row, with norms, activations and sums inside the linear layers."""
-    from manyheads.kernels.gemv import KINDS
+    from manyheads.kernels.gemv import ACTIVATION_KINDS
 
-    fused: Any = fuse_activations(replace_linears(model, GemvLinear), KINDS)
+    fused: Any = fuse_activations(replace_linears(model, GemvLinear), ACTIVATION_KINDS)
     for block in fused.modules():
         if not isinstance(block, Block):
             continue

@@ -60,7 +60,7 @@ _VERIFIED: dict[tuple[str, int], bool] = {}  # by name and device index
 
 
 def register_selftest(name: str, selftest: SelfTest) -> None:
-    """Make a self-test known by name: compiled code can pass strings, not functions."""
+    """Register a self-test under a name: compiled code can pass strings, not functions."""
     _SELFTESTS[name] = selftest
 
 
