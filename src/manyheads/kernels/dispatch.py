@@ -99,6 +99,11 @@ def passes(selftest: Callable[[], Sequence[Comparison]], name: str) -> bool:
     return True
 
 
+def runs_triton(x: Tensor) -> bool:
+    """True if the tensor is on a device that Triton compiles for."""
+    return HAS_TRITON and x.device.type == "cuda"
+
+
 def has_hooks(*modules: nn.Module) -> bool:
     """True if any of these modules has hooks; a kernel that replaces several would skip them."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
