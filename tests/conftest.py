@@ -10,6 +10,8 @@ import torch
 from tests.checks import checked
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # our kernels then run in Triton's interpreter (tests/kernels)
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 jaxtyping.jaxtyped = checked  # before the package is imported
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from manyheads.decode.logits import append_attention
+from manyheads.ops import append_attention
 from tests.tasks.small_texts import CASES, WORDS, write_texts
 from tests.train.small_runs import assert_same_bits, hurt
 

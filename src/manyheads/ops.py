@@ -12,10 +12,10 @@ from manyheads.kernels import attention as attention_kernels
 from manyheads.kernels.attention import ATTENTION, AttentionCall, Mask, share_heads
 from manyheads.kernels.dispatch import (
     HALF_PRECISION,
-    HAS_TRITON,
     Comparison,
     first_supported,
     register_selftest,
+    runs_triton,
     verified,
 )
 from manyheads.kernels.linear_cross_entropy import LinearCrossEntropy, rows_per_chunk
@@ -110,8 +110,7 @@ register_selftest("append_attention", _selftest_append_attention)
 def has_fused_topk(logits: Tensor) -> bool:
     """True if our kernels reduce these rows; they return float32."""
     return (
-        HAS_TRITON
-        and logits.device.type == "cuda"
+        runs_triton(logits)
         and logits.dtype in (torch.float32, *HALF_PRECISION)
         and len(logits) > 0
         and verified("topk", logits.device.index)
@@ -150,8 +149,7 @@ def argmax(logits: Tensor) -> Tensor:
 def write_kv(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Write k and v [n g t c] into slots [t] of a cache [n g slots c], in place."""
     if (
-        HAS_TRITON
-        and k.device.type == "cuda"
+        runs_triton(k)
         and k.shape[2] <= MAX_WRITTEN_POSITIONS
         and not torch.is_grad_enabled()
         and verified("write_kv", k.device.index)
@@ -174,8 +172,7 @@ def append_attention(
     Returns None if the kernel does not support the call.
     """
     if (
-        not HAS_TRITON
-        or q.device.type != "cuda"
+        not runs_triton(q)
         or q.shape[2] != 1
         or q.dtype not in HALF_PRECISION
         or not q.dtype == k.dtype == v.dtype

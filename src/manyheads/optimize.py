@@ -26,10 +26,10 @@ from manyheads.errors import UserError
 from manyheads.kernels.attention import SHORT_LENGTHS, has_short_kernel, short_settings
 from manyheads.kernels.dispatch import (
     HALF_PRECISION,
-    HAS_TRITON,
     Comparison,
     has_hooks,
     register_selftest,
+    runs_triton,
     verified,
 )
 from manyheads.nn.attention import Cache, CrossAttention, SelfAttention
@@ -94,11 +94,10 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
 def _trains_in_half_precision(module: nn.Module, x: Tensor) -> bool:
     """True in training under autocast on a GPU, which is what the training kernels are for."""
     return (
-        HAS_TRITON
+        runs_triton(x)
         and module.training
-        and x.device.type == "cuda"
-        and torch.is_autocast_enabled("cuda")
-        and torch.get_autocast_dtype("cuda") in HALF_PRECISION
+        and torch.is_autocast_enabled(x.device.type)
+        and _compute_dtype(x) in HALF_PRECISION
     )
 
 
@@ -122,12 +121,12 @@ class FusedSelfAttention(SelfAttention):
     def forward(
         self, x: Hidden, mask: AttentionMask, position: Position, cache: Cache | None = None
     ) -> Hidden:
-        if cache is not None or not _is_plain_attention(self, position):
-            return super().forward(x, mask, position, cache)
-        if self._supports_packed_grad(x):
+        if cache is None and self._supports_packed_grad(x, position):
             q, k, v = self._split_with_packed_grad(x)
             out = self.attend(q, k, v, mask, position)
             return self.output(rearrange(out, "b h t c -> b t (h c)"))
+        if cache is not None or not _is_plain_attention(self, position):
+            return super().forward(x, mask, position, cache)
         qkv = self.project(x)
         q, k, v = self._heads(qkv)
         dropout = self.config.dropout if self.training else 0.0
@@ -147,11 +146,13 @@ class FusedSelfAttention(SelfAttention):
             rearrange(v, "b s (g c) -> b g s c", g=self.config.kv_heads),
         )
 
-    def _supports_packed_grad(self, x: Hidden) -> bool:
+    def _supports_packed_grad(self, x: Hidden, position: Position) -> bool:
         config = self.config
         return (
             _trains_in_half_precision(self, x)
             and torch.is_grad_enabled()
+            and type(self.core) is Fused
+            and position.is_absolute
             and x.shape[1] > SHORT_LENGTHS.get(config.head_dim, 0)
             and x.shape[0] > 0
             and all(size % 16 == 0 for size in (config.head_dim, *config.sizes))
@@ -207,7 +208,7 @@ class FusedFeedForward(FeedForward):
             return super().forward(x)
         from manyheads.kernels.mlp import fused_mlp
 
-        dtype = torch.get_autocast_dtype("cuda")
+        dtype = _compute_dtype(x)
         weights = (self.inner.weight, self.inner.bias, self.outer.weight, self.outer.bias)
         y: Tensor = fused_mlp(
             x.to(dtype), *(weight.to(dtype) for weight in weights), self.activation_name
@@ -233,11 +234,10 @@ def _supports_norm_kernel(norm: nn.Module, x: Hidden, dtype: torch.dtype) -> boo
     """
     eager_inference = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     return (
-        HAS_TRITON
+        runs_triton(x)
         and (norm.training or eager_inference)
-        and x.device.type == "cuda"
         and dtype in HALF_PRECISION
-        and (torch.is_autocast_enabled("cuda") or x.dtype == dtype)
+        and (torch.is_autocast_enabled(x.device.type) or x.dtype == dtype)
         and x.numel() > 0
         and x.shape[-1] % 16 == 0
         and x.shape[-1] <= MAX_NORM_WIDTH
@@ -315,7 +315,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
 def optimize(model: nn.Module) -> None:
     """Swap the classes of modules on a GPU for fused ones, in place; elsewhere do nothing."""
     weight = next(model.parameters(), None)
-    if weight is None or weight.device.type != "cuda" or not HAS_TRITON:
+    if weight is None or not runs_triton(weight):
         return
     for module in model.modules():
         if type(module) in FUSED:
@@ -362,7 +362,7 @@ def compile_blocks(model: nn.Module) -> None:
     for stack in list(model.modules()):
         if not isinstance(stack, Stack):
             continue
-        fused_mlp = HAS_TRITON and any(
+        fused_mlp = any(
             isinstance(part, FusedFeedForward) and part.activation_name in MLP_ACTIVATIONS
             for part in stack.modules()
         )
@@ -510,22 +510,23 @@ class GemvLinear(InferenceLinear):
             y = self.reference(x if self.norm is None else self.norm(x))
             return y if self.residual is None else self.residual + y
         from manyheads.kernels.gemv import gemv
-        from manyheads.kernels.mlp import KINDS
+        from manyheads.kernels.mlp import ACTIVATION_KINDS
 
         fused_norm = self._fused_norm()
         if self.norm is not None and not fused_norm:
             x = _norm_one_row(self.norm, x)
-        kind = -1 if self.activation is None else KINDS.index(self.activation)
+        kind = -1 if self.activation is None else ACTIVATION_KINDS.index(self.activation)
         y = gemv(x, self.weight, self.bias, kind, self.residual, *fused_norm)
         return y
 
     def _fused_norm(self) -> tuple[Any, ...]:
         """Weight, bias and ε of the norm if the matrix is small enough to compute it inside."""
-        from manyheads.kernels.gemv import INSIDE, WIDEST
+        from manyheads.kernels.gemv import MAX_COLUMNS, MAX_FUSED_NORM_ELEMENTS
 
         norm: Any = self.norm
-        small = self.weight.numel() <= INSIDE and self.weight.shape[1] <= WIDEST
-        if norm is None or not small or norm.weight.dtype != self.weight.dtype:
+        small = self.weight.numel() <= MAX_FUSED_NORM_ELEMENTS
+        narrow = self.weight.shape[1] <= MAX_COLUMNS
+        if norm is None or not (small and narrow) or norm.weight.dtype != self.weight.dtype:
             return ()
         return norm.weight, _norm_bias(norm), norm.eps
 
@@ -566,24 +567,24 @@ def _norm_bias(norm: nn.Module) -> Tensor | None:
 
 
 def _has_norm_kernel(norm: Any) -> bool:
-    from manyheads.kernels.gemv import WIDEST_NORM
+    from manyheads.kernels.gemv import MAX_ROW_NORM_WIDTH
 
-    known = isinstance(norm, nn.RMSNorm) or (
+    supported = isinstance(norm, nn.RMSNorm) or (
         isinstance(norm, nn.LayerNorm) and norm.bias is not None
     )
     return bool(
-        known
+        supported
         and norm.weight is not None
-        and norm.weight.numel() <= WIDEST_NORM
+        and norm.weight.numel() <= MAX_ROW_NORM_WIDTH
         and norm.eps is not None
     )
 
 
 def _with_gemv(model: M) -> M:
     """A copy for one row, with norms, activations and sums inside the linear layers."""
-    from manyheads.kernels.mlp import KINDS
+    from manyheads.kernels.mlp import ACTIVATION_KINDS
 
-    fused: Any = fuse_activations(replace_linears(model, GemvLinear), KINDS)
+    fused: Any = fuse_activations(replace_linears(model, GemvLinear), ACTIVATION_KINDS)
     for block in fused.modules():
         if not isinstance(block, Block):
             continue
@@ -688,14 +689,15 @@ def for_inference(model: M, *, rows: int, compiled: bool = False) -> M:
     On a CPU they are prepacked; on a GPU a step of one row (`rows`) has a kernel of its own, or
     is left to the compiler if steps are `compiled`.
     """
-    device = next(model.parameters()).device
+    weight = next(model.parameters())
+    device = weight.device
     if torch.is_autocast_enabled(device.type) or not isinstance(model.head, Head):
         return model  # autocast changes the dtype in PyTorch's own products only
     if device.type == "cpu":
         return _PREPACKED.setdefault(model, _PrepackedCopy()).get(model)
     if device.type != "cuda" or rows != 1:
         return model
-    if HAS_TRITON and verified("gemv", device.index):
+    if runs_triton(weight) and verified("gemv", device.index):
         return _with_gemv(model)
     return replace_linears(model, UnfusedLinear) if compiled else model
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from manyheads.decode.logits import logsumexp
+from manyheads.ops import logsumexp
 from tokenizers import models
 from torch import Tensor
 from toys import (

@@ -18,9 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from manyheads.kernels.dispatch import (
     HALF_PRECISION,
-    HAS_TRITON,
     Comparison,
     Implementation,
+    runs_triton,
     verified,
 )
 
@@ -75,10 +75,9 @@ def share_heads(x: Tensor, heads: int) -> Tensor:
 def _supports_biased(call: AttentionCall) -> bool:
     q = call.q
     return (
-        HAS_TRITON
-        and call.bias_table is not None
+        call.bias_table is not None
         and not call.dropout
-        and q.device.type == "cuda"
+        and runs_triton(q)
         and q.dtype in HALF_PRECISION
         and call.mask.square
         and call.mask.pattern != "other"
@@ -108,10 +107,9 @@ def _selftest_biased(device: torch.device) -> list[Comparison]:
 def _supports_decode(call: AttentionCall) -> bool:
     q, k, v = call.q, call.k, call.v
     return (
-        HAS_TRITON
-        and call.bias is None
+        call.bias is None
         and not call.dropout
-        and q.device.type == "cuda"
+        and runs_triton(q)
         and not torch.is_grad_enabled()
         and q.dtype in HALF_PRECISION
         and q.dtype == k.dtype == v.dtype
@@ -141,8 +139,7 @@ def supports_short(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> bool:
     """True if the kernel for short sequences takes these heads; k and v have as many as q."""
     padding_mask = mask.padding_mask
     return (
-        HAS_TRITON
-        and q.device.type == "cuda"
+        runs_triton(q)
         and q.dtype in HALF_PRECISION
         and q.dtype == k.dtype == v.dtype
         and q.shape[0] > 0

@@ -60,7 +60,7 @@ _VERIFIED: dict[tuple[str, int], bool] = {}  # by name and device index
 
 
 def register_selftest(name: str, selftest: SelfTest) -> None:
-    """Make a self-test known by name: compiled code can pass strings, not functions."""
+    """Register a self-test under a name: compiled code can pass strings, not functions."""
     _SELFTESTS[name] = selftest
 
 
@@ -97,6 +97,11 @@ def passes(selftest: Callable[[], Sequence[Comparison]], name: str) -> bool:
         warnings.warn(f"kernel {name} is not used: relative errors {errors}", stacklevel=2)
         return False
     return True
+
+
+def runs_triton(x: Tensor) -> bool:
+    """True if the tensor is on a device that Triton compiles for."""
+    return HAS_TRITON and x.device.type == "cuda"
 
 
 def has_hooks(*modules: nn.Module) -> bool:

@@ -1,20 +1,19 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Kernels of our own for the norms of residual parts.
+"""LayerNorm of residual connections, fused with dropout and sum.
 
-`add_norm`, for a norm after the sum: what a part gives is dropped, added to the stream and normed
-in one pass.
+`add_norm`, for post-norm: dropout of the sub-layer's output, sum and norm in one pass.
 
     h = x + m ∘ f / (1 − p),    y = γ ĥ + β,  ĥ = (h − μ) / √(σ² + ε)
     dh = (γ dy − mean(γ dy) − ĥ mean(γ dy ∘ ĥ)) / √(σ² + ε),    dx = dh,  df = m ∘ dh / (1 − p)
 
-`fork`, for a norm before a part: the stream goes on, and its norm into the part; forward as PyTorch
-has it. What comes back from both is added at once.
+`prenorm`, for pre-norm: returns the norm for the sub-layer and the residual stream s. The forward
+is PyTorch's; one kernel adds the gradients of both.
 
     y = γ ĥ + β,  s = h,    dh = ds + (γ dy − mean(γ dy) − ĥ mean(γ dy ∘ ĥ)) / √(σ² + ε)
 
-Only h is kept for the backward pass: mean and deviation of a row are there as soon as the row is,
-and the mask m is drawn again from its seed (kernels/philox.py). The gradients of γ and β
-are summed by each program over its rows on the way.
+Only h is saved for the backward pass: it recomputes μ and σ from the row that it holds anyway, and
+the mask m from its seed (kernels/philox.py). Each program sums the gradients of γ and β over its
+rows.
 """
 
 from typing import Any
@@ -29,85 +28,87 @@ from manyheads.kernels.dispatch import device_guard
 from manyheads.kernels.philox import dropout_scale
 from manyheads.kernels.reduce import sum_rows
 
-NUMBERS = 16  # that a thread holds at once
-FEWEST = 1024  # that a program holds
-WARPS = 16  # of a backward pass for each multiprocessor
+ELEMENTS_PER_THREAD = 16
+MIN_ELEMENTS = 1024  # of a program
+WARPS_PER_PROCESSOR = 16  # of the backward pass
 
 
 @triton.jit
 def _forward(
-    X, PART, W, B, SEED, Y, H, n, width, eps, share,
+    X, UPDATE, W, B, SEED, Y, H, n, width, eps, p,
     DROPS: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     rows, columns = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, D)
-    at = rows[:, None].to(tl.int64) * width + columns[None, :]
-    real = columns < width
-    there = (rows < n)[:, None] & real[None, :]
-    f = tl.load(PART + at, mask=there, other=0.0).to(tl.float32)
+    offsets = rows[:, None].to(tl.int64) * width + columns[None, :]
+    in_row = columns < width
+    mask = (rows < n)[:, None] & in_row[None, :]
+    f = tl.load(UPDATE + offsets, mask=mask, other=0.0).to(tl.float32)
     if DROPS:
-        f = f * dropout_scale(SEED, rows, share, D)
-    h = (tl.load(X + at, mask=there, other=0.0).to(tl.float32) + f).to(H.dtype.element_ty)
-    tl.store(H + at, h, mask=there)
-    normed, _ = _normed(h.to(tl.float32), width, eps, real)  # as the backward pass reads it
-    w = tl.load(W + columns, mask=real, other=0.0)
-    b = tl.load(B + columns, mask=real, other=0.0)
-    tl.store(Y + at, (normed * w[None, :] + b[None, :]).to(Y.dtype.element_ty), mask=there)
+        f = f * dropout_scale(SEED, rows, p, D)
+    h = (tl.load(X + offsets, mask=mask, other=0.0).to(tl.float32) + f).to(H.dtype.element_ty)
+    tl.store(H + offsets, h, mask=mask)
+    # Of the rounded sum, which is what the backward pass reads.
+    normed, _ = _normed(h.to(tl.float32), width, eps, in_row)
+    w = tl.load(W + columns, mask=in_row, other=0.0)
+    b = tl.load(B + columns, mask=in_row, other=0.0)
+    tl.store(Y + offsets, (normed * w[None, :] + b[None, :]).to(Y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _normed(h, width, eps, real):
-    """Rows with mean 0 and variance 1, and one over their deviation."""
-    centred = tl.where(real[None, :], h - (tl.sum(h, 1) / width)[:, None], 0.0)
+def _normed(h, width, eps, in_row):
+    """Rows with mean 0 and variance 1, and 1 / √(σ² + ε)."""
+    centred = tl.where(in_row[None, :], h - (tl.sum(h, 1) / width)[:, None], 0.0)
     inverse = tl.rsqrt(tl.sum(centred * centred, 1) / width + eps)
     return centred * inverse[:, None], inverse
 
 
 @triton.jit
 def _backward(
-    DY, DS, H, W, SEED, DX, DF, SUMS, n, width, eps, share, steps,
+    DY, DS, H, W, SEED, DX, DF, SUMS, n, width, eps, p, steps,
     ADDS: tl.constexpr, DROPS: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     columns = tl.arange(0, D)
-    real = columns < width
-    w = tl.load(W + columns, mask=real, other=0.0)
+    in_row = columns < width
+    w = tl.load(W + columns, mask=in_row, other=0.0)
     dw, db = tl.zeros([M, D], tl.float32), tl.zeros([M, D], tl.float32)
     for step in range(steps):
         rows = (step * tl.num_programs(0) + tl.program_id(0)) * M + tl.arange(0, M)
-        at = rows[:, None].to(tl.int64) * width + columns[None, :]
-        there = (rows < n)[:, None] & real[None, :]
-        dy = tl.load(DY + at, mask=there, other=0.0).to(tl.float32)
-        h = tl.load(H + at, mask=there, other=0.0).to(tl.float32)
+        offsets = rows[:, None].to(tl.int64) * width + columns[None, :]
+        mask = (rows < n)[:, None] & in_row[None, :]
+        dy = tl.load(DY + offsets, mask=mask, other=0.0).to(tl.float32)
+        h = tl.load(H + offsets, mask=mask, other=0.0).to(tl.float32)
         if ADDS:
-            ds = tl.load(DS + at, mask=there, other=0.0).to(tl.float32)
-        normed, inverse = _normed(h, width, eps, real)
+            ds = tl.load(DS + offsets, mask=mask, other=0.0).to(tl.float32)
+        normed, inverse = _normed(h, width, eps, in_row)
         dw += dy * normed
         db += dy
         dn = dy * w[None, :]
-        level = tl.sum(dn, 1) / width
-        along = tl.sum(dn * normed, 1) / width
-        dh = (dn - level[:, None] - normed * along[:, None]) * inverse[:, None]
+        mean = tl.sum(dn, 1) / width
+        projection = tl.sum(dn * normed, 1) / width
+        dh = (dn - mean[:, None] - normed * projection[:, None]) * inverse[:, None]
         if ADDS:
             dh += ds
-        tl.store(DX + at, dh.to(DX.dtype.element_ty), mask=there)
+        tl.store(DX + offsets, dh.to(DX.dtype.element_ty), mask=mask)
         if DROPS:
-            df = dh * dropout_scale(SEED, rows, share, D)
-            tl.store(DF + at, df.to(DF.dtype.element_ty), mask=there)
+            df = dh * dropout_scale(SEED, rows, p, D)
+            tl.store(DF + offsets, df.to(DF.dtype.element_ty), mask=mask)
     sums = SUMS + tl.program_id(0) * 2 * width
-    tl.store(sums + columns, tl.sum(dw, 0), mask=real)
-    tl.store(sums + width + columns, tl.sum(db, 0), mask=real)
+    tl.store(sums + columns, tl.sum(dw, 0), mask=in_row)
+    tl.store(sums + width + columns, tl.sum(db, 0), mask=in_row)
 
 
 def _blocks(width: int) -> dict[str, int]:
     padded = triton.next_power_of_2(width)
-    numbers = max(FEWEST, padded)
-    return {"M": numbers // padded, "D": padded, "num_warps": numbers // (32 * NUMBERS)}
+    elements = max(MIN_ELEMENTS, padded)
+    warps = elements // (32 * ELEMENTS_PER_THREAD)
+    return {"M": elements // padded, "D": padded, "num_warps": warps}
 
 
 @torch.library.custom_op("manyheads::add_norm", mutates_args=())
 def add_norm(
     x: Tensor, f: Tensor, weight: Tensor, bias: Tensor, seed: Tensor | None, p: float, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """(norm(x + dropout(f)), x + dropout(f)); x and f [… d] of one type, weight and bias [d]."""
+    """(norm(x + dropout(f)), x + dropout(f)); x and f [… d] of one dtype, weight and bias [d]."""
     x, f = x.contiguous(), f.contiguous()
     y, h, width = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
     n, blocks = x.numel() // width, _blocks(width)
@@ -124,24 +125,25 @@ def layer_norm_backward(
     dy: Tensor, ds: Tensor | None, h: Tensor, weight: Tensor, seed: Tensor | None, p: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of x, of f (empty where nothing is dropped: the same), of weight and bias."""
+    """The gradients of x, of f (empty without dropout: the same), of weight and bias [2 d]."""
     dy, h, width = dy.contiguous(), h.contiguous(), h.shape[-1]
     adds, ds = ds is not None, dy if ds is None else ds.contiguous()
     n, blocks = h.numel() // width, _blocks(width)
-    wanted = triton.cdiv(n, blocks["M"])
-    programs = min(wanted, max(1, WARPS // blocks["num_warps"]) * _processors(h))
+    row_blocks = triton.cdiv(n, blocks["M"])
+    per_processor = max(1, WARPS_PER_PROCESSOR // blocks["num_warps"])
+    programs = min(row_blocks, per_processor * _processors(h))
     dx, df = torch.empty_like(h), torch.empty_like(h) if seed is not None else h.new_empty(0)
     sums = torch.empty(programs, 2, width, device=h.device, dtype=torch.float32)
     with device_guard(h):
         _backward[(programs,)](
             dy, ds, h, weight, h if seed is None else seed, dx, df, sums, n, width, eps, p,
-            triton.cdiv(wanted, programs), ADDS=adds, DROPS=seed is not None, **blocks,
+            triton.cdiv(row_blocks, programs), ADDS=adds, DROPS=seed is not None, **blocks,
         )  # fmt: skip
     return dx, df, sum_rows(sums.view(programs, -1)).view(2, width)
 
 
-def _like(x: Tensor) -> Tensor:
-    """What comes out lies row by row, whatever goes in."""
+def _empty_like(x: Tensor) -> Tensor:
+    """Contiguous, whatever the strides of x."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -151,34 +153,34 @@ def _processors(x: Tensor) -> int:
 
 @add_norm.register_fake
 def _(x, f, weight, bias, seed, p, eps):
-    return _like(x), _like(x)
+    return _empty_like(x), _empty_like(x)
 
 
 @layer_norm_backward.register_fake
 def _(dy, ds, h, weight, seed, p, eps):
-    df = _like(h) if seed is not None else h.new_empty(0)
-    return _like(h), df, weight.new_empty(2, h.shape[-1], dtype=torch.float32)
+    df = _empty_like(h) if seed is not None else h.new_empty(0)
+    return _empty_like(h), df, weight.new_empty(2, h.shape[-1], dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, _, weight, _, seed, ctx.p, ctx.eps = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1], weight, seed)
 
 
-def _slopes(ctx: Any, dy: Tensor, dh: Tensor | None) -> tuple[Tensor | None, ...]:
-    assert dh is None  # the sum is there to be kept, not to be used
+def _autograd_backward(ctx: Any, dy: Tensor, dh: Tensor | None) -> tuple[Tensor | None, ...]:
+    assert dh is None  # the sum is an output only to be saved
     h, weight, seed = ctx.saved_tensors
     dx, df, sums = layer_norm_backward(dy, None, h, weight, seed, ctx.p, ctx.eps)
     dw, db = sums.to(weight.dtype)
     return dx, dx if seed is None else df, dw, db, None, None, None
 
 
-add_norm.register_autograd(_slopes, setup_context=_keep)
+add_norm.register_autograd(_autograd_backward, setup_context=_setup_context)
 
 
-class _Fork(torch.autograd.Function):
-    """Forward in PyTorch's words, so that a compiler joins it with the sum before."""
+class _Prenorm(torch.autograd.Function):
+    """The forward is written in PyTorch, so that the compiler fuses it with the sum before."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Any:
@@ -204,36 +206,37 @@ class _Fork(torch.autograd.Function):
 def prenorm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """(norm(x) in that type, x). Of its gradients there are no further ones."""
-    found: tuple[Tensor, Tensor] = _Fork.apply(x, weight, bias, eps, dtype)  # type: ignore[no-untyped-call]
-    return found
+    """(norm(x) in that dtype, x); not differentiable twice."""
+    normed, stream = _Prenorm.apply(x, weight, bias, eps, dtype)  # type: ignore[no-untyped-call]
+    return normed, stream
 
 
 def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """What the kernel gives for a few numbers, and what is right."""
-    given = torch.Generator(device).manual_seed(1)
-    x, f, direction = (
-        torch.randn(37, 48, generator=given, device=device, dtype=torch.bfloat16) for _ in range(3)
+    """Outputs and gradients of `add_norm` with and without dropout, and of `prenorm`."""
+    generator = torch.Generator(device).manual_seed(1)
+    x, f, grad = (
+        torch.randn(37, 48, generator=generator, device=device, dtype=torch.bfloat16)
+        for _ in range(3)
     )
-    weight, bias = torch.randn(2, 48, generator=given, device=device).unbind()
-    pairs = []
+    weight, bias = torch.randn(2, 48, generator=generator, device=device).unbind()
+    comparisons = []
     for seed, p in ((None, 0.0), (torch.ones(1, dtype=torch.int64, device=device), 0.25)):
-        rough = [one.clone().requires_grad_() for one in (x, f, weight, bias)]
-        y, h = add_norm(*rough, seed, p, 1e-5)
-        slopes = torch.autograd.grad(y, rough, direction)
-        exact = [one.double().requires_grad_() for one in (x, f, weight, bias)]
-        kept = (slopes[1] != 0).double() / (1 - p)
-        summed = exact[0] + kept * exact[1]
-        wanted = F.layer_norm(summed, (48,), exact[2], exact[3])
-        expected = torch.autograd.grad(wanted, exact, direction.double())
-        share = torch.stack([(kept > 0).double().mean(), kept.new_tensor(1 - p)])
-        pairs += [(y, wanted), (h, summed), *zip(slopes, expected, strict=True)]
-        if not (share[0] - share[1]).abs() < 0.05:
-            raise ValueError(f"{1 - share[0]:.2f} is dropped instead of {p}")
-    rough = [one.clone().requires_grad_() for one in (x, weight, bias)]
-    exact = [one.double().requires_grad_() for one in (x, weight, bias)]
-    y, stream = prenorm(rough[0], rough[1], rough[2], 1e-5, x.dtype)
-    wanted = F.layer_norm(exact[0], (48,), exact[1], exact[2])
-    slopes = torch.autograd.grad((y, stream), rough, (direction, f))
-    expected = torch.autograd.grad((wanted, exact[0]), exact, (direction.double(), f.double()))
-    return [*pairs, (y, wanted), *zip(slopes, expected, strict=True)]
+        rounded = [t.clone().requires_grad_() for t in (x, f, weight, bias)]
+        y, h = add_norm(*rounded, seed, p, 1e-5)
+        grads = torch.autograd.grad(y, rounded, grad)
+        exact = [t.double().requires_grad_() for t in (x, f, weight, bias)]
+        mask = (grads[1] != 0).double() / (1 - p)
+        expected_h = exact[0] + mask * exact[1]
+        expected = F.layer_norm(expected_h, (48,), exact[2], exact[3])
+        expected_grads = torch.autograd.grad(expected, exact, grad.double())
+        comparisons += [(y, expected), (h, expected_h), *zip(grads, expected_grads, strict=True)]
+        dropped = (mask == 0).double().mean()
+        if not (dropped - p).abs() < 0.05:
+            raise ValueError(f"dropout drops {dropped:.2f} instead of {p}")
+    rounded = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    exact = [t.double().requires_grad_() for t in (x, weight, bias)]
+    y, stream = prenorm(rounded[0], rounded[1], rounded[2], 1e-5, x.dtype)
+    expected = F.layer_norm(exact[0], (48,), exact[1], exact[2])
+    grads = torch.autograd.grad((y, stream), rounded, (grad, f))
+    expected_grads = torch.autograd.grad((expected, exact[0]), exact, (grad.double(), f.double()))
+    return [*comparisons, (y, expected), *zip(grads, expected_grads, strict=True)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.kernels.dispatch import HAS_TRITON, Comparison, Implementation, first_supported
+from manyheads.kernels.dispatch import Comparison, Implementation, first_supported, runs_triton
 
 # What stays in a CPU's caches, and what keeps a GPU busy between two launches.
 ROWS_PER_CHUNK = {"cpu": 1024, "cuda": 8192}
@@ -41,8 +41,7 @@ Sums = tuple[Tensor, Tensor, Tensor]
 
 
 def _supports_triton(call: GradCall) -> bool:
-    logits = call.logits
-    return HAS_TRITON and logits.device.type == "cuda" and logits.dtype != torch.float64
+    return runs_triton(call.logits) and call.logits.dtype != torch.float64
 
 
 def _run_triton(call: GradCall) -> Sums:

@@ -1,14 +1,15 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Kernels that begin while the one ahead of them still ends, as NVIDIA's from Hopper on can.
+"""Programmatic dependent launch (Hopper and later): a kernel starts while its predecessor ends.
 
-A step of writing is a chain of kernels of a few microseconds each, and what lies between two of
-them is as long. One that is pdl_options pdl reads what does not change, its weights, and waits with
-the rest until all before it is written. It lets the next one begin first of all: so weights are
-read ahead through several kernels, as far as there is room for their programs. Whatever changes
-weights is no such kernel, and between it and the first that reads ahead lies another that is none:
-a step begins with an embedding. By the same reason kernels/append_attention.py may read ahead what the last step
-has left, keys, values and how many there are: no two of its calls for one cache and one module come
-without such a kernel between them.
+A decoding step is a chain of kernels of a few microseconds, with gaps as long as the kernels. A
+kernel launched this way first lets its successor start, loads what does not change (weights), and
+calls `grid_wait` before it reads anything that its predecessors write. Weights are thus prefetched
+through several kernels, as far as multiprocessors have space for the programs.
+
+This is safe only if no kernel in flight writes what is prefetched. Kernels that change weights do
+not use it, and a step begins with another kernel that does not (the embedding). For the same reason
+kernels/append_attention.py may prefetch the keys, values and position that the last step wrote: two
+of its calls for one cache and one module always have such a kernel between them.
 """
 
 import torch
@@ -16,30 +17,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-HOPPER = (9, 0)
+HOPPER = (9, 0)  # compute capability
 
 
 def supports_pdl(x: Tensor) -> bool:
-    """Whether kernels at the device of x can be pdl_options so."""
-    waits = getattr(getattr(tl.extra, "cuda", None), "gdc_wait", None) is not None
-    nvidia = x.is_cuda and torch.version.hip is None
-    return nvidia and waits and torch.cuda.get_device_capability(x.device) >= HOPPER
+    """True if the device of x and this version of Triton support dependent launches."""
+    has_wait = getattr(getattr(tl.extra, "cuda", None), "gdc_wait", None) is not None
+    is_nvidia = x.is_cuda and torch.version.hip is None
+    return is_nvidia and has_wait and torch.cuda.get_device_capability(x.device) >= HOPPER
 
 
-def pdl_options(early: bool) -> dict[str, bool]:
-    """What a launch is told."""
-    return {"launch_pdl": True} if early else {}
+def pdl_options(pdl: bool) -> dict[str, bool]:
+    """Launch options."""
+    return {"launch_pdl": True} if pdl else {}
 
 
 @triton.jit
 def launch_dependents(PDL: tl.constexpr):
-    """The next kernel may begin when all programs of this one have come here."""
+    """Let the next kernel start once every program of this one has come here."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def grid_wait(PDL: tl.constexpr):
-    """From here on all that came before can be read, and what it read be written over."""
+    """Wait for the predecessors: their results can be read and their inputs overwritten."""
     if PDL:
         tl.extra.cuda.gdc_wait()

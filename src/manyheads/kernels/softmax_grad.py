@@ -1,18 +1,17 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""A kernel of our own: rows of logits become the gradient of their loss, where they stand.
+"""Cross-entropy of rows of logits, and its gradient in place of the logits.
 
     −log p = log Σ e^z − z_y,    dL/dz = softmax(z) − q
 
-PyTorch passes over the logits once for each of maximum, exponential, sum and difference, in
-float32. Here a row is read twice and written once in the type that it has, and summed in float32;
-it is asked to stay in the cache until it has been read again. Neighbouring threads keep the maximum
-m and the sum of what they have seen themselves, sixteen numbers at a time, and all meet once, at
-the end of the row:
+PyTorch passes over the logits once each for maximum, exponential, sum and difference, in float32.
+Here a row is read twice and written once in its own dtype, and summed in float32; cache hints keep
+it in L2 between the two reads. Each thread keeps a running maximum m and sum over sixteen logits at
+a time, and threads are combined once, at the end of the row:
 
     m′ = max(m, z₁ … z₁₆),    Σ ← Σ e^(m−m′) + e^(z₁−m′) + … + e^(z₁₆−m′)
 
-Whole blocks of a row are spared the questions that its end has to ask, and what was wanted is
-corrected when the row is done: arithmetic costs time here too.
+Only the last block of a row has bounds checks, and the label's own entry is corrected after the
+row: arithmetic costs time here too.
 """
 
 import torch
@@ -20,86 +19,85 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.topk import LOG2_E, LOW, joined
-
-COLUMNS, EACH = 8192, 16  # of a row at once, and of a thread: two loads of 16 bytes
+from manyheads.kernels.dispatch import device_guard
+from manyheads.kernels.topk import LOG2_E, LOW, MAX_BLOCK, PER_THREAD, online_logsumexp
 
 
 @triton.jit
-def _row(
-    LOGITS, WANTED, NLL, EVEN, width, padded, stride, smoothing,
-    TRAINING: tl.constexpr, SMOOTHS: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr,
+def _softmax_grad(
+    LOGITS, LABELS, NLL, UNIFORM, width, padded, stride, smoothing,
+    TRAINING: tl.constexpr, SMOOTHS: tl.constexpr, BLOCK: tl.constexpr, PER_THREAD: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits, columns = LOGITS + row * stride, tl.arange(0, BLOCK)
-    wanted = tl.load(WANTED + row)
-    counts, place = wanted >= 0, tl.maximum(wanted, 0)
-    # Before the threads meet: behind that, another may have written over it.
-    own = tl.load(logits + place).to(tl.float32)
-    whole = width // BLOCK * BLOCK
-    highest = tl.full([BLOCK // EACH], LOW, tl.float32)
-    powers, total = tl.zeros([BLOCK // EACH], tl.float32), tl.zeros([BLOCK], tl.float32)
-    for first in range(0, whole, BLOCK):
+    label = tl.load(LABELS + row)
+    counts, label_at = label >= 0, tl.maximum(label, 0)
+    # Before the reduction, which synchronises threads: later another thread may overwrite it.
+    label_logit = tl.load(logits + label_at).to(tl.float32)
+    unmasked = width // BLOCK * BLOCK
+    maxima = tl.full([BLOCK // PER_THREAD], LOW, tl.float32)
+    sums, total = tl.zeros([BLOCK // PER_THREAD], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for first in range(0, unmasked, BLOCK):
         z = tl.load(logits + first + columns, eviction_policy="evict_last").to(tl.float32)
-        highest, powers = joined(z, highest, powers, BLOCK, EACH)
+        maxima, sums = online_logsumexp(z, maxima, sums, BLOCK, PER_THREAD)
         if SMOOTHS:
             total += z
-    if whole < width:
-        at = whole + columns
-        # Up to an aligned end, or numbers would be loaded one by one.
+    if unmasked < width:
+        at = unmasked + columns
+        # Up to the padded end, which is aligned; otherwise loads would not be vectorised.
         z = tl.load(logits + at, mask=at < padded, other=0.0, eviction_policy="evict_last")
         z = z.to(tl.float32)
         total += tl.where(at < width, z, 0.0)
         z = tl.where(at < width, z, float("-inf"))
-        highest, powers = joined(z, highest, powers, BLOCK, EACH)
-    top = tl.max(highest, 0)
-    log_total = top + tl.log(tl.sum(powers * tl.exp2((highest - top) * LOG2_E), 0))
-    nll = tl.where(counts, log_total - own, 0.0)
+        maxima, sums = online_logsumexp(z, maxima, sums, BLOCK, PER_THREAD)
+    top = tl.max(maxima, 0)
+    log_total = top + tl.log(tl.sum(sums * tl.exp2((maxima - top) * LOG2_E), 0))
+    nll = tl.where(counts, log_total - label_logit, 0.0)
     tl.store(NLL + row, nll)
-    even = tl.where(counts, log_total - tl.sum(total, 0) / width, 0.0) if SMOOTHS else nll
-    tl.store(EVEN + row, even)
+    uniform = tl.where(counts, log_total - tl.sum(total, 0) / width, 0.0) if SMOOTHS else nll
+    tl.store(UNIFORM + row, uniform)
     if TRAINING:
         if counts:
-            power, share = log_total * LOG2_E, smoothing / width
-            for first in range(0, whole, BLOCK):
+            log2_total, smoothed = log_total * LOG2_E, smoothing / width
+            for first in range(0, unmasked, BLOCK):
                 z = tl.load(logits + first + columns, eviction_policy="evict_first")
-                slope = tl.exp2(z.to(tl.float32) * LOG2_E - power)
+                grad = tl.exp2(z.to(tl.float32) * LOG2_E - log2_total)
                 if SMOOTHS:
-                    slope -= share
-                slope = slope.to(LOGITS.dtype.element_ty)
-                tl.store(logits + first + columns, slope, cache_modifier=".cs")
-            for first in range(whole, padded, BLOCK):
+                    grad -= smoothed
+                grad = grad.to(LOGITS.dtype.element_ty)
+                tl.store(logits + first + columns, grad, cache_modifier=".cs")
+            for first in range(unmasked, padded, BLOCK):
                 at = first + columns
                 z = tl.load(logits + at, mask=at < padded, other=0.0, eviction_policy="evict_first")
-                slope = tl.exp2(z.to(tl.float32) * LOG2_E - power) - share
-                slope = tl.where(at < width, slope, 0.0).to(LOGITS.dtype.element_ty)
-                tl.store(logits + at, slope, mask=at < padded, cache_modifier=".cs")
-            tl.debug_barrier()  # what was wanted is written after all others, whoever wrote it
-            slope = tl.exp2(own * LOG2_E - power) - share - (1.0 - smoothing)
-            tl.store(logits + place, slope.to(LOGITS.dtype.element_ty))
+                grad = tl.exp2(z.to(tl.float32) * LOG2_E - log2_total) - smoothed
+                grad = tl.where(at < width, grad, 0.0).to(LOGITS.dtype.element_ty)
+                tl.store(logits + at, grad, mask=at < padded, cache_modifier=".cs")
+            tl.debug_barrier()  # the label's entry is written last, whichever thread wrote it first
+            grad = tl.exp2(label_logit * LOG2_E - log2_total) - smoothed - (1.0 - smoothing)
+            tl.store(logits + label_at, grad.to(LOGITS.dtype.element_ty))
         else:
-            nothing = tl.zeros([BLOCK], LOGITS.dtype.element_ty)
+            zeros = tl.zeros([BLOCK], LOGITS.dtype.element_ty)
             for first in range(0, padded, BLOCK):
                 at = first + columns
-                tl.store(logits + at, nothing, mask=at < padded, cache_modifier=".cs")
+                tl.store(logits + at, zeros, mask=at < padded, cache_modifier=".cs")
 
 
 def cross_entropy_grad(
-    logits: Tensor, wanted: Tensor, width: int, smoothing: float, training: bool
+    logits: Tensor, labels: Tensor, classes: int, smoothing: float, training: bool
 ) -> tuple[Tensor, Tensor]:
-    """(Σ −log p of what is wanted, Σ mean of −log p over the classes), of the first `width` alone.
+    """(Σ −log p of the labels, Σ over rows of the mean −log p), over the first `classes` columns.
 
-    The second is the first where nothing is smoothed. In training the logits become the gradient of
-    the objective, zero beyond the first `width`.
-    Rows that want a negative number count for nothing.
+    Without smoothing the second equals the first. In training the logits become the gradient of the
+    objective, zero in the columns beyond `classes`. Rows with a negative label count 0.
     """
     rows, padded = logits.shape
     nll = torch.empty(rows, device=logits.device, dtype=torch.float32)
-    even = torch.empty_like(nll)
-    block = min(COLUMNS, max(EACH, triton.next_power_of_2(padded)))
-    _row[(rows,)](
-        logits, wanted, nll, even, width, padded, logits.stride(0), smoothing,
-        TRAINING=training, SMOOTHS=smoothing > 0, BLOCK=block, EACH=EACH,
-        num_warps=max(1, block // (32 * EACH)),
-    )  # fmt: skip
-    return nll.sum(), even.sum()
+    uniform = torch.empty_like(nll)
+    block = min(MAX_BLOCK, max(PER_THREAD, triton.next_power_of_2(padded)))
+    with device_guard(logits):
+        _softmax_grad[(rows,)](
+            logits, labels, nll, uniform, classes, padded, logits.stride(0), smoothing,
+            TRAINING=training, SMOOTHS=smoothing > 0, BLOCK=block, PER_THREAD=PER_THREAD,
+            num_warps=max(1, block // (32 * PER_THREAD)),
+        )  # fmt: skip
+    return nll.sum(), uniform.sum()

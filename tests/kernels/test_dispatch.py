@@ -1,0 +1,107 @@
+"""A kernel is used if it supports the call and passed its self-test on the device."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manyheads import ops, optimize
+from manyheads.kernels import dispatch
+from manyheads.kernels.dispatch import Implementation, first_supported, has_hooks, passes, verified
+
+EXPECTED = torch.tensor([3.0, 4.0], dtype=torch.float64)
+
+
+def comparisons(result: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(EXPECTED, EXPECTED), (result, EXPECTED)]
+
+
+def test_a_small_error_passes() -> None:
+    assert passes(lambda: comparisons(EXPECTED.float() * 1.01), "some")
+
+
+@pytest.mark.parametrize("result", [EXPECTED * 1.1, EXPECTED * float("nan"), -EXPECTED])
+def test_a_wrong_kernel_is_left_out_with_a_warning(result: Tensor) -> None:
+    with pytest.warns(UserWarning, match="some"):
+        assert not passes(lambda: comparisons(result), "some")
+
+
+def test_a_kernel_that_does_not_compile_is_left_out_with_a_warning() -> None:
+    def selftest() -> list[tuple[Tensor, Tensor]]:
+        raise RuntimeError("no compiler")
+
+    with pytest.warns(UserWarning, match="no compiler"):
+        assert not passes(selftest, "some")
+
+
+def test_out_of_memory_is_no_verdict() -> None:
+    def selftest() -> list[tuple[Tensor, Tensor]]:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        passes(selftest, "some")
+
+
+def test_each_device_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[int | None] = []
+
+    def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+        tested.append(device.index)
+        return comparisons(EXPECTED if device.index == 1 else 2 * EXPECTED)
+
+    monkeypatch.setattr(dispatch, "_VERIFIED", {})
+    monkeypatch.setattr(dispatch, "_SELFTESTS", {"some": selftest})
+    with pytest.warns(UserWarning, match="some"):
+        assert [verified("some", index) for index in (0, 1, 0, 1)] == [False, True, False, True]
+    assert tested == [0, 1]
+
+
+def test_the_first_implementation_that_supports_and_passes_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "_SELFTESTS", {})
+    monkeypatch.setattr(dispatch, "verified", lambda name, index: name == "right")
+
+    def implementation(name: str, supported: int, tested: bool = True) -> Implementation[Any]:
+        selftest = (lambda device: []) if tested else None
+        return Implementation(name, lambda call: call <= supported, lambda call: call, selftest)
+
+    options = (
+        implementation("wrong", 9),
+        implementation("right", 5),
+        implementation("plain", 9, tested=False),
+    )
+    chosen = [first_supported(options, call, torch.device("cpu")).name for call in (5, 6)]
+    assert chosen == ["right", "plain"]
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_hooks_are_noticed(register: str) -> None:
+    modules = nn.LayerNorm(2), nn.Dropout(0.1)
+    assert not has_hooks(*modules)
+    handle = getattr(modules[1], register)(lambda *args: None)
+    assert has_hooks(*modules)
+    handle.remove()
+    assert not has_hooks(*modules)
+
+
+def test_no_kernel_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if Triton is installed."""
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+    model = nn.Sequential(optimize.FeedForward(8, 16, "gelu", True, 0.0))
+    optimize.optimize(model)
+    assert type(model[0]) is optimize.FeedForward
+    x = torch.randn(2, 2, 3, 16).bfloat16()
+    assert not ops.has_fused_topk(x[0, 0])
+    with torch.no_grad():
+        position, counter = torch.zeros(1), torch.zeros(4)
+        assert ops.append_attention(x, x, x, x, x, position, counter, 1.0) is None
