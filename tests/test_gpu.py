@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from manyheads.ops import append_attention
 from tests.tasks.small_texts import CASES, WORDS, write_texts
 from tests.train.small_runs import assert_same_bits, hurt
 
@@ -45,6 +44,7 @@ from manyheads.nn.positions import (
 )
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.scores import InnerScore
+from manyheads.ops import append_attention
 from manyheads.recipes import read_recipe
 from manyheads.tokenizer.train import Bpe
 from manyheads.train import cuda_graphs as graphs

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from manyheads.ops import logsumexp
 from tokenizers import models
 from torch import Tensor
 from toys import (
@@ -49,6 +48,7 @@ from manyheads.decode.constraints import NEVER
 from manyheads.decode.session import Seq2SeqSession
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import Seq2Seq
+from manyheads.ops import logsumexp
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 LENGTHS = (3, 8, 1, 5, 12, 7)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.kernels.interpreted import interpret, needs_triton
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -186,35 +185,3 @@ def test_what_is_not_scored_counts_for_nothing(
         found = torch.autograd.grad(other.objective, (hidden, matrix, bias))
         for one, two in zip(found, expected, strict=True):
             torch.testing.assert_close(one, two, **EXACT)
-
-
-# In a process of its own: whether kernels are interpreted is decided when Triton is imported.
-KERNEL = """
-import itertools, torch
-from manyheads.train import objective, softmax
-torch.manual_seed(1)
-sizes = ((7, 5), (300, 5), (9000, 5), (8192, 0), (8192, 3), (16390, 8195))
-for (classes, more), smoothing, scale in itertools.product(sizes, (0.0, 0.1), (3, 300)):
-    logits, wanted = scale * torch.randn(9, classes + more), torch.randint(classes, (9,))
-    logits[:, classes:], wanted[3], wanted[4], wanted[5] = 5, -1, 0, classes - 1
-    given = logits.clone()
-    nll, even, slopes = objective._losses_and_slopes(given, wanted, classes, smoothing, True)
-    for training in (False, True):
-        given = logits.clone()
-        found = softmax.losses_and_slopes(given, wanted, classes, smoothing, training)
-        torch.testing.assert_close(found[0], nll)
-        torch.testing.assert_close(found[1], even)
-        torch.testing.assert_close(given, slopes if training else logits, rtol=1e-4, atol=1e-6)
-
-# What counts for nothing hurts nothing, whatever it is.
-logits, wanted = torch.randn(2, 300), torch.tensor([-1, 7])
-logits[0, :3] = torch.tensor([float("inf"), float("nan"), -float("inf")])
-total = softmax.losses_and_slopes(logits, wanted, 300, 0.1, True)
-assert torch.isfinite(torch.stack(total)).all()
-assert (logits[0] == 0).all() and (logits[1] != 0).all()
-"""
-
-
-@needs_triton
-def test_our_kernel_computes_the_same() -> None:
-    interpret(KERNEL)
