@@ -22,10 +22,10 @@ from manyheads.decode.ensemble import together
 from manyheads.decode.generate import AnyGenerator, Generator, say_nothing
 from manyheads.decode.translate import AnyTranslator, Translator
 from manyheads.errors import DataError, UserError
+from manyheads.exchange import DECODER, ENCODER
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
 from manyheads.exchange.folder import decode_of, in_frame, not_done, special_of
 from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, is_huggingface
-from manyheads.exchange.onnx import DECODER, ENCODER
 from manyheads.models.bert import BertConfig
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
