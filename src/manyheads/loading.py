@@ -21,10 +21,10 @@ from manyheads.decode.generate import BaseGenerator, Generator, ignore
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
+from manyheads.exchange import DECODER, ENCODER
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
 from manyheads.exchange.folder import decode_of, in_frame, not_done, special_of
 from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, is_huggingface
-from manyheads.exchange.onnx import DECODER, ENCODER
 from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt

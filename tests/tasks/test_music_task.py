@@ -259,7 +259,7 @@ def test_data_that_have_moved_are_found_where_they_are_named(
     for setting in ("Once upon a time", "data.transpose=3", "model.dim=3"):
         code, _, said = call("generate", trained["midi"], setting, *words)
         assert code == 2
-        assert f"'{setting}' has no say here" in said
+        assert f"'{setting}' cannot be set here" in said
         assert said.count("\n") == 1
 
 

@@ -35,6 +35,7 @@ from manyheads.decode.beam import Decode, DecoderSession
 from manyheads.decode.generate import BaseGenerator, ignore
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import DataError, UserError, import_optional
+from manyheads.exchange import DECODER, ENCODER, HEAD
 from manyheads.exchange.family import refuse_approximations
 from manyheads.fileio import replace_files
 from manyheads.models.bert import Bert
@@ -51,7 +52,6 @@ from manyheads.nn.shapes import Hidden, Logits, Tokens
 from manyheads.ops import share_heads
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-ENCODER, HEAD, DECODER = "encoder.onnx", "head.onnx", "decoder.onnx"
 OPSET = 18  # what the exporter writes without conversion; every runtime of today reads it
 LARGEST = 2**30  # bytes of weights inside a graph; a protocol buffer ends at twice that
 UNSEEN = torch.finfo(torch.float32).min
