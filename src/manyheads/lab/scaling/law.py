@@ -151,7 +151,7 @@ def _nearest(centred: Causes, targets: Losses, starts: list[Parameters]) -> Para
     return best
 
 
-def _terms(parameters: Parameters, centred: Causes) -> Jacobian:
+def _terms(parameters: Parameters, centred: Causes) -> Terms:
     """Logarithms of the floor and of each term."""
     falling = parameters[1::2] - np.exp(parameters[2::2]) * centred
     return np.insert(falling, 0, parameters[0], axis=1)
