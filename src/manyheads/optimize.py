@@ -25,7 +25,6 @@ from manyheads.errors import UserError
 from manyheads.kernels.attention import SHORT_LENGTHS, has_short_kernel, short_settings
 from manyheads.kernels.dispatch import (
     HALF_PRECISION,
-    HAS_TRITON,
     Comparison,
     has_hooks,
     register_selftest,
@@ -503,12 +502,12 @@ class GemvLinear(InferenceLinear):
             y = self.reference(x if self.norm is None else self.norm(x))
             return y if self.residual is None else self.residual + y
         from manyheads.kernels.gemv import gemv
-        from manyheads.kernels.mlp import KINDS
+        from manyheads.kernels.mlp import ACTIVATION_KINDS
 
         fused_norm = self._fused_norm()
         if self.norm is not None and not fused_norm:
             x = _norm_one_row(self.norm, x)
-        kind = -1 if self.activation is None else KINDS.index(self.activation)
+        kind = -1 if self.activation is None else ACTIVATION_KINDS.index(self.activation)
         y = gemv(x, self.weight, self.bias, kind, self.residual, *fused_norm)
         return y
 
@@ -575,9 +574,9 @@ def _has_norm_kernel(norm: Any) -> bool:
 
 def _with_gemv(model: M) -> M:
     """A copy for one row, with norms, activations and sums inside the linear layers."""
-    from manyheads.kernels.mlp import KINDS
+    from manyheads.kernels.mlp import ACTIVATION_KINDS
 
-    fused: Any = fuse_activations(replace_linears(model, GemvLinear), KINDS)
+    fused: Any = fuse_activations(replace_linears(model, GemvLinear), ACTIVATION_KINDS)
     for block in fused.modules():
         if not isinstance(block, Block):
             continue
@@ -675,7 +674,7 @@ def for_inference(model: M, *, rows: int | None = None, compiled: bool = False) 
         return fuse_activations(replace_linears(model, PrepackedLinear), tuple(ONEDNN_ACTIVATIONS))
     if rows != 1:
         return model
-    if HAS_TRITON and weight.device.type == "cuda" and verified("gemv", weight.device.index):
+    if runs_triton(weight) and verified("gemv", weight.device.index):
         return _with_gemv(model)
     return replace_linears(model, UnfusedLinear) if compiled else model
 

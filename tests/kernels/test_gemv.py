@@ -34,7 +34,7 @@ def test_linear(outputs: int, inputs: int, biased: bool, monkeypatch: pytest.Mon
         torch.testing.assert_close(linear(x), F.linear(x, weight, bias), **CLOSE)
     x, residual = torch.randn(1, 1, inputs) + 0.5, torch.randn(1, 1, outputs)
     norms = nn.LayerNorm(inputs), nn.RMSNorm(inputs, eps=0.1)
-    for norm, kind in zip((*norms, norms[0]), kernels.KINDS, strict=True):
+    for norm, kind in zip((*norms, norms[0]), kernels.ACTIVATION_KINDS, strict=True):
         for parameter in norm.parameters():
             nn.init.normal_(parameter)
         linear.norm, linear.activation = norm, kind

@@ -6,13 +6,13 @@ from tests.kernels.compare import assert_kernel_equals
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.kernels.mlp import KINDS, fused_mlp
+from manyheads.kernels.mlp import ACTIVATION_KINDS, fused_mlp
 from manyheads.kernels.qkv import pack_qkv_grad, split_qkv
 from manyheads.nn.feedforward import ACTIVATIONS
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's sigmoid
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACTIVATION_KINDS)
 @pytest.mark.parametrize("shape", [(3, 5, 16), (700, 32)])
 def test_fused_mlp(shape: tuple[int, ...], kind: str) -> None:
     sizes = (shape, (200, shape[-1]), (200,), (24, 200), (24,))

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.kernels.dispatch import device_guard
-from manyheads.kernels.mlp import KINDS, activation_and_grad
+from manyheads.kernels.mlp import ACTIVATION_KINDS, activation_and_grad
 from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options, supports_pdl
 
 BLOCK_ELEMENTS, MAX_COLUMNS, WARPS = 4096, 4096, 4  # of W in a program; columns of that block
@@ -134,7 +134,7 @@ def gemv(
 ) -> Tensor:
     """One row x [… d], weight [v d], bias [v], residual [… v]; no gradients.
 
-    `kind` is an index of KINDS, −1 for none. With gain [d] and shift [d] the product is
+    `kind` is an index of ACTIVATION_KINDS, −1 for none. With gain [d] and shift [d] the product is
     of LayerNorm(x), with a gain only of RMSNorm(x).
     """
     outputs, inputs = weight.shape
@@ -214,7 +214,7 @@ def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         comparisons.append((norm_row(x, gain, shift, 1e-5), normed))
         if inputs <= MAX_COLUMNS:
             comparisons += _selftest_fused_norm(x + 100.0, weight[:7].contiguous(), gain, shift)
-        for kind, name in enumerate(KINDS):
+        for kind, name in enumerate(ACTIVATION_KINDS):
             product = F.linear(exact / inputs**0.5, weight.double(), bias.double())
             y = gemv(x / inputs**0.5, weight, bias, kind, residual[None, None])
             comparisons.append((y, _reference_activation(product, name) + residual.double()))

@@ -23,7 +23,7 @@ from manyheads.kernels.reduce import sum_rows
 ROWS, COLUMNS, WARPS = 16, 128, 4  # block of a program: 16 elements per thread
 ROWS_PER_PROGRAM = 256
 ACTIVATION_BLOCK = 2048  # elements of a program of `_activate`
-KINDS = ("relu", "gelu", "gelu-tanh")  # the index is a kernel's KIND
+ACTIVATION_KINDS = ("relu", "gelu", "gelu-tanh")  # the index is a kernel's KIND
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def _gelu(h: Tensor, kind: str) -> Tensor:
     a, n = torch.empty_like(h), h.numel()
     with device_guard(h):
         _activate[(triton.cdiv(n, ACTIVATION_BLOCK),)](
-            h, a, n, KIND=KINDS.index(kind), C=ACTIVATION_BLOCK
+            h, a, n, KIND=ACTIVATION_KINDS.index(kind), C=ACTIVATION_BLOCK
         )
     return a
 
@@ -104,7 +104,7 @@ def fused_mlp_backward(da: Tensor, saved: Tensor, kind: str) -> tuple[Tensor, Te
     sums = torch.empty(grid[1], width, device=da.device, dtype=torch.float32)
     with device_guard(da):
         _backward[grid](
-            da, saved, dh, a, sums, n, width, KIND=KINDS.index(kind),
+            da, saved, dh, a, sums, n, width, KIND=ACTIVATION_KINDS.index(kind),
             ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, M=ROWS, C=COLUMNS, num_warps=WARPS,
         )  # fmt: skip
     return dh, a, sum_rows(sums).to(da.dtype)
@@ -157,7 +157,7 @@ def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
         for size in sizes
     )
     comparisons = []
-    for kind in KINDS:
+    for kind in ACTIVATION_KINDS:
         rounded = [x.clone().requires_grad_() for x in inputs]
         out = fused_mlp(*rounded, kind)[0]
         grads = torch.autograd.grad(out, rounded, grad)
