@@ -20,11 +20,13 @@ from manyheads.optimize import (
     ONEDNN_ACTIVATIONS,
     Int8Linear,
     PrepackedLinear,
+    UnfusedLinear,
     can_capture,
     checkpoint_blocks,
     compile_blocks,
     for_inference,
     quantize_int8,
+    replace_linears,
     to_int8,
 )
 
@@ -135,7 +137,7 @@ def test_few_numbers_of_rows_reach_onednn() -> None:
 def test_prepacked_models_are_the_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimize, "LARGE_WEIGHT", 0)
     model, tokens = MODELS[name].build().eval(), torch.randint(50, (3, 9))
-    copy = for_inference(model, rows=8)
+    copy = for_inference(model, rows=9)
     assert not any(isinstance(part, nn.Linear) for part in copy.modules())
     for key, value in copy.state_dict().items():  # what is not prepacked is shared
         assert value.data_ptr() == model.state_dict()[key].data_ptr()
@@ -150,7 +152,7 @@ def test_activations_in_a_product_and_after_it(
 ) -> None:
     monkeypatch.setattr(optimize, "LARGE_WEIGHT", 0)
     model: Any = replace(GPT, feedforward=Plain(activation=activation)).build().eval()
-    copy: Any = for_inference(model, rows=8)
+    copy: Any = for_inference(model, rows=1)
     plain, fused = (x.decoder.blocks[0].feedforward for x in (model, copy))
     for rows in (3, 1030):  # the second is left to PyTorch
         x = torch.randn(1, rows, 32)
@@ -160,26 +162,30 @@ def test_activations_in_a_product_and_after_it(
 
 
 @needs_onednn
-def test_the_copy_follows_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_follows_the_weights() -> None:
     model = GPT.build().eval()
-    first = for_inference(model, rows=8)
+    first = for_inference(model, rows=1)
     assert for_inference(model, rows=8) is first is not model
     with torch.autocast("cpu", torch.bfloat16):
-        assert for_inference(model, rows=8) is model
+        assert for_inference(model, rows=1) is model
     with torch.no_grad():
         next(model.parameters()).mul_(2)
-    second, tokens = for_inference(model, rows=8), torch.randint(50, (2, 4))
+    second, tokens = for_inference(model, rows=1), torch.randint(50, (2, 4))
     assert second is not first
     torch.testing.assert_close(logits(second, tokens), logits(model, tokens), rtol=1e-4, atol=1e-5)
 
 
 def test_some_models_are_not_prepacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    bert = BertConfig(**SIZES).build()
-    for model in (GPT.build().double(), bert):
-        assert for_inference(model, rows=8) is model
+    models = [GPT.build().double(), GPT.build()]
     monkeypatch.setattr(optimize, "MAX_PREPACKED_BYTES", 1000)
-    model = GPT.build()
-    assert for_inference(model, rows=8) is model
+    for model in models:
+        assert for_inference(model, rows=1) is model
+
+
+def test_compiled_steps_separate_products_and_biases() -> None:
+    model, tokens = GPT.build().eval(), torch.randint(50, (1, 1))
+    copy = replace_linears(model, UnfusedLinear)
+    torch.testing.assert_close(logits(copy, tokens), logits(model, tokens))
 
 
 # Activation checkpointing and compilation

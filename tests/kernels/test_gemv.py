@@ -12,7 +12,7 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.feedforward import ACTIVATIONS, Gated, Plain
 from manyheads.nn.residual import Norm, Residual
-from manyheads.optimize import FusedResidualAdd, GemvLinear, for_inference
+from manyheads.optimize import FusedResidualAdd, GemvLinear, _with_gemv
 
 CLOSE: Any = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -65,7 +65,6 @@ def test_float64_is_left_to_pytorch() -> None:
     torch.testing.assert_close(GemvLinear(weight, None)(x), weight @ x, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
     "feedforward", [Plain(activation="gelu"), Plain(activation="tanh"), Gated()]
 )
@@ -81,7 +80,7 @@ def test_a_model_for_one_row_is_the_model(
     model = config(**sizes, norm=norm, feedforward=feedforward).build().eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    copy = for_inference(model, rows=1)
+    copy = _with_gemv(model)
     token = torch.randint(3, 30, (1, 1))
     inputs = (token,) if config is GptConfig else (torch.randint(3, 30, (1, 5)), token)
     expected = model(*inputs)

@@ -25,6 +25,7 @@ Causes = Float[np.ndarray, "n k"]
 Losses = Float[np.ndarray, "n"]
 Parameters = Float[np.ndarray, "p"]
 Jacobian = Float[np.ndarray, "n p"]
+Terms = Float[np.ndarray, "n t"]
 Means = Float[np.ndarray, "k"]
 
 
