@@ -207,7 +207,9 @@ def tokenised(
     return metric.corpus_score(written, [wanted]).score, str(metric.get_signature())
 
 
-def scored(translator: BaseTranslator, data: Any, job: Job) -> tuple[dict[str, Row], dict[str, str]]:
+def scored(
+    translator: BaseTranslator, data: Any, job: Job
+) -> tuple[dict[str, Row], dict[str, str]]:
     """The scores of each split, and their signatures."""
     scores: dict[str, Row] = {}
     signature: dict[str, str] = {}
