@@ -247,15 +247,13 @@ def tell(theirs: Any, model: Seq2Seq | Gpt, marks: SpecialTokens) -> None:
 def changed_there(decode: Decode, model: nn.Module) -> list[str]:
     """The settings of writing that `transformers` has otherwise, each `x=there in place of here`.
 
-    Its penalty is |y|^α alone, with the same α; it searches by length; its end at the limit costs
-    nothing; and it keeps no α that a single beam does not heed.
+    Its penalty is |y|^α alone, with the same α; its end at the limit costs nothing; and it keeps
+    no α that a single beam does not heed.
     """
     if not isinstance(model, Seq2Seq | Gpt):
         return []
-    there = {
-        "order": "length",
-        "at_limit": "cut" if isinstance(model, Gpt) or decode.at_limit == "cut" else "free-end",
-    }
+    cut = isinstance(model, Gpt) or decode.at_limit == "cut"
+    there = {"at_limit": "cut" if cut else "free-end"}
     ranked: dict[str, Any] = {}
     if decode.beam == 1:
         ranked = {"length_penalty": 1.0}
