@@ -31,14 +31,13 @@ from typing import Any
 
 import tokenizers
 import torch
-from manyheads.decode.writer import Writer
 from tokenizers import models
 from torch import Tensor, nn
 
-from manyheads.decode.beam import BeamSearch, Decode
+from manyheads.decode.beam import Decode
 from manyheads.decode.cuda_graphs import GraphCache
 from manyheads.decode.generate import GREEDY, Generator
-from manyheads.decode.translate import Seq2SeqStepper
+from manyheads.decode.translate import Translator
 from manyheads.exchange.huggingface import to_huggingface
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
@@ -215,21 +214,18 @@ def ours(work: Work, model: nn.Module, texts: Tensor) -> dict[str, Run]:
     }
 
 
-def writing(work: Work, model: Any, texts: Tensor, recordings: GraphCache) -> Run:
+def writing(work: Work, model: Any, texts: Tensor, graphs: GraphCache) -> Run:
     if isinstance(work.config, GptConfig):
-        generator = Generator(model, none_needed(), work.decode, graphs=recordings)
+        generator = Generator(model, none_needed(), work.decode, graphs=graphs)
         prompts = texts.tolist()
         return lambda: generator.sample(prompts, work.write, GREEDY)
-    search = BeamSearch(work.decode, start=START, end=END, n_best=1)
-    writer = Writer(recordings, model)
-    real = torch.ones_like(texts, dtype=torch.bool)
+    translator = Translator(model, none_needed(), work.decode, graphs)
+    given = (texts, torch.ones_like(texts, dtype=torch.bool))
     limits = torch.full((work.batch,), work.write, device=texts.device)
 
     def run() -> Texts:
-        if recordings.wanted:
-            found = writer.search((texts, real), search, limits)
-        else:
-            found = search(Seq2SeqStepper(model, texts, real), limits)
+        with torch.no_grad():
+            found = translator._search(given, START, limits, 1)
         return [line[0].tokens for line in found]
 
     return run

@@ -83,6 +83,7 @@ def norms(rounds: int) -> Iterator[Row]:
 
 
 def feeds(rounds: int) -> Iterator[Row]:
+    from manyheads.kernels.mlp import fused_mlp
 
     for rows, width, kind in FEEDS:
         hidden = 4 * width

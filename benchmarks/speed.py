@@ -44,15 +44,8 @@ TOLD = {
         "same_until": ("of a text until it differs", 3),
     },
     "translator": {
-        "asked": ("hypotheses asked for", 0),
         "equal": ("texts equal to ours", 3),
         "bleu": ("BLEU", 2),
-    },
-    "orders": {
-        "asked": ("hypotheses asked for", 0),
-        "equal": ("texts equal to ours", 3),
-        "bleu": ("BLEU", 2),
-        "chrf": ("chrF", 2),
     },
 }
 SHOWN = 40  # kernels of a profile
@@ -310,8 +303,6 @@ def goals() -> list[Goal]:
         for peer, goal in (("transformers", 2.0), ("ctranslate2", 1.0)):
             what = f"CPU, beam 5, {batches}, {peer}"
             found.append(Goal("translator", f"decoding, {batches}", what, ratio(peer), goal))
-            best, what = ratio(peer, "ours, best first"), f"{what}, best first"
-            found.append(Goal("translator", f"decoding, {batches}", what, best, goal))
         eight, what = ratio("ours", "ours in eight bits"), f"CPU, int8, {batches}, our float32"
         found.append(Goal("translator", f"decoding, {batches}", what, eight, 1.3))
     lost = Goal("translator", "int8", "CPU, int8, what it costs", ("cost",), 0.3, "BLEU", True)
@@ -417,7 +408,6 @@ def main() -> None:
         ("training", "Training on a GPU"),
         ("decoding", "Decoding on a GPU"),
         ("translator", "A small translator on the CPU"),
-        ("orders", "By length and best first on the CPU"),
     ):
         if any(row["bench"] == bench for row in rows):
             print(f"\n## {title}\n\n{measured_on(rows, bench)}\n\n{sides_table(rows, bench)}")

@@ -6,7 +6,7 @@
     python benchmarks/steps.py --tiny                           small models, anywhere
 
 Recorded steps of random weights, bfloat16, not compiled. The variants of a work take turns: as it
-is, and with numbers of the rooms in manyheads.nn set otherwise (on a GPU, whose kernels they are
+is, and with constants of modules in manyheads.kernels set otherwise (on a GPU, whose kernels they are
 of). One JSON object a line, of each variant:
 
     tokens_per_second   of a whole text, medians as all figures
@@ -43,12 +43,12 @@ def changed(variant: str) -> Iterator[None]:
         place, _, value = setting.partition("=")
         room, _, name = place.partition(".")
         try:
-            module = import_module(f"manyheads.nn.{room}")
+            module = import_module(f"manyheads.kernels.{room}")
             before.append((module, name, getattr(module, name)))
             setattr(module, name, type(before[-1][2])(int(value)))
         except (ImportError, AttributeError, ValueError) as error:
             raise UserError(
-                f"{setting} sets no number of a room in manyheads.nn: {error}"
+                f"{setting} sets no number of a module in manyheads.kernels: {error}"
             ) from None
     try:
         yield
@@ -62,7 +62,7 @@ class Clock:
 
     def __init__(self, work: Callable[..., Any], device: torch.device) -> None:
         self.work, self.on_gpu = work, device.type == "cuda"
-        self.special_tokens: list[tuple[Any, Any]] = []
+        self.marks: list[tuple[Any, Any]] = []
 
     def _now(self) -> Any:
         if not self.on_gpu:
@@ -74,33 +74,33 @@ class Clock:
     def __call__(self, *given: Any) -> Any:
         begin = self._now()
         found = self.work(*given)
-        self.special_tokens.append((begin, self._now()))
+        self.marks.append((begin, self._now()))
         return found
 
     def seconds(self) -> list[float]:
         if not self.on_gpu:
-            return [end - begin for begin, end in self.special_tokens]
+            return [end - begin for begin, end in self.marks]
         torch.cuda.synchronize()
-        return [begin.elapsed_time(end) / 1000 for begin, end in self.special_tokens]
+        return [begin.elapsed_time(end) / 1000 for begin, end in self.marks]
 
 
-def parts(run: Callable[[], Texts], recordings: GraphCache, device: torch.device) -> Row:
+def parts(run: Callable[[], Texts], graphs: GraphCache, device: torch.device) -> Row:
     """Of one text the milliseconds of reading and the median microseconds of a step."""
-    [recording] = recordings.kept.values()
-    held: Any = recording
-    read, step = held.steps.read, held.step
+    [entry] = graphs.entries.values()
+    held: Any = entry
+    read, step = held.session.read, held.graphed
     seconds: list[float] = []
 
-    def waited(texts: Any) -> None:
-        seconds.append(timed(lambda: read(texts), device)[0])
+    def waited(*texts: Any) -> None:
+        seconds.append(timed(lambda: read(*texts), device)[0])
 
     clock = Clock(step, device)
-    held.steps.read, held.step = waited, clock
+    held.session.read, held.graphed = waited, clock
     try:
         for _ in range(3):
             run()
     finally:
-        held.steps.read, held.step = read, step
+        held.session.read, held.graphed = read, step
     return {
         "read_milliseconds": round(1e3 * statistics.median(seconds), 3),
         "step_microseconds": round(1e6 * statistics.median(clock.seconds()), 1),
@@ -119,19 +119,19 @@ def measured(
     runs: dict[str, tuple[Callable[[], Texts], GraphCache]] = {}
     written: dict[str, Texts] = {}
     for variant in variants:
-        recordings = GraphCache(True)
-        run = writing(work, model, texts, recordings)
+        graphs = GraphCache(True)
+        run = writing(work, model, texts, graphs)
         with changed(variant):
             for _ in range(4):  # the third records what is read, all before it the steps
                 written[variant] = run()
-        runs[variant] = (run, recordings)
+        runs[variant] = (run, graphs)
     tokens, errors = work.batch * work.write, dict[str, str]()
     sides = {
         variant: lambda _, run=run: tokens / timed(run, device)[0]
         for variant, (run, _) in runs.items()
     }
     for variant, rates in in_turns(sides, rounds, errors).items():
-        run, recordings = runs[variant]
+        run, graphs = runs[variant]
         rate = statistics.median(rates)
         row = {
             "row": work.name,
@@ -139,7 +139,7 @@ def measured(
             "device": kind(device),
             "tokens_per_second": round(rate, 1),
             "milliseconds": round(1e3 * tokens / rate, 2),
-            **parts(run, recordings, device),
+            **parts(run, graphs, device),
             "equal": likeness(written[variants[0]], written[variant])["equal"],
         }
         yield row | ({"kernels": kernels_of(run, device)} if profile else {})

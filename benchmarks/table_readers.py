@@ -78,7 +78,7 @@ def pretrain(asked: Asked, name: str) -> Row:
     return told
 
 
-def dropout_scale(asked: Asked, name: str) -> Row | None:
+def kept(asked: Asked, name: str) -> Row | None:
     """What a pretraining has cost, where it is done already; another one is refused."""
     beside = asked.keep / f"{name}.json"
     if not beside.is_file():

@@ -3,7 +3,7 @@
 All are the same model with the same weights (x-transformers, where it is installed: one of the
 same sizes), run on the same sentences in one process, in turns; a figure is the median over the
 rounds, a ratio that of paired rounds. Training is also ours in bfloat16; decoding that of
-CTranslate2 in float32, and ours best first and in eight bits, with what these cost in BLEU. Once
+CTranslate2 in float32, and ours in eight bits, with what these cost in BLEU. Once
 in identical batches, which shows the model alone, and once each in its own, which is what a user
 has. One JSON object a line.
 
@@ -16,14 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 from manyheads.nn.int8 import in_int8
-from orders import counted
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -50,7 +49,6 @@ from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from speed import Row, Rows, compared, in_turns, options, told
 
 OURS, EIGHT, THEIRS = "ours", "ours in eight bits", "transformers"
-FIRST, EIGHT_FIRST = "ours, best first", "ours in eight bits, best first"
 HALF = "ours in bfloat16"
 SAME, OWN = "same batches", "own batches"
 BEAM = 5
@@ -299,13 +297,10 @@ def decoding(work: Work, batches: str) -> Row:
     groups = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
     decode = how_to_decode(100_000 if batches == SAME else Decode().batch_tokens)
     parts = groups if batches == SAME else [order]
-    first = replace(decode, order="best-first", stopping="none-better-ever")
     eight = in_int8(ours)
     translators: dict[str, BaseTranslator] = {
         OURS: Translator(ours, tokenizer, decode),
-        FIRST: Translator(ours, tokenizer, first),
         EIGHT: Translator(eight, tokenizer, decode),
-        EIGHT_FIRST: Translator(eight, tokenizer, first),
     }
     try:
         folder = Path(tempfile.mkdtemp())
@@ -323,22 +318,17 @@ def decoding(work: Work, batches: str) -> Row:
     written[THEIRS] = lambda: translate(
         groups, lambda rows: generate(theirs, tokenizer, [encoded[row] for row in rows])
     )
-    texts, asked = {}, {}
-    for side, write in written.items():  # warms all up, too
-        with counted() as rows:
-            texts[side] = write()
-        asked[side] = sum(rows)
+    texts = {side: write() for side, write in written.items()}  # warms all up, too
     tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts[THEIRS])
     sides = {
         side: lambda _, write=write: tokens / seconds(write) for side, write in written.items()
     }
-    row = compared(in_turns(sides, work.rounds, errors), [OURS, FIRST, EIGHT, EIGHT_FIRST])
+    row = compared(in_turns(sides, work.rounds, errors), [OURS, EIGHT])
     wanted = work.targets[: work.timed]
     for side, figures in row["sides"].items():
         pairs = zip(texts[OURS], texts[side], strict=True)
         figures["equal"] = sum(a == b for a, b in pairs) / len(sentences)
         figures["bleu"] = translation_scores(texts[side], wanted)["bleu"]
-        figures |= {"asked": asked[side]} if asked[side] else {}
     return row | {"sentences": len(sentences), "errors": errors}
 
 

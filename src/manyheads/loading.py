@@ -29,7 +29,7 @@ from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.models.vit import ReadsImages, Vit, VitConfig
-from manyheads.optimize import to_int8
+from manyheads.optimize import optimize, to_int8
 from manyheads.presets import ModelConfig
 from manyheads.run import (
     SETTINGS,
@@ -343,7 +343,7 @@ def _load_huggingface(
             warn(note)
     place = choose_device(str(device))
     model = cast(Model, imported.model)
-    return TorchRun(folder, run, imported.tokenizer, place, model.to(place))
+    return TorchRun(folder, run, imported.tokenizer, place, _on_device(model, place))
 
 
 def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun:
@@ -365,7 +365,14 @@ def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun
     model = run.model.build().to(torch.float64 if torch.float64 in kinds else torch.float32)
     checkpoint.load_weights(model, tensors, weights)
     place = choose_device(str(device))
-    return TorchRun(folder, run, tokenizer, place, model.to(place).eval())
+    return TorchRun(folder, run, tokenizer, place, _on_device(model.eval(), place))
+
+
+def _on_device(model: Model, device: torch.device) -> Model:
+    """The model on a device, with fused modules on a GPU."""
+    model.to(device)
+    optimize(model)
+    return model
 
 
 def check_vocabulary(

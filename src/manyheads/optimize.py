@@ -691,6 +691,7 @@ def for_inference(model: M, *, rows: int, compiled: bool = False) -> M:
     """
     weight = next(model.parameters())
     device = weight.device
+    optimize(model)
     if torch.is_autocast_enabled(device.type) or not isinstance(model.head, Head):
         return model  # autocast changes the dtype in PyTorch's own products only
     if device.type == "cpu":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.nn import exact_attention as cores
+from manyheads.kernels import attention
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 steps: Any = importlib.import_module("steps")
@@ -17,9 +17,11 @@ TINY = ["--tiny", "--device", "cpu", "--rounds", "1"]
 
 
 def test_variants_are_measured_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    steps.main([*TINY, "--only", "124M batch 1", "beam", "--variants", "cores.FEW=3"])
+    steps.main(
+        [*TINY, "--only", "124M batch 1", "beam", "--variants", "attention.MAX_DECODE_QUERIES=3"]
+    )
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["variant"] for row in rows] == ["", "cores.FEW=3"] * 2
+    assert [row["variant"] for row in rows] == ["", "attention.MAX_DECODE_QUERIES=3"] * 2
     for row in rows:
         assert row["equal"] == 1.0
         assert row["tokens_per_second"] > 0
@@ -29,13 +31,15 @@ def test_variants_are_measured_side_by_side(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_variant_holds_until_it_ends() -> None:
-    few = cores.FEW
-    with steps.changed("cores.FEW=3 cores.FEW=5"):
-        assert cores.FEW == 5
-    assert few == cores.FEW
+    few = attention.MAX_DECODE_QUERIES
+    with steps.changed("attention.MAX_DECODE_QUERIES=3 attention.MAX_DECODE_QUERIES=5"):
+        assert attention.MAX_DECODE_QUERIES == 5
+    assert few == attention.MAX_DECODE_QUERIES
 
 
-@pytest.mark.parametrize("variant", ["cores.NOTHING=3", "nowhere.FEW=3", "cores.FEW=many", "FEW"])
+@pytest.mark.parametrize(
+    "variant", ["attention.NOTHING=3", "nowhere.MAX=3", "attention.MAX_DECODE_QUERIES=many", "MAX"]
+)
 def test_what_sets_no_number_is_refused(variant: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         steps.main([*TINY, "--variants", variant])

@@ -30,6 +30,7 @@ from manyheads.exchange.onnx import (
     OnnxGptSession,
     OnnxSeq2Seq,
     OnnxSeq2SeqSession,
+    write_onnx,
 )
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from tests.web.small_pages import SENTENCE, make_runs
 from torch import Tensor
 
-from manyheads.commands import web as command
+from manyheads.commands import serve as command
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture

@@ -1,9 +1,10 @@
-"""What generators and translators share: a search, sampling or a stream over a batch of texts."""
+"""What generators and translators share: search, sampling and streams over a batch of texts."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -16,6 +17,7 @@ from manyheads.decode.beam import (
     DecoderSession,
     Hypothesis,
     SpecialTokens,
+    Step,
 )
 from manyheads.decode.constraints import LogitsConstraints
 from manyheads.decode.cuda_graphs import (
@@ -27,7 +29,7 @@ from manyheads.decode.cuda_graphs import (
     padded_source,
     supports_cuda_graph,
 )
-from manyheads.decode.sample import Sampler, Samples, sampling
+from manyheads.decode.sample import Sampler, Samples
 from manyheads.decode.session import StaticGptSession, StaticSeq2SeqSession
 from manyheads.decode.static_cache import StaticCache
 from manyheads.models.gpt import Gpt
@@ -37,6 +39,15 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 
 Texts = tuple[Tensor, ...]  # prompts; or sources, and True where they are no padding
 Rows = Int[Tensor, " n"]
+MakeState = Callable[[int, int, torch.device], Any]  # for so many rows of so many tokens
+
+
+class Decoding(NamedTuple):
+    """The state of a search or of sampling, and its step; a static step also reorders."""
+
+    state: Any
+    step: Step
+    session: DecoderSession | None
 
 
 class BaseDecoder:
@@ -70,21 +81,42 @@ class BaseDecoder:
         self, texts: Texts, start: int | Rows, limits: Rows, n_best: int | None
     ) -> list[list[Hypothesis]]:
         search = BeamSearch(self.decode, self.constraints, n_best)
-        return search(self.begin(*texts), start, limits)
+        key = ("search", *search.settings)
+        with self._decoding(texts, limits, search.beam, key, partial(Beams, search)) as decoding:
+            beams: Beams = decoding.state
+            beams.begin(start, limits)
+            return beams.run(decoding.step, decoding.session)
 
     def _sample(
         self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
     ) -> list[list[int]]:
-        with torch.no_grad():
-            session = self.begin(*texts)
-        state, step = sampling(session, newest, limits, sampler, self.constraints)
-        return state.run(step)
+        with self._sampling(texts, limits, sampler) as decoding:
+            samples: Samples = decoding.state
+            samples.begin(newest, limits, sampler)
+            return samples.run(decoding.step)
 
     def _stream(self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
+        with self._sampling(texts, limits, sampler) as decoding:
+            samples: Samples = decoding.state
+            samples.begin(newest, limits, sampler)
+            yield from samples.stream(decoding.step)
+
+    def _sampling(
+        self, texts: Texts, limits: Rows, sampler: Sampler
+    ) -> AbstractContextManager[Decoding]:
+        constraints, sample = self.constraints, replace(sampler.sample, seed=0)
+        key = ("sample", *constraints.settings, sample)
+        return self._decoding(texts, limits, 1, key, partial(Samples, constraints, sample))
+
+    @contextmanager
+    def _decoding(
+        self, texts: Texts, limits: Rows, beams: int, key: tuple[Any, ...], make: MakeState
+    ) -> Iterator[Decoding]:
+        """A session that has read the texts, and a state for what follows them."""
         with torch.no_grad():
             session = self.begin(*texts)
-        state, step = sampling(session, newest, limits, sampler, self.constraints)
-        return state.stream(step)
+        state = make(len(limits), int(limits.max()), self.device)
+        yield Decoding(state, partial(state.step, session), session)
 
 
 class StaticDecoder:
@@ -93,7 +125,7 @@ class StaticDecoder:
     def __init__(
         self,
         session: StaticGptSession | StaticSeq2SeqSession,
-        state: Beams | Samples,
+        state: Any,
         graphs: GraphCache,
         pool: Any,
     ) -> None:
@@ -106,7 +138,7 @@ class StaticDecoder:
         self.graphed = GraphedFunction(step, session.cache.length.device, pool)
 
     def _step(self) -> None:
-        self.state.step(self.session)  # type: ignore[arg-type]
+        self.state.step(self.session)
         if isinstance(self.state, Beams):
             self.session.reorder(self.state.origin)
 
@@ -135,92 +167,37 @@ class ModelDecoder(BaseDecoder):
         prepacked = self.device.type == "cpu" and supports_cuda_graph(model)
         return for_inference(model, rows=1) if prepacked else model
 
-    def _search(
-        self, texts: Texts, start: int | Rows, limits: Rows, n_best: int | None
-    ) -> list[list[Hypothesis]]:
-        if not self.graphs.serves(self.model):
-            return super()._search(texts, start, limits, n_best)
-        search = BeamSearch(self.decode, self.constraints, n_best)
-
-        def make(rows: int, size: int) -> Beams:
-            return Beams(search, rows, size, self.device)
-
-        key = ("search", *search.settings)
-        with self._borrow(texts, limits, search.beam, key, make) as static:
-            beams: Any = static.state
-            with torch.no_grad():
-                static.session.read(*texts)
-            beams.begin(start, limits)
-            found: list[list[Hypothesis]] = beams.run(static.step)
-            return found
-
-    def _sample(
-        self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
-    ) -> list[list[int]]:
-        if not self.graphs.serves(self.model):
-            return super()._sample(texts, newest, limits, sampler)
-        with self._static_samples(texts, newest, limits, sampler) as (state, step):
-            return state.run(step)
-
-    def _stream(self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
-        if not self.graphs.serves(self.model):
-            return super()._stream(texts, newest, limits, sampler)
-        return self._static_stream(texts, newest, limits, sampler)
-
-    def _static_stream(
-        self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
-    ) -> Iterator[Rows]:
-        with self._static_samples(texts, newest, limits, sampler) as (state, step):
-            yield from state.stream(step)
-
     @contextmanager
-    def _static_samples(
-        self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
-    ) -> Iterator[tuple[Samples, Callable[[bool], None]]]:
-        constraints, sample = self.constraints, replace(sampler.sample, seed=0)
-
-        def make(rows: int, size: int) -> Samples:
-            return Samples(constraints, sample, rows, size, self.device)
-
-        key = ("sample", *constraints.settings, sample)
-        with self._borrow(texts, limits, 1, key, make) as static:
-            state: Any = static.state
-            with torch.no_grad():
-                static.session.read(*texts)
-            state.begin(newest, limits, sampler)
-            yield state, static.step
-
-    @contextmanager
-    def _borrow(
-        self,
-        texts: Texts,
-        limits: Rows,
-        beams: int,
-        key: tuple[Any, ...],
-        make: Callable[[int, int], Beams | Samples],
-    ) -> Iterator[StaticDecoder]:
-        """A static decoder with a shape that holds these texts."""
+    def _decoding(
+        self, texts: Texts, limits: Rows, beams: int, key: tuple[Any, ...], make: MakeState
+    ) -> Iterator[Decoding]:
+        if not self.graphs.serves(self.model):
+            with super()._decoding(texts, limits, beams, key, make) as decoding:
+                yield decoding
+            return
         rows, width, most = padded_rows(len(limits)), texts[0].shape[1], int(limits.max())
         prompt, source = (0, padded_source(width)) if len(texts) > 1 else (width, 0)
         size = padded_size(prompt + most)
 
         def build(pool: Any) -> StaticDecoder:
             cache = StaticCache(rows, beams, size, self.device, source)
-            model = self.model
-            if self.device.type == "cuda":
-                model = for_inference(model, rows=rows * beams, compiled=self.graphs.compiled)
-            session = _static_session(model, cache, pool)
-            return StaticDecoder(session, make(rows, size), self.graphs, pool)
+            session = self._static_session(cache, pool)
+            return StaticDecoder(session, make(rows, size, self.device), self.graphs, pool)
 
         shape = (*key, rows, beams, size, source)
         with self.graphs.borrow(self.model, shape, build) as static:
-            yield static
+            with torch.no_grad():
+                static.session.read(*texts)
+            yield Decoding(static.state, static.step, None)
 
-
-def _static_session(
-    model: nn.Module, cache: StaticCache, pool: Any
-) -> StaticGptSession | StaticSeq2SeqSession:
-    if isinstance(model, Gpt):
-        return StaticGptSession(model, cache, pool)
-    assert isinstance(model, Seq2Seq)
-    return StaticSeq2SeqSession(model, cache, pool)
+    def _static_session(
+        self, cache: StaticCache, pool: Any
+    ) -> StaticGptSession | StaticSeq2SeqSession:
+        model = self.model
+        if self.device.type == "cuda":
+            rows = cache.sentences * cache.beams
+            model = for_inference(model, rows=rows, compiled=self.graphs.compiled)
+        if isinstance(model, Gpt):
+            return StaticGptSession(model, cache, pool)
+        assert isinstance(model, Seq2Seq)
+        return StaticSeq2SeqSession(model, cache, pool)

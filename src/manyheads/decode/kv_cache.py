@@ -65,6 +65,7 @@ class KVCache:
         self._states: dict[nn.Module, States] = {}
         self._table = torch.empty(0)  # [n k length], slots of each hypothesis in reading order
         self._positions = torch.empty(0)  # [1 or n, slots], position of each slot
+        self._left: Rows | None = None  # sentences to keep when keys and values are next copied
 
     def end(self, length: int) -> int:
         return self.length + length // self.beams
@@ -167,6 +168,7 @@ class KVCache:
             index = parents[..., None].expand(-1, -1, self._table.shape[2])
             self._table = self._table.gather(1, index)
             self._compact()
+            self._drop_sentences()
 
     @torch.no_grad()
     def select_rows(self, rows: Rows) -> None:
@@ -185,17 +187,25 @@ class KVCache:
 
     @torch.no_grad()
     def keep_sentences(self, sentences: Rows) -> None:
-        """Forget the other sentences."""
+        """Forget the other sentences; differing hypotheses are reordered before the next step."""
         self._cross = {m: _select(pair, sentences) for m, pair in self._cross.items()}
         if not self.shared:
             beams = torch.arange(self.beams, device=sentences.device)
             self.select_rows((sentences[:, None] * self.beams + beams).flatten())
             return
-        self._kv = {m: _select(pair, sentences) for m, pair in self._kv.items()}
-        if self.beams > 1:
-            self._table = self._table[sentences]
-            if len(self._positions) > 1:
-                self._positions = self._positions[sentences]
+        self._drop_sentences()
+        self._left = sentences
+        if self.beams == 1:
+            self._drop_sentences()
+            return
+        self._table = self._table[sentences]
+        if len(self._positions) > 1:
+            self._positions = self._positions[sentences]
+
+    def _drop_sentences(self) -> None:
+        if self._left is not None:
+            self._kv = {m: _select(pair, self._left) for m, pair in self._kv.items()}
+            self._left = None
 
     def _compact(self) -> None:
         """Give up the slots that no hypothesis uses, once they are the most."""
@@ -211,9 +221,10 @@ class KVCache:
         moved.scatter_(1, kept, torch.arange(most, device=kept.device).expand(n, -1))
         self._table = moved.gather(1, self._table.flatten(1)).view(n, k, length)
         self._positions = self._positions.expand(n, -1).gather(1, kept)
+        rows = torch.arange(n, device=kept.device) if self._left is None else self._left
         for module, (keys, values) in self._kv.items():
-            self._kv[module] = _select_slots(keys, kept), _select_slots(values, kept)
-        self._slots = most
+            self._kv[module] = _select_slots(keys, rows, kept), _select_slots(values, rows, kept)
+        self._slots, self._left = most, None
 
     def bytes(self) -> int:
         """Size of what is cached, unfilled slots not counted."""
@@ -234,11 +245,11 @@ def _select(pair: KeysAndValues, rows: Rows) -> KeysAndValues:
     return pair[0].index_select(0, rows), pair[1].index_select(0, rows)
 
 
-def _select_slots(held: Tensor, slots: Int[Tensor, "n most"]) -> Tensor:
-    """For each sentence its own slots, in one copy."""
-    n, heads, size, channels = held.shape
-    head = torch.arange(n * heads, device=held.device).view(n, heads, 1)
-    rows = head * size + slots[:, None]
+def _select_slots(held: Tensor, sentences: Rows, slots: Int[Tensor, "n most"]) -> Tensor:
+    """For each of these sentences its own slots, in one copy."""
+    _, heads, size, channels = held.shape
+    head = torch.arange(heads, device=held.device)[:, None]
+    rows = (sentences[:, None, None] * heads + head) * size + slots[:, None]
     return held.view(-1, channels).index_select(0, rows.flatten()).view(*rows.shape, channels)
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -163,16 +162,3 @@ class Samples:
             yield self.newest[: self.rows].clone()
             if bool(self.done.all()):
                 return
-
-
-def sampling(
-    session: DecoderSession,
-    newest: Rows,
-    limits: Rows,
-    sampler: Sampler,
-    constraints: LogitsConstraints,
-) -> tuple[Samples, Step]:
-    """The state of sampling after the tokens `newest`, and its step."""
-    state = Samples(constraints, sampler.sample, len(limits), int(limits.max()), limits.device)
-    state.begin(newest, limits, sampler)
-    return state, partial(state.step, session)

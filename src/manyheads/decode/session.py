@@ -47,6 +47,9 @@ class ModelSession:
     def reorder(self, parents: Int[Tensor, "n k"]) -> None:
         self.cache.reorder(parents)
 
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        raise NotImplementedError  # a static batch keeps its shape
+
 
 class GptSession(ModelSession):
     """A decoder-only model; the last token of a prompt is read by the first step."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from manyheads.decode.beam import BeamSearch, Decode, DecoderSession, SpecialTokens
 from manyheads.decode.constraints import NEVER, LogitsConstraints
 from manyheads.decode.generate import Generator
-from manyheads.decode.sample import Sample, Sampler, filtered, sampling
+from manyheads.decode.sample import Sample, Sampler, Samples, filtered
 from manyheads.decode.translate import Translator
 from manyheads.errors import check_at_least
 from manyheads.loading import TorchRun
@@ -117,10 +118,10 @@ class Writing:
 
     def draw(self, sample: Sample, rows: int, given: Sequence[int] = ()) -> list[list[int]]:
         """So many texts, each by random numbers of its own."""
-        newest = torch.full_like(self.limits(rows), self.start)
-        sampler, constraints = Sampler(sample, rows), self.constraints(given)
-        state, step = sampling(self.begin(rows), newest, self.limits(rows), sampler, constraints)
-        return state.run(step)
+        limits, sampler = self.limits(rows), Sampler(sample, rows)
+        samples = Samples(self.constraints(given), sample, rows, self.limit, limits.device)
+        samples.begin(torch.full_like(limits, self.start), limits, sampler)
+        return samples.run(partial(samples.step, self.begin(rows)))
 
     def logits(self, written: Sequence[int]) -> Float[Tensor, "t v"]:
         """In one pass: row i is of the token at place i, the last row of what comes after all."""
