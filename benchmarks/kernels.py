@@ -28,7 +28,7 @@ from manyheads.nn.attention import attend
 from manyheads.nn.exact_attention import Fused
 from manyheads.nn.flex import Flex
 from manyheads.nn.masks import causal, full, make_mask
-from manyheads.nn.positions import Buckets, Position, PositionSizes, by_distance
+from manyheads.nn.positions import Buckets, Position, PositionSizes, bias_by_distance
 from manyheads.nn.scores import ScaledDot
 
 TOKENS, WIDTH = 16384, 2048
@@ -125,7 +125,7 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
     rule = causal if past else full
 
     def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        bias = by_distance(position, q, length)
+        bias = bias_by_distance(position, q)
         assert bias is not None
         return biased_attention(q, k, v, bias, None, past, head_dim**-0.5)
 

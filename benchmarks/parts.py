@@ -135,7 +135,7 @@ def singles(rounds: int) -> Iterator[Row]:
 
 
 def losses(rounds: int) -> Iterator[Row]:
-    from manyheads.kernels.cross_entropy import cross_entropy_grad
+    from manyheads.kernels.softmax_grad import cross_entropy_grad
 
     for rows, classes, columns in LOSSES:
         logits = drawn(rows, columns)
@@ -162,7 +162,7 @@ def _first(call: Callable[..., Any], *given: Tensor) -> Tensor:
 
 
 def joins(rounds: int) -> Iterator[Row]:
-    from manyheads.kernels.qkv import join
+    from manyheads.kernels.qkv import pack_qkv_grad
 
     for batch, heads, length, head in JOINS:
         given = [drawn(batch, heads, length, head) for _ in range(3)]
@@ -174,7 +174,7 @@ def joins(rounds: int) -> Iterator[Row]:
         torch._dynamo.reset()
         runs = {
             name: partial(_first, one)
-            for name, one in (("ours", join), ("compiled", torch.compile(apart)))
+            for name, one in (("ours", pack_qkv_grad), ("compiled", torch.compile(apart)))
         }
         about = {"part": "join", "batch": batch, "heads": heads, "length": length}
         about |= {"head_dim": head, "bytes": 12 * batch * heads * length * head}
