@@ -83,7 +83,7 @@ def norms(rounds: int) -> Iterator[Row]:
 
 
 def feeds(rounds: int) -> Iterator[Row]:
-    from manyheads.kernels.mlp import feed
+    from manyheads.kernels.mlp import fused_mlp
 
     for rows, width, kind in FEEDS:
         hidden = 4 * width
@@ -129,13 +129,13 @@ def singles(rounds: int) -> Iterator[Row]:
 
     for outputs, inputs in SINGLES:
         given = [drawn(1, 1, inputs), drawn(outputs, inputs), drawn(outputs)]
-        runs = {"ours": gemv, "plain": F.linear}
+        runs = {"ours": lambda *x: gemv(*x, -1, None), "plain": F.linear}
         about = {"part": "single", "outputs": outputs, "inputs": inputs}
         yield about | {"bytes": 2 * outputs * inputs} | compared(runs, given, False, rounds)
 
 
 def losses(rounds: int) -> Iterator[Row]:
-    from manyheads.kernels.cross_entropy import cross_entropy_grad
+    from manyheads.kernels.softmax_grad import cross_entropy_grad
 
     for rows, classes, columns in LOSSES:
         logits = drawn(rows, columns)
@@ -162,7 +162,7 @@ def _first(call: Callable[..., Any], *given: Tensor) -> Tensor:
 
 
 def joins(rounds: int) -> Iterator[Row]:
-    from manyheads.kernels.qkv import join
+    from manyheads.kernels.qkv import pack_qkv_grad
 
     for batch, heads, length, head in JOINS:
         given = [drawn(batch, heads, length, head) for _ in range(3)]
@@ -174,7 +174,7 @@ def joins(rounds: int) -> Iterator[Row]:
         torch._dynamo.reset()
         runs = {
             name: partial(_first, one)
-            for name, one in (("ours", join), ("compiled", torch.compile(apart)))
+            for name, one in (("ours", pack_qkv_grad), ("compiled", torch.compile(apart)))
         }
         about = {"part": "join", "batch": batch, "heads": heads, "length": length}
         about |= {"head_dim": head, "bytes": 12 * batch * heads * length * head}
