@@ -8,7 +8,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange, repeat
@@ -31,6 +31,7 @@ SHORT_LENGTHS = {16: 128, 32: 128, 64: 128, 128: 64}
 MAX_DECODE_QUERIES = 32  # queries of the heads that share a key/value head
 
 
+@runtime_checkable
 class Mask(Protocol):
     """What kernels need to know of an attention mask (nn.masks.AttentionMask)."""
 
