@@ -3,7 +3,7 @@
     python benchmarks/parts.py            all on a GPU
     python benchmarks/parts.py norm feed  some of them
 
-`norm`: dropout 0.1, sum and layer norm of a training step, forward and backward (kernels/layer_norm.py).
+`norm`: dropout 0.1, sum and layer norm of a training step, both passes (kernels/layer_norm.py).
 `feed`: the feed-forward part of one (kernels/mlp.py).
 `decode_attention`: one query a head over the keys of a cache (kernels/decode_attention.py).
 `single`: a matrix times one row (kernels/gemv.py).
@@ -129,7 +129,7 @@ def singles(rounds: int) -> Iterator[Row]:
 
     for outputs, inputs in SINGLES:
         given = [drawn(1, 1, inputs), drawn(outputs, inputs), drawn(outputs)]
-        runs = {"ours": gemv, "plain": F.linear}
+        runs = {"ours": lambda *x: gemv(*x, -1, None), "plain": F.linear}
         about = {"part": "single", "outputs": outputs, "inputs": inputs}
         yield about | {"bytes": 2 * outputs * inputs} | compared(runs, given, False, rounds)
 

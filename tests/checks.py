@@ -27,6 +27,8 @@ def checked(part: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
         if dataclasses.is_dataclass(part) and not hasattr(part.__init__, "__wrapped__"):
             part.__init__ = checked(part.__init__, typechecker=typechecker)  # type: ignore[misc]
         return part
+    if "triton" in part.__globals__:  # Triton reads the source of its functions
+        return part
     # What a generator yields belongs to no call, and names that only mypy imports mean nothing.
     if inspect.isgeneratorfunction(part) or not _named(part):
         return _jaxtyped(part, typechecker=typechecker)

@@ -33,4 +33,5 @@ def assert_kernel_equals(
 
 
 def relative_error(result: Tensor, expected: Tensor) -> float:
-    return float((result.detach().double() - expected.detach()).norm() / expected.norm())
+    expected = expected.detach()
+    return float((result.detach().double() - expected).norm() / expected.norm())

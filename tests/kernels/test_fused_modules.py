@@ -99,20 +99,17 @@ def test_self_attention(
     assert calls == ([kernel] if kernel else [])
 
 
-@pytest.mark.parametrize(
-    ("queries", "rows", "kernel"), [(12, 2, True), (7, 2, True), (12, 1, False)]
-)
-def test_cross_attention(queries: int, rows: int, kernel: bool, calls: list[str]) -> None:
+@pytest.mark.parametrize("queries", [12, 7])
+def test_cross_attention(queries: int, calls: list[str]) -> None:
     plain = CrossAttention(attention_config(), 32).train()
-    memory = torch.randn(rows, 12, 32)
+    memory = torch.randn(2, 12, 32)
 
     def run(module: nn.Module, x: Tensor) -> Tensor:
-        mask = make_mask(full, 12, padding_mask=PADDING[:rows])
-        out: Tensor = module(x, memory.to(x.dtype), mask)
+        out: Tensor = module(x, memory.to(x.dtype), make_mask(full, 12, padding_mask=PADDING))
         return out
 
     compare(plain, run, torch.randn(2, queries, 32))
-    assert calls == (["short_projected"] if kernel else [])
+    assert calls == ["short_projected"]
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu-tanh", "silu"])
@@ -160,11 +157,11 @@ def test_residual(placement: Any, form: Any, calls: list[str]) -> None:
 
 def test_residual_dropout_is_the_same_in_both_passes() -> None:
     fused = fused_copy(Residual(64, Norm(placement="post"), 0.25).train())
-    f = torch.randn(50, 64).bfloat16().requires_grad_()
+    f = torch.randn(2, 25, 64).bfloat16().requires_grad_()
     masks = []
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):
-            out = fused(torch.zeros(50, 64), lambda x: f)
+            out = fused(torch.zeros(2, 25, 64), lambda x: f)
         [grad] = torch.autograd.grad(out, f, torch.randn_like(out))
         mask = grad != 0
         expected = nn.functional.layer_norm(f.double() * mask / 0.75, (64,))
@@ -174,7 +171,7 @@ def test_residual_dropout_is_the_same_in_both_passes() -> None:
     assert not torch.equal(*masks)
     fused.eval()
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        out = fused(torch.zeros(50, 64), lambda x: f)
+        out = fused(torch.zeros(2, 25, 64), lambda x: f)
     expected = nn.functional.layer_norm(f.double(), (64,))
     assert (out.double() - expected).norm() < 0.01 * expected.norm()
 

@@ -66,17 +66,23 @@ def test_float64_is_left_to_pytorch() -> None:
 
 
 @pytest.mark.parametrize(
-    "feedforward", [Plain(activation="gelu"), Plain(activation="tanh"), Gated()]
+    ("config", "norm", "feedforward"),
+    [
+        (GptConfig, Norm(), Plain(activation="gelu")),
+        (GptConfig, Norm(), Gated()),
+        (GptConfig, Norm(form="rms", eps=0.01), Plain(activation="tanh")),
+        (GptConfig, Norm(placement="post"), Plain()),
+        (Seq2SeqConfig, Norm(), Plain()),
+        (Seq2SeqConfig, Norm(form="rms", eps=0.01), Gated()),
+    ],
 )
-@pytest.mark.parametrize("norm", [Norm(), Norm(form="rms", eps=0.01), Norm(placement="post")])
-@pytest.mark.parametrize("config", [GptConfig, Seq2SeqConfig])
 @torch.no_grad()
 def test_a_model_for_one_row_is_the_model(
     config: Any, norm: Norm, feedforward: Any, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if norm.form == "rms":
         monkeypatch.setattr(kernels, "MAX_FUSED_NORM_ELEMENTS", 0)
-    sizes = {"vocab_size": 30, "dim": 24, "heads": 2, "layers": 2, "hidden": 40, "max_length": 16}
+    sizes = {"vocab_size": 30, "dim": 24, "heads": 2, "layers": 1, "hidden": 40, "max_length": 16}
     model = config(**sizes, norm=norm, feedforward=feedforward).build().eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -87,7 +93,7 @@ def test_a_model_for_one_row_is_the_model(
     assert not calls
     torch.testing.assert_close(copy(*inputs), expected, **CLOSE)
     pre = norm.placement == "pre"
-    assert calls.count("gemv") >= 2 * 4
+    assert calls.count("gemv") >= 4
     gated, fuses = isinstance(feedforward, Gated), norm.form == "layer"
     assert ("norm_row" in calls) == (pre and (gated or not fuses))
     residuals = {type(block.attention_residual) for block in copy.decoder.blocks}

@@ -39,7 +39,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("sizes", [(2, 5, 3, 3, 16), (3, 300, 4, 2, 32), (1, 1, 1, 1, 48)])
+@pytest.mark.parametrize("sizes", [(2, 5, 3, 3, 16), (2, 150, 2, 1, 32), (1, 1, 1, 1, 48)])
 def test_pack_qkv_grad(sizes: tuple[int, ...]) -> None:
     b, t, heads, kv_heads, width = sizes
     for layouts in (["heads"] * 3, ["channels"] * 3, ["positions", "positions", "heads"]):

@@ -334,7 +334,9 @@ def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     distances = positions[None, :] - positions[:, None] + length - 1
     for causal in (False, True):
         inputs = [x.clone().requires_grad_() for x in (q, k, v, bias)]
-        out = biased_attention(*inputs, padding_mask, causal, 0.2)
+        out = biased_attention(
+            inputs[0], inputs[1], inputs[2], inputs[3], padding_mask, causal, 0.2
+        )
         grads = torch.autograd.grad(out, inputs, grad)
         exact = [x.double().requires_grad_() for x in (q, k, v, bias)]
         allowed = padding_mask[:, None, None, :]

@@ -313,7 +313,10 @@ def dropout_mask(q: Tensor, k: Tensor, seed: Tensor, p: float) -> Tensor:
 
 def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Outputs and gradients with the smallest blocks and with those that need most memory."""
-    return [pair for inputs in _selftest_inputs(device) for pair in _compare(*inputs, None, 0.0)]
+    comparisons = []
+    for q, k, v, grad in _selftest_inputs(device):
+        comparisons += _compare(q, k, v, grad, None, 0.0)
+    return comparisons
 
 
 def selftest_dropout(device: torch.device) -> list[tuple[Tensor, Tensor]]:

@@ -151,7 +151,9 @@ class Fused(Exact):
     ) -> AttentionOutput:
         assert isinstance(score, InnerScore)
         by_distance = position.is_relative_bias and type(score) is InnerScore
-        f, g = score.factors(q, k if type(score) is InnerScore else ops.share_heads(k, q.shape[1]))
+        f, g = q, k  # a plain score keeps shared key/value heads as they are
+        if type(score) is not InnerScore:
+            f, g = score.factors(q, ops.share_heads(k, q.shape[1]))
         return ops.attention(
             f,
             g,
