@@ -52,9 +52,6 @@ def translate(
     A run of summaries writes one for each line: a document is one line,
     with ⏎ where a line ends. What is too long is cut.
 
-    manyheads translate RUN decode.order=best-first decode.stopping=none-better-now < in.txt
-
-    The order that asks the model for less: for many lines on a CPU.
     """
     from manyheads.config import override_all
     from manyheads.decode.lines import translate_lines
@@ -80,8 +77,6 @@ def translate(
     own = [] if beam is None else [f"decode.beam={beam}"]
     opened = replace(opened, run=override_all(opened.run, [*(settings or []), *own]))
     width = opened.run.decode.beam
-    if compile and opened.run.decode.best_first:
-        raise UserError("--compile is for a search by length: leave it out, or decode.order")
     translator = opened.translator(beam=width if n_best == 1 else max(width, n_best))
     lines: Iterable[bytes] = sys.stdin.buffer
     if opened.run.task == "summaries":

@@ -440,7 +440,6 @@ class Ctranslate2Model:
                     f"this folder has {name} {self.settings[name]!r}, the settings {value!r}: "
                     "export the model again with these settings"
                 )
-        marks.decode.refuse_best_first()
         if marks.decode.beam > 1 and marks.decode.stopping != "beam-ended":
             raise UserError("CTranslate2 needs decode.stopping=beam-ended: set it")
 

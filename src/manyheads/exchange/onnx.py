@@ -188,24 +188,24 @@ class GraphCore(Exact):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        sight: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         dropout: float = 0.0,
     ) -> Tensor:
         scores = self._scores(q, share_heads(k, q.shape[1]), score)
-        bias = position.score(q, sight.query_positions, sight.key_positions)
+        bias = position.score(q, mask.query_positions, mask.key_positions)
         if bias is not None:
             scores = scores + bias
-        mask = sight.as_bool()
-        if mask is not None:
-            scores = scores + torch.where(mask, 0.0, UNSEEN)
+        allowed = mask.as_bool()
+        if allowed is not None:
+            scores = scores + torch.where(allowed, 0.0, UNSEEN)
         weights = scores.softmax(-1)
         mixed = weights @ share_heads(v, q.shape[1])
-        spread = position.value(weights, sight.query_positions, sight.key_positions)
+        spread = position.value(weights, mask.query_positions, mask.key_positions)
         if spread is not None:
             mixed = mixed + spread
-        return mixed if mask is None else mixed * mask.any(-1, keepdim=True)
+        return mixed if allowed is None else mixed * allowed.any(-1, keepdim=True)
 
     def _scores(self, q: Tensor, k: Tensor, score: Score) -> Tensor:
         if not isinstance(score, InnerScore):

@@ -135,18 +135,19 @@ class RaggedCache(KVCache):
         self.absent = absent
         self.even = not bool(absent.any())
 
-    def look(
-        self, rule: Rule, length: int, real: Real | None, device: torch.device
+    def mask(
+        self, rule: Rule, length: int, padding: Real | None, device: torch.device
     ) -> AttentionMask:
+        mask = super().mask(rule, length, padding, device)
         if self.even:
-            return super().look(rule, length, real, device)
+            return mask
         places = torch.arange(self.length + length, device=device) - self.absent[:, None]
         # What is absent asks from position 0, so that there is something that it sees.
         keys = places.clamp(min=0)
         return AttentionMask(rule, keys[:, self.length :], keys, places >= 0)
 
-    def reorder(self, rows: Rows) -> None:
-        super().reorder(rows)
+    def select_rows(self, rows: Rows) -> None:
+        super().select_rows(rows)
         self.absent = self.absent[rows]
 
 

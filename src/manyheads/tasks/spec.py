@@ -19,7 +19,7 @@ from manyheads.exchange.folder import in_frame
 from manyheads.models.vit import ReadsImages
 from manyheads.tasks.encode import TextEncoder
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loop import Task
+from manyheads.train.step import Task
 from manyheads.train.optimizer import Train
 
 Ability = Literal["translate", "generate", "encode", "label"]
