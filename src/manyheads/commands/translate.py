@@ -51,7 +51,6 @@ def translate(
 
     A run of summaries writes one for each line: a document is one line,
     with ⏎ where a line ends. What is too long is cut.
-
     """
     from manyheads.config import override_all
     from manyheads.decode.lines import translate_lines
