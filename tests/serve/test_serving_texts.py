@@ -81,7 +81,7 @@ def test_prompts_of_different_lengths_are_read_as_if_alone(position: str, core: 
         found = [model(whole[:, -1:], cache=cache)]
         found += [model(follow[:, at : at + 1], cache=cache) for at in range(2)]
         kept = torch.tensor([3, 1])
-        cache.reorder(kept)
+        cache.select_rows(kept)
         last = model(follow[kept, 2:3], cache=cache)
         for row, prompt in enumerate(prompts):
             full = model(torch.tensor([prompt + follow[row].tolist()]))[0]
