@@ -156,7 +156,7 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
             )
         )
 
-    def fused_mlp(batch: MaskedBatch) -> Feed:
+    def feed(batch: MaskedBatch) -> Feed:
         labels = torch.full((rows * length,), -100)
         labels[batch.places[: batch.predictions]] = batch.wanted[: batch.predictions]
         given = {"input_ids": batch.tokens, "token_type_ids": batch.segments}
@@ -169,7 +169,7 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
         lambda model, batch: masked_pass(model, batch).losses,
         lambda batch: (batch.size, {"masked": batch.predictions, "next_sentence": rows}),
         their_model,
-        lambda: {THEIRS: [fused_mlp(batch) for batch in drawn]},
+        lambda: {THEIRS: [feed(batch) for batch in drawn]},
         dict.fromkeys((OURS, THEIRS), DRAWN),
         dict.fromkeys((OURS, THEIRS), STEPS),
         f"{rows} × {length}",
@@ -215,7 +215,7 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
         )  # fmt: skip
         return MarianMTModel(settings)
 
-    def fused_mlp(one: Batch) -> Feed:
+    def feed(one: Batch) -> Feed:
         given = {"input_ids": one.source, "attention_mask": one.source_real.long()}
         given |= {"decoder_input_ids": one.target}
         given |= {"labels": one.wanted.masked_fill(~one.real, -100)}
@@ -227,8 +227,8 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
             rows = random.choice(len(lengths), min(size, len(lengths)), replace=False)
             mixed.append(Batch.of(sources, targets, rows, 1, 0))
         return {
-            THEIRS: [fused_mlp(one) for one in plain],
-            UNSORTED: [fused_mlp(one) for one in mixed],
+            THEIRS: [feed(one) for one in plain],
+            UNSORTED: [feed(one) for one in mixed],
         }
 
     sides = (OURS, THEIRS, UNSORTED)

@@ -274,7 +274,7 @@ def test_quick_claims_come_out_as_the_decks_say(name: str) -> None:
 
 def test_a_broken_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks.Causal, "__call__", lambda self, q, k: k <= q + 1)
-    monkeypatch.setattr(masks.AttentionMask, "is_triangle", lambda self: False)
+    monkeypatch.setattr(masks.AttentionMask, "is_causal", lambda self: False)
     assert runner.run("masking-trains-all-at-once", ONCE).verdict == "fails"
 
 

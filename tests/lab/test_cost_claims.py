@@ -186,7 +186,7 @@ def test_a_leak_is_seen_at_any_place(monkeypatch: pytest.MonkeyPatch) -> None:
         return masking_trains_all_at_once.leak(model, vectors)
 
     assert leak() == 0
-    monkeypatch.setattr(masks.AttentionMask, "is_triangle", lambda self: False)
+    monkeypatch.setattr(masks.AttentionMask, "is_causal", lambda self: False)
     for place in (0, 7, 10):  # the only query that sees what comes next
         with monkeypatch.context() as broken:
             broken.setattr(

@@ -17,7 +17,7 @@ from manyheads.lab.claims.lectures import (
     residuals,
     several_heads,
 )
-from manyheads.nn.attention import SelfAttention
+from manyheads.nn.exact_attention import Fused
 from manyheads.nn.residual import Residual
 
 CPU = torch.device("cpu")
@@ -172,7 +172,7 @@ def test_warm_up_depends_where_another_rate_does_as_well() -> None:
 @pytest.mark.usefixtures("tiny")
 def test_heads_that_look_nowhere_are_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several_heads, "pass_of", lambda *_: lambda: None)
-    monkeypatch.setattr(SelfAttention, "forward", lambda self, x, *_: torch.zeros_like(x))
+    monkeypatch.setattr(Fused, "__call__", lambda self, q, *_: torch.zeros_like(q))
     measured = several_heads.measure(ONCE)
     assert measured.numbers["parameters"] == measured.numbers["FLOPs"] == [1.0]
     assert several_heads.judge(measured).verdict == "fails"

@@ -77,9 +77,9 @@ def test_only_merges_can_be_left_out(corpus: Corpus) -> None:
     for settings in (["tokens=wordpiece"], ["tokens=characters"]):
         with pytest.raises(UserError, match="tokens=bpe"):
             read_recipe("phrasebook", [*settings, "train.segmentations=2"])
-    with pytest.raises(UserError, match=r"add train\.segmentations=8"):
+    with pytest.raises(UserError, match=r"train\.segmentations"):
         read_recipe("phrasebook", ["train.merge_dropout=0.2"])
-    with pytest.raises(UserError, match="for translation and summaries"):
+    with pytest.raises(UserError, match=r"train\.segmentations"):
         read_recipe("gpt-mini", ["data.folder=x", "train.segmentations=2"])
 
 

@@ -169,9 +169,21 @@ def test_a_split_task_has_the_same_rows_in_smaller_parts(recipe: Path, tmp_path:
         assert sentences[0] == sentences[1]
 
 
+class Unsplittable:
+    """A task that has no training settings by which its batches could be divided."""
+
+    notes: list[str] = []  # noqa: RUF012
+    digest, per_epoch = "", 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "train":
+            raise AttributeError(name)
+        return lambda *arguments: None
+
+
 def test_a_task_that_cannot_be_split_is_refused() -> None:
-    with pytest.raises(UserError, match="object cannot be divided among processes"):
-        split_microbatches(object(), 2)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="Unsplittable cannot be divided among processes"):
+        split_microbatches(Unsplittable(), 2)
 
 
 def test_each_process_draws_numbers_of_its_own_at_every_step() -> None:

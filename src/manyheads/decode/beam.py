@@ -281,9 +281,8 @@ class Beams:
         self.tokens = self.length.new_zeros(n, max_length, k)
         self.parents = self.length.new_zeros(n, max_length, k)
         self.ended_log, self.ended_score = (torch.full_like(self.alive_log, NEVER) for _ in "ls")
-        self.ended_at, self.ended_parent, self.ended_token = (
-            self.length.new_zeros(n, k) for _ in "apt"
-        )
+        # Where ended hypotheses leave the trellis: length, parent and token [n k 3].
+        self.ended = self.length.new_zeros(n, k, 3)
         # By the host in float64, for every length there will be.
         lp = [float(search.lp(max(1, length))) for length in range(max_length + 2)]
         self.lp = torch.tensor(lp, device=device)
@@ -308,25 +307,28 @@ class Beams:
     def step(self, session: DecoderSession, forces: bool = True) -> Candidates:
         """Continue every hypothesis by its best tokens; no value of the device is read."""
         search, k = self.search, self.search.beam
+        position = self.length.clone()
         self.length += 1
         logits = rearrange(session.step(self.newest), "n k v -> (n k) v")
         logits = search.constraints.prepare(logits)
         total = logsumexp(logits)
         last = self.limits == self.length
-        rows = repeat(last, "n -> (n k)", k=k)
+        rows = repeat(last, "n -> (n k)", k=k) if search.constraints.forces_end else None
         search.constraints.apply(logits, self.length, rows, total, forces=forces)
         log, parents, tokens = continuations(self.alive_log, logits, total)
         ending = (tokens == search.constraints.end) | last[:, None]
         # Twice as many candidates as beams: even if k of them end, k live on. An ending beyond
         # the first k would not have been kept.
-        self._end(log[:, :k].masked_fill(~ending[:, :k], NEVER), parents[:, :k], tokens[:, :k])
+        now = self.lp.index_select(0, self.length)
+        ended_log = log[:, :k].masked_fill(~ending[:, :k], NEVER)
+        self._end(ended_log, parents[:, :k], tokens[:, :k], now)
         alive_log, living = topk(log.masked_fill(ending, NEVER), k)
         self.alive_log.copy_(alive_log)
         self.newest.copy_(tokens.gather(1, living))
         self.origin.copy_(parents.gather(1, living))
-        self.tokens.index_copy_(1, self.length - 1, self.newest[:, None])
-        self.parents.index_copy_(1, self.length - 1, self.origin[:, None])
-        self.done.copy_(self._is_done())
+        self.tokens.index_copy_(1, position, self.newest[:, None])
+        self.parents.index_copy_(1, position, self.origin[:, None])
+        self.done.copy_(self._is_done(now))
         self.alive_log.masked_fill_(self.done[:, None], NEVER)
         return Candidates(log, parents, tokens, ending, living)
 
@@ -335,35 +337,32 @@ class Beams:
         log: Float[Tensor, "n k"],
         parents: Int[Tensor, "n k"],
         tokens: Int[Tensor, "n k"],
+        now: Float[Tensor, " 1"],
     ) -> None:
-        """Let new endings compete with the old ones for the k best."""
-        score = log / self.lp.index_select(0, self.length)
-        best, order = topk(torch.cat([self.ended_score, score], 1), self.search.beam)
+        """Let new endings compete with the old ones for the k best; `now` is lp at this length."""
+        best, order = topk(torch.cat([self.ended_score, log / now], 1), self.search.beam)
         self.ended_score.copy_(best)
-        for ended, new in (
-            (self.ended_log, log),
-            (self.ended_at, self.length.expand_as(parents)),
-            (self.ended_parent, parents),
-            (self.ended_token, tokens),
-        ):
-            ended.copy_(torch.cat([ended, new], 1).gather(1, order))
+        self.ended_log.copy_(torch.cat([self.ended_log, log], 1).gather(1, order))
+        leaves = torch.stack([self.length.expand_as(parents), parents, tokens], -1)
+        index = repeat(order, "n k -> n k 3")
+        self.ended.copy_(torch.cat([self.ended, leaves], 1).gather(1, index))
 
-    def _is_done(self) -> Bool[Tensor, " n"]:
+    def _is_done(self, now: Float[Tensor, " 1"]) -> Bool[Tensor, " n"]:
         """The stopping rule is met, or the n best are decided, or the limit is reached.
 
         log P only falls, so that a living hypothesis can come to no better score than its log P
         now over the greatest lp to come: that at the limit or, if lp falls, that of the next token.
         """
         search, living = self.search, self.alive_log.amax(dim=1)
-        ahead = self.lp.index_select(0, self.length + 1)
-        greatest = self.lp_at_limit if search.alpha >= 0 else ahead
+        greatest = self.lp_at_limit
+        if search.alpha < 0:
+            greatest = self.lp.index_select(0, self.length + 1)
         decided = living / greatest <= self.ended_score[:, search.n_best - 1]
         done = decided | (self.limits <= self.length)
         worst = self.ended_score[:, -1]
         if search.stopping == "beam-ended":
             return done | (worst > NEVER)
         if search.stopping == "none-better-now":
-            now = self.lp.index_select(0, self.length)
             return done | ((worst > NEVER) & (living / now <= worst))
         return done
 
@@ -413,17 +412,10 @@ class Beams:
     def _hypotheses(self, rows: list[int], length: int) -> list[list[Hypothesis]]:
         """The ended hypotheses of some sentences, followed back through the trellis."""
         tokens, parents = (x[rows, :length].tolist() for x in (self.tokens, self.parents))
-        ended = (
-            self.ended_at,
-            self.ended_parent,
-            self.ended_token,
-            self.ended_log,
-            self.ended_score,
-        )
-        columns = [column[rows].tolist() for column in ended]
+        columns = [x[rows].tolist() for x in (self.ended, self.ended_log, self.ended_score)]
         found: list[list[Hypothesis]] = [[] for _ in rows]
         for row, hypotheses in enumerate(found):
-            for at, parent, token, log, score in zip(*(c[row] for c in columns), strict=True):
+            for (at, parent, token), log, score in zip(*(c[row] for c in columns), strict=True):
                 if score == NEVER:
                     continue
                 text = [] if token == self.search.constraints.end else [token]

@@ -41,6 +41,11 @@ class LogitsConstraints:
             *tokens,
         )
 
+    @property
+    def forces_end(self) -> bool:
+        """True if a row is forced to its end at its last position."""
+        return self.at_limit != "cut"
+
     def prepare(self, logits: Logits) -> Logits:
         """Logits in float32, unless kernels read them as they are."""
         writes_total = self.first is not None or self.at_limit == "free-end"
@@ -65,8 +70,10 @@ class LogitsConstraints:
         A forced token is free: its logit becomes `total`, log Σ exp of its row. Without it the
         row is only good for choosing. `forces=False` skips forced tokens where there are none.
         """
-        free = logits.new_zeros(len(logits)) if total is None else total[:, 0]
-        price = logits[:, self.end].clone() if self.at_limit == "end" else free
+        forces = forces and (self.first is not None or (last is not None and self.forces_end))
+        if forces:
+            free = logits.new_zeros(len(logits)) if total is None else total[:, 0]
+            price = logits[:, self.end].clone() if self.at_limit == "end" else free
         if len(self.suppressed):
             logits.index_fill_(1, self.suppressed, NEVER)
         if self.shortest:
@@ -75,7 +82,7 @@ class LogitsConstraints:
             return
         if self.first is not None:
             self._force(logits, (length == 1).expand(len(logits)), self.first, free)
-        if last is not None and self.at_limit != "cut":
+        if last is not None and self.forces_end:
             self._force(logits, last, self.end, price)
 
     @staticmethod

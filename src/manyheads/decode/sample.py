@@ -135,7 +135,7 @@ class Samples:
         position = self.length.clone()
         self.length += 1
         logits = self.constraints.prepare(session.step(self.newest[:, None])[:, 0])
-        last = self.limits == self.length
+        last = self.limits == self.length if self.constraints.forces_end else None
         self.constraints.apply(logits, self.length, last, forces=forces)
         drawn = self.sample.temperature > 0
         uniform = self.uniforms.index_select(1, position)[:, 0] if drawn else self.uniforms[:, 0]
