@@ -17,6 +17,7 @@ from manyheads.lab.claims.lectures import (
     residuals,
     several_heads,
 )
+from manyheads.nn.attention import SelfAttention
 from manyheads.nn.exact_attention import Fused
 from manyheads.nn.residual import Residual
 
