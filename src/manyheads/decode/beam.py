@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
@@ -411,19 +412,27 @@ class Beams:
 
     def _hypotheses(self, rows: list[int], length: int) -> list[list[Hypothesis]]:
         """The ended hypotheses of some sentences, followed back through the trellis."""
-        tokens, parents = (x[rows, :length].tolist() for x in (self.tokens, self.parents))
-        columns = [x[rows].tolist() for x in (self.ended, self.ended_log, self.ended_score)]
-        found: list[list[Hypothesis]] = [[] for _ in rows]
-        for row, hypotheses in enumerate(found):
-            for (at, parent, token), log, score in zip(*(c[row] for c in columns), strict=True):
-                if score == NEVER:
-                    continue
-                text = [] if token == self.search.constraints.end else [token]
-                for before in range(at - 2, -1, -1):
-                    text.append(tokens[row][before][parent])
-                    parent = parents[row][before][parent]
-                hypotheses.append(Hypothesis(text[::-1], log, score))
-        return found
+        tokens, parents = (x[rows, :length].cpu().numpy() for x in (self.tokens, self.parents))
+        ended = self.ended[rows].cpu().numpy()
+        at, beam, last = ended[..., 0], ended[..., 1], ended[..., 2]
+        texts = np.zeros((*at.shape, length), dtype=np.int64)
+        for position in range(length - 2, -1, -1):  # all hypotheses at once
+            before = np.take_along_axis(tokens[:, position], beam, 1)
+            texts[..., position] = np.where(position < at - 1, before, 0)
+            origin = np.take_along_axis(parents[:, position], beam, 1)
+            beam = np.where(position < at - 1, origin, beam)
+        logs, scores = (x[rows].tolist() for x in (self.ended_log, self.ended_score))
+        results: list[list[Hypothesis]] = []
+        for row, text in enumerate(texts.tolist()):
+            found = []
+            for k, score in enumerate(scores[row]):
+                if score > NEVER:
+                    ids = text[k][: at[row, k] - 1]
+                    if last[row, k] != self.search.constraints.end:
+                        ids.append(int(last[row, k]))
+                    found.append(Hypothesis(ids, logs[row][k], score))
+            results.append(found)
+        return results
 
 
 def continuations(
