@@ -2,11 +2,11 @@
 
     python benchmarks/steps.py                                  the works of benchmarks/decoding.py
     python benchmarks/steps.py --only "1.3B batch 1" --profile  its kernels too, by their time
-    python benchmarks/steps.py --variants "single.AT_ONCE=8192" "decode_attention.ENOUGH=64 decode_attention.KEYS=32"
+    python benchmarks/steps.py --variants "attention.MAX_DECODE_QUERIES=16"
     python benchmarks/steps.py --tiny                           small models, anywhere
 
 Recorded steps of random weights, bfloat16, not compiled. The variants of a work take turns: as it
-is, and with constants of modules in manyheads.kernels set otherwise (on a GPU, whose kernels they are
+is, and with other constants of modules in manyheads.kernels (on a GPU, whose kernels they are
 of). One JSON object a line, of each variant:
 
     tokens_per_second   of a whole text, medians as all figures

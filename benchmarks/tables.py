@@ -16,7 +16,7 @@ validation loss, for GLUE of the validation rows by the last weights. One JSON o
 soon as it is measured; no run begins after --until seconds. Settings a.b=c come last, for all
 systems (of GLUE, for fine-tuning).
 
-Training FLOPs are those of the matrix products by `manyheads.summary`, three times forward for every token
+Training FLOPs are those of the matrix products (`manyheads.summary`), three passes for every token
 seen, padding left out, at the length of the text that a token stands in on average. A masked
 language model has its output layer at the hidden places alone, and what is frozen no backward pass.
 """

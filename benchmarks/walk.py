@@ -1,7 +1,7 @@
 """Follow a sentence through the program: which files run from text to BLEU, and in which order.
 
-    python benchmarks/walk.py           train a few steps, evaluate and translate, by the command line
-    python benchmarks/walk.py --list    also every file with its lines and the functions that ran
+    python benchmarks/walk.py           train a few steps, evaluate and translate
+    python benchmarks/walk.py --list    also every file with its lines and functions
 
 The built-in corpus is left out; the command line and the settings are counted. The last line is
 one JSON object.
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,7 +69,7 @@ class Walk:
             threading.setprofile(None)  # type: ignore[arg-type]
             sys.stdin, sys.stdout = streams
         visited = self.files[begin:]
-        switches = sum(a != b for a, b in zip(visited, visited[1:], strict=False))
+        switches = sum(a != b for a, b in pairwise(visited))
         return {**size(set(visited)), "switches": switches}
 
 

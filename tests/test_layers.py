@@ -1,4 +1,4 @@
-"""A module imports from its own layer or a lower one; only `ops` and `optimize` know the kernels."""
+"""Modules import from their own layer or a lower one; only `ops` and `optimize` know kernels."""
 
 import ast
 from pathlib import Path

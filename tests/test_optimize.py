@@ -9,6 +9,17 @@ import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 
 from manyheads import optimize
+from manyheads.decode import linears
+from manyheads.decode.linears import (
+    ONEDNN_ACTIVATIONS,
+    Int8Linear,
+    PrepackedLinear,
+    UnfusedLinear,
+    for_inference,
+    quantize_int8,
+    replace_linears,
+    to_int8,
+)
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
@@ -17,17 +28,9 @@ from manyheads.nn.embedding import Output
 from manyheads.nn.feedforward import ACTIVATIONS, Plain
 from manyheads.optimize import (
     ACTIVATION_BUDGET,
-    ONEDNN_ACTIVATIONS,
-    Int8Linear,
-    PrepackedLinear,
-    UnfusedLinear,
     can_capture,
     checkpoint_blocks,
     compile_blocks,
-    for_inference,
-    quantize_int8,
-    replace_linears,
-    to_int8,
 )
 
 SIZES: Any = {"vocab_size": 50, "dim": 32, "layers": 2, "heads": 4, "dropout": 0.0}
@@ -117,7 +120,7 @@ def test_int8_refuses_other_models_and_devices(build: Any, fix: str) -> None:
 def test_prepacked_linear(
     shape: tuple[int, ...], biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimize, "LARGE_WEIGHT", 0)
+    monkeypatch.setattr(linears, "LARGE_WEIGHT", 0)
     linear = nn.Linear(40, 70, bias=biased)
     x = torch.randn(*shape, 40)
     y = PrepackedLinear(linear.weight, linear.bias)(x)
@@ -127,15 +130,15 @@ def test_prepacked_linear(
 @needs_onednn
 def test_few_numbers_of_rows_reach_onednn() -> None:
     """PyTorch keeps a program for each."""
-    padded = {optimize._padded_rows(rows) for rows in range(1, optimize.MAX_PREPACKED_ROWS + 1)}
+    padded = {linears._padded_rows(rows) for rows in range(1, linears.MAX_PREPACKED_ROWS + 1)}
     assert len(padded) < 37
-    assert all(optimize._padded_rows(rows) >= rows for rows in range(1, 1025))
+    assert all(linears._padded_rows(rows) >= rows for rows in range(1, 1025))
 
 
 @needs_onednn
 @pytest.mark.parametrize("name", MODELS)
 def test_prepacked_models_are_the_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimize, "LARGE_WEIGHT", 0)
+    monkeypatch.setattr(linears, "LARGE_WEIGHT", 0)
     model, tokens = MODELS[name].build().eval(), torch.randint(50, (3, 9))
     copy = for_inference(model, rows=9)
     assert not any(isinstance(part, nn.Linear) for part in copy.modules())
@@ -150,7 +153,7 @@ def test_prepacked_models_are_the_models(name: str, monkeypatch: pytest.MonkeyPa
 def test_activations_in_a_product_and_after_it(
     activation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimize, "LARGE_WEIGHT", 0)
+    monkeypatch.setattr(linears, "LARGE_WEIGHT", 0)
     model: Any = replace(GPT, feedforward=Plain(activation=activation)).build().eval()
     copy: Any = for_inference(model, rows=1)
     plain, fused = (x.decoder.blocks[0].feedforward for x in (model, copy))
@@ -177,7 +180,7 @@ def test_the_copy_follows_the_weights() -> None:
 
 def test_some_models_are_not_prepacked(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [GPT.build().double(), GPT.build()]
-    monkeypatch.setattr(optimize, "MAX_PREPACKED_BYTES", 1000)
+    monkeypatch.setattr(linears, "MAX_PREPACKED_BYTES", 1000)
     for model in models:
         assert for_inference(model, rows=1) is model
 

@@ -18,6 +18,7 @@ from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.decode.cuda_graphs import GraphCache, supports_cuda_graph
 from manyheads.decode.ensemble import ensemble as ensemble_of
 from manyheads.decode.generate import BaseGenerator, Generator, ignore
+from manyheads.decode.linears import to_int8
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
@@ -29,7 +30,7 @@ from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.models.vit import ReadsImages, Vit, VitConfig
-from manyheads.optimize import optimize, to_int8
+from manyheads.optimize import optimize
 from manyheads.presets import ModelConfig
 from manyheads.run import (
     SETTINGS,
@@ -313,7 +314,7 @@ def load_run(
     The device `auto` is a GPU if there is one that the folder's program can use.
     """
     exported = (folder / SETTINGS).is_file()
-    if is_huggingface(folder):
+    if (folder / CONFIG).is_file() and is_huggingface(folder):
         return _load_huggingface(folder, device, warn)
     if (folder / CTRANSLATE2).is_file():
         return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), place=str(device))
@@ -371,7 +372,8 @@ def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun
 def _on_device(model: Model, device: torch.device) -> Model:
     """The model on a device, with fused modules on a GPU."""
     model.to(device)
-    optimize(model)
+    if device.type == "cuda":
+        optimize(model)
     return model
 
 

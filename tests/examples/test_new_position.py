@@ -42,7 +42,8 @@ class Gaussian:
         return GaussianPosition(sizes.heads, self.width)
 '''
 
-LINE = "PositionConfig = NoPosition | Sinusoidal | Learned | Rotary | Shaw | Buckets | Alibi | Relative"
+SCHEMES = "NoPosition | Sinusoidal | Learned | Rotary | Shaw | Buckets | Alibi | Relative"
+LINE = f"PositionConfig = {SCHEMES}"
 IMPORT = "from manyheads.nn.gaussian import Gaussian\n"
 
 

@@ -12,7 +12,7 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.feedforward import ACTIVATIONS, Gated, Plain
 from manyheads.nn.residual import Norm, Residual
-from manyheads.optimize import FusedResidualAdd, GemvLinear, _with_gemv
+from manyheads.optimize import FusedResidualAdd, GemvLinear, with_gemv
 
 CLOSE: Any = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -86,7 +86,7 @@ def test_a_model_for_one_row_is_the_model(
     model = config(**sizes, norm=norm, feedforward=feedforward).build().eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    copy = _with_gemv(model)
+    copy = with_gemv(model)
     token = torch.randint(3, 30, (1, 1))
     inputs = (token,) if config is GptConfig else (torch.randint(3, 30, (1, 5)), token)
     expected = model(*inputs)

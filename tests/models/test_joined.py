@@ -317,7 +317,7 @@ def test_only_pairs_are_for_it() -> None:
     for recipe in ("phrasebook", "translation", "summaries"):
         folder = [] if recipe == "phrasebook" else ["data.folder=corpus"]
         assert isinstance(read_recipe(recipe, ["model=joined", *folder]).model, JoinedConfig)
-    with pytest.raises(UserError, match="model=.*not joined"):
+    with pytest.raises(UserError, match=r"model=.*not joined"):
         read_recipe("language", ["model=joined", "data.folder=books"])
 
 

@@ -26,7 +26,7 @@ from manyheads.phrasebook import sentences
 HERE = f"run=translator&text={quote(SENTENCE)}&beam=3"
 
 
-def told(address: str, path: str, **body: Any) -> dict[str, Any]:
+def told(address: str, path: str, **body: Any) -> dict[str, Any]:  # noqa: F811
     """The server's own word."""
     kind = {"Content-Type": "application/json"}
     request = urllib.request.Request(address + path, json.dumps(body).encode(), kind)
@@ -35,7 +35,7 @@ def told(address: str, path: str, **body: Any) -> dict[str, Any]:
     return found
 
 
-def saved(page: Any, part: str, kind: str, place: Path) -> Path:
+def saved(page: Any, part: str, kind: str, place: Path) -> Path:  # noqa: F811
     with page.expect_download() as download:
         page.locator(part).get_by_role("button", name=kind).click()
     path = place / download.value.suggested_filename
@@ -43,7 +43,7 @@ def saved(page: Any, part: str, kind: str, place: Path) -> Path:
     return path
 
 
-def test_a_translation_follows_what_is_typed(page: Any) -> None:
+def test_a_translation_follows_what_is_typed(page: Any) -> None:  # noqa: F811
     visit(page, f"/translate?{HERE}&layer=0&head=1")
     hypotheses = page.locator(".hypotheses button")
     expect(hypotheses).to_have_count(3)
@@ -61,8 +61,8 @@ def test_a_translation_follows_what_is_typed(page: Any) -> None:
 
 
 def test_another_word_is_chosen_and_the_rest_is_written_anew(
-    page: Any,
-    address: str,
+    page: Any,  # noqa: F811
+    address: str,  # noqa: F811
 ) -> None:
     visit(page, f"/translate?{HERE}")
     first = page.locator(".written button").first
@@ -93,8 +93,8 @@ def test_another_word_is_chosen_and_the_rest_is_written_anew(
 
 
 def test_gold_stands_beside_the_map_of_an_own_sentence(
-    page: Any,
-    address: str,
+    page: Any,  # noqa: F811
+    address: str,  # noqa: F811
 ) -> None:
     [pair, *_] = sentences("en-de", "test", 3)
     visit(page, f"/translate?run=translator&text={quote(pair.source)}&layer=1&head=0")
@@ -116,9 +116,9 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
 
 
 def test_the_tree_on_screen_is_the_search(
-    page: Any,
-    address: str,
-    browser: Any,
+    page: Any,  # noqa: F811
+    address: str,  # noqa: F811
+    browser: Any,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     for run in ("translator", "deep/writer"):
@@ -139,7 +139,7 @@ def test_the_tree_on_screen_is_the_search(
     assert saved(page, ".chances", "PNG", tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
-def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:
+def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:  # noqa: F811
     visit(page, f"/decode?{HERE}")
     found = told(address, "/api/decode", run="translator", text=SENTENCE, beam=3)
     tree = page.locator(".tree")
@@ -169,7 +169,7 @@ def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:
     assert f"prefix={node['token']}" in page.url
 
 
-def test_what_is_typed_is_never_markup(page: Any) -> None:
+def test_what_is_typed_is_never_markup(page: Any) -> None:  # noqa: F811
     attack = quote("<img src=x onerror=alert(1)><b>dog</b>")
     for place in (
         f"/translate?run=translator&text={attack}&at=0",

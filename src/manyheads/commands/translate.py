@@ -62,8 +62,7 @@ def translate(
             known = "cannot change once a run is trained: only decode"
             piped = "is no setting: lines come from a pipe, manyheads translate RUN < FILE"
             raise UserError(f"'{setting}' {known if '=' in setting else piped}")
-    draw = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    if draw != Sample() and not sample:
+    if not sample and (temperature, top_k, top_p, seed) != (1.0, 0, 1.0, 0):
         raise UserError("--temperature, --top-k, --top-p and --seed are for drawing: add --sample")
     if n_best < 1:
         raise UserError(f"--n-best {n_best} must be at least 1")
@@ -82,6 +81,8 @@ def translate(
         lines = beginnings(translator, lines, say)
     # A person at a terminal waits for each line; a file is quicker in batches.
     at_once = 1 if sys.stdin.isatty() else None
-    drawing = draw if sample else None
+    drawing = None
+    if sample:
+        drawing = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     for line in translate_lines(translator, lines, n_best, drawing, warn=say, at_once=at_once):
         write(line + "\n")

@@ -29,12 +29,12 @@ from manyheads.decode.cuda_graphs import (
     padded_source,
     supports_cuda_graph,
 )
+from manyheads.decode.linears import for_inference
 from manyheads.decode.sample import Sampler, Samples
 from manyheads.decode.session import StaticGptSession, StaticSeq2SeqSession
 from manyheads.decode.static_cache import StaticCache
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.optimize import for_inference
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 Texts = tuple[Tensor, ...]  # prompts; or sources, and True where they are no padding

@@ -1,9 +1,10 @@
-"""How softmax(scores) · V is computed: the textbook, and PyTorch's best kernel.
+"""Attention implementations: softmax(scores) · V by the textbook (`Dense`) or a fused kernel.
 
-A core takes queries [b h t c], keys and values of as many or fewer heads, a `AttentionMask`, a score
-and a position, and gives the mixed values. Its settings `build` it for a layer; a core without
-weights is its own settings. What it cannot honour it refuses in `check`, when the model is built.
-The other exact core is nn/tiled.py; those that see less than everything have rooms of their own.
+An implementation (`Core`) takes queries [b h t c], keys and values of as many or fewer heads, an
+`AttentionMask`, a score and a position. Its settings `build` it for a layer; one without weights
+is its own settings. Combinations that it cannot compute it refuses in `check`, when the model is
+built. The others are in nn/tiled.py, nn/packed.py and nn/flex.py (exact), and in nn/local.py,
+nn/linformer.py, nn/performer.py and nn/compressed.py (approximations).
 """
 
 from dataclasses import dataclass

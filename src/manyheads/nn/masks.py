@@ -260,7 +260,7 @@ class AttentionMask:
         return rearrange(allowed, "b t s -> b 1 t s")
 
     def for_cross_attention(self, queries: int) -> "AttentionMask":
-        """The same keys for `queries` queries from another sequence, which have no position here."""
+        """The same keys for so many queries of another sequence, which have no position here."""
         positions = self.key_positions.new_zeros(1, queries)
         mask = AttentionMask(self.rule, positions, self.key_positions, self.padding_mask)
         if isinstance(self.rule, Full):  # query positions change nothing: share the tensors

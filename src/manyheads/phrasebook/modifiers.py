@@ -59,7 +59,7 @@ food,drink,text | good | gut | <bon bonne
 drink | cold colder | kalt kälter | froid froide
 drink | hot hotter | heiß heißer | chaud chaude
 food,drink | delicious | köstlich | délicieux délicieuse
-"""
+"""  # noqa: E501
 
 _COLOURS = ("red", "blue", "green", "white", "black", "yellow", "brown", "grey")
 _STEMS = {"teuer": "teur", "müde": "müd"}

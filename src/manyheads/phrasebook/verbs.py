@@ -105,7 +105,7 @@ cost clothes,hand,table,chair,lamp,clock,bed,find,bicycle - s | cost cost | kost
 sky - - - | rain rained | regnen regnet geregnet | pleuvoir - - pleut - - plu pleuvr
 sky - - - | snow snowed | schneien schneit geschneit | neiger neige neiges neige neigeons neigent neigé neiger
 be - - sp | be - | sein ist gewesen s | être
-"""
+"""  # noqa: E501
 
 # The five persons are I, you, he or she, we, they.
 _GERMAN_PRESENT = {

@@ -19,8 +19,8 @@ from manyheads.exchange.folder import in_frame
 from manyheads.models.vit import ReadsImages
 from manyheads.tasks.encode import TextEncoder
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.step import Task
 from manyheads.train.optimizer import Train
+from manyheads.train.step import Task
 
 Ability = Literal["translate", "generate", "encode", "label"]
 EXAMPLE = "The small dog sees the tree."

@@ -111,7 +111,8 @@ class Trainer:
         self.metadata = metadata or {}
         self.device = next(model.parameters()).device
         self.dtype = precision_of(train, self.device)
-        optimize(model)
+        if self.device.type == "cuda":
+            optimize(model)
         if train.recompute:
             checkpoint_blocks(model)
         self.objective = Objective(model, task)

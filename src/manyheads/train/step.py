@@ -64,7 +64,8 @@ class Objective(nn.Module):
 
     def forward(self, batch: Any) -> Result:
         """The loss terms and the experts' routing; the balance of the experts is a term too."""
-        losses, routing = self.task.losses(self.model, batch), take_routing(self.model)
+        losses = self.task.losses(self.model, batch)
+        routing = take_routing(self.model) if self.has_experts else []
         if routing:
             balance = torch.stack([layer.loss for layer in routing]).sum()
             losses = losses | {"balance": Loss(balance, balance.detach(), 1)}
