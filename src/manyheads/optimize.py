@@ -511,14 +511,14 @@ def _has_norm_kernel(norm: Any) -> bool:
     )
 
 
-def with_gemv(model: M) -> M | None:
-    """A copy for one row, with norms, activations and sums inside the linear layers.
-
-    None if the kernel does not run here.
-    """
+def has_gemv(model: nn.Module) -> bool:
+    """True if the kernel for one row runs on the device of the model."""
     weight = next(model.parameters())
-    if not (runs_triton(weight) and verified("gemv", weight.device.index)):
-        return None
+    return runs_triton(weight) and verified("gemv", weight.device.index)
+
+
+def with_gemv(model: M) -> M:
+    """A copy for one row, with norms, activations and sums inside the linear layers."""
     from manyheads.kernels.mlp import ACTIVATION_KINDS
 
     fused: Any = fuse_activations(replace_linears(model, GemvLinear), ACTIVATION_KINDS)

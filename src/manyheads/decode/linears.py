@@ -167,14 +167,13 @@ def for_inference(model: M, *, rows: int, compiled: bool = False) -> M:
         return _PREPACKED.setdefault(model, _PrepackedCopy()).get(model)
     if device.type != "cuda":
         return model
-    from manyheads.optimize import optimize, with_gemv
+    from manyheads.optimize import has_gemv, optimize, with_gemv
 
     optimize(model)
     if rows != 1:
         return model
-    fused = with_gemv(model)
-    if fused is not None:
-        return fused
+    if has_gemv(model):
+        return with_gemv(model)
     return replace_linears(model, UnfusedLinear) if compiled else model
 
 
