@@ -89,6 +89,13 @@ def chosen(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float 
     return first_supported(attention.ATTENTION, call, q.device).name
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _verified() -> None:
+    """Run the self-tests first: some tests count the calls of a kernel."""
+    for name in dispatch._SELFTESTS:
+        verified(name, torch.cuda.current_device())
+
+
 # Kernels
 
 

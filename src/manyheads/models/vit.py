@@ -47,6 +47,7 @@ class VitConfig(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.refuse_narrow_table()
         for name in ("image_size", "patch_size", "channels"):
             check_at_least(f"model.{name}", getattr(self, name), 1)
         if self.image_size < self.patch_size:
