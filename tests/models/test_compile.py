@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-import torch._functorch.config as partition
 from tiny import Model, tiny, words
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.masks import causal, make_mask
 from manyheads.nn.residual import Norm, Residual
-from manyheads.optimize import ACTIVATION_BUDGET, compile_blocks
+from manyheads.optimize import compile_blocks
 
 CELLS: list[Any] = [
     (GptConfig, "rotary"),
@@ -109,25 +108,6 @@ def test_compiled_blocks_pass_on_what_products_are_computed_in(
     assert (rounded - eager).abs().max() < 0.03 * scale
     torch.testing.assert_close(logits(True), eager, rtol=0, atol=1e-5)
     assert types[-1] == torch.float32
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("drawn", [{}, {"dropout": 0.1}, {"attention_dropout": 0.1}])
-def test_less_is_kept_where_nothing_is_drawn(
-    drawn: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the blocks are computed, which is when they are compiled, and not after."""
-    monkeypatch.setattr(nn.Module, "compile", lambda self: None)
-    model = tiny(GptConfig, "rotary", "fused", **drawn).build()
-    seen: list[float] = []
-    model.decoder.blocks[0].register_forward_pre_hook(
-        lambda block, given: seen.append(partition.activation_memory_budget)
-    )
-    model(inputs(GptConfig, 3, 7)[0])
-    compile_blocks(model)
-    model(inputs(GptConfig, 3, 7)[0])
-    assert seen == [1.0, 1.0 if drawn else ACTIVATION_BUDGET]
-    assert partition.activation_memory_budget == 1.0
 
 
 @pytest.mark.slow

@@ -113,9 +113,6 @@ class Elmo(Model):
             if isinstance(part, nn.LSTM):
                 initialise_lstm(part)
 
-    def output_head(self) -> nn.Module:
-        return self.output if self.config.head is None else self.head
-
     def directions(self, tokens: Tokens, real: Real | None = None) -> tuple[Layers, Layers]:
         """→h and ←h of every layer, the tokens first; neither has read any padding before it."""
         train = torch.is_grad_enabled() and not self.config.frozen

@@ -1,4 +1,4 @@
-"""What every model offers to those that look inside: its stacks, embeddings and output head."""
+"""The interface of every model to viewers and exporters: its stacks and embeddings."""
 
 from torch import nn
 
@@ -16,8 +16,3 @@ class Model(nn.Module):
     def embeddings(self) -> dict[str, Embedding]:
         """The embedding layer below each stack that reads tokens."""
         return {}
-
-    def output_head(self) -> nn.Module | None:
-        """The layer that gives logits or labels; None for a bare encoder."""
-        head: nn.Module | None = getattr(self, "head", None)
-        return head
