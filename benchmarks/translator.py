@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from manyheads.nn.int8 import in_int8
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from manyheads.data.batching import Batches
 from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
 from manyheads.decode.beam import Decode
+from manyheads.decode.linears import to_int8
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.evaluate.scores import translation_scores
 from manyheads.exchange.ctranslate2 import (
@@ -297,7 +297,7 @@ def decoding(work: Work, batches: str) -> Row:
     groups = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
     decode = how_to_decode(100_000 if batches == SAME else Decode().batch_tokens)
     parts = groups if batches == SAME else [order]
-    eight = in_int8(ours)
+    eight = to_int8(ours)
     translators: dict[str, BaseTranslator] = {
         OURS: Translator(ours, tokenizer, decode),
         EIGHT: Translator(eight, tokenizer, decode),
@@ -346,7 +346,7 @@ def cost_of_int8(work: Work) -> Row:
     """BLEU of all test sentences, in float32 and in eight bits."""
     model, decode = work.model.eval(), how_to_decode(Decode().batch_tokens)
     bleu = {}
-    for name, one in ((OURS, model), (EIGHT, in_int8(model))):
+    for name, one in ((OURS, model), (EIGHT, to_int8(model))):
         written = Translator(one, work.tokenizer, decode).translate(work.sources)
         bleu[name] = translation_scores(written, work.targets)["bleu"]
     return {"bleu": bleu, "cost": bleu[OURS] - bleu[EIGHT], "sentences": len(work.sources)}
