@@ -110,7 +110,7 @@ def test_what_was_found_stays_mended(tmp_path: Path) -> None:
     """A pause of years, layers without end, sizes past 64 bits, a vocabulary that lacks a token."""
     struck = mido.Message("note_on", note=60, velocity=64)
     years = midi_bytes([struck, struck.copy(time=2**27)], path=tmp_path / "long.mid", beat=1)
-    with pytest.raises(DataError, match="24"):
+    with pytest.raises(DataError, match="hours, more than 24"):
         PerformanceEvents().words(years, "long.mid")
     with pytest.raises(UserError, match="must be at most 10,000"):
         read_recipe("language", ["model.layers=99999999999"])
