@@ -31,7 +31,7 @@ SCHEMES = {
     "sinusoidal": "model.position=sinusoidal model.embed.scale=sqrt-dim",  # or it drowns all else
     "learned": "model.position=learned",
     "rotary": "model.position=rotary",
-    "shaw": "model.position=shaw model.core=dense",
+    "shaw": "model.position=shaw model.attention=dense",
     "relative": "model.position=relative",
     "relative, voice and time": "model.position=relative model.position.period=4 "
     "model.position.first=1",

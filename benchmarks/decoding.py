@@ -41,7 +41,7 @@ from manyheads.decode.translate import Translator
 from manyheads.exchange.huggingface import to_huggingface
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.positions import Sinusoidal
 from manyheads.nn.residual import Norm
 from manyheads.presets import preset
@@ -71,14 +71,14 @@ class Work:
         """No end before the limit, none at the limit; scores as `transformers` has them."""
         return Decode(
             beam=self.beam,
-            shortest=self.write,
-            at_limit="cut",
+            min_length=self.write,
+            at_limit="truncate",
             penalty="length",
             length_penalty=1.0,
-            stopping="none-better-now",
+            stopping="heuristic",
             start=START,
             end=END,
-            banned=(),
+            suppress_tokens=(),
             batch_tokens=10**9,
         )
 
@@ -90,11 +90,11 @@ def marian(vocabulary: int, layers: int, dim: int) -> Seq2SeqConfig:
         dim=dim,
         layers=layers,
         heads=max(1, dim // 64),
-        hidden=4 * dim,
+        ffn_dim=4 * dim,
         max_length=512,
         position=Sinusoidal(layout="halves"),
         norm=Norm(placement="post"),
-        embed=Embed(scale="sqrt-dim"),
+        embed=EmbeddingConfig(scale="sqrt-dim"),
     )
 
 

@@ -35,7 +35,7 @@ def ours(model: str, data: LabelledData, seed: int, device: str) -> dict[str, An
     settings = [
         *(f"model={model}", f"data.task={data.task}", f"data.folder={data.folder}"),
         *(f"seed={seed}", f"train.epochs={epochs}", f"train.batch_rows={ROWS}"),
-        *(f"train.learning_rate={RATE}", f"train.warmup_share={WARMUP}"),
+        *(f"train.learning_rate={RATE}", f"train.warmup_ratio={WARMUP}"),
         *("train.validate_every=100000", "train.save_every=100000"),
     ]
     run = read_recipe("classify", settings)

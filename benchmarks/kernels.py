@@ -4,7 +4,7 @@
     python benchmarks/kernels.py biased [--lengths 1024,4096,16384] [--rounds 7]
     python benchmarks/kernels.py short  --lengths 16,24,32,48,64 [--rounds 7]
 
-`fused`: model.core=fused against every backend of scaled_dot_product_attention that runs here.
+`fused`: model.attention=fused against every backend of scaled_dot_product_attention that runs here.
 `biased`: T5's buckets, whose table is trained, by our kernel, by FlexAttention and by the fused
 core with a matrix of n × n.
 `short`: our kernel for short texts against PyTorch's, causal or with a quarter of the keys padding,

@@ -69,7 +69,7 @@ def of_all_logits(model: Bert, batch: MaskedBatch) -> Tensor:
     return F.cross_entropy(model(batch.tokens).flatten(0, 1), labels, ignore_index=-100)
 
 
-class Side:
+class StackOverrides:
     """One of the two, with weights and an optimizer of its own."""
 
     def __init__(self, model: Bert, loss: Callable[[Bert, MaskedBatch], Tensor]) -> None:
@@ -114,7 +114,9 @@ def main() -> None:
     ).build()
     assert isinstance(model, Bert)
     batch = a_batch(given.rows or ROWS[device.type], device)
-    ours, usual = (Side(model.to(device), loss) for loss in (at_the_places, of_all_logits))
+    ours, usual = (
+        StackOverrides(model.to(device), loss) for loss in (at_the_places, of_all_logits)
+    )
     first = [float(side.step(batch)) for side in (ours, usual)]  # also warms up
     closeness = 1e-3 if ours.dtype == torch.bfloat16 else 1e-5
     assert abs(first[0] - first[1]) < closeness * first[1], first

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 TRAIN = """train.batch_tokens=16000 train.steps=1200 train.warmup_steps=300 train.learning_rate=1e-3
-    train.validate_every=300 train.save_every=1200 decode.validate_sentences=0"""
-SIZES = """model.dim=256 model.heads=4 model.hidden=1024 model.max_length=512 model.dropout=0.2
+    train.validate_every=300 train.save_every=1200 decode.bleu_sentences=0"""
+SIZES = """model.dim=256 model.heads=4 model.ffn_dim=1024 model.max_length=512 model.dropout=0.2
     model.embed.scale=sqrt-dim"""
-ONE = f"model=joined model.layers=9 {SIZES}"
-DMCA = f"{ONE} model.core=memory-compressed model.core.size=128"
+ONE = f"model=decoder-only-seq2seq model.layers=9 {SIZES}"
+DMCA = f"{ONE} model.attention=memory-compressed model.attention.size=128"
 SYSTEMS = {
     "rnn": "model=rnn model.dim=416 model.max_length=512 model.dropout=0.3",
     "ed": f"model.layers=4 {SIZES}",

@@ -118,7 +118,7 @@ class CausalReader(Bert):
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.encoder = Stack(config, causal=True)
-        initialise(self, config.initial, config.layers)
+        initialise(self, config.init, config.layers)
 
     def hidden(
         self, tokens: Tensor, real: Tensor | None = None, segments: Tensor | None = None

@@ -90,7 +90,7 @@ class Fixed:
 
 
 @dataclass
-class Side:
+class StackOverrides:
     """Who trains: an update by its number, and the real tokens in it."""
 
     step: Callable[[int], object]
@@ -99,7 +99,7 @@ class Side:
     parameters: int = 0
 
 
-def ours(case: Case, device: torch.device) -> Side:
+def ours(case: Case, device: torch.device) -> StackOverrides:
     torch.manual_seed(SEED)
     with device:
         model = case.config.build()
@@ -109,7 +109,7 @@ def ours(case: Case, device: torch.device) -> Side:
     trainer = Trainer(model, task, train, dim=case.config.dim, seed=SEED, folder=folder)
     compile_blocks(model)
     graphs: dict[Any, Any] = getattr(trainer.forward_backward, "graphs", {})
-    return Side(
+    return StackOverrides(
         trainer.step,
         lambda number: case.of(case.drawn[number % len(case.drawn)])[0],
         lambda: len(graphs),
@@ -136,10 +136,12 @@ def their_update(case: Case, device: torch.device) -> Callable[[dict[str, Tensor
     return update
 
 
-def fed(update: Callable[[dict[str, Tensor]], None], feeds: list[Feed], device: Any) -> Side:
+def fed(
+    update: Callable[[dict[str, Tensor]], None], feeds: list[Feed], device: Any
+) -> StackOverrides:
     """Theirs, its batches on the device."""
     here = [({name: x.to(device) for name, x in given.items()}, n) for given, n in feeds]
-    return Side(
+    return StackOverrides(
         lambda number: update(here[number % len(here)][0]),
         lambda number: here[number % len(here)][1],
     )
@@ -161,8 +163,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def ready(
-    make: Callable[[], Side], epoch: int, device: torch.device
-) -> tuple[Side, dict[str, float]]:
+    make: Callable[[], StackOverrides], epoch: int, device: torch.device
+) -> tuple[StackOverrides, dict[str, float]]:
     """A side after its first epochs, and what they took."""
     on_gpu, before = device.type == "cuda", 0
     gc.collect()
@@ -190,10 +192,10 @@ def measured(
 ) -> Row:
     """Both in turns, ours made first; what fails on one side is told, and the others go on."""
     errors: dict[str, str] = {}
-    sides: dict[str, Side] = {}
+    sides: dict[str, StackOverrides] = {}
     found: dict[str, dict[str, float]] = {}
 
-    def prepare(name: str, make: Callable[[], Side]) -> None:
+    def prepare(name: str, make: Callable[[], StackOverrides]) -> None:
         try:
             sides[name], found[name] = ready(make, case.epoch[name], device)
         except Exception as error:  # a figure of the other side is still one

@@ -59,12 +59,13 @@ from tables import each, rows_of
 
 MULTI30K = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 # Compiling takes longer than it saves where passes are recorded; decoding is left to the end.
-GPU = "train.compile=no train.validate_every=500 decode.validate_sentences=0"
+GPU = "train.compile=no train.validate_every=500 decode.bleu_sentences=0"
 # Saves are epochs of the training pairs, of which ten are averaged.
 PUBLISHED = f"""{GPU} tokens.vocab_size=10000 model.dim=128 model.layers=4 model.heads=4
-    model.hidden=256 model.dropout=0.3 model.norm=post train.steps=8000 train.batch_tokens=8192
+    model.ffn_dim=256 model.dropout=0.3 model.norm=post train.steps=8000 train.batch_tokens=8192
     train.schedule=transformer train.learning_rate=5e-3 train.warmup_steps=2000 train.eps=1e-8
-    train.clip=none train.label_smoothing=0.1 train.save_every=63 train.average=10 decode.beam=5
+    train.clip=none train.label_smoothing=0.1 train.save_every=63 train.average_checkpoints=10
+    decode.beam=5
     decode.penalty=length decode.length_penalty=1.0"""
 # What is changed of it. `ours` is what is believed best so far; the others change one thing.
 PRESETS = {
@@ -76,23 +77,23 @@ PRESETS = {
     "dropout-0.4": "model.dropout=0.4",
     "attention-dropout": "model.attention_dropout=0.1",
     "small-vocabulary": "tokens.vocab_size=5000",
-    "narrow": "model.hidden=128",
-    "wide": "model.hidden=512",
+    "narrow": "model.ffn_dim=128",
+    "wide": "model.ffn_dim=512",
     "cosine": "train.schedule=cosine train.clip=1",
     "small-batches": "train.batch_tokens=4096 train.save_every=126",
     "longer-average": "train.save_every=200",
-    "agreement": "train.agreement=5",
-    "segmentations": "train.segmentations=8 train.merge_dropout=0.1",
+    "agreement": "train.rdrop_alpha=5",
+    "segmentations": "train.bpe_dropout_copies=8 train.bpe_dropout=0.1",
 }
 TATOEBA = """train.compile=no tokens.vocab_size=10000 train.too_long=skip train.steps=4000
     train.batch_tokens=8192 train.schedule=cosine train.warmup_steps=500 train.validate_every=200
-    train.save_every=4000 decode.validate_sentences=300"""
-BASE = """model.dim=512 model.layers=6 model.heads=8 model.hidden=2048 model.dropout=0.3
+    train.save_every=4000 decode.bleu_sentences=300"""
+BASE = """model.dim=512 model.layers=6 model.heads=8 model.ffn_dim=2048 model.dropout=0.3
     train.warmup_steps=1000"""
 SYSTEMS = {
     "base": f"{BASE} model.norm=post train.learning_rate=7e-4",
     "base-pre-norm": f"{BASE} model.norm=pre train.learning_rate=1e-3",
-    "small": """model.dim=256 model.layers=4 model.heads=4 model.hidden=1024 model.dropout=0.2
+    "small": """model.dim=256 model.layers=4 model.heads=4 model.ffn_dim=1024 model.dropout=0.2
         train.learning_rate=2e-3""",
     "tiny": "model.dropout=0.1 train.learning_rate=5e-3",
     "rnn": "model=rnn model.dim=260 model.dropout=0.2 train.learning_rate=5e-3",
@@ -358,7 +359,7 @@ def table(paths: list[Path], picture: Path | None) -> None:
         for (name, _), systems in found.items()
         if name == "tatoeba"
         for system, rows in systems.items()
-        if all("bleu" in point for point in rows[0]["curve"])  # decode.validate_sentences
+        if all("bleu" in point for point in rows[0]["curve"])  # decode.bleu_sentences
     }
     if picture is not None and not drawn:
         raise UserError("there is nothing to draw: give rows of tatoeba")

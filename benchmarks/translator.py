@@ -38,7 +38,7 @@ from manyheads.exchange.ctranslate2 import (
 )
 from manyheads.exchange.huggingface import to_huggingface
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.positions import Sinusoidal
 from manyheads.nn.residual import Norm
 from manyheads.tasks.translation import translation_loss
@@ -64,11 +64,11 @@ def config(vocab_size: int, layers: int = 3, dim: int = 256) -> Seq2SeqConfig:
         dim=dim,
         layers=layers,
         heads=dim // 64,
-        hidden=4 * dim,
+        ffn_dim=4 * dim,
         max_length=256,
         position=Sinusoidal(layout="halves"),
         norm=Norm(placement="post"),
-        embed=Embed(scale="sqrt-dim"),
+        embed=EmbeddingConfig(scale="sqrt-dim"),
         dropout=0.1,
     )
 
@@ -336,8 +336,8 @@ def how_to_decode(batch_tokens: int | None) -> Decode:
     return Decode(
         beam=BEAM,
         length_penalty=1.0,
-        longest_ratio=0.0,
-        longest_extra=LONGEST,
+        max_length_ratio=0.0,
+        max_length_extra=LONGEST,
         batch_tokens=batch_tokens,
     )
 

@@ -28,9 +28,9 @@ ROOT = Path(cli.__file__).parent
 OPTIMIZED = 1  # flag of code that belongs to a function, not to a class body
 SMALL = (
     *("data.train_pairs=300", "data.valid_pairs=20", "data.test_pairs=20"),
-    *("tokens.vocab_size=600", "model.dim=32", "model.hidden=64", "model.layers=2"),
+    *("tokens.vocab_size=600", "model.dim=32", "model.ffn_dim=64", "model.layers=2"),
     *("model.heads=2", "train.batch_tokens=400", "train.steps=4", "train.warmup_steps=2"),
-    *("train.validate_every=4", "train.save_every=4", "decode.validate_sentences=4"),
+    *("train.validate_every=4", "train.save_every=4", "decode.bleu_sentences=4"),
 )
 
 

@@ -28,10 +28,10 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 
 TINY = (
     *("data.train_pairs=120", "data.valid_pairs=3", "data.test_pairs=3", "tokens.vocab_size=300"),
-    *("model.dim=16", "model.layers=1", "model.heads=2", "model.hidden=32", "train.steps=6"),
+    *("model.dim=16", "model.layers=1", "model.heads=2", "model.ffn_dim=32", "train.steps=6"),
     *("train.batch_tokens=600", "train.warmup_steps=2", "train.validate_every=3"),
-    *("train.save_every=3", "decode.validate_sentences=2", "decode.longest_extra=2"),
-    *("decode.longest_ratio=1", "decode.beam=2"),
+    *("train.save_every=3", "decode.bleu_sentences=2", "decode.max_length_extra=2"),
+    *("decode.max_length_ratio=1", "decode.beam=2"),
 )
 
 
@@ -97,7 +97,7 @@ def seconds(words: list[str]) -> float:
 
 
 def test_an_average_is_said(tmp_path: Path) -> None:
-    settings = ("train.steps=6", "train.average=2")
+    settings = ("train.steps=6", "train.average_checkpoints=2")
     _, _, said = call("train", "phrasebook", *TINY, *settings, "--out", tmp_path / "mean")
     assert "the weights are the mean of those after steps 3, 6" in said
 
@@ -192,9 +192,9 @@ def test_a_mistake_is_one_line_with_advice(
         (["evaluate", "--split", "tset"], "did you mean 'test'?"),
         (["evaluate", "--split", "composition"], "did you mean 'compositional'?"),
         (["evaluate", "--device", "cpuu"], "use auto or cpu"),
-        (["evaluate", "--beam", "0"], "decode.beam=0 must be at least 1"),
-        (["translate", "--beam", "0"], "decode.beam=0 must be at least 1"),
-        (["translate", "--beam", "100000"], "decode.beam=100000 is wider than 1000: lower it"),
+        (["evaluate", "--beam", "0"], "decode.beam=0 must be from 1"),
+        (["translate", "--beam", "0"], "decode.beam=0 must be from 1"),
+        (["translate", "--beam", "100000"], "decode.beam=100000 must be from 1 to 1000"),
         (["translate", "--n-best", "0"], "--n-best 0 must be at least 1"),
         (["translate", "--sample", "--top-p", "0"], "top_p=0.0"),
     ],
@@ -444,7 +444,7 @@ def test_eight_bits_write_as_many_lines_and_none_hangs_on_another(run: Path) -> 
 
 
 def test_translate_takes_settings_of_writing(run: Path) -> None:
-    settings = ("decode.stopping=none-better-ever", "decode.beam=3")
+    settings = ("decode.stopping=exact", "decode.beam=3")
     assert result("translate", run, *settings, stdin=TEXT.encode()).count("\n") == 6
     for wrong, advice in (
         ("decode.order=length", "order"),
@@ -457,9 +457,9 @@ def test_translate_takes_settings_of_writing(run: Path) -> None:
 def test_scores_of_another_search_are_told_and_not_kept(run: Path) -> None:
     kept = run / "scores.json"
     before = kept.read_bytes() if kept.exists() else None
-    how = ("decode.stopping=none-better-ever", "--beam", "3")
+    how = ("decode.stopping=exact", "--beam", "3")
     scores = json.loads(result("evaluate", run, *how, "data.test_pairs=8", "--json"))
-    assert "decode.stopping=none-better-ever" in scores["decoded_with"].split()
+    assert "decode.stopping=exact" in scores["decoded_with"].split()
     assert (kept.read_bytes() if kept.exists() else None) == before
 
 

@@ -64,10 +64,10 @@ def test_any_text_and_number_survives_toml(name: str, load: float, seats: int) -
 
 def test_what_is_none_is_named_with_the_word_that_says_so() -> None:
     found = unset(Seq2SeqConfig())
-    assert found["hidden"] == "none"
+    assert found["ffn_dim"] == "none"
     assert found["encoder.position"] == "null"  # `none` is a position of that name
     assert not {*found} & {*dump(Seq2SeqConfig())}
-    assert "hidden" not in unset(Seq2SeqConfig(hidden=8))
+    assert "ffn_dim" not in unset(Seq2SeqConfig(ffn_dim=8))
 
 
 def test_overrides_set_fields_by_type() -> None:

@@ -236,7 +236,7 @@ def test_a_start_that_does_not_fit_is_refused_in_one_line(
 
 def test_weights_of_another_shape_are_refused_by_name(starts: dict[str, Path]) -> None:
     start = load_torch_run(starts["masked pairs"])
-    model = dataclasses.replace(start.run.model, hidden=7).build()
+    model = dataclasses.replace(start.run.model, ffn_dim=7).build()
     with pytest.raises(UserError) as caught:
         load_pretrained(model, start)
     assert re.search(
@@ -261,7 +261,7 @@ def test_the_settings_of_the_start_are_taken(
     """All but what stands on top; a setting that no weight hangs on may still be changed."""
     found: Any = classifier(starts["replaced"], texts, tmp_path / "run", "model.dropout=0.3")
     begun: Any = read_run(starts["replaced"]).model
-    for name in ("dim", "layers", "heads", "hidden", "max_length", "position", "embed"):
+    for name in ("dim", "layers", "heads", "ffn_dim", "max_length", "position", "embed"):
         assert getattr(found.model.config, name) == getattr(begun, name)
     assert found.model.config.dropout == 0.3
 

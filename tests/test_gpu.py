@@ -485,7 +485,7 @@ def test_a_translator_learns_the_same_with_kernels(
             "model.dim=128", "model.layers=2", "model.heads=4", "model.dropout=0.1",
             "model.attention_dropout=0.1", f"model.norm={norm}", "train.steps=300",
             "train.learning_rate=2e-3", "train.compile=no", "train.validate_every=300",
-            "decode.validate_sentences=0",
+            "decode.bleu_sentences=0",
         ]  # fmt: skip
         if folder == "plain":
             without_kernels(monkeypatch)
@@ -499,7 +499,7 @@ def test_a_translator_learns_the_same_with_kernels(
 
 
 def test_training_in_bfloat16_learns_and_resumes(tmp_path: Path) -> None:
-    settings = ["data.train_pairs=2000", "data.valid_pairs=50", "decode.validate_sentences=0"]
+    settings = ["data.train_pairs=2000", "data.valid_pairs=50", "decode.bleu_sentences=0"]
     for steps in (30, 60):
         run = read_recipe("phrasebook", [*settings, f"train.steps={steps}", "train.warmup_steps=9"])
         trainer = train(run, tmp_path, CUDA)
@@ -571,7 +571,7 @@ def trained_weights(
 TRANSLATORS: dict[str, list[str]] = {
     "translation": [],
     "experts": ["model.feedforward=experts"],
-    "decoder-only": ["model=joined", "model.core=memory-compressed"],
+    "decoder-only": ["model=joined", "model.attention=memory-compressed"],
 }
 
 
@@ -587,7 +587,7 @@ def test_cuda_graphs_train_as_eager_passes_do(
     else:
         small = ["model.dim=16", "model.layers=1", "model.heads=2", "data.train_pairs=300"]
         small += ["data.valid_pairs=9", "train.steps=40", "train.warmup_steps=9"]
-        small += ["train.batch_tokens=900", "decode.validate_sentences=0"]
+        small += ["train.batch_tokens=900", "decode.bleu_sentences=0"]
         run = read_recipe("phrasebook", [*TRANSLATORS[name], *small])
     eager, graphed = (
         trained_weights(run, tmp_path / str(graphs), monkeypatch, graphs)

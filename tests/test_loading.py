@@ -122,7 +122,7 @@ def test_no_digit_of_a_double_is_lost(copy: Callable[[str], Path], tmp_path: Pat
 def test_settings_of_an_exported_model_are_those_of_its_weights(tmp_path: Path) -> None:
     """Sines and cosines leave in halves; the run that they came from had them by turns."""
     tokenizer = Bpe(vocab_size=270).train(["a dog"])
-    sizes: Any = {"dim": 16, "layers": 1, "heads": 2, "hidden": 16, "max_length": 20}
+    sizes: Any = {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 16, "max_length": 20}
     config = Seq2SeqConfig(vocab_size=tokenizer.vocab_size, **sizes)
     run = Run(data=None, tokens=None, model=config)
     model = config.build().eval()

@@ -128,7 +128,7 @@ def test_a_recipe_without_data_asks_for_them(name: str) -> None:
         (["classify", "model.head=tag"], "task=classification needs model.head=classify"),
         (["classify", "model.head=none"], "task=classification needs model.head=classify"),
         (["classify", "train.steps=9"], "add train.epochs=none"),
-        (["classify", "train.warmup_steps=9"], "add train.warmup_share=none"),
+        (["classify", "train.warmup_steps=9"], "add train.warmup_ratio=none"),
         (["language", "train.epochs=0"], "train.epochs=0.0 must be above 0"),
         (["language", "data.lines=sentence"], "did you mean 'sentences'?"),
         (["language", "tokens=word"], "did you mean 'words'?"),

@@ -24,7 +24,7 @@ from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.embedding import Output
+from manyheads.nn.embedding import HeadConfig
 from manyheads.nn.feedforward import ACTIVATIONS, Plain
 from manyheads.optimize import (
     ACTIVATION_BUDGET,
@@ -37,7 +37,7 @@ SIZES: Any = {"vocab_size": 50, "dim": 32, "layers": 2, "heads": 4, "dropout": 0
 GPT = GptConfig(**SIZES)
 MODELS = {
     "gpt": GPT,
-    "untied with bias": replace(GPT, tie="none", output=Output(bias="trained")),
+    "untied with bias": replace(GPT, tie="none", output=HeadConfig(bias="trained")),
     "seq2seq": Seq2SeqConfig(**SIZES),
     "seq2seq, two tables": Seq2SeqConfig(**SIZES, tie="target"),
 }
@@ -217,7 +217,7 @@ def test_checkpointed_blocks_give_the_same_bits(config: Any, settings: dict[str,
 
 
 def test_checkpointing_needs_blocks() -> None:
-    with pytest.raises(UserError, match=r"train\.recompute"):
+    with pytest.raises(UserError, match=r"train\.activation_checkpointing"):
         checkpoint_blocks(nn.Linear(2, 2))
 
 

@@ -171,7 +171,7 @@ def test_words_tables_and_objects_change_one_part() -> None:
         embed={"segments": 3},
         feedforward={"kind": "gated", "activation": "gelu"},
         next_sentence=None,
-        core="dense",
+        attention="dense",
     )
     assert isinstance(model, Bert)
     assert isinstance(model.encoder.position, RotaryPosition)

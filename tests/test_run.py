@@ -17,9 +17,9 @@ from manyheads.config import dump, override_all, parse, to_toml, unset
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.models.gpt import GptConfig
-from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig, Side
-from manyheads.nn.attention import CoreConfig
-from manyheads.nn.embedding import Embed
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig, StackOverrides
+from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.local import Longformer
 from manyheads.nn.packed import Packed
@@ -34,8 +34,8 @@ from manyheads.training import train
 PACKAGE = Path(manyheads.__file__).parent
 TINY = (
     *("data.train_pairs=30", "data.valid_pairs=2", "data.test_pairs=2", "tokens.vocab_size=300"),
-    *("model.dim=16", "model.layers=1", "model.heads=2", "model.hidden=32", "train.steps=2"),
-    *("train.warmup_steps=2", "train.validate_every=2", "decode.validate_sentences=0"),
+    *("model.dim=16", "model.layers=1", "model.heads=2", "model.ffn_dim=32", "train.steps=2"),
+    *("train.warmup_steps=2", "train.validate_every=2", "decode.bleu_sentences=0"),
 )
 
 
@@ -203,8 +203,8 @@ def test_a_folder_for_another_program_is_not_trained_into(name: str, tmp_path: P
 @pytest.mark.parametrize("kind", [GptConfig, Seq2SeqConfig])
 def test_a_narrow_table_is_for_encoders(kind: Any) -> None:
     with pytest.raises(UserError, match=r"embed\.dim"):
-        kind(dim=16, heads=2, embed=Embed(dim=8))
-    kind(dim=16, heads=2, embed=Embed(dim=16))
+        kind(dim=16, heads=2, embed=EmbeddingConfig(dim=8))
+    kind(dim=16, heads=2, embed=EmbeddingConfig(dim=16))
 
 
 PLAIN = Seq2SeqConfig(vocab_size=40, dim=16, layers=1, heads=2, max_length=16)
@@ -213,13 +213,13 @@ SIDES = ("encoder", "decoder")
 
 def sided(core: Any = None, **cores: Any) -> str:
     """The digest of an encoder–decoder with these cores of its sides."""
-    whole: dict[str, Any] = {} if core is None else {"core": core}
-    own: dict[str, Any] = {name: Side(core=chosen) for name, chosen in cores.items()}
+    whole: dict[str, Any] = {} if core is None else {"attention": core}
+    own: dict[str, Any] = {name: StackOverrides(attention=chosen) for name, chosen in cores.items()}
     return model_digest(dataclasses.replace(PLAIN, **whole, **own))
 
 
 def test_how_attention_is_computed_is_no_part_of_what_weights_mean() -> None:
-    exact = [kind() for kind in get_args(CoreConfig) if kind.exact]
+    exact = [kind() for kind in get_args(AttentionFunctionConfig) if kind.exact]
     assert len(exact) == 5
     plain = model_digest(PLAIN)
     assert plain == "f3e9aeb10963b03a"  # as weights of then have it
@@ -232,7 +232,7 @@ def test_how_attention_is_computed_is_no_part_of_what_weights_mean() -> None:
 
 
 def test_what_a_query_sees_is_part_of_what_weights_mean() -> None:
-    whole = [PLAIN, *(dataclasses.replace(PLAIN, core=Longformer(n)) for n in (2, 3))]
+    whole = [PLAIN, *(dataclasses.replace(PLAIN, attention=Longformer(n)) for n in (2, 3))]
     found = [model_digest(config) for config in whole]
     assert found[1] == "612d9b4dfd8ae30e"  # as weights of then have it
     assert sided(encoder=Longformer(2)) == "f79f63ebf168ef10"
@@ -246,11 +246,11 @@ def test_what_a_query_sees_is_part_of_what_weights_mean() -> None:
 @pytest.mark.parametrize(
     ("recipe", "wrong"),
     [
-        ("phrasebook", "model.core=linformer model.core.rank=8"),
-        ("phrasebook", "model.core=linformer"),
-        ("phrasebook", "model.core=linformer model.core.rank=8 model.max_length=30"),
-        ("gpt-mini", "model.core=linformer"),
-        ("phrasebook", "model=rnn model.core=longformer"),
+        ("phrasebook", "model.attention=linformer model.attention.rank=8"),
+        ("phrasebook", "model.attention=linformer"),
+        ("phrasebook", "model.attention=linformer model.attention.rank=8 model.max_length=30"),
+        ("gpt-mini", "model.attention=linformer"),
+        ("phrasebook", "model=rnn model.attention=longformer"),
     ],
 )
 def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str) -> None:
@@ -262,7 +262,7 @@ def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str)
         built(wrong.split())
     advised = [words.split() for words in re.findall(r"\((model\.\S*=[^)]*)\)", str(caught.value))]
     assert advised
-    others = [word for word in wrong.split() if "core" not in word]
+    others = [word for word in wrong.split() if "attention" not in word]
     for advice in advised:
         if recipe == "phrasebook" or "encoder" not in advice[0]:
             with torch.device("meta"):
@@ -271,19 +271,21 @@ def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str)
 
 @pytest.mark.parametrize(
     "core",
-    ["local", "longformer model.core.globals=1", "performer", "memory-compressed"],
+    ["local", "longformer model.attention.globals=1", "performer", "memory-compressed"],
 )
 def test_packed_documents_are_refused_by_what_sees_by_places_in_a_row(core: str) -> None:
-    settings = f"objective.packing=documents model.position=sinusoidal model.core={core}".split()
-    with pytest.raises(UserError, match=r"model\.core.*objective\.packing=stream"):
+    settings = (
+        f"objective.packing=documents model.position=sinusoidal model.attention={core}".split()
+    )
+    with pytest.raises(UserError, match=r"model\.attention.*objective\.packing=stream"):
         read_recipe("gpt-mini", settings)
     read_recipe("gpt-mini", settings[1:])
 
 
 def test_packed_documents_are_kept_apart_by_exact_cores_and_a_plain_window() -> None:
-    exact = [core.kind for core in get_args(CoreConfig) if core.exact]
+    exact = [core.kind for core in get_args(AttentionFunctionConfig) if core.exact]
     for core in (*exact, "longformer"):
-        read_recipe("gpt-mini", ["objective.packing=documents", f"model.core={core}"])
+        read_recipe("gpt-mini", ["objective.packing=documents", f"model.attention={core}"])
 
 
 def test_a_period_is_not_for_packed_documents() -> None:
@@ -317,22 +319,31 @@ def test_token_vectors_that_waves_would_drown_are_told(
 @pytest.mark.parametrize(
     ("settings", "lower"),
     [
-        ("model.core=longformer model.core.window=127", "model.core.window=127"),
-        ("model.core=longformer model.core.window=126", ""),
-        ("model.core=local model.core.size=128", "model.core.size=128"),
-        ("model.core=local model.core.size=127", ""),
-        ("model.encoder.core=local model.encoder.core.size=200", "model.encoder.core.size=200"),
-        ("model.encoder.core=local model.core=longformer model.core.window=9", "encoder.core.size"),
-        ("model.core=local model.encoder.core=fused model.decoder.core=fused", ""),
-        ("model=joined model.core=local model.core.size=255 model.max_length=128", ""),
-        ("model=joined model.core=local model.core.size=256 model.max_length=128", "core.size=256"),
+        ("model.attention=longformer model.attention.window=127", "model.attention.window=127"),
+        ("model.attention=longformer model.attention.window=126", ""),
+        ("model.attention=local model.attention.size=128", "model.attention.size=128"),
+        ("model.attention=local model.attention.size=127", ""),
+        (
+            "model.encoder.attention=local model.encoder.attention.size=200",
+            "model.encoder.attention.size=200",
+        ),
+        (
+            "model.encoder.attention=local model.attention=longformer model.attention.window=9",
+            "encoder.attention.size",
+        ),
+        ("model.attention=local model.encoder.attention=fused model.decoder.attention=fused", ""),
+        ("model=joined model.attention=local model.attention.size=255 model.max_length=128", ""),
+        (
+            "model=joined model.attention=local model.attention.size=256 model.max_length=128",
+            "attention.size=256",
+        ),
         ("model=rnn", ""),
     ],
 )
 def test_a_window_that_hides_nothing_is_told(settings: str, lower: str, tmp_path: Path) -> None:
     """The phrasebook's model reads 128 positions of either side."""
     sizes = [one for one in TINY if "rnn" not in settings or "heads" not in one]
-    sizes = [one for one in sizes if "rnn" not in settings or "hidden" not in one]
+    sizes = [one for one in sizes if "rnn" not in settings or "ffn_dim" not in one]
     run = read_recipe("phrasebook", [*sizes, *settings.split()])
     notes = train(run, tmp_path / "run", torch.device("cpu")).task.notes
     said = [note for note in notes if "hides nothing" in note]

@@ -19,24 +19,34 @@ from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
-from manyheads.models.decoder_only_seq2seq import JoinedConfig
+from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.attention import CoreConfig
+from manyheads.nn.attention import AttentionFunctionConfig
 from manyheads.nn.masks import Globals, Prefix, Window
 from manyheads.recipes import read_recipe, recipes
 from manyheads.run import Run
 from manyheads.tasks.table import TASKS, kinds, rows_of
 
-ANY_PARTS = {"phrasebook", "translation", "bert", "gpt", "vit", "rnn", "gnmt", "convs2s", "joined"}
-EXACT = {core.kind for core in get_args(CoreConfig) if core.exact}
+ANY_PARTS = {
+    "phrasebook",
+    "translation",
+    "bert",
+    "gpt",
+    "vit",
+    "rnn",
+    "gnmt",
+    "convs2s",
+    "decoder-only-seq2seq",
+}
+EXACT = {core.kind for core in get_args(AttentionFunctionConfig) if core.exact}
 DATA = {"phrasebook", "files", "summaries", "text", "labelled", "images", "music"}
 # With these every part can be built: the dense core takes any score and any position.
-SMALL = ["dim=16", "heads=2", "layers=2", "vocab_size=9", "core=dense"]
+SMALL = ["dim=16", "heads=2", "layers=2", "vocab_size=9", "attention=dense"]
 MODELS: dict[str, Any] = {
     config.kind: config
     for config in (
-        *(BertConfig(), GptConfig(), VitConfig(), JoinedConfig(), ElmoConfig()),
+        *(BertConfig(), GptConfig(), VitConfig(), DecoderOnlySeq2SeqConfig(), ElmoConfig()),
         *(RnnConfig(), GnmtConfig(), ConvS2SConfig(), ByteNetConfig()),
     )
 }
@@ -78,7 +88,7 @@ def small(name: str) -> Any:
 
 def _core(choices: Sequence[str]) -> list[str]:
     """The kinds of cores among chosen parts."""
-    return [one.partition("=")[2] for one in choices if one.partition("=")[0].endswith("core")]
+    return [one.partition("=")[2] for one in choices if one.partition("=")[0].endswith("attention")]
 
 
 def trains(run: Run, objective: str) -> bool:
@@ -133,7 +143,12 @@ def test_every_part_is_looked_at() -> None:
     found = {path for _, path in numbers(Run)}
     for path in (
         *("seed", "data.train_pairs", "data.held_out", "tokens.vocab_size", "train.clip"),
-        *("model.core.block", "model.score.rank", "model.embed.norm.eps", "model.embed.segments"),
+        *(
+            "model.attention.block",
+            "model.score.rank",
+            "model.embed.norm.eps",
+            "model.embed.segments",
+        ),
         *("model.encoder.position.buckets", "model.decoder.feedforward.dropout"),
     ):
         assert path in found
@@ -183,4 +198,4 @@ def test_rules_do_not_count_below_zero(rule: Any) -> None:
 
 
 def test_a_huge_ratio_is_cut_at_the_longest() -> None:
-    assert Decode(longest_ratio=1e308).limit(1000, 128) == 128
+    assert Decode(max_length_ratio=1e308).limit(1000, 128) == 128

@@ -21,9 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model over ten words, as it was made."""
     torch.manual_seed(1)
     tokenizer = Words().train(["a b c d e f g h i j"])
-    sizes = {"vocab_size": tokenizer.vocab_size, "dim": 16, "layers": 1, "heads": 2, "hidden": 16}
+    sizes = {"vocab_size": tokenizer.vocab_size, "dim": 16, "layers": 1, "heads": 2, "ffn_dim": 16}
     config = GptConfig(**sizes, max_length=CONTEXT, position=Sinusoidal())
-    decode = Decode(shortest=7)
+    decode = Decode(min_length=7)
     run = Run(task="language", data=None, tokens=None, model=config, decode=decode)
     out = tmp_path_factory.mktemp("run")
     save_run(run, tokenizer, config.build(), out)

@@ -16,9 +16,9 @@ from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Detect, Tag
-from manyheads.models.seq2seq import Seq2SeqConfig, Side
+from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
 from manyheads.models.vit import VitConfig
-from manyheads.nn.embedding import Embed, Output
+from manyheads.nn.embedding import EmbeddingConfig, HeadConfig
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.experts import Experts
 from manyheads.nn.feedforward import Gated, Plain
@@ -44,9 +44,9 @@ SIZES: dict[str, Any] = {
     "dim": 16,
     "layers": 2,
     "heads": 4,
-    "hidden": 24,
+    "ffn_dim": 24,
     "max_length": 12,
-    "core": Dense(),
+    "attention": Dense(),
     "dropout": 0.0,
 }
 CONFIGS: dict[str, ModelConfig] = {
@@ -64,30 +64,32 @@ CONFIGS: dict[str, ModelConfig] = {
     "gpt-reduced-rank": GptConfig(**SIZES, score=ReducedRank(rank=2)),
     "gpt-additive": GptConfig(**SIZES, score=Additive(width=7)),
     "bert": BertConfig(
-        **SIZES, position=Learned(), norm=Norm(placement="post"), embed=Embed(norm=Norm())
+        **SIZES, position=Learned(), norm=Norm(placement="post"), embed=EmbeddingConfig(norm=Norm())
     ),
-    "bert-segments": BertConfig(**SIZES, embed=Embed(segments=2)),
+    "bert-segments": BertConfig(**SIZES, embed=EmbeddingConfig(segments=2)),
     "bert-bare": BertConfig(**SIZES, head=None, feedforward=Plain(activation="gelu")),
-    "bert-narrow-table": BertConfig(**SIZES, embed=Embed(dim=5, norm=Norm()), head=Detect()),
-    "bert-tags": BertConfig(**SIZES, head=Tag(labels=("a", "b", "c"))),
-    "bert-linformer": BertConfig(**SIZES | {"core": Linformer(rank=4)}),
-    "bert-linformer-grouped": BertConfig(
-        **SIZES | {"core": Linformer(rank=4, share="none")}, kv_heads=2
+    "bert-narrow-table": BertConfig(
+        **SIZES, embed=EmbeddingConfig(dim=5, norm=Norm()), head=Detect()
     ),
-    "bert-performer": BertConfig(**SIZES | {"core": Performer(features=7)}, kv_heads=2),
-    "gpt-performer": GptConfig(**SIZES | {"core": Performer(features=7)}, kv_heads=2),
-    "gpt-performer-chunks": GptConfig(**SIZES | {"core": Performer(features=7, chunk=5)}),
+    "bert-tags": BertConfig(**SIZES, head=Tag(labels=("a", "b", "c"))),
+    "bert-linformer": BertConfig(**SIZES | {"attention": Linformer(rank=4)}),
+    "bert-linformer-grouped": BertConfig(
+        **SIZES | {"attention": Linformer(rank=4, share="none")}, kv_heads=2
+    ),
+    "bert-performer": BertConfig(**SIZES | {"attention": Performer(features=7)}, kv_heads=2),
+    "gpt-performer": GptConfig(**SIZES | {"attention": Performer(features=7)}, kv_heads=2),
+    "gpt-performer-chunks": GptConfig(**SIZES | {"attention": Performer(features=7, chunk=5)}),
     "seq2seq": Seq2SeqConfig(**SIZES),
     "seq2seq-inputs": Seq2SeqConfig(
-        **SIZES, tie="inputs", output=Output(bias="trained"), qkv_bias=False
+        **SIZES, tie="inputs", output=HeadConfig(bias="trained"), qkv_bias=False
     ),
     "seq2seq-two-vocabularies": Seq2SeqConfig(**SIZES, tie="target", target_vocab_size=31),
     "seq2seq-two-tables": Seq2SeqConfig(**SIZES, tie="target", position=Buckets(), score=Dot()),
     "seq2seq-sides": Seq2SeqConfig(
         **SIZES,
         tie="none",
-        encoder=Side(layers=3, hidden=20),
-        decoder=Side(layers=1, heads=2),
+        encoder=StackOverrides(layers=3, ffn_dim=20),
+        decoder=StackOverrides(layers=1, heads=2),
         score=ReducedRank(rank=3),
     ),
 }
@@ -294,7 +296,7 @@ def test_activations_are_near_what_autograd_keeps(
         dim=64,
         heads=4,
         layers=3,
-        core=core,
+        attention=core,
         dropout=0.0,
         feedforward=feedforward,
         norm=Norm(placement=placement),
@@ -318,7 +320,7 @@ def test_activations_are_near_what_autograd_keeps(
 )
 def test_activations_of_cores_that_see_less(core: Any, family: Any, kv_heads: int) -> None:
     config = family(
-        vocab_size=20, dim=64, heads=4, kv_heads=kv_heads, layers=3, core=core, dropout=0.0
+        vocab_size=20, dim=64, heads=4, kv_heads=kv_heads, layers=3, attention=core, dropout=0.0
     )
     measured = kept_bytes(config.build(), inputs(config, batch=2, length=96), padded=False)
     counted = summarize(config, length=96, batch=2).training
@@ -329,11 +331,11 @@ SLIM: dict[str, Any] = {
     "dim": 16,
     "heads": 2,
     "layers": 1,
-    "hidden": 16,
-    "core": Fused(),
+    "ffn_dim": 16,
+    "attention": Fused(),
     "dropout": 0.0,
 }
-WIDE = Embed(dim=256, norm=Norm())
+WIDE = EmbeddingConfig(dim=256, norm=Norm())
 TOPS: dict[str, ModelConfig] = {
     "pixels": VitConfig(**SLIM, image_size=64, patch_size=16, head=None),
     "projected table": BertConfig(**SLIM, vocab_size=20, embed=WIDE, head=None),

@@ -4,22 +4,91 @@ A choice between parts is a union of dataclasses, each with a `kind`; in TOML it
 (`position = "rotary"`) or a table with that kind (`{kind = "rotary", base = 500.0}`). A single
 word for any other table sets the one field that has the word among its choices, so that
 `model.norm=post` means `model.norm.placement=post`.
+
+A field declares its range and its meaning in its type:
+
+    beam: Annotated[int, Between(1, 1000), "Beam width; 1 is greedy search"] = 4
+
+`parse` checks ranges; `describe` lists all settings with type, choices, default and meaning. Old
+spellings stay readable: a class lists renamed fields in `RENAMED` (old → new) and an old `kind`
+in `OLD_KINDS`; `Renamed` in an annotation maps old values.
 """
 
 import copy
 import dataclasses
 import difflib
+import math
+import sys
 import tomllib
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import tomli_w
 
 from manyheads.errors import UserError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Between:
+    """Declares the range of a number; `open_low` and `open_high` exclude the end points."""
+
+    low: float
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"above {self.low}" if self.open_low else f"at least {self.low}"
+        low = f"above {self.low}" if self.open_low else f"from {self.low}"
+        return f"{low} {'to below' if self.open_high else 'to'} {self.high}"
+
+    def check(self, value: Any, where: str) -> None:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        if not (above and below) or value in (math.inf, -math.inf):
+            raise UserError(f"{where}={value} must be {self}")
+
+
+class Renamed:
+    """Declares old spellings of a setting's values: `Renamed(old="new")`; `_` stands for `-`."""
+
+    def __init__(self, **values: str) -> None:
+        self.values = {old.replace("_", "-"): new for old, new in values.items()}
+
+
+Count = Annotated[int, Between(1)]
+Natural = Annotated[int, Between(0)]
+NonNegative = Annotated[float, Between(0)]
+Positive = Annotated[float, Between(0, open_low=True)]
+Probability = Annotated[float, Between(0, 1, open_high=True)]  # of dropping, say: never all
+Fraction = Annotated[float, Between(0, 1)]
+
+
+class Setting(NamedTuple):
+    """One setting as `manyheads settings` shows it."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
 
 WORDS_FOR_NONE = ("none", "null", "off")
 
@@ -75,7 +144,7 @@ def dump(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         if value is None:
             if field.default is not None:
-                options = _options(get_type_hints(type(config))[field.name])
+                options = _options(_hints(type(config))[field.name])
                 table[field.name] = _words_for_none(options)[0]
             continue
         table[field.name] = dump(value) if dataclasses.is_dataclass(value) else _plain(value)
@@ -90,7 +159,7 @@ def unset(config: Any, prefix: str = "") -> dict[str, str]:
         if dataclasses.is_dataclass(value):
             words |= unset(value, f"{name}.")
         elif value is None and field.default is None:
-            options = _options(get_type_hints(type(config))[field.name])
+            options = _options(_hints(type(config))[field.name])
             words[name] = _words_for_none(options)[0]
     return words
 
@@ -99,6 +168,55 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def describe(config: Any, prefix: str = "") -> Iterator[Setting]:
+    """Every setting of a configuration: name, type and choices, value, meaning."""
+    hints = _hints(type(config))
+    for field in dataclasses.fields(config):
+        hint, value, name = hints[field.name], getattr(config, field.name), f"{prefix}{field.name}"
+        nested = dataclasses.is_dataclass(value)
+        shown = getattr(value, "kind", "") if nested else _shown(value)
+        parts: list[Any] = [part for part in _options(hint) if dataclasses.is_dataclass(part)]
+        if shown or not nested:
+            yield Setting(name, _type_text(hint), shown, _meaning(hint))
+        if nested:
+            yield from describe(value, f"{name}.")
+        elif value is None and len(parts) == 1 and not hasattr(parts[0], "kind"):
+            yield from describe(parts[0](), f"{name}.")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    words = {None: "none", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _meaning(hint: Any) -> str:
+    """The first text in an annotation."""
+    texts = [text for text in get_args(hint)[1:] if isinstance(text, str)]
+    return texts[0] if get_origin(hint) is Annotated and texts else ""
+
+
+def _type_text(hint: Any) -> str:
+    """A type as a user would say it: its choices, or its name and range."""
+    annotations = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    ranges = [f", {a}" for a in annotations if isinstance(a, Between)]
+    words = []
+    for option in _options(hint):
+        names = {int: "integer", float: "number", str: "text", Path: "path", bool: "true|false"}
+        if option is type(None):
+            words.append("none")
+        elif get_origin(option) is Annotated:
+            words.append(_type_text(option))
+        elif get_origin(option) is Literal:
+            words.append("|".join(map(str, get_args(option))))
+        elif get_origin(option) is tuple:
+            words.append(f"list of {_type_text(get_args(option)[0])}")
+        else:
+            words.append(getattr(option, "kind", names.get(option, "table")))
+    return "|".join(words) + "".join(ranges)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -113,11 +231,16 @@ def to_toml(table: Mapping[str, Any]) -> str:
 
 
 def _set(config: Any, path: list[str], text: str, full_path: str) -> Any:
-    hints = get_type_hints(type(config))
+    hints = _hints(type(config))
     names = [field.name for field in dataclasses.fields(config)]
-    name, *rest = path
-    if name not in names:
+    old, *rest = path
+    name = _renamed(type(config), old)
+    if name != old:
         parent = full_path.removesuffix(".".join(path))
+        full_path = ".".join((f"{parent}{name}", *rest))
+        print(f"'{parent}{old}' is now '{parent}{name}'", file=sys.stderr)
+    if name not in names:
+        parent = full_path.removesuffix(".".join((name, *rest)))
         is_kind = f" is {type(config).kind}" if hasattr(type(config), "kind") else ""
         raise UserError(
             f"there is no setting '{full_path}': "
@@ -139,6 +262,12 @@ def _set(config: Any, path: list[str], text: str, full_path: str) -> Any:
     return _unchecked(config, name, value)
 
 
+def _renamed(config: type, name: str) -> str:
+    """The present name of a field that an older release called `name`."""
+    renamed: Mapping[str, str] = getattr(config, "RENAMED", {})
+    return renamed.get(name, name)
+
+
 def _unchecked(config: Any, name: str, value: Any) -> Any:
     """A copy with one field changed, without the checks of its `__post_init__`."""
     changed = copy.copy(config)
@@ -154,12 +283,29 @@ def _default_of(hint: Any, where: str) -> Any:
     return _convert(options[0], {}, where, None)
 
 
+def _hints(config: type) -> dict[str, Any]:
+    return get_type_hints(config, include_extras=True)
+
+
+def _plain_type(hint: Any) -> Any:
+    """The type without its annotations."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
 def _options(hint: Any) -> tuple[Any, ...]:
+    hint = _plain_type(hint)
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _kinds(options: Iterable[Any]) -> dict[str, Any]:
-    return {option.kind: option for option in options if hasattr(option, "kind")}
+    """The parts of a union by their kind, old kinds included."""
+    parts = [option for option in options if hasattr(option, "kind")]
+    return {kind: part for part in parts for kind in kinds_of(part)}
+
+
+def kinds_of(part: Any) -> tuple[str, ...]:
+    """The words for a part: its kind, and what older releases called it."""
+    return (part.kind, *getattr(part, "OLD_KINDS", ()))
 
 
 def _words_for_none(options: Iterable[Any]) -> list[str]:
@@ -169,8 +315,19 @@ def _words_for_none(options: Iterable[Any]) -> list[str]:
 
 def _convert(hint: Any, value: Any, where: str, current: Any) -> Any:
     """`value` as the annotated type; `current` is what an override changes."""
+    if get_origin(hint) is Annotated:
+        hint, *annotations = get_args(hint)
+        for annotation in annotations:
+            if isinstance(annotation, Renamed) and isinstance(value, str):
+                value = annotation.values.get(value, value)
+        value = _convert(hint, value, where, current)
+        for annotation in annotations:
+            if isinstance(annotation, Between) and value is not None:
+                annotation.check(value, where)
+        return value
     options = _options(hint)
-    if isinstance(hint, type) and isinstance(value, hint) and not isinstance(value, bool):
+    is_plain = isinstance(hint, type) and isinstance(value, hint) and not isinstance(value, bool)
+    if is_plain and not dataclasses.is_dataclass(value):
         return value
     if len(options) > 1:
         return _convert_union(options, value, where, current)
@@ -225,9 +382,10 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str, current: An
     if kinds:
         word = value.get("kind") if isinstance(value, Mapping) else value
         if isinstance(word, tuple(kinds.values())):
-            return word
+            return _convert_table(type(word), word, where, None)
         if not isinstance(word, str) or word not in kinds:
-            known = [*kinds, words_for_none[0]] if type(None) in options else list(kinds)
+            known = [part.kind for part in dict.fromkeys(kinds.values())]
+            known += [words_for_none[0]] if type(None) in options else []
             raise UserError(f"{where}={word}: {nearest(str(word), known)}")
         chosen = kinds[word]
         same = current if isinstance(current, chosen) else None
@@ -245,7 +403,12 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str, current: An
 
 def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
     fields = {field.name: field for field in dataclasses.fields(hint)}
-    hints = get_type_hints(hint)
+    hints = _hints(hint)
+    if isinstance(value, hint):  # built in Python: check its values
+        for name in fields:
+            path = f"{where}.{name}" if where else name
+            _convert(hints[name], getattr(value, name), path, None)
+        return value
     if isinstance(value, str):
         value = _word_as_table(hint, hints, fields, value, where)
     if not isinstance(value, Mapping):
@@ -254,6 +417,7 @@ def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
     for name, item in value.items():
         if name == "kind" and hasattr(hint, "kind"):
             continue
+        name = _renamed(hint, name)
         path = f"{where}.{name}" if where else name
         if name not in fields:
             raise UserError(f"there is no setting '{path}': {nearest(name, fields)}")
@@ -278,9 +442,9 @@ def _word_as_table(
     if getattr(hint, "kind", None) == word:
         return {}
     choices = {
-        name: [str(choice) for choice in get_args(hints[name])]
+        name: [str(choice) for choice in get_args(_plain_type(hints[name]))]
         for name in fields
-        if get_origin(hints[name]) is Literal
+        if get_origin(_plain_type(hints[name])) is Literal
     }
     for name, words in choices.items():
         if word in words:

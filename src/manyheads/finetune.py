@@ -22,7 +22,7 @@ from manyheads.run import Run, differences
 ON_TOP = ("head.", "pooler.", "next_sentence.")
 # Settings that do not change what trained weights mean.
 FREE_SETTINGS = {
-    *("head", "pooler", "next_sentence", "max_length", "image_size", "initial", "core"),
+    *("head", "pooler", "next_sentence", "max_length", "image_size", "init", "attention"),
     *("dropout", "attention_dropout", "frozen"),
 }
 # The encoder of an encoder–decoder, as an encoder-only model names its parts.

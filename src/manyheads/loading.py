@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from manyheads.config import dump, parse
 from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.decode.cuda_graphs import GraphCache, supports_cuda_graph
 from manyheads.decode.ensemble import ensemble as ensemble_of
@@ -75,7 +76,7 @@ class LoadedRun(LoadedModel):
         return self.own_tokenizer
 
     def decode(self, **changes: Any) -> Decode:
-        return dataclasses.replace(self.run.decode, **changes)
+        return parse(Decode, dump(self.run.decode) | changes, "decode")
 
     def translator(self, **changes: Any) -> BaseTranslator:
         """Translates, with some settings of `decode` changed."""

@@ -405,8 +405,8 @@ def checkpoint_blocks(model: nn.Module) -> None:
     stacks = [part for part in model.modules() if isinstance(part, Stack)]
     if not stacks:
         raise UserError(
-            "train.recompute needs a model with Transformer blocks, and this one has none: "
-            "remove train.recompute"
+            "train.activation_checkpointing needs a model with Transformer blocks, and this one "
+            "has none: remove it"
         )
     for stack in stacks:
         preserve_rng_state = _uses_dropout(stack)

@@ -15,18 +15,18 @@ from manyheads.baselines.elmo import ElmoConfig
 from manyheads.config import dump, nearest, override, parse
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig, NextSentence
-from manyheads.models.decoder_only_seq2seq import BaselineConfig, JoinedConfig
+from manyheads.models.decoder_only_seq2seq import BaselineConfig, DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.feedforward import Plain
 from manyheads.nn.positions import Learned, Sinusoidal
 from manyheads.nn.relative import Relative
 from manyheads.nn.residual import Norm
 
-TransformerConfig = Seq2SeqConfig | GptConfig | BertConfig | VitConfig | JoinedConfig
+TransformerConfig = Seq2SeqConfig | GptConfig | BertConfig | VitConfig | DecoderOnlySeq2SeqConfig
 ModelConfig = TransformerConfig | BaselineConfig | ElmoConfig
 
 
@@ -44,10 +44,10 @@ def transformer_base() -> Seq2SeqConfig:
         position=Sinusoidal(),
         norm=Norm(placement="post"),
         feedforward=Plain(activation="relu"),
-        embed=Embed(scale="sqrt-dim"),
+        embed=EmbeddingConfig(scale="sqrt-dim"),
         tie="all",
         dropout=0.1,
-        initial="xavier",
+        init="xavier",
     )
 
 
@@ -68,12 +68,12 @@ def bert_base() -> BertConfig:
         position=Learned(),
         norm=norm,
         feedforward=Plain(activation="gelu"),
-        embed=Embed(norm=norm, segments=2),
+        embed=EmbeddingConfig(norm=norm, segments=2),
         pooler=Pooler(),
         next_sentence=NextSentence(),
         dropout=0.1,
         attention_dropout=0.1,
-        initial="normal",
+        init="normal",
     )
 
 
@@ -100,7 +100,7 @@ def gpt3_small() -> GptConfig:
         feedforward=Plain(activation="gelu-tanh"),
         tie="all",
         dropout=0.0,
-        initial="normal-scaled",
+        init="normal-scaled",
     )
 
 
@@ -142,7 +142,7 @@ def vit_base() -> VitConfig:
         feedforward=Plain(activation="gelu"),
         head=Classify(labels=tuple(map(str, range(1000)))),
         dropout=0.1,
-        initial="xavier",
+        init="xavier",
     )
 
 
@@ -156,7 +156,7 @@ def vit_small() -> VitConfig:
 
     Without dropout (table 9), and without the token for distillation.
     """
-    return replace(vit_base(), dim=384, heads=6, dropout=0.0, initial="normal")
+    return replace(vit_base(), dim=384, heads=6, dropout=0.0, init="normal")
 
 
 def vit_tiny() -> VitConfig:
@@ -179,15 +179,15 @@ def music_transformer() -> GptConfig:
         layers=6,
         heads=8,
         head_dim=64,
-        hidden=1024,
+        ffn_dim=1024,
         max_length=2048,
         position=Relative(max_distance=1023),
         norm=Norm(placement="pre"),
         feedforward=Plain(activation="relu"),
-        embed=Embed(scale="sqrt-dim"),
+        embed=EmbeddingConfig(scale="sqrt-dim"),
         tie="all",
         dropout=0.1,
-        initial="xavier",
+        init="xavier",
     )
 
 

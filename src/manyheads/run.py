@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyheads.config import dump, parse, read_toml, to_toml
+from manyheads.config import dump, kinds_of, parse, read_toml, to_toml
 from manyheads.data.images import ImageData
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
@@ -52,7 +52,7 @@ FREE = {
     "train.log_every",
     "train.parallel",
     "train.compile",
-    "train.recompute",
+    "train.activation_checkpointing",
 }
 
 
@@ -285,28 +285,36 @@ def model_digest(model: ModelConfig) -> str:
 
 def _with_dense_core(model: ModelConfig) -> ModelConfig:
     """The same model with one attention for all exact ones: they compute the same function."""
-    core = getattr(model, "core", None)
-    if core is None:
+    attention = getattr(model, "attention", None)
+    if attention is None:
         return model
-    changes: dict[str, Any] = {"core": Dense()} if core.exact else {}
+    changes: dict[str, Any] = {"attention": Dense()} if attention.exact else {}
     # A side's exact attention matters only where the model's is approximate.
     for name in ("encoder", "decoder"):
         side: Any = getattr(model, name, None)
-        if getattr(side, "core", None) is not None and side.core.exact:
-            changes[name] = dataclasses.replace(side, core=None if core.exact else Dense())
+        if getattr(side, "attention", None) is not None and side.attention.exact:
+            dense = None if attention.exact else Dense()
+            changes[name] = dataclasses.replace(side, attention=dense)
     return dataclasses.replace(model, **changes)
 
 
 def _non_defaults(config: Any) -> dict[str, Any]:
-    """The settings that differ from their defaults, and the kinds of the parts."""
-    table: dict[str, Any] = {"kind": type(config).kind} if hasattr(type(config), "kind") else {}
+    """The settings that differ from their defaults, and the kinds of the parts.
+
+    By the names of release 0.1, so that digests in its files stay valid.
+    """
+    table: dict[str, Any] = {}
+    if hasattr(type(config), "kind"):
+        table["kind"] = kinds_of(config)[-1]
+    old_names = {new: old for old, new in getattr(config, "RENAMED", {}).items()}
     for setting in dataclasses.fields(config):
         value = getattr(config, setting.name)
         factory = setting.default_factory
         if value == (setting.default if factory is dataclasses.MISSING else factory()):
             continue
         nested = dataclasses.is_dataclass(value)
-        table[setting.name] = _non_defaults(value) if nested else value
+        name = old_names.get(setting.name, setting.name)
+        table[name] = _non_defaults(value) if nested else value
     return table
 
 

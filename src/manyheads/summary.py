@@ -26,14 +26,14 @@ from manyheads.baselines.convs2s import ConvDecoder, ConvEncoder, ConvS2S, StepA
 from manyheads.baselines.elmo import Elmo
 from manyheads.baselines.luong_attention import MemoryAttention
 from manyheads.errors import UserError
-from manyheads.models.decoder_only_seq2seq import Baseline, Joined
+from manyheads.models.decoder_only_seq2seq import Baseline, DecoderOnlySeq2Seq
 from manyheads.models.heads import DetectHead, MaskedHead
-from manyheads.models.seq2seq import Seq2Seq, SourceToTarget
+from manyheads.models.seq2seq import EncoderDecoderBase, Seq2Seq
 from manyheads.models.vit import Patches, Vit, VitConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack, on_meta
 from manyheads.nn.compressed import CompressedCore
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.experts import ExpertFeedForward, Projections
 from manyheads.nn.feedforward import FeedForward, GatedFeedForward
@@ -257,7 +257,7 @@ def _token_counts(model: nn.Module, length: int) -> dict[str, int]:
         return patches | {"class": 1} if model.config.first == "token" else patches
     if isinstance(model, ByteNet):
         return {"source": model.config.unfolded(length), "target": length}
-    if isinstance(model, SourceToTarget):
+    if isinstance(model, EncoderDecoderBase):
         return {"source": length, "target": length}
     return {"token": length}
 
@@ -272,9 +272,9 @@ def _kinds(model: nn.Module, path: str) -> list[str]:
     if isinstance(model, Vit):
         both = ["patch", "class"] if model.config.first == "token" else ["patch"]
         return ["patch"] if root == "patches" else both
-    if isinstance(model, Joined):
+    if isinstance(model, DecoderOnlySeq2Seq):
         return ["target"] if root == "head" else ["source", "target"]
-    if isinstance(model, SourceToTarget):
+    if isinstance(model, EncoderDecoderBase):
         reads = root in ("encoder", "encoder_embedding", "both_ways")
         return ["source"] if reads or path.endswith(".cross.project") else ["target"]
     return ["token"]
@@ -362,7 +362,7 @@ class _ForwardPass(nn.Module):
         elif isinstance(model, Elmo) and model.config.head is None:
             for layers in model.directions(sequence):  # each direction predicts every token
                 model.output(layers[-1], model.tokens)
-        elif isinstance(model, SourceToTarget):
+        elif isinstance(model, EncoderDecoderBase):
             model(sequence, sequence)
         else:
             model(sequence)
@@ -556,7 +556,7 @@ def _saved(module: nn.Module, model: Any) -> int:
             _, dim, hidden = module.inner.weight.shape
             slots = module.config.top * module.config.capacity
             return round(slots * (2 * dim + hidden * (1 + _needs_input(module.activation))))
-        case Head():  # its input, and the logits
+        case LMHead():  # its input, and the logits
             return sum(module.matrix(getattr(model, "target_table", model.tokens)).shape)
         case MaskedHead() | DetectHead():
             return module.project.out_features  # the input of the activation
@@ -581,7 +581,7 @@ def _saved_by_attention(attention: Attention, keys: int, model: Any) -> tuple[in
         per_query, per_key = head_dim, head_dim * isinstance(attention, StepAttention)
     else:
         heads = attention.config.heads
-        keys *= 2 if isinstance(model, Joined) else 1
+        keys *= 2 if isinstance(model, DecoderOnlySeq2Seq) else 1
         per_query, *others = attention.config.sizes
         per_key = sum(others)
     cost = _core_cost(attention.core, keys)

@@ -11,7 +11,7 @@ from manyheads.errors import UserError
 from manyheads.exchange.folder import in_frame
 from manyheads.fileio import drop_partials, write_text
 from manyheads.finetune import load_pretrained, load_start, starts_from_encoder_decoder
-from manyheads.nn.local import Near
+from manyheads.nn.local import LocalAttention
 from manyheads.nn.positions import Sinusoidal
 from manyheads.run import (
     SETTINGS,
@@ -142,14 +142,14 @@ def _warn_window(run: Run) -> list[str]:
     model: Any = run.model
     length = getattr(model, "positions", model.max_length)
     sides = [name for name in ("encoder", "decoder") if hasattr(model, name)]
-    cores = {f"model.{name}.core": getattr(model, name).core for name in sides}
+    cores = {f"model.{name}.attention": getattr(model, name).attention for name in sides}
     cores = {name: core for name, core in cores.items() if core is not None}
     if len(cores) < 2:  # a side without its own has the model's
-        cores = {"model.core": getattr(model, "core", None), **cores}
+        cores = {"model.attention": getattr(model, "attention", None), **cores}
     return [
         f"{name}={core.kind} hides nothing, as exact attention does: the model reads up to "
         f"{length} positions, and all of them are near; lower {name}.{core.measure}="
         f"{getattr(core, core.measure)}"
         for name, core in cores.items()
-        if isinstance(core, Near) and core.reach >= length
+        if isinstance(core, LocalAttention) and core.reach >= length
     ]

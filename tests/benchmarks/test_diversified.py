@@ -17,8 +17,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 diversified: Any = importlib.import_module("diversified")
 
 SETTINGS = """train.steps=2 train.validate_every=2 train.save_every=2 train.batch_tokens=600
-    tokens.vocab_size=300 model.dim=8 model.hidden=8 model.layers=1 model.heads=2 decode.beam=2
-    decode.longest_extra=1 decode.longest_ratio=0.5"""
+    tokens.vocab_size=300 model.dim=8 model.ffn_dim=8 model.layers=1 model.heads=2 decode.beam=2
+    decode.max_length_extra=1 decode.max_length_ratio=0.5"""
 
 
 @pytest.fixture

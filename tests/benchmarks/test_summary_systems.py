@@ -31,7 +31,7 @@ def test_the_page_trains_what_the_table_was_made_of(name: str) -> None:
     assert dump(read_recipe("summaries", settings_on_the_page()[name])) == wanted
 
 
-@pytest.mark.parametrize("kind", ["rnn", "joined"])
+@pytest.mark.parametrize("kind", ["rnn", "decoder-only-seq2seq"])
 def test_another_kind_is_as_large_as_the_recipe_only_where_told(kind: str) -> None:
     """As the page says: `model=KIND` begins with that kind's own defaults."""
     run = read_recipe("summaries", [f"model={kind}"])

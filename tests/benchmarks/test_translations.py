@@ -20,9 +20,10 @@ from manyheads.recipes import read_recipe
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 translations: Any = importlib.import_module("translations")
 
-SETTINGS = """train.steps=4 train.validate_every=2 train.save_every=1 train.average=2
-    train.log_every=2 train.batch_tokens=600 tokens.vocab_size=300 model.dim=8 model.hidden=8
-    model.layers=1 model.heads=2 decode.beam=2 decode.longest_extra=1 decode.longest_ratio=0.5"""
+SETTINGS = """train.steps=4 train.validate_every=2 train.save_every=1 train.average_checkpoints=2
+    train.log_every=2 train.batch_tokens=600 tokens.vocab_size=300 model.dim=8 model.ffn_dim=8
+    model.layers=1 model.heads=2 decode.beam=2 decode.max_length_extra=1
+    decode.max_length_ratio=0.5"""
 TINY = SETTINGS.split()
 
 
@@ -178,10 +179,10 @@ def test_tokenised_bleu_is_of_words_between_spaces() -> None:
 def test_published_is_what_the_paper_trains() -> None:
     run = read_recipe("translation", translations.PUBLISHED.split())
     model, train = run.model, run.train
-    assert (model.dim, model.layers, model.heads, model.hidden) == (128, 4, 4, 256)
+    assert (model.dim, model.layers, model.heads, model.ffn_dim) == (128, 4, 4, 256)
     assert (model.dropout, model.norm.placement, model.position.kind) == (0.3, "post", "sinusoidal")
     assert (train.steps, train.warmup_steps, train.learning_rate) == (8000, 2000, 5e-3)
-    assert (train.label_smoothing, train.average, run.decode.beam) == (0.1, 10, 5)
+    assert (train.label_smoothing, train.average_checkpoints, run.decode.beam) == (0.1, 10, 5)
     assert run.tokens.vocab_size == 10_000
 
 
@@ -196,7 +197,7 @@ def test_tatoeba_base_is_transformer_base() -> None:
     """But for what the data decides, and more dropout, as it is little data."""
     settings = [*translations.TATOEBA.split(), *translations.SYSTEMS["base"].split()]
     model = read_recipe("translation", settings).model
-    own = {"vocab_size": None, "dropout": 0.3, "max_length": model.max_length, "hidden": 2048}
+    own = {"vocab_size": None, "dropout": 0.3, "max_length": model.max_length, "ffn_dim": 2048}
     assert model == dataclasses.replace(transformer_base(), **own)
 
 
@@ -205,8 +206,12 @@ def test_tatoeba_has_a_curve_of_bleu_and_a_picture(
 ) -> None:
     for end in ("en", "de"):
         (folder / f"test_2016_flickr.{end}").rename(folder / f"test.{end}")
-    asked = ["--systems", "rnn", "--device", "cpu", *TINY, "decode.validate_sentences=2"]
-    asked = [one for one in asked if not one.startswith(("model.h", "train.average"))]
+    asked = ["--systems", "rnn", "--device", "cpu", *TINY, "decode.bleu_sentences=2"]
+    asked = [
+        one
+        for one in asked
+        if not one.startswith(("model.h", "model.ffn", "train.average_checkpoints"))
+    ]
     assert translations.main(["tatoeba", str(folder), *asked]) == 0
     text = capsys.readouterr().out
     assert all({"step", "seconds", "loss", "bleu"} <= row["curve"][0].keys() for row in rows(text))

@@ -90,12 +90,12 @@ def test_an_empty_file_is_refused(content: bytes, tmp_path: Path) -> None:
     assert f"{path}: the file is empty" in message(caught)
 
 
-@pytest.mark.parametrize("damage", ["cut", "plain", "flipped", "garbled", "headless", "empty"])
+@pytest.mark.parametrize("damage", ["truncate", "plain", "flipped", "garbled", "headless", "empty"])
 def test_a_damaged_gzip_is_refused(damage: str, tmp_path: Path) -> None:
     whole = gzip.compress(b"some lines of text\n" * 50)
     middle = len(whole) // 2
     contents = {
-        "cut": whole[:-9],
+        "truncate": whole[:-9],
         "plain": b"not zipped\n",
         "flipped": whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :],
         "garbled": whole[:10] + b"\xff" * 20,

@@ -90,7 +90,7 @@ def test_what_is_cut_of_either_share_is_told_apart(tmp_path: Path) -> None:
     data = SummaryData(folder=str(tmp_path), held_out=0.2)
     letters = Characters().train(data.read("train").sources)
     notes = [
-        EncodedPairs(data.read(split), letters, max_length=4, too_long="cut").notes
+        EncodedPairs(data.read(split), letters, max_length=4, too_long="truncate").notes
         for split in ("train", "valid")
     ]
     assert notes == [
@@ -147,7 +147,7 @@ def test_what_is_too_long_is_cut_with_its_end() -> None:
     sources, targets = ["abcdefgh", "abc", "a"], ["ab", "abcdefg", "a"]
     letters = Characters().train([*sources, *targets])
     corpus = Corpus(sources, targets, name="a file")
-    cut = EncodedPairs(corpus, letters, max_length=4, too_long="cut")
+    cut = EncodedPairs(corpus, letters, max_length=4, too_long="truncate")
     assert cut.kept == [0, 1, 2]
     assert cut.lengths.tolist() == [4, 4, 2]
     batch = cut.batch(np.arange(3))
@@ -158,10 +158,10 @@ def test_what_is_too_long_is_cut_with_its_end() -> None:
         for ids, there, text in zip(read, real, texts, strict=True):
             assert ids[there].tolist() == [*letters.encode(text[:3]), letters.end]
     assert cut.notes == ["a file: 2 pairs of over 4 tokens are cut there"]
-    whole = EncodedPairs(corpus, letters, max_length=9, too_long="cut")
+    whole = EncodedPairs(corpus, letters, max_length=9, too_long="truncate")
     assert whole.digest() == EncodedPairs(corpus, letters, max_length=9).digest()
     assert whole.notes == []
     with pytest.raises(DataError, match=r"train\.too_long=cut"):
         EncodedPairs(corpus, letters, max_length=4)
     with pytest.raises(UserError, match="max_length=1 leaves no room"):
-        EncodedPairs(corpus, letters, max_length=1, too_long="cut")
+        EncodedPairs(corpus, letters, max_length=1, too_long="truncate")

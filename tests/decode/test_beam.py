@@ -33,6 +33,7 @@ from toys import (
     toy_translator,
 )
 
+from manyheads.config import parse
 from manyheads.decode import beam as beam_module
 from manyheads.decode.beam import (
     BLOCK,
@@ -95,12 +96,12 @@ def plain_search(
         for log, tokens in alive:
             logits = next_logits(torch.tensor([sentence]), torch.tensor([[START, *tokens]]))[0]
             for token, more in enumerate(logits.double().log_softmax(-1).tolist()):
-                if length == limit and decode.at_limit != "cut":
-                    allowed, more = token == END, more if decode.at_limit == "end" else 0.0
-                elif length == 1 and decode.first is not None:
-                    allowed, more = token == decode.first, 0.0
+                if length == limit and decode.at_limit != "truncate":
+                    allowed, more = token == END, more if decode.at_limit == "force-eos" else 0.0
+                elif length == 1 and decode.forced_bos is not None:
+                    allowed, more = token == decode.forced_bos, 0.0
                 else:
-                    too_early = token == END and length <= decode.shortest
+                    too_early = token == END and length <= decode.min_length
                     allowed = token not in banned and not too_early
                 if allowed:
                     grown.append((log + more, [*tokens, token]))
@@ -112,10 +113,10 @@ def plain_search(
         ended = sorted(ended, key=lambda h: -h.score)[: decode.beam]
         alive = [(log, tokens) for log, tokens in grown if tokens[-1] != END][: decode.beam]
         enough = len(ended) == decode.beam
-        if alive and enough and decode.beam > 1 and decode.stopping == "none-better-now":
+        if alive and enough and decode.beam > 1 and decode.stopping == "heuristic":
             enough = alive[0][0] / penalty(length) <= ended[-1].score
         # To see what ever comes, this goes on to the limit.
-        if enough and (decode.beam == 1 or decode.stopping != "none-better-ever"):
+        if enough and (decode.beam == 1 or decode.stopping != "exact"):
             break
     return ended
 
@@ -239,15 +240,15 @@ def test_the_search_with_tensors_is_the_search_with_lists(beam: int, alpha: floa
 
 DEFINITIONS: list[dict[str, Any]] = [
     {"stopping": stopping, "penalty": penalty, "length_penalty": alpha, **more}
-    for stopping in ("beam-ended", "none-better-now", "none-better-ever")
+    for stopping in ("early", "heuristic", "exact")
     for penalty, alpha, more in [
-        ("gnmt", 0.6, {"at_limit": "cut"}),
-        ("gnmt", 3.0, {"shortest": 3}),
-        ("length", 0.0, {"at_limit": "free-end", "first": 4}),
-        ("length", 1.0, {"at_limit": "cut", "first": 5, "shortest": 2}),
+        ("gnmt", 0.6, {"at_limit": "truncate"}),
+        ("gnmt", 3.0, {"min_length": 3}),
+        ("length", 0.0, {"at_limit": "force-eos-free", "forced_bos": 4}),
+        ("length", 1.0, {"at_limit": "truncate", "forced_bos": 5, "min_length": 2}),
         ("length", 2.0, {}),
-        ("length", -1.0, {"at_limit": "cut"}),
-        ("length", -0.5, {"at_limit": "free-end", "shortest": 2}),
+        ("length", -1.0, {"at_limit": "truncate"}),
+        ("length", -0.5, {"at_limit": "force-eos-free", "min_length": 2}),
     ]
 ]
 
@@ -279,7 +280,7 @@ def test_definitions_differ() -> None:
     assert len(texts) == len(DEFINITIONS) - len(falling) // 3
 
 
-@pytest.mark.parametrize("stopping", ["none-better-now", "none-better-ever"])
+@pytest.mark.parametrize("stopping", ["heuristic", "exact"])
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0])
 def test_n_best_of_every_stopping_rule_are_those_of_the_beam(stopping: str, alpha: float) -> None:
     """Asking for fewer hypotheses stops earlier and changes none of them."""
@@ -457,7 +458,7 @@ def test_the_size_of_batches_does_not_matter(batch_tokens: int) -> None:
 def test_a_tokenizer_without_padding_will_do() -> None:
     """Shorter rows are filled up with the end, and nobody looks there."""
     lines = ["a b c d e f", "h", "", "c c"]
-    usual = toy_translator(beam=3, banned=tuple(BANNED))
+    usual = toy_translator(beam=3, suppress_tokens=tuple(BANNED))
     bare = dataclasses.replace(usual, tokenizer=toy_tokenizer(pad="<fill>"))
     with pytest.raises(UserError, match="no pad token"):
         assert bare.tokenizer.pad
@@ -487,14 +488,14 @@ def test_searching_keeps_no_graph() -> None:
 )
 def test_limits_follow_the_source(source: int, longest: int, limit: int) -> None:
     """ratio · source + extra tokens, at most as many as the model has positions for."""
-    assert Decode(longest_ratio=2.0, longest_extra=6).limit(source, longest) == limit
+    assert Decode(max_length_ratio=2.0, max_length_extra=6).limit(source, longest) == limit
 
 
-@pytest.mark.parametrize("wrong", [{"beam": 0}, {"longest_extra": 0}])
+@pytest.mark.parametrize("wrong", [{"beam": 0}, {"max_length_extra": 0}])
 def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
     """A beam of none and a translation of no length are mistakes, named by their setting."""
     with pytest.raises(UserError, match=f"decode.{next(iter(wrong))}"):
-        Decode(**wrong)
+        parse(Decode, wrong, "decode")
 
 
 @pytest.mark.parametrize(
@@ -503,7 +504,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
         ({"length_penalty": -1.0}, "from 0 to 10 with decode.penalty=gnmt"),
         ({"length_penalty": 6.0, "penalty": "length"}, "from -5 to 5 with decode.penalty=length"),
         ({"length_penalty": math.nan}, "decode.length_penalty"),
-        ({"shortest": -1}, "decode.shortest"),
+        ({"min_length": -1}, "decode.min_length"),
         ({"start": -1}, "decode.start"),
     ],
     ids=str,
@@ -511,12 +512,12 @@ def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any], said: str) -> None:
     """The line names the setting and the range."""
     with pytest.raises(UserError, match=said):
-        Decode(**wrong)
+        parse(Decode, wrong, "decode")
 
 
 def test_tokens_that_the_model_does_not_have_are_refused() -> None:
     """Before anything is computed, by the name of their setting."""
-    for wrong in ({"start": 15}, {"first": 99}, {"end": 15}, {"banned": (3, 15)}):
+    for wrong in ({"start": 15}, {"forced_bos": 99}, {"end": 15}, {"suppress_tokens": (3, 15)}):
         with pytest.raises(UserError, match=f"decode.{next(iter(wrong))}="):
             toy_translator(**wrong).translate(["a b"])
 
@@ -525,10 +526,12 @@ def test_a_translator_writes_with_the_tokens_of_its_settings() -> None:
     """Start, end, first and what stands before a source may be others than the tokenizer's."""
     plain = toy_translator(beam=2)
     same(
-        toy_translator(beam=2, start=START, end=END, banned=tuple(BANNED)).search(["a b c"]),
+        toy_translator(beam=2, start=START, end=END, suppress_tokens=tuple(BANNED)).search(
+            ["a b c"]
+        ),
         plain.search(["a b c"]),
     )
-    words = {"start": 8, "end": 9, "first": 10, "banned": (0, 12)}
+    words = {"start": 8, "end": 9, "forced_bos": 10, "suppress_tokens": (0, 12)}
     found = toy_translator(beam=3, **words).search(["a b c", "h"])
     for line in found:
         assert {h.tokens[0] for h in line} == {10}
@@ -548,7 +551,7 @@ def test_a_tokenizer_need_not_have_every_special_token() -> None:
     assert (marks.end, marks.banned) == (1, [0, 1])
     with pytest.raises(UserError, match="no start token"):
         _ = marks.start
-    assert SpecialTokens(Tokenizer(inner), Decode(start=2, banned=())).banned == []
+    assert SpecialTokens(Tokenizer(inner), Decode(start=2, suppress_tokens=())).banned == []
 
 
 def test_a_learned_table_is_never_left() -> None:

@@ -138,7 +138,7 @@ def follow(model: Gpt, cache: KVCache | None, prompt: int, count: int = 6) -> li
 @pytest.mark.parametrize("position", SCHEMES, ids=lambda one: one.kind)
 def test_hypotheses_read_their_own_past(position: Any, prompt: int, shared: bool) -> None:
     """Whether their keys and values stay where they are or are copied."""
-    model = gpt(position=position, core=Dense())
+    model = gpt(position=position, attention=Dense())
     found, wanted = follow(model, KVCache(shared=shared), prompt), follow(model, None, prompt)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
@@ -161,7 +161,7 @@ def test_unused_slots_are_given_up(
     if (position.kind, core.kind) == ("shaw", "fused"):
         return
     monkeypatch.setattr(kv_cache, "UNUSED", 3)
-    model, cache, filled = gpt(position=position, core=core), KVCache(shared=True), list[int]()
+    model, cache, filled = gpt(position=position, attention=core), KVCache(shared=True), list[int]()
     advance = cache.advance
     monkeypatch.setattr(cache, "advance", lambda: (advance(), filled.append(cache._slots)))
     for one, other in zip(follow(model, cache, 4, 24), follow(model, None, 4, 24), strict=True):
@@ -235,7 +235,7 @@ def test_steps_of_a_session_are_a_full_pass(position: str, core: str) -> None:
 @pytest.mark.parametrize(("position", "core"), CELLS)
 def test_a_language_model_continues_from_its_cache(position: str, core: str) -> None:
     """After rows were selected, far beyond the first buffer."""
-    parts = {"position": POSITIONS[position], "core": CORES[core], "dropout": 0.0}
+    parts = {"position": POSITIONS[position], "attention": CORES[core], "dropout": 0.0}
     sizes = {"vocab_size": 9, "dim": 8, "layers": 1, "heads": 2, "max_length": 4 * GROWTH}
     model = GptConfig(**sizes, **parts).build().double().eval()
     cache, tokens = KVCache(), torch.randint(9, (3, 2))

@@ -31,9 +31,9 @@ from manyheads.decode.cuda_graphs import (
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.translate import Translator
-from manyheads.models.decoder_only_seq2seq import JoinedConfig
+from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
-from manyheads.nn.attention import CoreConfig
+from manyheads.nn.attention import AttentionFunctionConfig
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
@@ -87,7 +87,7 @@ def test_a_translator_writes_the_same(position: str, core: str) -> None:
 PARTS: dict[str, dict[str, Any]] = {
     "relative": {"position": Relative(period=2), "kv_heads": 1},
     "bilinear": {"score": Bilinear(key_size=4)},
-    "additive": {"score": Additive(key_size=5), "core": Dense()},
+    "additive": {"score": Additive(key_size=5), "attention": Dense()},
 }
 
 
@@ -111,23 +111,25 @@ def test_every_definition_of_a_search_is_the_same(chosen: dict[str, Any]) -> Non
     model, (source, real) = toy_model(layers=1), batch()
     limits = torch.tensor([11, 1, 9, 2, 6, 11])
     # A single hypothesis knows no rule of stopping.
-    alone = chosen["stopping"] == "beam-ended"
+    alone = chosen["stopping"] == "early"
     for beam, n_best in ((4, 2), (1, None))[: 1 + alone]:
-        decode = Decode(beam=beam, banned=(0, 1), **chosen)
+        decode = Decode(beam=beam, suppress_tokens=(0, 1), **chosen)
         plain = Translator(model, toy_tokenizer(), decode)
         fixed = dataclasses.replace(plain, graphs=GraphCache(True))
         given = ((source, real), START, limits, n_best)
         same(fixed._search(*given), plain._search(*given))
 
 
-@pytest.mark.parametrize("at_limit", ["end", "free-end", "cut"])
-@pytest.mark.parametrize("more", [{}, {"shortest": 4}, {"first": 9}, {"first": END}], ids=str)
+@pytest.mark.parametrize("at_limit", ["force-eos", "force-eos-free", "truncate"])
+@pytest.mark.parametrize(
+    "more", [{}, {"min_length": 4}, {"forced_bos": 9}, {"forced_bos": END}], ids=str
+)
 def test_every_way_to_draw_is_the_same(at_limit: str, more: dict[str, Any]) -> None:
     """Bit by bit the same random numbers, for rows, for streams and for translations."""
     plain, fixed = generators(at_limit=at_limit, **more)
     lines = Translator(toy_model(layers=1), toy_tokenizer(), plain.decode)
     fixed_lines = dataclasses.replace(lines, graphs=GraphCache(True))
-    for sample in SAMPLES[:: 1 if at_limit == "end" and not more else 3]:
+    for sample in SAMPLES[:: 1 if at_limit == "force-eos" and not more else 3]:
         wanted = plain.sample(SOME, LIMIT, sample, first=2)
         assert fixed.sample(SOME, LIMIT, sample, first=2) == wanted
         assert list(fixed.stream(SOME[0], LIMIT, sample, 2)) == wanted[0]
@@ -136,7 +138,7 @@ def test_every_way_to_draw_is_the_same(at_limit: str, more: dict[str, Any]) -> N
 
 def test_long_texts_are_written_to_their_end() -> None:
     """Far beyond the steps between two questions, and not beyond the limit."""
-    plain, fixed = generators(toy_gpt("rotary"), shortest=70, at_limit="cut", beam=2)
+    plain, fixed = generators(toy_gpt("rotary"), min_length=70, at_limit="truncate", beam=2)
     assert fixed.sample(SOME[:1], 75, Sample()) == plain.sample(SOME[:1], 75, Sample())
     same(fixed.search(SOME[:1], 33), plain.search(SOME[:1], 33))
 
@@ -158,7 +160,7 @@ def test_a_recording_serves_the_next_batch_of_its_shape() -> None:
     assert len(fixed.graphs.entries) == 2
     for size in range(3, 3 + MAX_ENTRIES):
         changed = dataclasses.replace(
-            fixed, decode=dataclasses.replace(fixed.decode, shortest=size)
+            fixed, decode=dataclasses.replace(fixed.decode, min_length=size)
         )
         changed.sample(PROMPTS[:1], 2, Sample(temperature=0.0))
     assert len(fixed.graphs.entries) == MAX_ENTRIES
@@ -195,7 +197,7 @@ def test_weights_that_moved_are_recorded_anew() -> None:
 
 def test_two_streams_at_once_do_not_meet() -> None:
     """A recording is one stream's until it ends, or is left."""
-    plain, fixed = generators(toy_gpt("none"), shortest=LIMIT)
+    plain, fixed = generators(toy_gpt("none"), min_length=LIMIT)
     streams = [fixed.stream(prompt, LIMIT, Sample(seed=1)) for prompt in PROMPTS[:2]]
     both = [list(row) for row in zip(*zip(*streams, strict=True), strict=True)]
     assert both == [list(plain.stream(p, LIMIT, Sample(seed=1))) for p in PROMPTS[:2]]
@@ -224,7 +226,7 @@ HOST = ("_local_scalar_dense", "nonzero", "lift_fresh", "masked_select", "unique
 @schemes
 def test_every_step_is_the_same_operations_and_asks_nobody(position: str, core: str) -> None:
     """With the same numbers of the host's in them, so that replaying one step is the next one."""
-    more: dict[str, Any] = {"at_limit": "free-end", "first": 9, "shortest": 3}
+    more: dict[str, Any] = {"at_limit": "force-eos-free", "forced_bos": 9, "min_length": 3}
     decode = more if position in ("learned", "t5") else {}
     plain, fixed = generators(toy_gpt(position, core, layers=1), beam=3, **decode)
     lines = Translator(toy_model(position, core, layers=1), toy_tokenizer(), plain.decode)
@@ -302,16 +304,20 @@ def test_what_is_read_filled_up() -> None:
     learned = GptConfig(**sizes, position=Learned()).build().decoder
     assert can_pad(learned, 1, 100)
     assert not can_pad(learned, 1, 101)
-    for part in ({"core": Longformer()}, {"core": Performer()}, {"feedforward": Experts()}):
+    for part in (
+        {"attention": Longformer()},
+        {"attention": Performer()},
+        {"feedforward": Experts()},
+    ):
         changes: Any = part
         assert not can_pad(GptConfig(**sizes, **changes).build().decoder, 1, 10)
 
 
 @pytest.mark.parametrize("core", [Packed(), Longformer(), Performer(), CORES["tiled"]])
-def test_what_has_no_steady_step_is_written_as_it_is(core: CoreConfig) -> None:
+def test_what_has_no_steady_step_is_written_as_it_is(core: AttentionFunctionConfig) -> None:
     """Found out before anything is computed: nothing is recorded, and the text is the same."""
     sizes: Any = {"vocab_size": len(SPECIALS) + 8, "dim": 16, "layers": 1, "heads": 2}
-    model = GptConfig(**sizes, core=core, max_length=LONGEST).build().double().eval()
+    model = GptConfig(**sizes, attention=core, max_length=LONGEST).build().double().eval()
     plain, fixed = generators(model)
     assert not supports_cuda_graph(model)
     same(fixed.search(PROMPTS, LIMIT), plain.search(PROMPTS, LIMIT))
@@ -363,7 +369,7 @@ def test_what_is_compiled_draws_the_same(request: pytest.FixtureRequest) -> None
     """By the code that PyTorch makes of it."""
     if request.config.getoption("--jaxtyping-packages", None):
         pytest.skip("torch.compile cannot trace the shape checks: run without the hook")
-    plain, _ = generators(toy_gpt("rotary", layers=1), shortest=4)
+    plain, _ = generators(toy_gpt("rotary", layers=1), min_length=4)
     fast = dataclasses.replace(plain, graphs=GraphCache(True, compiled=True))
     wanted = plain.sample(PROMPTS[:3], LIMIT, SAMPLES[3])
     assert fast.sample(PROMPTS[:3], LIMIT, SAMPLES[3]) == wanted
@@ -374,7 +380,7 @@ def test_which_models_have_a_steady_step() -> None:
     assert supports_cuda_graph(GptConfig(**sizes).build())
     assert supports_cuda_graph(toy_model())
     assert not supports_cuda_graph(RnnConfig(**sizes).build())
-    assert not supports_cuda_graph(JoinedConfig(**sizes).build())
+    assert not supports_cuda_graph(DecoderOnlySeq2SeqConfig(**sizes).build())
     assert not supports_cuda_graph(GptConfig(**sizes, feedforward=Experts()).build())
     watched = toy_model()
     handle = watched.decoder.register_forward_hook(lambda *given: None)

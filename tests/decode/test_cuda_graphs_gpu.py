@@ -69,7 +69,9 @@ def test_a_recorded_language_model_writes_the_same(
 @pytest.mark.parametrize("chosen", DEFINITIONS, ids=str)
 def test_every_definition_of_a_search_is_recorded(chosen: dict[str, Any]) -> None:
     """And of drawing: what may come where hangs on a place that only the device knows."""
-    decode = Decode(beam=4, banned=(0, 1), longest_ratio=1.5, longest_extra=3, **chosen)
+    decode = Decode(
+        beam=4, suppress_tokens=(0, 1), max_length_ratio=1.5, max_length_extra=3, **chosen
+    )
     fixed = Translator(toy_model().cuda(), toy_tokenizer(), decode)
     plain = dataclasses.replace(fixed, graphs=GraphCache(False))
     for lines in (LINES, ["b b b", "", "g h"], LINES):
@@ -96,7 +98,7 @@ def test_weights_that_change_at_their_place_are_those_that_write() -> None:
 
 def test_long_texts_and_two_streams_at_once() -> None:
     """Past the steps between two questions; recordings that are lent to two at a time."""
-    plain, fixed = generators(toy_gpt("rotary"), shortest=70, at_limit="cut")
+    plain, fixed = generators(toy_gpt("rotary"), min_length=70, at_limit="truncate")
     assert fixed.sample(PROMPTS, 75, SAMPLES[1]) == plain.sample(PROMPTS, 75, SAMPLES[1])
     pair = (PROMPTS[0], PROMPTS[3])
     streams = [fixed.stream(prompt, 30, SAMPLES[1]) for prompt in pair]
@@ -116,9 +118,9 @@ def test_a_compiled_step_is_recorded_too() -> None:
 @pytest.mark.parametrize("norm", [Norm(), Norm(form="rms"), Norm(placement="post")], ids=str)
 def test_in_half_precision_every_token_is_nearly_the_best(norm: Norm, compiled: bool) -> None:
     """By all kernels for writing: what one text is given, and what a search finds for several."""
-    exact = toy_gpt("sinusoidal", dim=64, heads=2, hidden=96, norm=norm)  # heads that they take
+    exact = toy_gpt("sinusoidal", dim=64, heads=2, ffn_dim=96, norm=norm)  # heads that they take
     half = copy.deepcopy(exact).bfloat16().cuda()
-    decode = Decode(beam=3, at_limit="cut", shortest=20)
+    decode = Decode(beam=3, at_limit="truncate", min_length=20)
     fixed = Generator(half, toy_tokenizer(), decode, graphs=GraphCache(compiled=compiled))
     texts = fixed.sample(PROMPTS[:1], 16, SAMPLES[0])
     is_recorded(fixed)
@@ -142,7 +144,7 @@ def test_a_recording_keeps_no_memory_that_others_may_free() -> None:
     sizes: Any = {"vocab_size": 9000, "dim": 512, "layers": 2, "heads": 8, "max_length": 64}
     for _ in range(2):  # what the first has recorded is gone when the second is recorded
         model = GptConfig(**sizes).build().cuda().eval()
-        plain, fixed = generators(model, at_limit="cut")
+        plain, fixed = generators(model, at_limit="truncate")
         wanted = plain.sample(PROMPTS[:1], 20, SAMPLES[0])
         assert fixed.sample(PROMPTS[:1], 20, SAMPLES[0]) == wanted
         is_recorded(fixed)

@@ -31,7 +31,9 @@ LINES = ["a b c", "h", "c d e f g h a b", "b b", "g a c e"]
 
 
 def translators(*models: torch.nn.Module, **decode: Any) -> list[Translator]:
-    how = Decode(**{"longest_ratio": 1.5, "longest_extra": 3, "banned": (0, 1), **decode})
+    how = Decode(
+        **{"max_length_ratio": 1.5, "max_length_extra": 3, "suppress_tokens": (0, 1), **decode}
+    )
     return [Translator(model, toy_tokenizer(), how) for model in models]  # type: ignore[arg-type]
 
 

@@ -48,8 +48,8 @@ schemes = pytest.mark.parametrize(("position", "core"), SCHEMES)
 def toy_gpt(position: str = "sinusoidal", core: str = "fused", **changes: Any) -> Gpt:
     """Random weights in float64, large enough that a next token is likely or unlikely."""
     torch.manual_seed(changes.pop("seed", SEEDS[position]))
-    sizes = {"vocab_size": len(SPECIALS) + 8, "dim": 16, "layers": 2, "heads": 2, "hidden": 24}
-    parts = {"position": POSITIONS[position], "core": CORES[core], "dropout": 0.0}
+    sizes = {"vocab_size": len(SPECIALS) + 8, "dim": 16, "layers": 2, "heads": 2, "ffn_dim": 24}
+    parts = {"position": POSITIONS[position], "attention": CORES[core], "dropout": 0.0}
     fixed: Any = {"tie": "none", "max_length": LONGEST}
     model = GptConfig(**{**sizes, **parts, **fixed, **changes}).build().double().eval()
     with torch.no_grad():
@@ -108,17 +108,17 @@ def test_the_size_of_batches_does_not_matter(batch_tokens: int) -> None:
     assert generator().sample(PROMPTS[2:], LIMIT, Sample(seed=4), first=2) == drawn[2:]
 
 
-@pytest.mark.parametrize("at_limit", ["end", "free-end", "cut"])
+@pytest.mark.parametrize("at_limit", ["force-eos", "force-eos-free", "truncate"])
 @pytest.mark.parametrize("shortest", [0, 4])
 def test_greedy_in_three_ways(at_limit: str, shortest: int) -> None:
     """Beam 1, drawing at temperature 0 and the stream write the same tokens."""
-    made = generator(beam=1, at_limit=at_limit, shortest=shortest)
+    made = generator(beam=1, at_limit=at_limit, min_length=shortest)
     best = [line[0].tokens for line in made.search(PROMPTS, LIMIT)]
     assert made.sample(PROMPTS, LIMIT, Sample(temperature=0.0)) == best
     assert [list(made.stream(prompt, LIMIT)) for prompt in PROMPTS] == best
     sizes = [len(tokens) for tokens in best]
     assert min(sizes) >= shortest
-    assert max(sizes) == LIMIT - (at_limit != "cut")
+    assert max(sizes) == LIMIT - (at_limit != "truncate")
     assert len(set(sizes)) > 1
 
 
@@ -131,7 +131,7 @@ def test_a_stream_is_the_sample() -> None:
 
 
 def test_a_stream_of_a_later_prompt_has_random_numbers_of_its_own() -> None:
-    made, sample = generator(shortest=LIMIT), Sample(seed=1, temperature=5.0)
+    made, sample = generator(min_length=LIMIT), Sample(seed=1, temperature=5.0)
     whole = made.sample([PROMPTS[0]] * 3, LIMIT, sample)
     found = [list(made.stream(PROMPTS[0], LIMIT, sample, number)) for number in range(3)]
     assert found == whole
@@ -143,7 +143,7 @@ def test_a_stream_of_a_later_prompt_has_random_numbers_of_its_own() -> None:
 
 def test_a_stream_reads_no_further_than_it_is_asked() -> None:
     """Each token costs one step, taken when the token is wanted."""
-    made, read = generator("none", shortest=3), list[int]()
+    made, read = generator("none", min_length=3), list[int]()
     made.model.decoder.register_forward_hook(lambda m, i, out: read.append(out.shape[1]))
     stream = made.stream([7, 8, 9], 100, Sample(seed=1))
     assert read == []
@@ -175,7 +175,7 @@ def test_without_a_table_writing_goes_on_for_ever(position: str) -> None:
     """Positions that are computed have no end; learned ones end the text. Either is said."""
     said: list[str] = []
     prompt = [7, 8, 9]
-    decode = Decode(beam=1, end=0, banned=(), at_limit="cut", shortest=99)
+    decode = Decode(beam=1, end=0, suppress_tokens=(), at_limit="truncate", min_length=99)
     made = Generator(toy_gpt(position, "dense"), toy_tokenizer(), decode, said.append)
     # The last token of all is written and never read.
     room = LONGEST - len(prompt) + 1
@@ -228,7 +228,7 @@ def test_what_cannot_begin_a_stop_is_shown_at_once() -> None:
 
 def test_nothing_is_computed_after_a_stop() -> None:
     """The tokens of a stop text cost their steps, and no more are taken."""
-    made, read = generator("none", shortest=50), list[int]()
+    made, read = generator("none", min_length=50), list[int]()
     made.model.decoder.register_forward_hook(lambda m, i, out: read.append(out.shape[1]))
     words = list(as_text(made.tokenizer, [7], made.stream([7], 20)))
     assert len(read) == 20
@@ -245,8 +245,8 @@ def test_nothing_is_computed_after_a_stop() -> None:
         ([7] * (LONGEST + 1), 3, {}, f"a prompt of {LONGEST + 1} tokens"),
         ([7, 99], 3, {}, "token 99"),
         ([7], 0, {}, "limit"),
-        ([7], 3, {"first": 15}, "decode.first=15"),
-        ([7], 3, {"banned": (7, 99)}, "decode.banned=99"),
+        ([7], 3, {"forced_bos": 15}, "decode.forced_bos=15"),
+        ([7], 3, {"suppress_tokens": (7, 99)}, "decode.suppress_tokens=99"),
     ],
 )
 def test_what_cannot_be_written_is_refused(

@@ -46,7 +46,7 @@ def translator(tokenizer: Tokenizer) -> Translator:
         position=Learned(),
         tie="none",
     )
-    decode = Decode(beam=2, longest_ratio=0.5, longest_extra=3)
+    decode = Decode(beam=2, max_length_ratio=0.5, max_length_extra=3)
     return Translator(config.build().double().eval(), tokenizer, decode)
 
 

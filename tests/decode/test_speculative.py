@@ -39,8 +39,8 @@ def test_the_greedy_text_is_that_of_the_model(position: str, core: str) -> None:
     assert 0 < fast.acceptance.taken < fast.acceptance.proposed
 
 
-@pytest.mark.parametrize("at_limit", ["end", "free-end", "cut"])
-@pytest.mark.parametrize("more", [{}, {"shortest": 5}, {"first": 9}], ids=str)
+@pytest.mark.parametrize("at_limit", ["force-eos", "force-eos-free", "truncate"])
+@pytest.mark.parametrize("more", [{}, {"min_length": 5}, {"forced_bos": 9}], ids=str)
 def test_the_rules_of_the_text_are_those_of_the_model(at_limit: str, more: dict[str, Any]) -> None:
     plain, fast = helped(toy_gpt(layers=1), toy_gpt(seed=3, layers=1), at_limit=at_limit, **more)
     greedy = Sample(temperature=0.0)
@@ -51,7 +51,7 @@ def test_the_rules_of_the_text_are_those_of_the_model(at_limit: str, more: dict[
 
 def test_a_draft_that_is_the_model_is_always_right() -> None:
     """Every proposal is taken, drawn or not, and the model reads far fewer times."""
-    _, fast = helped(toy_gpt("rotary"), toy_gpt("rotary"), ahead=4, shortest=20)
+    _, fast = helped(toy_gpt("rotary"), toy_gpt("rotary"), ahead=4, min_length=20)
     passes: list[int] = []
     fast.model.decoder.register_forward_hook(lambda m, i, out: passes.append(1))
     for sample in (Sample(temperature=0.0), Sample(seed=2)):
@@ -62,7 +62,7 @@ def test_a_draft_that_is_the_model_is_always_right() -> None:
 
 def test_a_draft_with_fewer_positions_stops_proposing() -> None:
     """Beyond its table the model goes on alone."""
-    plain, fast = helped(toy_gpt("rotary"), toy_gpt("learned", max_length=6), shortest=12)
+    plain, fast = helped(toy_gpt("rotary"), toy_gpt("learned", max_length=6), min_length=12)
     greedy = Sample(temperature=0.0)
     assert fast.sample(PROMPTS[:3], 12, greedy) == plain.sample(PROMPTS[:3], 12, greedy)
     assert fast.acceptance.proposed > 0
@@ -100,7 +100,7 @@ def test_texts_are_as_frequent_as_the_model_alone_makes_them(
     tokens, limit, draws = 4, 3, 1000
     model, draft = (1.5 * torch.randn(tokens, tokens) for _ in range(2))
     sample, acceptance = Sample(seed=1, **chosen), Acceptance()
-    constraints = LogitsConstraints(Decode(at_limit="cut"), END, [], torch.device("cpu"))
+    constraints = LogitsConstraints(Decode(at_limit="truncate"), END, [], torch.device("cpu"))
     random = torch.Generator().manual_seed(4)
     text = Speculation(Chain(model), Chain(draft), constraints, sample, random, acceptance)
     counts = Counter(tuple(text.generate([0], limit, ahead)) for _ in range(draws))

@@ -13,7 +13,7 @@ from manyheads.decode.constraints import LogitsConstraints
 from manyheads.decode.session import Seq2SeqSession
 from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from manyheads.nn.attention import CoreConfig
+from manyheads.nn.attention import AttentionFunctionConfig
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.positions import (
     Alibi,
@@ -37,7 +37,11 @@ POSITIONS: dict[str, PositionConfig] = {
     "t5": Buckets(buckets=6, max_distance=5),
     "alibi": Alibi(),
 }
-CORES: dict[str, CoreConfig] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=4)}
+CORES: dict[str, AttentionFunctionConfig] = {
+    "dense": Dense(),
+    "fused": Fused(),
+    "tiled": Tiled(block=4),
+}
 CELLS = [(p, c) for p in POSITIONS for c in CORES if (p, c) != ("shaw", "fused")]
 # One core a position: the one that honours it and is used most.
 SCHEMES = [(p, "dense" if p == "shaw" else "fused") for p in POSITIONS]
@@ -76,8 +80,8 @@ def toy_model(position: str = "sinusoidal", core: str = "fused", **changes: Any)
     larger than usual, so that a next token is likely or unlikely and the source matters."""
     torch.manual_seed(changes.pop("seed", SEEDS[position]))
     sizes = {"vocab_size": len(SPECIALS) + len(WORDS), "dim": 16, "layers": 2, "heads": 2}
-    parts = {"position": POSITIONS[position], "core": CORES[core], "dropout": 0.0}
-    fixed: Any = {"tie": "none", "hidden": 24, "max_length": LONGEST}
+    parts = {"position": POSITIONS[position], "attention": CORES[core], "dropout": 0.0}
+    fixed: Any = {"tie": "none", "ffn_dim": 24, "max_length": LONGEST}
     model = Seq2SeqConfig(**{**sizes, **parts, **fixed, **changes}).build().double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -87,7 +91,7 @@ def toy_model(position: str = "sinusoidal", core: str = "fused", **changes: Any)
 
 
 def toy_translator(position: str = "sinusoidal", core: str = "fused", **decode: Any) -> Translator:
-    settings = {"longest_ratio": 1.5, "longest_extra": 3, **decode}
+    settings = {"max_length_ratio": 1.5, "max_length_extra": 3, **decode}
     return Translator(toy_model(position, core), toy_tokenizer(), Decode(**settings))
 
 

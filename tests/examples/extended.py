@@ -10,9 +10,9 @@ import manyheads
 
 TINY = (
     *("data.train_pairs=200", "data.valid_pairs=10", "data.test_pairs=10"),
-    *("tokens.vocab_size=400", "model.dim=16", "model.hidden=32", "model.layers=1"),
+    *("tokens.vocab_size=400", "model.dim=16", "model.ffn_dim=32", "model.layers=1"),
     *("model.heads=2", "train.batch_tokens=300", "train.steps=3", "train.validate_every=3"),
-    *("train.save_every=3", "decode.validate_sentences=2"),
+    *("train.save_every=3", "decode.bleu_sentences=2"),
 )
 
 

@@ -14,12 +14,12 @@ from typing import ClassVar
 from einops import einsum
 from torch.nn import functional as F
 
-from manyheads.nn.exact_attention import Exact
+from manyheads.nn.exact_attention import ExactAttention
 from manyheads.ops import share_heads
 
 
 @dataclass(frozen=True)
-class Sigmoid(Exact):
+class Sigmoid(ExactAttention):
     """σ(score(q, k) − log n) over n keys."""
 
     kind: ClassVar[str] = "sigmoid"
@@ -39,7 +39,7 @@ class Sigmoid(Exact):
         return einsum(weights, share_heads(v, q.shape[1]), "b h t s, b h s c -> b h t c")
 '''
 
-LINE = "CoreConfig = (\n    Dense\n"
+LINE = "AttentionFunctionConfig = (\n    Dense\n"
 IMPORT = "from manyheads.nn.sigmoid import Sigmoid\n"
 
 
@@ -50,9 +50,9 @@ def test_a_new_attention_implementation_trains_and_translates(tmp_path: Path) ->
         SIGMOID,
         "nn/attention.py",
         LINE,
-        f"{IMPORT}CoreConfig = (\n    Sigmoid\n    | Dense\n",
+        f"{IMPORT}AttentionFunctionConfig = (\n    Sigmoid\n    | Dense\n",
     )
-    extended.run("train", "phrasebook", *TINY, "model.core=sigmoid", "--out", "run")
+    extended.run("train", "phrasebook", *TINY, "model.attention=sigmoid", "--out", "run")
     assert 'kind = "sigmoid"' in (tmp_path / "run/run.toml").read_text(encoding="utf-8")
     translated = extended.run("translate", "run", "--beam", "2", stdin="The dog sees.\n")
     assert translated.count("\n") == 1

@@ -152,7 +152,7 @@ def test_the_new_task_trains_and_is_scored(recipe: str, tmp_path: Path) -> None:
 
 
 def test_settings_of_the_new_task_are_checked(recipe: str) -> None:
-    for setting in ("data=text", "objective=masked", "model=gpt", "train.agreement=1"):
+    for setting in ("data=text", "objective=masked", "model=gpt", "train.rdrop_alpha=1"):
         with pytest.raises(UserError, match=setting.split("=")[0]):
             read_recipe(recipe, [setting])
     with pytest.raises(UserError, match="did you mean 'reversal'"):

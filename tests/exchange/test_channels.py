@@ -8,25 +8,25 @@ from tests.exchange.zoo import strengthen
 
 from manyheads.errors import UserError
 from manyheads.exchange.huggingface import in_halves
-from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig, Side
-from manyheads.nn.embedding import Embed, Output
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig, StackOverrides
+from manyheads.nn.embedding import EmbeddingConfig, HeadConfig
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.feedforward import Gated
 from manyheads.nn.positions import Learned, Rotary, Sinusoidal
 from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Bilinear
 
-PLAIN = Seq2SeqConfig(vocab_size=20, dim=12, layers=2, heads=3, hidden=7, max_length=16)
+PLAIN = Seq2SeqConfig(vocab_size=20, dim=12, layers=2, heads=3, ffn_dim=7, max_length=16)
 CONFIGS = {
-    "pre-norm": replace(PLAIN, embed=Embed(scale="sqrt-dim")),
+    "pre-norm": replace(PLAIN, embed=EmbeddingConfig(scale="sqrt-dim")),
     "post-norm": replace(PLAIN, norm=Norm(placement="post", form="rms")),
     "gated": replace(PLAIN, feedforward=Gated(), bias=False, attention_bias=True),
-    "apart": replace(PLAIN, tie="none", target_vocab_size=17, output=Output(bias="trained")),
-    "target": replace(PLAIN, tie="target", embed=Embed(norm=Norm(), segments=2)),
-    "inputs": replace(PLAIN, tie="inputs", encoder=Side(layers=1, heads=2)),
+    "apart": replace(PLAIN, tie="none", target_vocab_size=17, output=HeadConfig(bias="trained")),
+    "target": replace(PLAIN, tie="target", embed=EmbeddingConfig(norm=Norm(), segments=2)),
+    "inputs": replace(PLAIN, tie="inputs", encoder=StackOverrides(layers=1, heads=2)),
     "few keys": replace(PLAIN, kv_heads=1, head_dim=5, position=Sinusoidal(base=300.0)),
     "bilinear": replace(PLAIN, score=Bilinear(key_size=3)),
-    "additive": replace(PLAIN, score=Additive(width=3), core=Dense()),
+    "additive": replace(PLAIN, score=Additive(width=3), attention=Dense()),
     "odd": replace(PLAIN, dim=15),
     "one channel a head": replace(PLAIN, dim=3),
 }
@@ -73,7 +73,7 @@ def test_nothing_is_shared_and_training_goes_on_as_before() -> None:
         replace(PLAIN, position=Sinusoidal(layout="halves")),
         replace(PLAIN, position=Learned()),
         replace(PLAIN, position=Rotary(), head_dim=4),
-        replace(PLAIN, decoder=Side(position=Learned())),
+        replace(PLAIN, decoder=StackOverrides(position=Learned())),
     ],
 )
 def test_a_model_without_interleaved_sinusoids_is_refused(config: Seq2SeqConfig) -> None:

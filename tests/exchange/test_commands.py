@@ -34,8 +34,8 @@ TEXT = "\n".join([*LINES[:3], "", "a big cat\tin the tree"]).encode()
 MASKED = b"the [MASK] sees a <mask>\nno mask here\n\n[MASK] dog\n"
 TRAINED = (
     *("train.steps=120", "train.warmup_steps=30", "train.learning_rate=0.01", "model.dim=32"),
-    *("decode.penalty=length", "decode.length_penalty=1.0", "decode.stopping=none-better-now"),
-    *("decode.at_limit=cut", "decode.longest_ratio=100"),
+    *("decode.penalty=length", "decode.length_penalty=1.0", "decode.stopping=heuristic"),
+    *("decode.at_limit=truncate", "decode.max_length_ratio=100"),
 )
 LABELS = {0: "good", 1: "bad"}
 Make = Callable[..., Path]
@@ -406,10 +406,10 @@ def test_what_cannot_be_exported_is_one_line(run: Make, exported: Make, tmp_path
 
 def test_an_export_says_what_changes(run: Make, tmp_path: Path) -> None:
     said = export(run("marian"), "ctranslate2", tmp_path / "out")
-    assert "decode.stopping=beam-ended in place of none-better-now" in said
-    assert "decode.at_limit=cut in place of free-end" in said
+    assert "decode.stopping=early in place of heuristic" in said
+    assert "decode.at_limit=truncate in place of force-eos-free" in said
     decode = read_run(tmp_path / "out").decode
-    assert (decode.stopping, decode.at_limit) == ("beam-ended", "cut")
+    assert (decode.stopping, decode.at_limit) == ("early", "truncate")
     said = export(run("bert"), "huggingface", tmp_path / "other")
     assert said == f"exported: {tmp_path / 'other'}\n"
 

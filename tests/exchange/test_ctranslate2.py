@@ -24,8 +24,8 @@ from manyheads.exchange.ctranslate2 import (
     write_ctranslate2,
 )
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, Side
-from manyheads.nn.embedding import Embed, Output
+from manyheads.models.seq2seq import EncoderOutput, Seq2Seq, Seq2SeqConfig, StackOverrides
+from manyheads.nn.embedding import EmbeddingConfig, HeadConfig
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.feedforward import Gated, Plain
 from manyheads.nn.masks import AttentionMask, Window, full, make_mask
@@ -40,7 +40,7 @@ pytest.importorskip("ctranslate2")
 
 LONGEST = 24
 NOISE = 2e-5  # float32; the greatest difference in 400 random models of all parts was 3e-5
-FREE = Decode(beam=3, length_penalty=1.0, penalty="length", at_limit="cut", banned=())
+FREE = Decode(beam=3, length_penalty=1.0, penalty="length", at_limit="truncate", suppress_tokens=())
 
 POSITIONS: dict[str, Any] = {
     "none": NoPosition(),
@@ -70,15 +70,15 @@ PARTS: dict[str, dict[str, Any]] = {
     "post": {"norm": Norm(placement="post")},
     "rms": {"norm": Norm(form="rms")},
     "rms post": {"norm": Norm(form="rms", placement="post"), "bias": False},
-    "epsilon": {"norm": Norm(eps=0.3), "embed": Embed(norm=Norm(eps=0.3))},
-    "other norm": {"embed": Embed(norm=Norm(form="rms"), scale="sqrt-dim")},
-    "segments": {"embed": Embed(segments=2, scale="sqrt-dim"), "position": Rotary()},
+    "epsilon": {"norm": Norm(eps=0.3), "embed": EmbeddingConfig(norm=Norm(eps=0.3))},
+    "other norm": {"embed": EmbeddingConfig(norm=Norm(form="rms"), scale="sqrt-dim")},
+    "segments": {"embed": EmbeddingConfig(segments=2, scale="sqrt-dim"), "position": Rotary()},
     **{f"plain {a}": {"feedforward": Plain(activation=a)} for a in ("gelu", "gelu-tanh", "tanh")},
     **{f"gated {a}": {"feedforward": Gated(activation=a)} for a in ("silu", "gelu", "relu")},
     "no bias": {"bias": False},
     "only qkv bias": {"bias": False, "qkv_bias": True},
-    "untied": {"tie": "none", "output": Output(bias="fixed")},
-    "output": {"output": Output(scale="inverse-sqrt-dim", bias="trained")},
+    "untied": {"tie": "none", "output": HeadConfig(bias="fixed")},
+    "output": {"output": HeadConfig(scale="inverse-sqrt-dim", bias="trained")},
     "dot": {"score": Dot()},
     "scale": {"score": ScaledDot(scale=-0.7)},
     "dot shaw": {"score": Dot(), "position": Shaw(max_distance=3)},
@@ -95,8 +95,8 @@ DECODER_ONLY = {
 }
 SIDES: dict[str, dict[str, Any]] = {
     "unequal": {
-        "encoder": Side(layers=1, heads=2, hidden=8, position=Alibi()),
-        "decoder": Side(layers=3, position=Rotary(), feedforward=Gated()),
+        "encoder": StackOverrides(layers=1, heads=2, ffn_dim=8, position=Alibi()),
+        "decoder": StackOverrides(layers=3, position=Rotary(), feedforward=Gated()),
     },
     "inputs": {"tie": "inputs"},
     "target": {"tie": "target", "target_vocab_size": 300},
@@ -110,8 +110,8 @@ def tokenizer() -> Tokenizer:
 
 def build(kind: type[GptConfig] | type[Seq2SeqConfig], size: int, parts: dict[str, Any]) -> Any:
     """A tiny model whose every number is its own: no bias is zero, no norm is one."""
-    sizes = {"vocab_size": size, "dim": 16, "layers": 2, "heads": 4, "hidden": 24}
-    sizes |= {"max_length": LONGEST, "dropout": 0.0, "core": Dense()}
+    sizes = {"vocab_size": size, "dim": 16, "layers": 2, "heads": 4, "ffn_dim": 24}
+    sizes |= {"max_length": LONGEST, "dropout": 0.0, "attention": Dense()}
     model = kind(**{**sizes, **parts}).build().eval()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -207,18 +207,18 @@ def ending(model: Any, end: int) -> Any:
     return model
 
 
-TRAINED = {"output": Output(bias="trained")}
+TRAINED = {"output": HeadConfig(bias="trained")}
 SEARCHES = {
     f"beam {beam}, {penalty} {alpha}": Decode(
         beam=beam,
         length_penalty=alpha,
         penalty=penalty,
-        at_limit="cut",
+        at_limit="truncate",
         # Limits that are met, for each length its own. All hypotheses end there, and those that
         # are too many are dropped by |y|^α: only with that penalty are they the worst.
-        longest_ratio=1.0 if penalty == "length" else 2.0,
-        longest_extra=2 if penalty == "length" else 20,
-        banned=(),
+        max_length_ratio=1.0 if penalty == "length" else 2.0,
+        max_length_extra=2 if penalty == "length" else 20,
+        suppress_tokens=(),
     )
     for beam, penalty, alpha in (
         *((beam, "length", alpha) for beam in (1, 2, 5) for alpha in (1.0, -0.5)),
@@ -263,7 +263,7 @@ def test_a_search_finds_what_ours_finds(
 def test_without_a_penalty_it_finds_no_worse(
     pair: tuple[Seq2Seq, Ctranslate2Model], tokenizer: Tokenizer
 ) -> None:
-    decode = Decode(beam=4, length_penalty=0.0, at_limit="cut", banned=())
+    decode = Decode(beam=4, length_penalty=0.0, at_limit="truncate", suppress_tokens=())
     texts = sentences(*range(1, 16))
     ours = Translator(pair[0], tokenizer, decode).search(texts, n_best=1)
     theirs = Ctranslate2Translator(pair[1], tokenizer, decode).search(texts, n_best=1)
@@ -288,10 +288,10 @@ def test_a_decoder_continues_as_ours_does(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"first": 61, "shortest": 2},
-        {"first": 61, "beam": 1},
-        {"shortest": 4},
-        {"shortest": 4, "beam": 1},
+        {"forced_bos": 61, "min_length": 2},
+        {"forced_bos": 61, "beam": 1},
+        {"min_length": 4},
+        {"min_length": 4, "beam": 1},
     ],
     ids=str,
 )
@@ -305,8 +305,8 @@ def test_first_and_shortest_are_honoured(
     theirs = Ctranslate2Translator(pair[1], tokenizer, decode).search(texts, n_best=1)
     for one, other in zip(ours, theirs, strict=True):
         assert other[0].tokens == one[0].tokens
-        assert len(other[0].tokens) >= decode.shortest
-        assert decode.first is None or other[0].tokens[0] == decode.first
+        assert len(other[0].tokens) >= decode.min_length
+        assert decode.forced_bos is None or other[0].tokens[0] == decode.forced_bos
 
 
 def test_special_tokens_are_never_written(
@@ -318,7 +318,7 @@ def test_special_tokens_are_never_written(
         model.head.bias[:7] += 6.0
     write_ctranslate2(model, tokenizer, tmp_path)
     opened = Ctranslate2Model(tmp_path, "Translator")
-    decode = Decode(beam=3, at_limit="cut")
+    decode = Decode(beam=3, at_limit="truncate")
     texts = sentences(2, 5, 8)
     found = Ctranslate2Translator(opened, tokenizer, decode).search(texts)
     banned = set(range(7)) - {tokenizer.end}
@@ -388,7 +388,11 @@ def test_ids_without_a_token_have_names_of_their_own() -> None:
 
 REFUSED: dict[str, tuple[type[GptConfig] | type[Seq2SeqConfig], dict[str, Any], str]] = {
     "additive": (Seq2SeqConfig, {"score": Additive()}, "inner products"),
-    "epsilons": (GptConfig, {"embed": Embed(norm=Norm(eps=0.1))}, r"one epsilon.*1e-05, 0\.1"),
+    "epsilons": (
+        GptConfig,
+        {"embed": EmbeddingConfig(norm=Norm(eps=0.1))},
+        r"one epsilon.*1e-05, 0\.1",
+    ),
     "t5 prompt": (GptConfig, {"position": Buckets()}, "wrong T5 distances"),
     "shaw": (GptConfig, {"position": Shaw(), "score": Bilinear()}, "score=scaled-dot"),
     "relative": (GptConfig, {"position": Relative()}, "no RelativePosition"),
@@ -425,7 +429,7 @@ def test_an_encoder_with_alibi_sees_as_far_as_the_longest_text(
     with torch.no_grad():
         place = model.encoder.position
         x = model.encoder_embedding(model.tokens, tokens, place, sight.query_positions)
-        memory = Memory(
+        memory = EncoderOutput(
             model.encoder(x, sight), AttentionMask(full, sight.query_positions, sight.key_positions)
         )
         hidden = model.decode(torch.tensor([[tokenizer.start, wanted[0][0]]]), memory)
@@ -478,7 +482,7 @@ def test_a_folder_that_is_none_is_said_in_a_line(tokenizer: Tokenizer, tmp_path:
     ("changes", "text", "reason"),
     [
         ({}, "a" * LONGEST, "positions end at 24"),
-        ({"stopping": "none-better-now"}, "a", "decode.stopping=beam-ended"),
+        ({"stopping": "heuristic"}, "a", "decode.stopping=early"),
     ],
 )
 def test_what_it_cannot_translate_is_refused(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.huggingface import FAMILIES, KINDS, from_huggingface, import_model
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
@@ -278,7 +278,7 @@ def test_t5_settings_of_the_older_form(tied: bool, tmp_path: Path) -> None:
     folder = change(saved(theirs, tmp_path), tie_word_embeddings=tied, **older)
     ours = from_huggingface(folder)
     head = ours.head
-    assert isinstance(head, Head)
+    assert isinstance(head, LMHead)
     assert (head.scale < 1) == tied
     opened = transformers.T5ForConditionalGeneration.from_pretrained(folder)
     said, expected, real = both("t5", opened, ours, 3)

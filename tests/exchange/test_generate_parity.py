@@ -31,7 +31,7 @@ MODELS, ALL = 15, 50
 PROMPTS = 3
 BEAM = 4
 # What we call the rules of stopping, and what they do.
-STOPPING = {"beam-ended": True, "none-better-now": False, "none-better-ever": "never"}
+STOPPING = {"early": True, "heuristic": False, "exact": "never"}
 PAD, START, FIRST, WORD = 0, 1, 2, 3
 
 
@@ -145,10 +145,10 @@ class Case:
             length_penalty=decode.length_penalty,
             early_stopping=STOPPING[decode.stopping],
             max_new_tokens=self.limit,
-            min_new_tokens=decode.shortest,
-            forced_bos_token_id=decode.first,
-            forced_eos_token_id=end if decode.at_limit == "free-end" else None,
-            bad_words_ids=[[token] for token in decode.banned or ()] or None,
+            min_new_tokens=decode.min_length,
+            forced_bos_token_id=decode.forced_bos,
+            forced_eos_token_id=end if decode.at_limit == "force-eos-free" else None,
+            bad_words_ids=[[token] for token in decode.suppress_tokens or ()] or None,
             pad_token_id=PAD,
             eos_token_id=end,
             decoder_start_token_id=decode.start,
@@ -194,17 +194,17 @@ def draw_case(family: Any, number: int) -> Case:
         "penalty": "length",
         "length_penalty": chance.choice([0.0, 0.5, 1.0, 2.0, -1.0]),
         "stopping": chance.choice([*STOPPING]),
-        "at_limit": chance.choice(["free-end", "cut"]),
-        "shortest": chance.choice([0, 0, 3]),
+        "at_limit": chance.choice(["force-eos-free", "truncate"]),
+        "min_length": chance.choice([0, 0, 3]),
         "end": likely_end(theirs, prompts[0], chance),
-        "banned": chance.choice([(), (PAD, START)]),
-        "longest_ratio": 0.0,
-        "longest_extra": limit,
+        "suppress_tokens": chance.choice([(), (PAD, START)]),
+        "max_length_ratio": 0.0,
+        "max_length_extra": limit,
     }
     if family is not gpt2:
         settings["start"] = theirs.config.decoder_start_token_id
     if family is bart:
-        settings["first"] = chance.choice([FIRST, FIRST, None])
+        settings["forced_bos"] = chance.choice([FIRST, FIRST, None])
         settings["source_start"] = chance.choice([START, None])
     return Case(theirs, prompts, Decode(beam=BEAM, **settings), limit)
 

@@ -26,9 +26,9 @@ from manyheads.exchange.huggingface import from_huggingface, to_huggingface
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify
-from manyheads.models.seq2seq import Seq2SeqConfig, Side
+from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
 from manyheads.models.vit import VitConfig
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.feedforward import Gated, Plain
 from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw, Sinusoidal
@@ -94,7 +94,7 @@ OWN: dict[str, tuple[Any, str]] = {
     "bert-base": (replace(preset("bert-base"), **SMALL), "BertForPreTraining"),
     "gpt3-small": (replace(preset("gpt3-small"), **SMALL), "GPT2LMHeadModel"),
     "phrasebook": (
-        Seq2SeqConfig(**SMALL, hidden=33, dropout=0.0, embed=Embed(scale="sqrt-dim")),
+        Seq2SeqConfig(**SMALL, ffn_dim=33, dropout=0.0, embed=EmbeddingConfig(scale="sqrt-dim")),
         "PegasusForConditionalGeneration",
     ),
     "odd width": (
@@ -103,7 +103,7 @@ OWN: dict[str, tuple[Any, str]] = {
     ),
     "two vocabularies": (
         Seq2SeqConfig(
-            **SMALL, tie="none", target_vocab_size=33, norm=Norm(placement="post"), hidden=8
+            **SMALL, tie="none", target_vocab_size=33, norm=Norm(placement="post"), ffn_dim=8
         ),
         "MarianMTModel",
     ),
@@ -180,9 +180,9 @@ GPT = replace(preset("gpt3-small"), **SMALL)
 PAIR = Seq2SeqConfig(**SMALL)
 HALVES = replace(PAIR, position=Sinusoidal(layout="halves"))
 STRANGERS: dict[str, tuple[Any, str, str]] = {
-    "Shaw": (replace(PAIR, position=Shaw(), core=Dense()), "pegasus", "shaw"),
+    "Shaw": (replace(PAIR, position=Shaw(), attention=Dense()), "pegasus", "shaw"),
     "relative": (replace(GPT, position=Relative()), "gpt2", "relative"),
-    "additive": (replace(BERT, score=Additive(), core=Dense()), "bert", "additive"),
+    "additive": (replace(BERT, score=Additive(), attention=Dense()), "bert", "additive"),
     "pre-norm BERT": (replace(BERT, norm=Norm(eps=1e-12)), "bert", "norm.placement=post"),
     "ALiBi": (replace(GPT, position=Alibi()), "gpt2", "alibi"),
     "no bias": (replace(GPT, bias=False), "gpt2", "bias"),
@@ -190,14 +190,18 @@ STRANGERS: dict[str, tuple[Any, str, str]] = {
     "wide heads": (replace(GPT, head_dim=8), "gpt2", "head_dim=8"),
     "grouped": (replace(PAIR, kv_heads=2), "pegasus", "kv_heads=2"),
     "wave length": (replace(PAIR, position=Sinusoidal(base=500.0)), "pegasus", "base"),
-    "one side": (replace(HALVES, decoder=Side(position=Learned())), "pegasus", "decoder.position"),
+    "one side": (
+        replace(HALVES, decoder=StackOverrides(position=Learned())),
+        "pegasus",
+        "decoder.position",
+    ),
     "one gated side": (
-        replace(PAIR, encoder=Side(feedforward=Gated())),
+        replace(PAIR, encoder=StackOverrides(feedforward=Gated())),
         "pegasus",
         "encoder.feedforward",
     ),
     "a hidden group": (
-        replace(PAIR, kv_heads=4, decoder=Side(heads=8)),
+        replace(PAIR, kv_heads=4, decoder=StackOverrides(heads=8)),
         "pegasus",
         "kv_heads=4",
     ),
@@ -243,7 +247,7 @@ def test_positions_that_would_count_from_another_padding_token_are_refused() -> 
         **SMALL,
         position=Learned(offset=3),
         norm=POST,
-        embed=Embed(norm=POST, segments=1),
+        embed=EmbeddingConfig(norm=POST, segments=1),
         head=Classify(),
         pooler=None,
         feedforward=Plain(activation="gelu"),
@@ -258,7 +262,7 @@ def test_positions_that_would_count_from_another_padding_token_are_refused() -> 
 
 CHANGES = """
     bias=true bias=false attention_bias=true attention_bias=false qkv_bias=true qkv_bias=false
-    head_dim=3 head_dim=4 kv_heads=1 kv_heads=2 heads=1 heads=2 dim=12 layers=1 hidden=5
+    head_dim=3 head_dim=4 kv_heads=1 kv_heads=2 heads=1 heads=2 dim=12 layers=1 ffn_dim=5
     max_length=30 norm=pre norm=post norm.form=rms norm.form=layer norm.eps=0.1
     embed.norm.eps=0.1 embed.norm.form=rms embed.norm=none embed.norm=pre embed.scale=sqrt-dim
     embed.scale=one embed.segments=2 embed.segments=none embed.dim=5
@@ -270,13 +274,13 @@ CHANGES = """
     output.scale=one output.scale=inverse-sqrt-dim output.bias=none output.bias=fixed
     output.bias=trained tie=all tie=none tie=inputs tie=target target_vocab_size=60
     target_vocab_size=none encoder.layers=1 decoder.layers=2 encoder.heads=1 decoder.heads=2
-    encoder.hidden=5 decoder.hidden=9 encoder.position=learned decoder.position=rotary
+    encoder.ffn_dim=5 decoder.hidden=9 encoder.position=learned decoder.position=rotary
     encoder.position=sinusoidal decoder.feedforward=gated encoder.feedforward=plain
     decoder.dropout=0.3 pooler=none pooler=tanh pooler.activation=relu pooler.dim=5
     next_sentence=none next_sentence.classes=2 next_sentence.classes=3
     head=none head=masked head=classify head=tag head=detect head.activation=relu
     head.activation=gelu head.tie=none head.tie=all head.dropout=0.2
-    image_size=5 patch_size=1 channels=2 core=dense dropout=0.3 attention_dropout=0.2
+    image_size=5 patch_size=1 channels=2 attention=dense dropout=0.3 attention_dropout=0.2
 """
 
 

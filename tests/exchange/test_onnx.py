@@ -38,7 +38,7 @@ from manyheads.models.heads import Classify, Detect, Masked, Pooler, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.attention import SelfAttention
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.feedforward import Gated, Plain
 from manyheads.nn.masks import causal, full, make_mask
@@ -65,7 +65,7 @@ WORDS = 16
 VOCABULARY = len(SPECIALS) + WORDS
 PAD, START, END = 0, 1, 2
 BANNED = [0, 1, 3, 4, 5, 6]
-SIZES: dict[str, Any] = {"dim": 16, "heads": 4, "kv_heads": 2, "hidden": 24, "max_length": 40}
+SIZES: dict[str, Any] = {"dim": 16, "heads": 4, "kv_heads": 2, "ffn_dim": 24, "max_length": 40}
 MODERN: dict[str, Any] = {
     "norm": Norm(placement="pre", form="rms"),
     "feedforward": Gated(),
@@ -134,7 +134,7 @@ def decoder(tmp_path_factory: Folder) -> Pair:
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: Folder) -> Pair:
     torch.manual_seed(5)
-    embed = Embed(segments=2, norm=Norm())
+    embed = EmbeddingConfig(segments=2, norm=Norm())
     config = BertConfig(
         vocab_size=VOCABULARY, layers=2, position=Buckets(), embed=embed, **SIZES, **OLDER
     )
@@ -455,7 +455,12 @@ def test_the_core_of_graphs_is_dense(position: PositionConfig, score: ScoreConfi
     """Any score and position, masks, queries that see nothing, fewer key heads (no export)."""
     model = strong(
         GptConfig(
-            vocab_size=VOCABULARY, layers=1, position=position, score=score, core=Dense(), **SIZES
+            vocab_size=VOCABULARY,
+            layers=1,
+            position=position,
+            score=score,
+            attention=Dense(),
+            **SIZES,
         ).build()
     ).double()
     attention, placed = model.decoder.blocks[0].attention, model.decoder.position
@@ -482,7 +487,11 @@ PARTS: dict[str, dict[str, Any]] = {
     **{f"{p.kind}-{getattr(p, 'layout', '')}": {"position": p} for p in POSITIONS},
     **{score.kind: {"score": score} for score in SCORES},
     "modern": {"position": Rotary(), **MODERN},
-    "older": {"position": Learned(), **OLDER, "embed": Embed(norm=Norm(), scale="sqrt-dim")},
+    "older": {
+        "position": Learned(),
+        **OLDER,
+        "embed": EmbeddingConfig(norm=Norm(), scale="sqrt-dim"),
+    },
     "tiled": {"core": Tiled(block=3)},
     "narrow": {"head_dim": 6, "kv_heads": 1},
     "gated-gelu": {"feedforward": Gated(activation="gelu-tanh"), "kv_heads": 4},
@@ -494,7 +503,7 @@ PARTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("parts", PARTS)
 def test_every_part_can_be_exported(tmp_path: Path, family: str, parts: str) -> None:
     config, runner, check = FAMILIES[family]
-    changes = {"core": Dense(), **SIZES, **PARTS[parts]}
+    changes = {"attention": Dense(), **SIZES, **PARTS[parts]}
     model = strong(config(vocab_size=VOCABULARY, layers=1, **changes).build())
     check(model, runner(exported(model, tmp_path / "run")))
 
@@ -502,7 +511,7 @@ def test_every_part_can_be_exported(tmp_path: Path, family: str, parts: str) -> 
 HEADS: dict[str, dict[str, Any]] = {
     "classify": {"head": Classify(labels=("a", "b", "c")), "pooler": Pooler()},
     "tag": {"head": Tag(labels=("a", "b", "c"))},
-    "detect": {"head": Detect(), "embed": Embed(dim=8)},
+    "detect": {"head": Detect(), "embed": EmbeddingConfig(dim=8)},
     "untied": {"head": Masked(tie="none"), "position": Learned(offset=2)},
     "next": {"head": None, "pooler": Pooler(), "next_sentence": NextSentence()},
     "bare": {"head": None},

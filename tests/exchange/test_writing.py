@@ -71,16 +71,16 @@ def frame(folder: Path, template: str) -> Path:
     [
         ({}, {"beam": 1, "penalty": "length", "length_penalty": 1.0}),
         ({"num_beams": 4, "length_penalty": 2.0}, {"beam": 4, "length_penalty": 2.0}),
-        ({"early_stopping": True}, {"stopping": "beam-ended"}),
-        ({"early_stopping": False}, {"stopping": "none-better-now"}),
-        ({"early_stopping": "never"}, {"stopping": "none-better-ever"}),
-        ({"forced_bos_token_id": 3}, {"first": 3}),
-        ({"bad_words_ids": [[4], [5, 6]], "suppress_tokens": [7]}, {"banned": (4, 7)}),
-        ({"min_new_tokens": 3}, {"shortest": 3}),
-        ({"min_length": 3}, {"shortest": 2}),
-        ({"min_length": 1}, {"shortest": 0}),
-        ({"min_length": 0}, {"shortest": 0}),
-        ({"min_length": 9, "min_new_tokens": 3}, {"shortest": 3}),
+        ({"early_stopping": True}, {"stopping": "early"}),
+        ({"early_stopping": False}, {"stopping": "heuristic"}),
+        ({"early_stopping": "never"}, {"stopping": "exact"}),
+        ({"forced_bos_token_id": 3}, {"forced_bos": 3}),
+        ({"bad_words_ids": [[4], [5, 6]], "suppress_tokens": [7]}, {"suppress_tokens": (4, 7)}),
+        ({"min_new_tokens": 3}, {"min_length": 3}),
+        ({"min_length": 3}, {"min_length": 2}),
+        ({"min_length": 1}, {"min_length": 0}),
+        ({"min_length": 0}, {"min_length": 0}),
+        ({"min_length": 9, "min_new_tokens": 3}, {"min_length": 3}),
         ({"length_penalty": None, "num_beams": None, "early_stopping": None}, {"beam": 1}),
         ({"eos_token_id": [1, 9]}, {"end": 1}),
     ],
@@ -147,7 +147,7 @@ def test_null_leaves_a_setting_to_the_other_file(copy: Callable[[str], Path]) ->
 
 def test_a_text_counts_its_prompt_there(copy: Callable[[str], Path]) -> None:
     imported = import_model(tell(copy("gpt2"), min_length=12))
-    assert decode_of(imported).shortest == 0
+    assert decode_of(imported).min_length == 0
     assert "min_length=12" in not_done(imported)[0]
 
 
@@ -177,7 +177,9 @@ def test_settings_of_writing_come_back_from_an_exported_folder(
 ) -> None:
     opened = load_run(folders("bart")[0])
     assert isinstance(opened, TorchRun)
-    decode = opened.decode(beam=3, length_penalty=2.0, shortest=2, banned=(5, 7), first=9)
+    decode = opened.decode(
+        beam=3, length_penalty=2.0, min_length=2, suppress_tokens=(5, 7), forced_bos=9
+    )
     write_huggingface(opened.model, opened.tokenizer, decode, tmp_path / "out")
     assert decode_of(import_model(tmp_path / "out")) == decode
 
@@ -190,18 +192,18 @@ def test_an_export_for_transformers_says_how_it_ranks_otherwise(
     ours = Decode(start=2, end=2)
     assert write_huggingface(opened.model, opened.tokenizer, ours, tmp_path / "out") == [
         "decode.penalty=length in place of gnmt",
-        "decode.at_limit=free-end in place of end",
+        "decode.at_limit=force-eos-free in place of force-eos",
     ]
     back = decode_of(import_model(tmp_path / "out"))
-    assert (back.penalty, back.length_penalty, back.at_limit) == ("length", 0.6, "free-end")
-    same = dataclasses.replace(ours, penalty="length", at_limit="cut")
+    assert (back.penalty, back.length_penalty, back.at_limit) == ("length", 0.6, "force-eos-free")
+    same = dataclasses.replace(ours, penalty="length", at_limit="truncate")
     assert changed_there(same, opened.model) == []
     greedy = dataclasses.replace(same, beam=1)
     assert changed_there(greedy, opened.model) == ["decode.length_penalty=1.0 in place of 0.6"]
-    plain = dataclasses.replace(ours, length_penalty=0.0, at_limit="cut")
+    plain = dataclasses.replace(ours, length_penalty=0.0, at_limit="truncate")
     assert changed_there(plain, opened.model) == []
     gpt, bert = (load_run(folders(family)[0]).model for family in ("gpt2", "bert"))  # type: ignore[attr-defined]
-    assert "decode.at_limit=cut in place of end" in changed_there(ours, gpt)
+    assert "decode.at_limit=truncate in place of force-eos" in changed_there(ours, gpt)
     assert changed_there(ours, bert) == []
 
 
@@ -216,7 +218,7 @@ def test_a_model_that_is_exported_stays_as_it_is(folders: Folder, tmp_path: Path
 def test_special_tokens_are_those_that_are_written_with(folders: Folder) -> None:
     opened = load_run(folders("bart")[0])
     assert isinstance(opened, TorchRun)
-    decode = opened.decode(start=4, end=5, first=9)
+    decode = opened.decode(start=4, end=5, forced_bos=9)
     assert special_of(opened.tokenizer, decode, opened.model) == {
         "pad_token_id": 1,
         "bos_token_id": 0,
@@ -225,7 +227,7 @@ def test_special_tokens_are_those_that_are_written_with(folders: Folder) -> None
         "forced_bos_token_id": 9,
         "forced_eos_token_id": 5,
     }
-    cut = dataclasses.replace(decode, at_limit="cut", first=None)
+    cut = dataclasses.replace(decode, at_limit="truncate", forced_bos=None)
     assert "forced_eos_token_id" not in special_of(opened.tokenizer, cut, opened.model)
 
 
@@ -248,7 +250,7 @@ def test_special_tokens_are_those_that_are_written_with(folders: Folder) -> None
         ({"min_length": "a"}, "min_length=a: it must be a whole number"),
         ({"min_new_tokens": 1.5}, "min_new_tokens=1.5: it must be a whole number"),
         ({"num_beams": "4"}, "num_beams=4: it must be a whole number"),
-        ({"num_beams": 0}, "decode.beam=0 must be at least 1"),
+        ({"num_beams": 0}, "decode.beam=0 must be from 1"),
         ({"eos_token_id": 100000}, "eos_token_id=100000: it must be among the model's tokens, 0"),
         ({"eos_token_id": [1, 100000]}, "among the model's tokens"),
         ({"eos_token_id": True}, "eos_token_id=True: it must be among the model's tokens"),

@@ -33,7 +33,7 @@ def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def standing(recipe: Path, tmp_path: Path) -> Path:
     """A run trained to step 10, to be hurt; the recipe trains it on to 60."""
     out = tmp_path / "run"
-    assert train(recipe, out, "train.steps=10", "train.average=1")[0] == 0
+    assert train(recipe, out, "train.steps=10", "train.average_checkpoints=1")[0] == 0
     return out
 
 
@@ -53,7 +53,12 @@ def hurt(good: Path, tmp_path: Path) -> Path:
 def averaged(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with every file that one can have: snapshots, metrics and scores too."""
     out = tmp_path_factory.mktemp("averaged") / "run"
-    settings = ("train.steps=6", "train.average=2", "train.save_every=2", "train.validate_every=6")
+    settings = (
+        "train.steps=6",
+        "train.average_checkpoints=2",
+        "train.save_every=2",
+        "train.validate_every=6",
+    )
     assert train(recipe, out, *settings)[0] == 0
     assert used(out)[0] == 0
     return out

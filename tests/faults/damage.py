@@ -60,7 +60,7 @@ def as_it_was(recipe: Path, folder: Path, room: Path) -> dict[str, Any]:
     copy = shutil.copytree(folder, room / "copy")
     try:
         trainer = train(
-            read_recipe(str(recipe), ["train.steps=8", "train.average=2"]),
+            read_recipe(str(recipe), ["train.steps=8", "train.average_checkpoints=2"]),
             copy,
             torch.device("cpu"),
         )

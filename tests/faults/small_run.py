@@ -20,8 +20,8 @@ from manyheads import cli
 from manyheads.data.translation import Batch
 from manyheads.tasks.translation import TranslationTask
 
-ON = ("train.average=1", "train.steps=20")
-SHORT = ("train.average=1", "train.steps=5")
+ON = ("train.average_checkpoints=1", "train.steps=20")
+SHORT = ("train.average_checkpoints=1", "train.steps=5")
 
 RECIPE = f"""{SMALL}
 [train]
@@ -156,7 +156,7 @@ def used(folder: Path) -> tuple[int, str, str]:
 
 
 def again(recipe: Path, folder: Path) -> tuple[int, str, str]:
-    return train(recipe, folder, "train.steps=6", "train.average=1")
+    return train(recipe, folder, "train.steps=6", "train.average_checkpoints=1")
 
 
 # What Python tells of, and changes a disk.

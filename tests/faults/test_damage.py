@@ -245,7 +245,7 @@ def test_going_on_with_other_data_is_refused(tmp_path: Path) -> None:
         (tmp_path / f"train.{side}").write_text("\n".join(lines))
     small = ["model.dim=16", "model.layers=1", "model.heads=2", "tokens.vocab_size=300"]
     own = [f"data.folder={tmp_path}", "data.source=en", "data.target=de", *small]
-    asked = ("train", "translation", *own, "decode.validate_sentences=0", "--out", tmp_path / "run")
+    asked = ("train", "translation", *own, "decode.bleu_sentences=0", "--out", tmp_path / "run")
     assert call(*asked, "train.steps=2", "--device", "cpu")[0] == 0
     with (tmp_path / "train.en").open("a") as file, (tmp_path / "train.de").open("a") as other:
         file.write("\none more")
@@ -263,7 +263,11 @@ def test_files_of_equal_runs_are_equal_byte_for_byte(recipe: Path, tmp_path: Pat
 
 
 def test_fewer_steps_than_are_done_are_refused(recipe: Path, hurt: Path) -> None:
-    mistake(train(recipe, hurt, "train.steps=1", "train.average=1"), "already", "train.steps=1")
+    mistake(
+        train(recipe, hurt, "train.steps=1", "train.average_checkpoints=1"),
+        "already",
+        "train.steps=1",
+    )
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state/last.safetensors", "notes.txt"])

@@ -31,7 +31,12 @@ from manyheads.train import checkpoint
 from manyheads.train.checkpoint import read_tensors
 
 # Nearly all of such a run is saving: every step a snapshot, a state and often a model.
-SAVING = ("train.steps=6", "train.average=3", "train.save_every=1", "train.validate_every=2")
+SAVING = (
+    "train.steps=6",
+    "train.average_checkpoints=3",
+    "train.save_every=1",
+    "train.validate_every=2",
+)
 
 KILLS = 10
 

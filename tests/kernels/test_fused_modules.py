@@ -179,7 +179,7 @@ def test_residual_dropout_is_the_same_in_both_passes() -> None:
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_models(placement: Any, calls: list[str]) -> None:
     config = GptConfig(
-        vocab_size=20, dim=32, heads=2, layers=2, hidden=64, max_length=16, dropout=0.0,
+        vocab_size=20, dim=32, heads=2, layers=2, ffn_dim=64, max_length=16, dropout=0.0,
         norm=Norm(placement=placement), feedforward=Plain(activation="gelu"),
     )  # fmt: skip
     plain: Any = config.build().train()

@@ -82,7 +82,7 @@ def test_a_model_for_one_row_is_the_model(
 ) -> None:
     if norm.form == "rms":
         monkeypatch.setattr(kernels, "MAX_FUSED_NORM_ELEMENTS", 0)
-    sizes = {"vocab_size": 30, "dim": 24, "heads": 2, "layers": 1, "hidden": 40, "max_length": 16}
+    sizes = {"vocab_size": 30, "dim": 24, "heads": 2, "layers": 1, "ffn_dim": 40, "max_length": 16}
     model = config(**sizes, norm=norm, feedforward=feedforward).build().eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)

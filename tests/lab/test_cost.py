@@ -34,8 +34,8 @@ from manyheads.lab.cost import (
     table_of,
 )
 from manyheads.lab.device_memory import free_memory, peak_memory
-from manyheads.nn.attention import CoreConfig
-from manyheads.nn.exact_attention import CoreSizes, Dense, Fused
+from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.exact_attention import AttentionSizes, Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
@@ -64,7 +64,7 @@ class Failing(Dense):
     built: bool = True
     exact: ClassVar[bool] = False
 
-    def build(self, sizes: CoreSizes) -> "Failing":
+    def build(self, sizes: AttentionSizes) -> "Failing":
         if self.built and sizes.max_length >= self.limit:
             raise self.error()
         return self
@@ -433,7 +433,7 @@ def test_the_command_says_what_is_not_measured(command: Command) -> None:
 
 
 def test_all_cores_are_measured_unless_chosen() -> None:
-    every = {option.kind for option in get_args(CoreConfig)}
+    every = {option.kind for option in get_args(AttentionFunctionConfig)}
     assert every - set(read_cores(None)) == {"packed", "flex"}  # the fused core, without padding
     assert read_cores("dense, tiled block=16 ,") == {
         "dense": Dense(),

@@ -90,7 +90,7 @@ def test_a_narrow_feed_forward_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     def narrow(name: str) -> Any:
         config = preset(name)
         assert isinstance(config, GptConfig)
-        return replace(config, hidden=config.dim, layers=2)
+        return replace(config, ffn_dim=config.dim, layers=2)
 
     monkeypatch.setattr(where_parameters_go, "SIZES", ("gpt3-small", "gpt3-xl"))
     monkeypatch.setattr(where_parameters_go, "preset", narrow)
@@ -161,7 +161,9 @@ def test_what_a_window_cannot_reach_is_not_learned(monkeypatch: pytest.MonkeyPat
     measured = path_length.measure(ONCE)
     assert measured.most("transformer, far") < 60
     torch.manual_seed(1)
-    near_sighted = replace(path_length.transformer(8).config, core=Longformer(window=1)).build()
+    near_sighted = replace(
+        path_length.transformer(8).config, attention=Longformer(window=1)
+    ).build()
     random = torch.Generator().manual_seed(1)
     steps = path_length.steps_needed(near_sighted, 8, 1e-2, 60, random)
     assert steps == 60

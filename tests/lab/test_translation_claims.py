@@ -27,9 +27,9 @@ ONCE = Setting(seeds=(1,))
 TINY = (
     *("data.train_pairs=200", "data.valid_pairs=20", "data.test_pairs=20"),
     *("tokens.vocab_size=400", "model.max_length=30", "train.too_long=skip"),
-    *("model.dim=16", "model.hidden=16", "model.layers=1", "model.heads=2"),
+    *("model.dim=16", "model.ffn_dim=16", "model.layers=1", "model.heads=2"),
     *("train.batch_tokens=200", "train.steps=4", "train.warmup_steps=1"),
-    "decode.validate_sentences=0",
+    "decode.bleu_sentences=0",
 )
 TRAINED = cache(trial.trained)  # here several ask for the same
 

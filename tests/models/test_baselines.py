@@ -151,7 +151,7 @@ def test_a_padded_batch_is_each_pair_by_hand(kind: str, tie: str) -> None:
 
 
 def test_convolutions_may_have_another_width_and_another_kernel() -> None:
-    model = tiny_model("convs2s", hidden=6, kernel=5)
+    model = tiny_model("convs2s", ffn_dim=6, kernel=5)
     source, target = words(1, 6), words(1, 5)
     agree(model(source, target)[0], convs2s_by_hand(model, source[0], target[0]))
 
@@ -312,7 +312,7 @@ def test_attention_is_captured_where_there_is_any(kind: str) -> None:
 @pytest.mark.parametrize("core", [Fused(), Tiled(block=4)], ids=lambda core: core.kind)
 def test_another_core_is_the_dense_one(kind: str, core: Any) -> None:
     score = {"score": Dot()} if kind == "gnmt" else {}
-    one, other = (tiny_model(kind, core=core, **score) for core in (Dense(), core))
+    one, other = (tiny_model(kind, attention=core, **score) for core in (Dense(), core))
     source, target, real = words(2, 6), words(2, 5), torch.arange(6) < torch.tensor([[6], [2]])
     agree(other(source, target, real), one(source, target, real))
 
@@ -426,25 +426,25 @@ def test_settings_survive_a_file(kind: str) -> None:
 
 
 def test_the_exact_core_is_no_part_of_a_models_name() -> None:
-    assert model_digest(ConvS2SConfig(core=Fused())) == model_digest(ConvS2SConfig())
+    assert model_digest(ConvS2SConfig(attention=Fused())) == model_digest(ConvS2SConfig())
 
 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
         ("convs2s kernel=4", "kernel=4 must be odd"),
-        ("convs2s hidden=0", "hidden=0"),
+        ("convs2s ffn_dim=0", "ffn_dim=0"),
         ("convs2s heads=4", "no setting 'model.heads'"),
         ("convs2s score=additive", "no setting 'model.score'"),
-        ("convs2s core=longformer", "a convolution has none"),
+        ("convs2s attention=longformer", "a convolution has none"),
         ("bytenet kernel=0", "kernel=0"),
         ("bytenet dim=15", "must be even"),
         ("bytenet stretch=0.9", "stretch=0.9 must be at least 1"),
         ("bytenet more=-1", "more=-1"),
-        ("bytenet core=dense", "no setting 'model.core'"),
+        ("bytenet attention=dense", "no setting 'model.attention'"),
         ("gnmt layers=1", "layers=1 must be at least 2"),
         ("gnmt dim=15", "must be even"),
-        ("gnmt core=local", "an LSTM has none"),
+        ("gnmt attention=local", "an LSTM has none"),
         ("gnmt dropout=1", "dropout=1"),
         ("rnn dim=15", "must be even"),
         ("rnn heads=4", "no setting 'model.heads'"),
@@ -471,9 +471,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         with pytest.raises(UserError, match="key_size=3"):
             CONFIGS[kind](score=Bilinear(key_size=3))
         with pytest.raises(UserError, match="choose the dense"):
-            tiny_model(kind, score=Additive(), core=Fused())
+            tiny_model(kind, score=Additive(), attention=Fused())
     with pytest.raises(UserError, match="linformer"):
-        ConvS2SConfig(core=Linformer())
+        ConvS2SConfig(attention=Linformer())
     with pytest.raises(UserError, match="positions"):
         tiny_model("convs2s", max_length=4)(words(1, 5), words(1, 3))
     with pytest.raises(UserError, match="positions"):

@@ -118,7 +118,9 @@ def test_what_was_dropped_forward_is_dropped_backward() -> None:
     With less kept, PyTorch's partitioner draws other dropout in the backward pass.
     """
     torch.manual_seed(1)
-    model: Any = tiny(GptConfig, "none", "fused", dim=64, hidden=256, layers=1, dropout=0.3).build()
+    model: Any = tiny(
+        GptConfig, "none", "fused", dim=64, ffn_dim=256, layers=1, dropout=0.3
+    ).build()
     compile_blocks(model)
     x, direction = torch.randn(2, 4, 16, 64)
     weight = model.decoder.blocks[0].feedforward.inner.weight

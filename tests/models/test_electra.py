@@ -10,11 +10,17 @@ from manyheads.errors import UserError
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra, generator_of
 from manyheads.models.heads import Detect
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 
 
 def a_model(position: str = "learned", **changes: Any) -> Bert:
-    sizes = {"dim": 16, "heads": 4, "hidden": 24, "embed": Embed(segments=2), "head": Detect()}
+    sizes = {
+        "dim": 16,
+        "heads": 4,
+        "ffn_dim": 24,
+        "embed": EmbeddingConfig(segments=2),
+        "head": Detect(),
+    }
     return tiny(BertConfig, position, "dense", **{**sizes, **changes}).build()
 
 
@@ -66,7 +72,7 @@ def test_the_generator_is_a_share_as_wide(share: float, heads: int, hidden: int)
     model = a_model()
     config = generator_of(model.config, share)
     assert (config.heads, config.dim, config.head_dim) == (heads, 4 * heads, 4)
-    assert (config.hidden, config.layers) == (hidden, model.config.layers)
+    assert (config.ffn_dim, config.layers) == (hidden, model.config.layers)
     assert config.embed.width(config.dim) == 16  # the table is the model's
     both = Electra(model, share)
     assert both.generator(words(2, 5)).shape == (2, 5, VOCAB)
@@ -74,7 +80,7 @@ def test_the_generator_is_a_share_as_wide(share: float, heads: int, hidden: int)
 
 
 def test_a_narrow_table_is_shared_as_it_is() -> None:
-    both = Electra(a_model(embed=Embed(dim=6)), 0.5)
+    both = Electra(a_model(embed=EmbeddingConfig(dim=6)), 0.5)
     assert both.generator.tokens.weight.shape == (VOCAB, 6)
     assert both.generator(words(1, 3)).shape == (1, 3, VOCAB)
 

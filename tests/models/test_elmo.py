@@ -35,7 +35,7 @@ SMALL = [
     *("train.warmup_steps=2", "train.learning_rate=0.02"),
 ]
 CLASSIFY = [
-    *("train.steps=4", "train.epochs=none", "train.warmup_share=none", "train.warmup_steps=0"),
+    *("train.steps=4", "train.epochs=none", "train.warmup_ratio=none", "train.warmup_steps=0"),
     *("train.batch_rows=8", "train.learning_rate=0.01"),
 ]
 

@@ -31,9 +31,13 @@ from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture
-from manyheads.models.decoder_only_seq2seq import EncoderDecoder, Joined, JoinedConfig
+from manyheads.models.decoder_only_seq2seq import (
+    DecoderOnlySeq2Seq,
+    DecoderOnlySeq2SeqConfig,
+    EncoderDecoder,
+)
 from manyheads.models.gpt import GptConfig
-from manyheads.nn.attention import CoreConfig
+from manyheads.nn.attention import AttentionFunctionConfig
 from manyheads.nn.compressed import MemoryCompressed
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.experts import Experts
@@ -45,7 +49,7 @@ from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
 from manyheads.summary import summarize
 
-CORES: dict[str, CoreConfig] = {
+CORES: dict[str, AttentionFunctionConfig] = {
     "dense": Dense(),
     "fused": Fused(),
     "tiled": Tiled(block=4),
@@ -60,13 +64,15 @@ cores = pytest.mark.parametrize("core", CORES)
 
 def sized(kind: Any, **changes: Any) -> Any:
     """The settings of a model of two layers of two heads, without dropout."""
-    sizes = {"vocab_size": VOCAB, "dim": 8, "layers": 2, "heads": 2, "hidden": 12}
+    sizes = {"vocab_size": VOCAB, "dim": 8, "layers": 2, "heads": 2, "ffn_dim": 12}
     return kind(**{**sizes, "max_length": 32, "dropout": 0.0, **changes})
 
 
-def joined(core: str = "fused", **changes: Any) -> Joined:
+def joined(core: str = "fused", **changes: Any) -> DecoderOnlySeq2Seq:
     torch.manual_seed(3)
-    model: Joined = sized(JoinedConfig, core=CORES[core], **changes).build().double().eval()
+    model: DecoderOnlySeq2Seq = (
+        sized(DecoderOnlySeq2SeqConfig, attention=CORES[core], **changes).build().double().eval()
+    )
     return model
 
 
@@ -87,7 +93,7 @@ def agree(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("tie", ["all", "none"])
 def test_it_is_a_language_model_of_the_joined_sequence(core: str, tie: str) -> None:
     model = joined(core, tie=tie)
-    gpt = sized(GptConfig, core=CORES[core], tie=tie, max_length=64).build().double().eval()
+    gpt = sized(GptConfig, attention=CORES[core], tie=tie, max_length=64).build().double().eval()
     gpt.load_state_dict(model.state_dict())
     source, target, real = pairs()
     with torch.no_grad():
@@ -255,7 +261,7 @@ def test_it_learns(core: str) -> None:
 
 
 SMALL = [
-    *("model=joined", "model.dim=32", "model.layers=2", "model.heads=4", "model.hidden=64"),
+    *("model=joined", "model.dim=32", "model.layers=2", "model.heads=4", "model.ffn_dim=64"),
     *("model.max_length=64", "model.dropout=0", "train.schedule=constant", "train.steps=60"),
     *("train.learning_rate=0.005", "train.validate_every=20", "train.label_smoothing=0"),
 ]
@@ -265,7 +271,11 @@ SMALL = [
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the mirror language, with compressed memory."""
     folder = tmp_path_factory.mktemp("runs")
-    core = ["model.core=memory-compressed", "model.core.size=8", "model.core.stride=2"]
+    core = [
+        "model.attention=memory-compressed",
+        "model.attention.size=8",
+        "model.attention.stride=2",
+    ]
     trainer(write_recipe(folder, pairs=300), folder / "run", *SMALL, *core).run()
     return folder / "run"
 
@@ -301,7 +311,9 @@ def test_export_is_refused_in_a_line(to: str, begun: Path, tmp_path: Path) -> No
     found = CliRunner().invoke(app, ["export", str(begun), "--to", to, "--out", str(out)])
     assert isinstance(found.exception, UserError)
     assert "\n" not in str(found.exception)
-    assert any(word in str(found.exception) for word in ("joined", "Joined"))
+    assert any(
+        word in str(found.exception) for word in ("decoder-only-seq2seq", "DecoderOnlySeq2Seq")
+    )
     assert not out.exists()
 
 
@@ -309,25 +321,29 @@ def test_export_is_refused_in_a_line(to: str, begun: Path, tmp_path: Path) -> No
 
 
 def test_settings_go_through_a_file() -> None:
-    config = JoinedConfig(core=MemoryCompressed(layers="LMM"), tie="none")
+    config = DecoderOnlySeq2SeqConfig(attention=MemoryCompressed(layers="LMM"), tie="none")
     assert parse(ModelConfig, dump(config)) == config
 
 
 def test_only_pairs_are_for_it() -> None:
     for recipe in ("phrasebook", "translation", "summaries"):
         folder = [] if recipe == "phrasebook" else ["data.folder=corpus"]
-        assert isinstance(read_recipe(recipe, ["model=joined", *folder]).model, JoinedConfig)
-    with pytest.raises(UserError, match=r"model=.*not joined"):
+        assert isinstance(
+            read_recipe(recipe, ["model=joined", *folder]).model, DecoderOnlySeq2SeqConfig
+        )
+    with pytest.raises(UserError, match=r"model=.*not decoder-only-seq2seq"):
         read_recipe("language", ["model=joined", "data.folder=books"])
 
 
 def test_the_account_is_that_of_a_decoder_over_both() -> None:
-    config = sized(JoinedConfig, position=Learned(), core=MemoryCompressed(layers="M"))
+    config = sized(
+        DecoderOnlySeq2SeqConfig, position=Learned(), attention=MemoryCompressed(layers="M")
+    )
     found = summarize(config)
     model = config.build()
     assert found.parameters == sum(p.numel() for p in model.parameters())
     kernels = sum(p.numel() for name, p in model.named_parameters() if ".core." in name)
-    exact = summarize(sized(JoinedConfig, position=Learned()))
+    exact = summarize(sized(DecoderOnlySeq2SeqConfig, position=Learned()))
     assert found.parts["attention"] - exact.parts["attention"] == kernels
     gpt = summarize(sized(GptConfig, position=Learned(), max_length=64))
     assert exact.parts == gpt.parts

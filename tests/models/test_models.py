@@ -1,5 +1,6 @@
 """What every model promises, whatever its parts."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from manyheads.decode.kv_cache import KVCache
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Pooler
-from manyheads.models.seq2seq import Seq2SeqConfig, Side
-from manyheads.nn.embedding import Embed
+from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.feedforward import Gated
 from manyheads.nn.positions import Learned, NoPosition, Rotary, Shaw
 from manyheads.nn.residual import Norm, Residual
@@ -181,16 +182,16 @@ def test_cache_counts_its_bytes() -> None:
     [
         *(tiny(kind, position, "tiled") for kind in MODELS for position in POSITIONS),
         GptConfig(vocab_size=9, tie="none", score=Dot(), norm=Norm(placement="post", form="rms")),
-        GptConfig(score=Bilinear(key_size=3), kv_heads=2, bias=False, initial="normal-scaled"),
-        BertConfig(head=None, embed=Embed(norm=Norm(), segments=2)),
+        GptConfig(score=Bilinear(key_size=3), kv_heads=2, bias=False, init="normal-scaled"),
+        BertConfig(head=None, embed=EmbeddingConfig(norm=Norm(), segments=2)),
         BertConfig(
             next_sentence=NextSentence(classes=3),
             pooler=Pooler(),
             feedforward=Gated(activation="gelu"),
         ),
         Seq2SeqConfig(
-            encoder=Side(layers=1, position=NoPosition(), dropout=0.3),
-            decoder=Side(heads=2, feedforward=Gated(), position=Shaw(max_distance=4)),
+            encoder=StackOverrides(layers=1, position=NoPosition(), dropout=0.3),
+            decoder=StackOverrides(heads=2, feedforward=Gated(), position=Shaw(max_distance=4)),
             score=Additive(width=3),
             tie="target",
         ),
@@ -206,8 +207,8 @@ def test_each_side_has_its_own() -> None:
     """What a side sets is built on that side alone."""
     model = tiny(
         Seq2SeqConfig,
-        encoder=Side(layers=1, hidden=20, position=Learned()),
-        decoder=Side(heads=4, dropout=0.25, feedforward=Gated(), position=Rotary()),
+        encoder=StackOverrides(layers=1, ffn_dim=20, position=Learned()),
+        decoder=StackOverrides(heads=4, dropout=0.25, feedforward=Gated(), position=Rotary()),
     ).build()
     assert (len(model.encoder.blocks), len(model.decoder.blocks)) == (1, 2)
     assert model.encoder.blocks[0].feedforward.inner.out_features == 20
@@ -226,6 +227,12 @@ def test_each_side_has_its_own() -> None:
     assert model(words(2, 4), words(2, 6)).shape == (2, 6, VOCAB)
 
 
+def checked(make: Callable[[], Any]) -> Any:
+    """The settings, checked as those of a recipe are."""
+    config = make()
+    return parse(type(config), config, "model")
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -237,7 +244,7 @@ def test_each_side_has_its_own() -> None:
         ({"dropout": -0.1}, "dropout"),
         ({"attention_dropout": 1.0}, "attention_dropout"),
         ({"layers": 0}, "layers"),
-        ({"hidden": 0}, "hidden"),
+        ({"ffn_dim": 0}, "ffn_dim"),
         ({"head_dim": 0}, "head_dim"),
         ({"vocab_size": None}, "vocab_size"),
         ({"position": "rotary", "head_dim": 3}, "head_dim"),
@@ -248,14 +255,14 @@ def test_each_side_has_its_own() -> None:
 def test_wrong_sizes_are_refused(kind: Model, wrong: dict[str, Any], named: str) -> None:
     """A size that cannot be is a ValueError that names it, before anything runs."""
     with pytest.raises(ValueError, match=named):
-        tiny(kind, **wrong).build()
+        checked(lambda: tiny(kind, **wrong)).build()
 
 
 def test_a_wrong_side_is_refused() -> None:
     """The same holds for what one side sets."""
-    for side in (Side(heads=3), Side(dropout=1.5), Side(layers=0)):
+    for side in (StackOverrides(heads=3), StackOverrides(dropout=1.5), StackOverrides(layers=0)):
         with pytest.raises(ValueError, match="model"):
-            tiny(Seq2SeqConfig, decoder=side).build()
+            checked(lambda side=side: tiny(Seq2SeqConfig, decoder=side)).build()
 
 
 def test_head_size_is_free() -> None:
@@ -267,7 +274,7 @@ def test_head_size_is_free() -> None:
 
 def test_bert_without_heads_gives_hidden_states() -> None:
     """A bare stack gives hidden states, and its segments tell two texts apart."""
-    bert = tiny(BertConfig, head=None, embed=Embed(segments=2)).build()
+    bert = tiny(BertConfig, head=None, embed=EmbeddingConfig(segments=2)).build()
     tokens, segments = words(2, 5), torch.tensor([[0, 0, 1, 1, 1]]).expand(2, -1)
     assert bert(tokens).shape == (2, 5, 8)
     torch.testing.assert_close(bert(tokens), bert(tokens, segments=torch.zeros_like(tokens)))
@@ -285,7 +292,7 @@ def test_bert_says_what_follows() -> None:
 def test_dropout_is_on_every_part() -> None:
     """The residuals of a side all have that side's dropout, the attention weights their own."""
     model = tiny(
-        Seq2SeqConfig, dropout=0.5, attention_dropout=0.125, decoder=Side(dropout=0.25)
+        Seq2SeqConfig, dropout=0.5, attention_dropout=0.125, decoder=StackOverrides(dropout=0.25)
     ).build()
     for stack, rate in ((model.encoder, 0.5), (model.decoder, 0.25)):
         residuals = [part for part in stack.modules() if isinstance(part, Residual)]
@@ -308,7 +315,7 @@ def test_every_parameter_learns(initial: str, position: str) -> None:
     """No parameter is left out of the computation, and none starts as garbage."""
     for kind in MODELS:
         own = {"next_sentence": NextSentence(), "pooler": Pooler()} if kind is BertConfig else {}
-        model = tiny(kind, position, "dense", initial=initial, **own).build()
+        model = tiny(kind, position, "dense", init=initial, **own).build()
         loss = run(model, words(3, 9)).square().sum()
         if kind is BertConfig:
             loss = loss + model.follows(model.hidden(words(3, 9))).square().sum()

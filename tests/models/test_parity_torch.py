@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.models.seq2seq import Memory, Seq2SeqConfig
+from manyheads.models.seq2seq import EncoderOutput, Seq2SeqConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.feedforward import Plain
@@ -52,7 +52,7 @@ def sizes(first: bool, activation: Activation, layers: int) -> dict[str, Any]:
     return {
         "dim": DIM,
         "heads": HEADS,
-        "hidden": HIDDEN,
+        "ffn_dim": HIDDEN,
         "layers": layers,
         "dropout": 0.0,
         "norm": Norm(placement="pre" if first else "post"),
@@ -181,7 +181,7 @@ def test_whole_transformer(first: bool, activation: Activation, dtype: torch.dty
     source = torch.randn(2, 5, DIM, dtype=dtype, requires_grad=True)
     target = torch.randn(2, 4, DIM, dtype=dtype, requires_grad=True)
     sight = make_mask(full, 5, padding_mask=REAL)
-    memory = Memory(
+    memory = EncoderOutput(
         model.encoder(source, sight),
         AttentionMask(full, sight.query_positions, sight.key_positions, REAL),
     )

@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {
     "dim": 16,
     "layers": 2,
     "heads": 2,
-    "hidden": 24,
+    "ffn_dim": 24,
     "dropout": 0.0,
     "image_size": 12,
     "patch_size": 4,

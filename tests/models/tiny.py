@@ -8,7 +8,7 @@ from torch import Tensor
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import CoreConfig
+from manyheads.nn.attention import AttentionFunctionConfig
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.positions import (
     Alibi,
@@ -33,15 +33,19 @@ POSITIONS: dict[str, PositionConfig] = {
     "alibi": Alibi(),
     "relative": Relative(max_distance=3, period=2),
 }
-CORES: dict[str, CoreConfig] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=4)}
+CORES: dict[str, AttentionFunctionConfig] = {
+    "dense": Dense(),
+    "fused": Fused(),
+    "tiled": Tiled(block=4),
+}
 PARTS = [(p, c) for p in POSITIONS for c in CORES if (p, c) != ("shaw", "fused")]
 Model = type[GptConfig] | type[BertConfig] | type[Seq2SeqConfig]
 
 
 def tiny(kind: Model, position: str = "sinusoidal", core: str = "fused", **changes: Any) -> Any:
     """A configuration of two layers of two heads, without dropout."""
-    sizes = {"vocab_size": VOCAB, "dim": 8, "layers": 2, "heads": 2, "hidden": 12}
-    parts = {"position": POSITIONS[position], "core": CORES[core]}
+    sizes = {"vocab_size": VOCAB, "dim": 8, "layers": 2, "heads": 2, "ffn_dim": 12}
+    parts = {"position": POSITIONS[position], "attention": CORES[core]}
     return kind(**{**sizes, **parts, "max_length": 32, "dropout": 0.0, **changes})
 
 

@@ -11,13 +11,13 @@ from torch.autograd import gradcheck
 
 from manyheads.errors import UserError
 from manyheads.nn.attention import attend, attention_weights
-from manyheads.nn.exact_attention import Core, Dense, Fused
+from manyheads.nn.exact_attention import AttentionFunction, Dense, Fused
 from manyheads.nn.masks import Rule, causal, full, prefix, window
 from manyheads.nn.positions import PositionSizes, Shaw
 from manyheads.nn.scores import Additive, Bilinear
 from manyheads.nn.tiled import Tiled
 
-CORES: dict[str, Core] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=2)}
+CORES: dict[str, AttentionFunction] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=2)}
 REAL = torch.tensor([[True] * 6, [True, True, False, True, True, False]])
 
 

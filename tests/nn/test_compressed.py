@@ -12,7 +12,7 @@ from manyheads.errors import UserError
 from manyheads.models.capture import capture
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.compressed import CompressedCore, MemoryCompressed
-from manyheads.nn.exact_attention import CoreSizes
+from manyheads.nn.exact_attention import AttentionSizes
 from manyheads.nn.local import Local
 from manyheads.nn.masks import AttentionMask, Rule, both, causal, full, make_mask, window
 from manyheads.nn.positions import (
@@ -35,7 +35,7 @@ rules = pytest.mark.parametrize("rule", [full, causal], ids=lambda rule: rule.ki
 def core_of(stride: int = 3, key_dim: int = CHANNELS, *, past: bool = False) -> CompressedCore:
     """With kernels far from the mean, so that every number of them matters."""
     torch.manual_seed(7)
-    sizes = CoreSizes(
+    sizes = AttentionSizes(
         heads=HEADS,
         kv_heads=KV,
         head_dim=CHANNELS,
@@ -239,12 +239,12 @@ def test_a_key_counts_where_it_stands(rows: int) -> None:
 def gpt(position: PositionConfig | None = None, **core: Any) -> Gpt:
     torch.manual_seed(5)
     chosen = MemoryCompressed(**{"stride": 2, "size": 4, **core})
-    sizes = {"vocab_size": 13, "dim": 8, "layers": 3, "heads": 2, "kv_heads": 1, "hidden": 12}
+    sizes = {"vocab_size": 13, "dim": 8, "layers": 3, "heads": 2, "kv_heads": 1, "ffn_dim": 12}
     config = GptConfig(
         **sizes,  # type: ignore[arg-type]
         max_length=24,
         dropout=0.0,
-        core=chosen,
+        attention=chosen,
         position=position or Sinusoidal(),
     )
     return config.build().double()
@@ -272,7 +272,7 @@ def test_no_gradient_from_the_future(layers: str) -> None:
 
 
 def test_the_pattern_goes_over_the_layers() -> None:
-    sizes = CoreSizes(heads=2, kv_heads=2, head_dim=4, key_dim=4, max_length=9)
+    sizes = AttentionSizes(heads=2, kv_heads=2, head_dim=4, key_dim=4, max_length=9)
     built = [MemoryCompressed().build(replace(sizes, layer=layer)) for layer in range(5)]
     assert ["ML"[isinstance(core, Local)] for core in built] == list("LMLML")
     model = gpt(layers="LLM")
@@ -284,7 +284,9 @@ def test_the_pattern_goes_over_the_layers() -> None:
 
 
 def test_a_block_is_its_mean_at_first() -> None:
-    core = CompressedCore(3, CoreSizes(heads=2, kv_heads=2, head_dim=64, key_dim=64, max_length=9))
+    core = CompressedCore(
+        3, AttentionSizes(heads=2, kv_heads=2, head_dim=64, key_dim=64, max_length=9)
+    )
     x = torch.randn(4, 2, 9, 64)
     found = core._compress(x, core.values, make_mask(full, 9)).detach()
     mean = x.unflatten(2, (3, 3)).mean(3)
@@ -306,7 +308,7 @@ def test_every_kernel_learns() -> None:
 
 @pytest.mark.parametrize("rule", [window(2), both(causal, window(2))], ids=lambda rule: rule.kind)
 def test_another_rule_is_refused(rule: Rule) -> None:
-    with pytest.raises(UserError, match=r"choose another model\.core"):
+    with pytest.raises(UserError, match=r"choose another model\.attention"):
         core_of()(*draw(5), make_mask(rule, 5), SCALED, Position())
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.exact_attention import CoreSizes, Dense, Fused
+from manyheads.nn.exact_attention import AttentionSizes, Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
 from manyheads.nn.masks import AttentionMask, full
@@ -14,7 +14,7 @@ from manyheads.nn.scores import ScaledDot
 from manyheads.nn.tiled import Tiled
 
 LENGTH = 12
-SIZES = CoreSizes(heads=2, kv_heads=2, head_dim=4, key_dim=4, max_length=LENGTH)
+SIZES = AttentionSizes(heads=2, kv_heads=2, head_dim=4, key_dim=4, max_length=LENGTH)
 CORES = {
     "dense": Dense(),
     "fused": Fused(),

@@ -9,7 +9,7 @@ from textbook import POSITIONS, RULES
 
 from manyheads.nn.attention import attend
 from manyheads.nn.block import Architecture, Stack
-from manyheads.nn.exact_attention import CoreSizes
+from manyheads.nn.exact_attention import AttentionSizes
 from manyheads.nn.flex import Flex, flexible
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position, PositionSizes, bias_by_distance
@@ -69,6 +69,6 @@ def test_what_a_bias_hangs_on() -> None:
 
 def test_dropped_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="attention_dropout=0"):
-        Stack(Architecture(core=Flex(), attention_dropout=0.1), causal=True)
-    sizes = CoreSizes(heads=1, kv_heads=1, head_dim=4, key_dim=4, max_length=8)
+        Stack(Architecture(attention=Flex(), attention_dropout=0.1), causal=True)
+    sizes = AttentionSizes(heads=1, kv_heads=1, head_dim=4, key_dim=4, max_length=8)
     assert Flex().build(sizes) == Flex()

@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.decode.kv_cache import KVCache
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import CoreConfig
+from manyheads.nn.attention import AttentionFunctionConfig
 from manyheads.nn.block import Architecture, Stack
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.flex import Flex
@@ -25,7 +25,7 @@ from manyheads.nn.tiled import Tiled
 
 LENGTH = 6
 STEPS = range(LENGTH)
-CORES: dict[str, CoreConfig] = {
+CORES: dict[str, AttentionFunctionConfig] = {
     "dense": Dense(),
     "fused": Fused(),
     "tiled": Tiled(block=4),
@@ -55,12 +55,12 @@ def build(score: str, position: str, core: str, placement: Placement, *, causal:
         dim=8,
         layers=1,
         heads=2,
-        hidden=8,
+        ffn_dim=8,
         max_length=2 * LENGTH,
         dropout=0.0,
         position=POSITIONS[position][0],
         score=SCORES[score][0],
-        core=CORES[core],
+        attention=CORES[core],
         norm=Norm(placement=placement),
     )
     return Stack(config, causal=causal).double()
@@ -137,11 +137,11 @@ def test_cell_steps(score: str, position: str, core: str) -> None:
         dim=8,
         layers=1,
         heads=2,
-        hidden=8,
+        ffn_dim=8,
         max_length=LENGTH,
         position=POSITIONS[position][0],
         score=SCORES[score][0],
-        core=CORES[core],
+        attention=CORES[core],
     )
     model, tokens = config.build().double().eval(), torch.randint(9, (2, LENGTH))
     cache = KVCache()
@@ -157,11 +157,11 @@ def across(score: str, core: str, source: Tensor, real: Tensor) -> list[Tensor]:
         dim=8,
         layers=1,
         heads=2,
-        hidden=8,
+        ffn_dim=8,
         dropout=0.0,
         tie="target",
         score=SCORES[score][0],
-        core=CORES[core],
+        attention=CORES[core],
     )
     model, target = config.build().double(), torch.randint(9, (3, LENGTH))
     logits = model(source, target, real)
@@ -206,7 +206,7 @@ def test_the_grid_is_whole() -> None:
     assert {type(config) for config, _ in SCORES.values()} == set(get_args(ScoreConfig))
     assert {type(config) for config, _ in POSITIONS.values()} == set(get_args(PositionConfig))
     # FlexAttention has no backward here and is the fused core: tests/nn/test_flex.py.
-    exact = {core for core in get_args(CoreConfig) if core.exact} - {Flex}
+    exact = {core for core in get_args(AttentionFunctionConfig) if core.exact} - {Flex}
     assert {type(core) for core in CORES.values()} == exact
     # A search has a rule of its own for hypotheses, which no model is built with.
     rules = {rule for rule in kinds_of(Rule) if rule.__module__ == Rule.__module__}

@@ -13,7 +13,7 @@ from manyheads.models.capture import capture
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import attend
-from manyheads.nn.exact_attention import Core, CoreSizes, Dense
+from manyheads.nn.exact_attention import AttentionFunction, AttentionSizes, Dense
 from manyheads.nn.linformer import Linformer, LinformerCore
 from manyheads.nn.masks import causal, full, make_mask, window
 from manyheads.nn.positions import Position, PositionSizes
@@ -21,7 +21,7 @@ from manyheads.nn.scores import InnerScore, Score
 from manyheads.summary import summarize
 
 SHARES: list[Literal["all", "heads", "none"]] = ["all", "heads", "none"]
-SIZES = CoreSizes(heads=4, kv_heads=2, head_dim=4, key_dim=4, max_length=9)
+SIZES = AttentionSizes(heads=4, kv_heads=2, head_dim=4, key_dim=4, max_length=9)
 
 
 def normal(*shape: int) -> Tensor:
@@ -36,7 +36,7 @@ def inputs(length: int = 9, key_dim: int = 4) -> list[Tensor]:
     return [normal(2, 4, length, 4), normal(2, 2, length, key_dim), normal(2, 2, length, 4)]
 
 
-def gradients(core: Core, given: list[Tensor], score: Score) -> list[Tensor]:
+def gradients(core: AttentionFunction, given: list[Tensor], score: Score) -> list[Tensor]:
     """The output, then the gradients of the inputs and of the score."""
     given = [x.clone().requires_grad_() for x in given]
     score.zero_grad()
@@ -96,7 +96,7 @@ def test_share_says_who_has_a_matrix(
 
 def test_it_begins_as_the_paper_says() -> None:
     """Entries of N(0, 1/rank)."""
-    core = Linformer(64, "heads").build(CoreSizes(**{**vars(SIZES), "max_length": 512}))
+    core = Linformer(64, "heads").build(AttentionSizes(**{**vars(SIZES), "max_length": 512}))
     for matrix in (x.detach() for x in core.parameters()):
         assert abs(float(matrix.std()) * 8 - 1) < 0.03
         assert abs(float(matrix.mean())) < 0.01
@@ -146,7 +146,7 @@ def test_weights_are_over_the_rank() -> None:
 
 def test_dropout_drops_weights() -> None:
     """Values that tell the mixtures apart show each weight dropped or grown by 1/(1 − p)."""
-    sizes = CoreSizes(heads=4, kv_heads=4, head_dim=9, key_dim=9, max_length=9)
+    sizes = AttentionSizes(heads=4, kv_heads=4, head_dim=9, key_dim=9, max_length=9)
     core = Linformer(9).build(sizes).double()
     with torch.no_grad():
         core.keys.copy_(torch.eye(9))
@@ -170,9 +170,9 @@ def test_it_refuses_to_look_back_only() -> None:
     """A decoder is refused when it is built; a rule that hides keys, when it is asked."""
     sizes = {"vocab_size": 11, "dim": 8, "layers": 1, "heads": 2, "max_length": 9}
     with pytest.raises(UserError, match="must not see later ones: choose"):
-        GptConfig(**sizes, core=Linformer(3)).build()
+        GptConfig(**sizes, attention=Linformer(3)).build()
     with pytest.raises(UserError, match="must not see later ones: choose"):
-        Seq2SeqConfig(**sizes, core=Linformer(3)).build()
+        Seq2SeqConfig(**sizes, attention=Linformer(3)).build()
     for rule in (causal, window(2)):
         with pytest.raises(UserError, match=f"not {rule.kind}: choose another core"):
             attend(*inputs(), core=build(), rule=rule)
@@ -197,7 +197,7 @@ def test_it_refuses_what_is_too_long() -> None:
 
 def bert(**settings: object) -> BertConfig:
     sizes = {"vocab_size": 13, "dim": 16, "layers": 2, "heads": 4, "kv_heads": 2, "max_length": 9}
-    return BertConfig(**sizes, hidden=16, core=Linformer(3, "none"), **settings)  # type: ignore[arg-type]
+    return BertConfig(**sizes, ffn_dim=16, attention=Linformer(3, "none"), **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -15,7 +15,7 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.capture import capture
 from manyheads.models.gpt import GptConfig
 from manyheads.nn.attention import attend
-from manyheads.nn.exact_attention import Core, Dense
+from manyheads.nn.exact_attention import AttentionFunction, Dense
 from manyheads.nn.local import LEAST_BLOCK, Local, Longformer
 from manyheads.nn.masks import (
     AttentionMask,
@@ -55,7 +55,11 @@ def agree(found: Tensor, expected: Tensor) -> None:
 
 
 def gradients(
-    core: Core, inputs: list[Tensor], sight: AttentionMask, score: Score, position: Position
+    core: AttentionFunction,
+    inputs: list[Tensor],
+    sight: AttentionMask,
+    score: Score,
+    position: Position,
 ) -> list[Tensor]:
     """The output, then the gradients of the inputs and of every parameter."""
     inputs = [x.clone().requires_grad_() for x in inputs]
@@ -205,10 +209,10 @@ def test_steps_give_the_logits_of_one_pass(name: str, position: str) -> None:
         layers=2,
         heads=2,
         kv_heads=1,
-        hidden=8,
+        ffn_dim=8,
         max_length=45,
         position=POSITIONS[position][0],
-        core=CORES[name][0],
+        attention=CORES[name][0],
     )
     model, tokens = config.build().double().eval(), torch.randint(9, (2, 45))
     expected = model(tokens)
@@ -266,7 +270,9 @@ def test_a_step_meets_few_keys(core: Local | Longformer) -> None:
 def test_capture_shows_the_pattern(name: str) -> None:
     """The weights are 0 where nothing is seen and sum to 1, and the model says what it said."""
     core, pattern = CORES[name]
-    config = BertConfig(vocab_size=9, dim=8, layers=2, heads=2, hidden=8, max_length=70, core=core)
+    config = BertConfig(
+        vocab_size=9, dim=8, layers=2, heads=2, ffn_dim=8, max_length=70, attention=core
+    )
     model, tokens = config.build().eval(), torch.randint(9, (2, 70))
     plain = model(tokens)
     with capture(model) as maps:
@@ -306,10 +312,10 @@ def test_a_model_trains_with_dropout() -> None:
         dim=8,
         layers=1,
         heads=2,
-        hidden=8,
+        ffn_dim=8,
         max_length=70,
         attention_dropout=0.3,
-        core=Longformer(window=5, globals=2),
+        attention=Longformer(window=5, globals=2),
     )
     model, tokens = config.build(), torch.randint(9, (2, 70))
     drawn = []

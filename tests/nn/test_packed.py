@@ -73,7 +73,7 @@ def test_nothing_is_computed_for_padding() -> None:
 def test_an_encoder_reads_a_padded_batch_as_single_texts() -> None:
     torch.manual_seed(2)
     sizes = {"vocab_size": 9, "dim": 8, "heads": 2, "layers": 2, "max_length": 8, "head": None}
-    model = BertConfig(**sizes, core=Packed()).build().double().eval()
+    model = BertConfig(**sizes, attention=Packed()).build().double().eval()
     texts = [[1, 2, 3, 4, 5], [6, 7], [8, 1, 2, 3, 4, 5, 6, 7]]
     tokens, real = Ragged.of(texts).padded(np.arange(3), 0)
     together = model(tokens, real)
@@ -86,7 +86,7 @@ def test_packed_documents_of_a_language_model() -> None:
     torch.manual_seed(3)
     sizes = {"vocab_size": 9, "dim": 8, "heads": 2, "layers": 2, "max_length": 8}
     found, expected = (
-        GptConfig(**sizes, core=core).build().double().eval() for core in (Packed(), Dense())
+        GptConfig(**sizes, attention=core).build().double().eval() for core in (Packed(), Dense())
     )
     found.load_state_dict(expected.state_dict())
     tokens = torch.randint(9, (3, 7))

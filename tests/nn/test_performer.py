@@ -14,14 +14,14 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.capture import capture
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.attention import attend
-from manyheads.nn.exact_attention import CoreSizes
+from manyheads.nn.exact_attention import AttentionSizes
 from manyheads.nn.masks import Rule, causal, full, make_mask, window
 from manyheads.nn.performer import Draw, Performer, PerformerCore, draw_projection, exponents
 from manyheads.nn.positions import Position, PositionSizes, Rotary
 from manyheads.nn.scores import InnerScore, ScaledDot
 
 DRAWS: list[Draw] = ["orthogonal", "independent"]
-SIZES = CoreSizes(heads=4, kv_heads=2, head_dim=4, key_dim=4, max_length=64, causal=True)
+SIZES = AttentionSizes(heads=4, kv_heads=2, head_dim=4, key_dim=4, max_length=64, causal=True)
 SCORE = InnerScore(0.5)
 
 
@@ -167,7 +167,7 @@ def uneven(change: int, early: float, late: float) -> list[Tensor]:
 UNEVEN = pytest.mark.parametrize(
     ("early", "late"), [(8.0, 0.1), (8.0, 0.0), (0.1, 8.0), (8.0, 8.0)]
 )
-WIDE = CoreSizes(heads=2, kv_heads=2, head_dim=64, key_dim=64, max_length=64, causal=True)
+WIDE = AttentionSizes(heads=2, kv_heads=2, head_dim=64, key_dim=64, max_length=64, causal=True)
 
 
 @UNEVEN
@@ -326,7 +326,7 @@ def test_weights_are_what_values_are_mixed_by(rule: Rule) -> None:
 
 def gpt(core: Performer, **settings: object) -> GptConfig:
     sizes = {"vocab_size": 13, "dim": 16, "layers": 2, "heads": 4, "kv_heads": 2, "max_length": 32}
-    return GptConfig(**sizes, hidden=16, dropout=0.0, core=core, **settings)  # type: ignore[arg-type]
+    return GptConfig(**sizes, ffn_dim=16, dropout=0.0, attention=core, **settings)  # type: ignore[arg-type]
 
 
 def test_a_cached_step_is_the_full_pass() -> None:
@@ -421,7 +421,7 @@ def test_what_it_cannot_honour_it_refuses() -> None:
 def test_an_encoder_trains(half: bool) -> None:
     """Finite gradients for every weight, also in mixed precision, and a loss that falls."""
     config = BertConfig(
-        vocab_size=13, dim=16, layers=2, heads=4, hidden=16, max_length=9, core=Performer(16)
+        vocab_size=13, dim=16, layers=2, heads=4, ffn_dim=16, max_length=9, attention=Performer(16)
     )
     model = config.build()
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)

@@ -37,7 +37,7 @@ def normal(*shape: int) -> Tensor:
 def test_only_positions_tell_order(position: str) -> None:
     """Shuffled words come out shuffled alike without positions, and not with any scheme."""
     config = Architecture(
-        dim=8, layers=2, heads=2, dropout=0.0, position=POSITIONS[position][0], core=Dense()
+        dim=8, layers=2, heads=2, dropout=0.0, position=POSITIONS[position][0], attention=Dense()
     )
     stack = Stack(config, causal=False).double()
     x, order = normal(2, 6, 8), torch.tensor([3, 0, 5, 1, 4, 2])
@@ -54,7 +54,7 @@ def test_only_positions_tell_order(position: str) -> None:
 def test_relative_schemes_know_distances_alone(position: str) -> None:
     """A whole stack gives the same when all its positions are moved by the same amount."""
     config = Architecture(
-        dim=8, layers=2, heads=2, dropout=0.0, position=POSITIONS[position][0], core=Dense()
+        dim=8, layers=2, heads=2, dropout=0.0, position=POSITIONS[position][0], attention=Dense()
     )
     stack, x = Stack(config, causal=True).double(), normal(2, 6, 8)
     here, there = torch.arange(6)[None], torch.arange(100, 106)[None]
@@ -69,7 +69,7 @@ def test_relative_schemes_know_distances_alone(position: str) -> None:
 def test_relative_vectors_are_of_each_layer() -> None:
     """Vectors by distance are learned in each layer anew; the others have one scheme for all."""
     for name, (position, _) in POSITIONS.items():
-        config = Architecture(dim=8, layers=3, heads=2, position=position, core=Dense())
+        config = Architecture(dim=8, layers=3, heads=2, position=position, attention=Dense())
         expected = 3 if name in ("shaw", "relative") else 1
         assert len(Stack(config, causal=True).positions) == expected
 
@@ -171,7 +171,7 @@ def test_others_have_no_end(position: str) -> None:
         heads=2,
         max_length=4,
         position=POSITIONS[position][0],
-        core=Dense(),
+        attention=Dense(),
     )
     assert config.build()(torch.ones(1, 9, dtype=torch.long)).isfinite().all()
 

@@ -117,7 +117,7 @@ def test_memory_of_2048_tokens() -> None:
 def test_a_full_pass_is_skewed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is picked for it, nor is the device asked: it may be recorded as a graph."""
     monkeypatch.setattr(Vectors, "pick", None)
-    sizes = {"vocab_size": 9, "dim": 8, "layers": 3, "heads": 2, "hidden": 8, "max_length": 6}
+    sizes = {"vocab_size": 9, "dim": 8, "layers": 3, "heads": 2, "ffn_dim": 8, "max_length": 6}
     for position in (Relative(), Relative(period=4, first=1)):
         model = GptConfig(**sizes, position=position).build()  # type: ignore[arg-type]
         model(torch.randint(9, (2, 6)))

@@ -11,8 +11,8 @@ from torch.autograd import gradcheck
 
 from manyheads.errors import UserError
 from manyheads.models.gpt import GptConfig
-from manyheads.nn.attention import CoreConfig, attend, attention_weights
-from manyheads.nn.exact_attention import Core, Dense
+from manyheads.nn.attention import AttentionFunctionConfig, attend, attention_weights
+from manyheads.nn.exact_attention import AttentionFunction, Dense
 from manyheads.nn.feedforward import Plain
 from manyheads.nn.masks import AttentionMask, causal, make_mask
 from manyheads.nn.positions import Position, PositionSizes, Shaw, ShawPosition
@@ -27,7 +27,11 @@ def normal(*shape: int) -> Tensor:
 
 
 def gradients(
-    core: Core, inputs: list[Tensor], sight: AttentionMask, score: Score, position: Position
+    core: AttentionFunction,
+    inputs: list[Tensor],
+    sight: AttentionMask,
+    score: Score,
+    position: Position,
 ) -> list[Tensor]:
     """The output, then the gradients of the inputs and of every parameter that has one."""
     inputs = [x.clone().requires_grad_() for x in inputs]
@@ -168,7 +172,7 @@ def test_bfloat16_is_rounded_once(score: str, position: str, length: int, block:
         torch.testing.assert_close(one.double(), other, rtol=BFLOAT, atol=noise)
 
 
-def trained(core: CoreConfig, score: ScoreConfig, autocast: bool) -> dict[str, Tensor]:
+def trained(core: AttentionFunctionConfig, score: ScoreConfig, autocast: bool) -> dict[str, Tensor]:
     """Loss and gradients of a small model with relative positions."""
     torch.manual_seed(1)
     config = GptConfig(
@@ -176,12 +180,12 @@ def trained(core: CoreConfig, score: ScoreConfig, autocast: bool) -> dict[str, T
         dim=16,
         layers=1,
         heads=2,
-        hidden=16,
+        ffn_dim=16,
         dropout=0.0,
         bias=False,
         position=Shaw(max_distance=2),
         score=score,
-        core=core,
+        attention=core,
         feedforward=Plain(activation="gelu"),  # a kink would turn a rounding into a jump
     )
     model, tokens = config.build(), torch.randint(20, (4, 11))

@@ -61,7 +61,7 @@ def ask(client: TestClient, **body: Any) -> dict[str, Any]:
 
 def alone(folder: Path, prompt: Sequence[int], limit: int, sample: Sample) -> list[int]:
     """The tokens that the run's own generator writes after a prompt."""
-    generator = load_torch_run(folder).generator(at_limit="cut")
+    generator = load_torch_run(folder).generator(at_limit="truncate")
     assert isinstance(generator, Generator)
     return generator.sample([list(prompt)], limit, sample)[0]
 

@@ -19,12 +19,12 @@ QUARTERS = ("north-west", "north-east", "south-west", "south-east")
 CPU = torch.device("cpu")
 
 SIZES = (
-    *("model.dim=16", "model.layers=1", "model.heads=2", "model.hidden=32"),
+    *("model.dim=16", "model.layers=1", "model.heads=2", "model.ffn_dim=32"),
     *("model.max_length=16", "train.batch_rows=6", "train.warmup_steps=2"),
     *("train.steps=12", "train.save_every=4", "train.validate_every=6", "train.log_every=1"),
 )
 WORDS = "tokens=words"
-STEPS = ("train.epochs=none", "train.warmup_share=none", "train.learning_rate=1e-3")
+STEPS = ("train.epochs=none", "train.warmup_ratio=none", "train.learning_rate=1e-3")
 
 
 @dataclass(frozen=True)

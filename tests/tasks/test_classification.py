@@ -24,7 +24,7 @@ def encoded(tokenizer: Tokenizer, too_long: str) -> EncodedLabels:
 
 
 def test_a_long_text_is_cut_at_its_end_and_said(tokenizer: Tokenizer) -> None:
-    found = encoded(tokenizer, "cut")
+    found = encoded(tokenizer, "truncate")
     assert found.tokens.lengths.tolist() == [4, 5, 3]
     row = found.tokens.flat[4:9].tolist()
     words = tokenizer.encode("one two three")

@@ -12,7 +12,7 @@ from tests.train.small_runs import records
 from manyheads.loading import load_torch_run
 
 QUICK = (
-    *("model.dim=32", "model.dropout=0", "model.initial=xavier", "train.batch_rows=16"),
+    *("model.dim=32", "model.dropout=0", "model.init=xavier", "train.batch_rows=16"),
     *("train.schedule=cosine", "train.learning_rate=1e-2", "train.log_every=1000"),
     *("train.steps=100", "train.validate_every=100", "train.save_every=1000"),
 )

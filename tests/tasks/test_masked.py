@@ -15,14 +15,14 @@ from manyheads.data.mlm import MaskedBatch
 from manyheads.models.bert import Bert, BertConfig, NextSentence
 from manyheads.models.electra import Electra
 from manyheads.models.heads import Detect, Masked, Pooler
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.tasks import masked
 from manyheads.tasks.masked import MaskedTask, masked_loss, masked_pass, replaced_pass
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {},
     "a matrix of its own": {"head": Masked(tie="none")},
-    "a narrow table": {"embed": Embed(dim=4, segments=2)},
+    "a narrow table": {"embed": EmbeddingConfig(dim=4, segments=2)},
 }
 
 
@@ -97,7 +97,11 @@ def test_only_the_places_enter_the_output_layer(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_pair_has_two_terms() -> None:
-    paired = {"pooler": Pooler(), "next_sentence": NextSentence(), "embed": Embed(segments=2)}
+    paired = {
+        "pooler": Pooler(),
+        "next_sentence": NextSentence(),
+        "embed": EmbeddingConfig(segments=2),
+    }
     model: Bert = tiny(BertConfig, **paired).build().double()
     batch = a_batch(padded=True)
     found = masked_pass(model, batch)
@@ -118,7 +122,7 @@ def test_a_pair_has_two_terms() -> None:
 
 
 def electra(**changes: Any) -> Electra:
-    settings = {"head": Detect(), "embed": Embed(segments=2), **changes}
+    settings = {"head": Detect(), "embed": EmbeddingConfig(segments=2), **changes}
     return Electra(tiny(BertConfig, heads=4, **settings).build(), 0.5)
 
 

@@ -34,7 +34,7 @@ from manyheads.tasks.music import MusicTask, move, moves, pieces_nll
 from manyheads.train.loop import Trainer
 
 SIZES = (
-    *("model.dim=16", "model.layers=1", "model.heads=2", "model.hidden=32", "model.max_length=16"),
+    *("model.dim=16", "model.layers=1", "model.heads=2", "model.ffn_dim=32", "model.max_length=16"),
     *("train.batch_rows=6", "train.warmup_steps=2", "train.steps=12", "train.save_every=4"),
     *("train.validate_every=6", "train.log_every=1"),
 )
@@ -315,21 +315,21 @@ def test_a_chorale_opens_with_sound_whatever_the_model_wants(
     sample: Sample | None, trained: dict[str, Path]
 ) -> None:
     """A bar in which no voice rests; then it may rest, and once there is enough of it, end."""
-    grid, how = ChoraleGrid(), {"at_limit": "cut", "beam": 2}
+    grid, how = ChoraleGrid(), {"at_limit": "truncate", "beam": 2}
     given: dict[str, Any] = {"limit": 100, "sample": sample}
     assert compose(writer(trained["jsb"], **how), grid, [], **given) == []
-    opened = compose(writer(trained["jsb"], shortest=64, **how), grid, [], **given)
+    opened = compose(writer(trained["jsb"], min_length=64, **how), grid, [], **given)
     assert len(opened) == 64
     assert "rest" not in opened
-    longer = compose(writer(trained["jsb"], shortest=70, **how), grid, [], **given)
+    longer = compose(writer(trained["jsb"], min_length=70, **how), grid, [], **given)
     assert longer[:64] == opened
     assert longer[64:] == ["rest"] * 6
-    short = compose(writer(trained["jsb"], shortest=64, **how), grid, [], limit=9, sample=sample)
+    short = compose(writer(trained["jsb"], min_length=64, **how), grid, [], limit=9, sample=sample)
     assert len(short) == 9
     assert "rest" not in short
     # Where nobody names a limit, there is room for what has to be written.
     untold = compose(
-        writer(trained["jsb"], shortest=40, **how), grid, [], limit=None, sample=sample
+        writer(trained["jsb"], min_length=40, **how), grid, [], limit=None, sample=sample
     )
     assert len(untold) == 40
 
@@ -348,7 +348,9 @@ def test_a_long_piece_is_written_in_stretches(
     """
     trainer("jsb", folders, tmp_path, f"model.position={position}", "train.steps=1").run()
     said: list[str] = []
-    generator = load_torch_run(tmp_path).generator(said.append, shortest=shortest, at_limit="cut")
+    generator = load_torch_run(tmp_path).generator(
+        said.append, min_length=shortest, at_limit="truncate"
+    )
     even = torch.zeros(generator.vocabulary)
     even[generator.special_tokens.end] = -torch.inf
     generator.model.logits = lambda hidden: even.expand(len(hidden), -1).clone()  # type: ignore[attr-defined]
@@ -371,13 +373,13 @@ def test_a_long_piece_is_written_in_stretches(
     assert at == 101
     assert len(read) < 20  # half of it stays: no reading anew for each word
     even[generator.special_tokens.end] = -50.0  # written where nothing else may be
-    ending = replace(generator, decode=replace(generator.decode, at_limit="end"))
+    ending = replace(generator, decode=replace(generator.decode, at_limit="force-eos"))
     assert len(compose(ending, ChoraleGrid(), [], limit=100, sample=Sample())) > 90
 
 
 def test_each_part_of_a_piece_has_draws_of_its_own(trained: dict[str, Path]) -> None:
     """What follows the opening does not repeat its random numbers."""
-    generator = load_torch_run(trained["jsb"]).generator(shortest=8, at_limit="cut")
+    generator = load_torch_run(trained["jsb"]).generator(min_length=8, at_limit="truncate")
     even = torch.zeros(generator.vocabulary)
     generator.model.logits = lambda hidden: even.expand(len(hidden), -1).clone()  # type: ignore[attr-defined]
     words = compose(generator, ChoraleGrid(), [], limit=16, sample=Sample(seed=5))

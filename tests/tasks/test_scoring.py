@@ -30,7 +30,7 @@ KEYS = {
     "pictures": {"loss", "accuracy"},
 }
 ABOUT = {"signature", "split", "examples"}
-SHORT = ("train.steps=4", "train.save_every=4", "train.validate_every=2", "train.keep=last")
+SHORT = ("train.steps=4", "train.save_every=4", "train.validate_every=2", "train.checkpoint=last")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_the_last_weights_are_kept_where_that_is_asked(texts: Path, tmp_path: Pa
         worse = ("train.learning_rate=3", "train.schedule=constant", "train.clip=none")
         steps = ("train.steps=6", "train.validate_every=2", "train.warmup_steps=0")
         found = trainer(
-            "causal stream", texts, tmp_path / keep, *steps, *worse, f"train.keep={keep}"
+            "causal stream", texts, tmp_path / keep, *steps, *worse, f"train.checkpoint={keep}"
         )
         losses = iter([1.0, 2.0, 3.0])
         found.task.validate = lambda model, left=losses: {"loss": next(left)}  # type: ignore[method-assign, misc]

@@ -19,7 +19,7 @@ from manyheads.tasks.summaries import beginning, summarize
 
 ROUGE = {"rouge1", "rouge2", "rougeL", "rougeLsum"}
 SETTINGS = (
-    *("model.dim=32", "model.layers=1", "model.heads=2", "model.hidden=64", "model.dropout=0"),
+    *("model.dim=32", "model.layers=1", "model.heads=2", "model.ffn_dim=64", "model.dropout=0"),
     *("model.max_length=16", "tokens=words", "train.steps=150", "train.batch_tokens=400"),
     *("train.warmup_steps=20", "train.learning_rate=1e-2", "train.label_smoothing=0"),
     *("train.validate_every=150", "train.save_every=150", "decode.beam=1"),

@@ -76,11 +76,11 @@ def test_only_merges_can_be_left_out(corpus: Corpus) -> None:
         Segmenter(pieces, 0.1, seed=1)
     for settings in (["tokens=wordpiece"], ["tokens=characters"]):
         with pytest.raises(UserError, match="tokens=bpe"):
-            read_recipe("phrasebook", [*settings, "train.segmentations=2"])
-    with pytest.raises(UserError, match=r"train\.segmentations"):
-        read_recipe("phrasebook", ["train.merge_dropout=0.2"])
-    with pytest.raises(UserError, match=r"train\.segmentations"):
-        read_recipe("gpt-mini", ["data.folder=x", "train.segmentations=2"])
+            read_recipe("phrasebook", [*settings, "train.bpe_dropout_copies=2"])
+    with pytest.raises(UserError, match=r"train\.bpe_dropout_copies"):
+        read_recipe("phrasebook", ["train.bpe_dropout=0.2"])
+    with pytest.raises(UserError, match=r"train\.bpe_dropout_copies"):
+        read_recipe("gpt-mini", ["data.folder=x", "train.bpe_dropout_copies=2"])
 
 
 def test_copies_come_after_the_pairs_as_they_are(bpe: Tokenizer, corpus: Corpus) -> None:
@@ -104,8 +104,8 @@ def test_copies_come_after_the_pairs_as_they_are(bpe: Tokenizer, corpus: Corpus)
 
 
 def test_a_run_reads_all_copies_and_resumes(tmp_path: Path) -> None:
-    settings = ("data.train_pairs=200", "data.valid_pairs=20", "decode.validate_sentences=0")
-    settings += ("train.segmentations=3", "train.merge_dropout=0.3", "train.batch_tokens=400")
+    settings = ("data.train_pairs=200", "data.valid_pairs=20", "decode.bleu_sentences=0")
+    settings += ("train.bpe_dropout_copies=3", "train.bpe_dropout=0.3", "train.batch_tokens=400")
     settings += ("model.dim=16", "model.layers=1", "model.heads=2", "tokens.vocab_size=400")
 
     def trainer(folder: str, *more: str) -> Trainer:

@@ -194,7 +194,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         lambda whole: b"[1, 2]",
         lambda whole: whole.replace(b'"type": "BPE"', b'"type": "Oracle"'),
     ],
-    ids=["missing", "cut", "empty", "binary", "foreign", "list", "model"],
+    ids=["missing", "truncate", "empty", "binary", "foreign", "list", "model"],
 )
 def test_an_unusable_file_is_one_clear_line(
     damage: Callable[[bytes], bytes | None], tmp_path: Path

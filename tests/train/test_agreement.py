@@ -53,7 +53,7 @@ def test_it_is_the_divergence_in_both_directions(
 
 def test_readings_differ_by_their_dropout_alone(recipe: Path, tmp_path: Path) -> None:
     """Without it they agree, and the loss is that of one reading."""
-    found = trainer(recipe, tmp_path / "run", "train.agreement=5")
+    found = trainer(recipe, tmp_path / "run", "train.rdrop_alpha=5")
     model: Any = found.model.double()
     (batch,) = found.task.batches(0)
     apart = translation_losses(model.train(), batch, 0.1, 5.0)
@@ -67,7 +67,7 @@ def test_readings_differ_by_their_dropout_alone(recipe: Path, tmp_path: Path) ->
 
 
 def test_a_run_tells_how_far_apart_they_are(recipe: Path, tmp_path: Path) -> None:
-    trainer(recipe, tmp_path / "run", "train.agreement=4", "train.steps=6").run()
+    trainer(recipe, tmp_path / "run", "train.rdrop_alpha=4", "train.steps=6").run()
     rows = [row for row in records(tmp_path / "run") if row["split"] == "train"]
     assert rows
     for row in rows:
@@ -77,17 +77,17 @@ def test_a_run_tells_how_far_apart_they_are(recipe: Path, tmp_path: Path) -> Non
 
 def test_what_it_is_not_for_is_refused(recipe: Path, tmp_path: Path) -> None:
     for given, said in (
-        (["train.agreement=-1"], "must be at least 0"),
-        (["train.agreement=1", "model.dropout=0"], "set model.dropout"),
+        (["train.rdrop_alpha=-1"], "must be at least 0"),
+        (["train.rdrop_alpha=1", "model.dropout=0"], "set model.dropout"),
         (
-            ["train.agreement=1", "model.encoder.dropout=0", "model.decoder.dropout=0"],
+            ["train.rdrop_alpha=1", "model.encoder.dropout=0", "model.decoder.dropout=0"],
             "set model.dropout",
         ),
     ):
         with pytest.raises(UserError, match=said):
             trainer(recipe, tmp_path / "run", *given)
     for own in ("model.attention_dropout=0.1", "model.decoder.dropout=0.1"):
-        trainer(recipe, tmp_path / own, "train.agreement=1", "model.dropout=0", own)
-    with pytest.raises(UserError, match=r"train\.agreement"):
-        trainer(Path("language"), tmp_path / "run", "data.folder=texts", "train.agreement=1")
+        trainer(recipe, tmp_path / own, "train.rdrop_alpha=1", "model.dropout=0", own)
+    with pytest.raises(UserError, match=r"train\.rdrop_alpha"):
+        trainer(Path("language"), tmp_path / "run", "data.folder=texts", "train.rdrop_alpha=1")
     assert not (tmp_path / "run").exists()

@@ -30,7 +30,12 @@ PLAIN = (
     "model.feedforward.activation=gelu",
     *("model.dropout=0", "train.eps=1e-5", "train.log_every=1", "train.warmup_steps=1"),
     *("train.schedule=constant", "train.learning_rate=0.01"),
-    *("train.steps=6", "train.validate_every=3", "train.save_every=2", "train.average=2"),
+    *(
+        "train.steps=6",
+        "train.validate_every=3",
+        "train.save_every=2",
+        "train.average_checkpoints=2",
+    ),
 )
 # So little that a step may have fewer sentences than there are processes.
 FEW = (*PLAIN, "train.batch_tokens=30")

@@ -171,7 +171,7 @@ def test_bfloat16_runs_on_a_cpu(recipe: Path, tmp_path: Path) -> None:
 
 # --- it resumes ---
 
-AVERAGED = ("train.average=3", "train.save_every=4", "train.validate_every=6")
+AVERAGED = ("train.average_checkpoints=3", "train.save_every=4", "train.validate_every=6")
 
 
 @pytest.fixture(scope="module")
@@ -359,7 +359,7 @@ def test_the_best_is_remembered_over_a_stop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 9])
 def test_averaging_gives_the_mean_of_the_last_saves(count: int, tmp_path: Path) -> None:
-    found, task = scripted(tmp_path, [1.0, 2.0, 3.0, 4.0, 5.0], average=count)
+    found, task = scripted(tmp_path, [1.0, 2.0, 3.0, 4.0, 5.0], average_checkpoints=count)
     found.run()
     weights, about = read_tensors(tmp_path / "model.safetensors")
     last = task.seen[-count:]
@@ -376,8 +376,13 @@ def test_averaging_takes_drawn_features_from_the_newest_save(recipe: Path, tmp_p
     trainer(
         recipe,
         tmp_path / "run",
-        *("model.core=performer", "model.core.features=4", "model.core.redraw=3"),
-        *("train.steps=8", "train.save_every=4", "train.validate_every=8", "train.average=2"),
+        *("model.attention=performer", "model.attention.features=4", "model.attention.redraw=3"),
+        *(
+            "train.steps=8",
+            "train.save_every=4",
+            "train.validate_every=8",
+            "train.average_checkpoints=2",
+        ),
     ).run()
     weights, about = read_tensors(tmp_path / "run" / "model.safetensors")
     assert about["averaged_steps"] == [4, 8]

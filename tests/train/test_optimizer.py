@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from manyheads.config import parse
 from manyheads.errors import UserError
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 
@@ -53,7 +54,7 @@ def test_the_other_schedules_from_end_to_end(schedule: Any, final_share: float) 
         warmup_steps=100,
         schedule=schedule,
         learning_rate=3e-3,
-        final_share=final_share,
+        min_lr_ratio=final_share,
     )
     found = rates(train)
     assert math.isclose(found[0], 3e-5)  # step 1 of 100
@@ -82,7 +83,7 @@ def test_a_run_of_one_step_learns(schedule: Any) -> None:
 
 
 def test_epochs_decide_steps_and_how_often_is_saved() -> None:
-    train = Train(epochs=2.5, warmup_share=0.1, validate_every=500, save_every=30)
+    train = Train(epochs=2.5, warmup_ratio=0.1, validate_every=500, save_every=30)
     settled = train.settled(40)
     assert (settled.steps, settled.warmup_steps) == (100, 10)
     assert (settled.validate_every, settled.save_every) == (40, 30)
@@ -165,7 +166,7 @@ def test_a_frozen_parameter_is_left_alone() -> None:
         ("accumulate", 0),
         ("validate_every", 0),
         ("save_every", -1),
-        ("average", 0),
+        ("average_checkpoints", 0),
         ("log_every", 0),
         ("warmup_steps", -1),
         ("learning_rate", 0.0),
@@ -179,13 +180,13 @@ def test_a_frozen_parameter_is_left_alone() -> None:
         ("beta2", -0.5),
         ("eps", -1e-9),
         ("weight_decay", -0.1),
-        ("final_share", 1.5),
-        ("final_share", -0.1),
+        ("min_lr_ratio", 1.5),
+        ("min_lr_ratio", -0.1),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(UserError) as caught:
-        Train(**{name: value})  # type: ignore[arg-type]
+        parse(Train, {name: value}, "train")
     assert f"train.{name}={value}" in str(caught.value)
 
 

@@ -16,7 +16,7 @@ from manyheads.recipes import read_recipe
 from manyheads.train.loop import Trainer
 from manyheads.training import train
 
-SMALL = ["data.train_pairs=200", "data.valid_pairs=20", "decode.validate_sentences=0"]
+SMALL = ["data.train_pairs=200", "data.valid_pairs=20", "decode.bleu_sentences=0"]
 SMALL += ["model.dim=16", "model.layers=2", "model.heads=2", "tokens.vocab_size=400"]
 SMALL += ["train.steps=6", "train.batch_tokens=400"]
 
@@ -36,7 +36,7 @@ def trainer(folder: Path, *settings: str) -> Trainer:
 )
 def test_the_same_bits_are_learned(tmp_path: Path, more: tuple[str, ...]) -> None:
     for folder, recompute in (("kept", "false"), ("again", "true")):
-        trainer(tmp_path / folder, *more, f"train.recompute={recompute}").run()
+        trainer(tmp_path / folder, *more, f"train.activation_checkpointing={recompute}").run()
     assert_same_bits(tmp_path / "again", tmp_path / "kept")
 
 
@@ -44,7 +44,7 @@ def test_a_run_may_begin_without_it_and_go_on_with_it(tmp_path: Path) -> None:
     """As one does where memory has ended."""
     trainer(tmp_path / "kept").run()
     trainer(tmp_path / "changed", "train.steps=3").run()
-    trainer(tmp_path / "changed", "train.recompute=true").run()
+    trainer(tmp_path / "changed", "train.activation_checkpointing=true").run()
     assert_same_bits(tmp_path / "changed", tmp_path / "kept")
 
 
@@ -89,8 +89,10 @@ def test_what_draws_is_not_recorded() -> None:
 
 
 def test_models_without_blocks_are_refused(tmp_path: Path) -> None:
-    run = read_recipe("phrasebook", ["model=rnn", *SMALL[:3], "train.recompute=true"])
-    with pytest.raises(UserError, match=r"train\.recompute"):
+    run = read_recipe(
+        "phrasebook", ["model=rnn", *SMALL[:3], "train.activation_checkpointing=true"]
+    )
+    with pytest.raises(UserError, match=r"train\.activation_checkpointing"):
         train(run, tmp_path, torch.device("cpu"))
 
 

@@ -20,8 +20,9 @@ from manyheads.train.parallel import ALONE
 from manyheads.training import train
 
 SETTINGS = """data.train_pairs=60 data.valid_pairs=20 tokens.vocab_size=300 model.dim=16
-    model.hidden=16 model.layers=1 model.heads=2 train.steps=6 train.save_every=1
-    train.validate_every=3 train.average=3 train.batch_tokens=300 decode.validate_sentences=2"""
+    model.ffn_dim=16 model.layers=1 model.heads=2 train.steps=6 train.save_every=1
+    train.validate_every=3 train.average_checkpoints=3 train.batch_tokens=300
+    decode.bleu_sentences=2"""
 
 
 @pytest.fixture

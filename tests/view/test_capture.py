@@ -14,8 +14,8 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.capture import Maps, capture
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import CoreConfig, CrossAttention, SelfAttention
-from manyheads.nn.exact_attention import Core, Dense, Fused
+from manyheads.nn.attention import AttentionFunctionConfig, CrossAttention, SelfAttention
+from manyheads.nn.exact_attention import AttentionFunction, Dense, Fused
 from manyheads.nn.local import Longformer
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
@@ -23,7 +23,11 @@ from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
 
 LAYERS, HEADS, VOCAB = 2, 2, 11
-CORES: dict[str, CoreConfig] = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=3)}
+CORES: dict[str, AttentionFunctionConfig] = {
+    "dense": Dense(),
+    "fused": Fused(),
+    "tiled": Tiled(block=3),
+}
 POSITIONS: dict[str, PositionConfig] = {
     "learned": Learned(),
     "rotary": Rotary(),
@@ -41,7 +45,7 @@ REAL = torch.arange(7)[None] < torch.tensor([7, 4, 1])[:, None]
 
 def built(kind: str, position: str = "rotary", core: str = "fused", **changes: Any) -> nn.Module:
     sizes = {"vocab_size": VOCAB, "dim": 8, "layers": LAYERS, "heads": HEADS, "max_length": 16}
-    parts = {"position": POSITIONS[position], "core": CORES[core], "dropout": 0.0}
+    parts = {"position": POSITIONS[position], "attention": CORES[core], "dropout": 0.0}
     return MODELS[kind](**{**sizes, **parts, **changes}).build().double().eval()
 
 
@@ -52,7 +56,7 @@ def run(model: nn.Module) -> Tensor:
     return model(SOURCE, REAL) if isinstance(model.config, BertConfig) else model(SOURCE)
 
 
-def cores(model: nn.Module) -> list[Core]:
+def cores(model: nn.Module) -> list[AttentionFunction]:
     return [m.core for m in model.modules() if isinstance(m, (SelfAttention, CrossAttention))]
 
 
@@ -207,9 +211,9 @@ def test_layers_are_in_order() -> None:
 
 
 @pytest.mark.parametrize("core", [*CORES.values(), Longformer(window=1), Performer(features=8)])
-def test_chosen_rows_and_heads_are_those_of_the_whole_map(core: CoreConfig) -> None:
+def test_chosen_rows_and_heads_are_those_of_the_whole_map(core: AttentionFunctionConfig) -> None:
     sizes = {"vocab_size": VOCAB, "dim": 8, "layers": LAYERS, "heads": HEADS, "max_length": 16}
-    model = GptConfig(**sizes, core=core).build().double().eval()
+    model = GptConfig(**sizes, attention=core).build().double().eval()
     with torch.no_grad(), capture(model) as whole:
         run(model)
     with torch.no_grad(), capture(model, rows=[6, 2], heads=[1]) as chosen:

@@ -12,7 +12,7 @@ from manyheads.data.events import ChoraleGrid
 from manyheads.data.images import ImageData
 from manyheads.data.music import MusicData
 from manyheads.models.bert import BertConfig
-from manyheads.models.decoder_only_seq2seq import JoinedConfig
+from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig
@@ -26,7 +26,7 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, Words
 
 SENTENCE = "The small dog sees the tree."
-SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 2, "hidden": 32, "dropout": 0.0}
+SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 2, "ffn_dim": 32, "dropout": 0.0}
 
 
 def make_models(folder: Path) -> Path:
@@ -41,7 +41,7 @@ def make_models(folder: Path) -> Path:
     labels = Classify(labels=("bad", "good"))
     for name, task, config in (
         ("translator", "translation", Seq2SeqConfig(**text)),
-        ("joined", "translation", JoinedConfig(**text)),
+        ("joined", "translation", DecoderOnlySeq2SeqConfig(**text)),
         ("writer", "language", GptConfig(**text, position=Learned())),
         ("post", "language", GptConfig(**text, norm=Norm(placement="post"), position=Relative())),
         ("reader", "text", BertConfig(**text)),

@@ -15,13 +15,13 @@ from manyheads.run import Run, read_run, save_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.training import train
 
-SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 2, "hidden": 32, "max_length": 128}
+SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 2, "ffn_dim": 32, "max_length": 128}
 SETTINGS = (
     *("data.train_pairs=200", "data.valid_pairs=4", "data.test_pairs=3", "tokens.vocab_size=600"),
-    *("model.dim=16", "model.heads=2", "model.hidden=32", "model.max_length=128"),
+    *("model.dim=16", "model.heads=2", "model.ffn_dim=32", "model.max_length=128"),
     *("train.steps=30", "train.batch_tokens=600", "train.warmup_steps=10", "train.log_every=5"),
     *("train.validate_every=30", "train.save_every=30", "train.learning_rate=0.02"),
-    *("decode.beam=1", "decode.validate_sentences=0"),
+    *("decode.beam=1", "decode.bleu_sentences=0"),
 )
 SENTENCE = "The small dog sees the tree."
 

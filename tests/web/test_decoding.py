@@ -28,10 +28,10 @@ RUNS = ("translator", "deep/writer")
 WAYS = (
     {"beam": 1},
     {"beam": 4},
-    {"beam": 3, "length_penalty": 0.0, "stopping": "none-better-ever"},
-    {"beam": 4, "length_penalty": 2.0, "stopping": "none-better-now", "at_limit": "cut"},
-    {"beam": 2, "penalty": "length", "length_penalty": -1.0, "at_limit": "free-end"},
-    {"beam": 4, "shortest": 5},
+    {"beam": 3, "length_penalty": 0.0, "stopping": "exact"},
+    {"beam": 4, "length_penalty": 2.0, "stopping": "heuristic", "at_limit": "truncate"},
+    {"beam": 2, "penalty": "length", "length_penalty": -1.0, "at_limit": "force-eos-free"},
+    {"beam": 4, "min_length": 5},
 )
 
 
@@ -49,7 +49,7 @@ def writing_in(opened: TorchRun, decode: Decode) -> Writing:
     """As the page makes it; both kinds with a limit that is soon reached."""
     if opened.run.task == "language":
         return Writing(opened, decode, opened.tokenizer.encode(SENTENCE), LIMIT)
-    decode = replace(decode, longest_ratio=0.0, longest_extra=LIMIT)
+    decode = replace(decode, max_length_ratio=0.0, max_length_extra=LIMIT)
     source = opened.tokenizer.encode(SENTENCE)
     return Writing(opened, decode, [*source, opened.tokenizer.end], LIMIT)
 

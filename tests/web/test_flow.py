@@ -16,13 +16,13 @@ from torch import Tensor
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.loading import TorchRun
 from manyheads.models.bert import BertConfig
-from manyheads.models.decoder_only_seq2seq import JoinedConfig
+from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Detect
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import SelfAttention
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.exact_attention import Dense, dense_weights
 from manyheads.nn.experts import Experts
 from manyheads.nn.feedforward import Gated
@@ -44,13 +44,13 @@ from manyheads.web.traces import Trace
 
 TEXT, TARGET = "one two three four two", "five six one"
 ROOM = Room(64, 2**24)
-SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 4, "hidden": 24, "max_length": 300}
+SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 4, "ffn_dim": 24, "max_length": 300}
 POST = Norm(placement="post")
 MODELS: dict[str, Any] = {
     "seq2seq": Seq2SeqConfig(**SIZES),
     "seq2seq-post": Seq2SeqConfig(**SIZES, norm=POST, position=Buckets(), score=Dot()),
-    "seq2seq-sizes": Seq2SeqConfig(**SIZES, tie="target", embed=Embed(scale="sqrt-dim")),
-    "joined": JoinedConfig(**SIZES),
+    "seq2seq-sizes": Seq2SeqConfig(**SIZES, tie="target", embed=EmbeddingConfig(scale="sqrt-dim")),
+    "joined": DecoderOnlySeq2SeqConfig(**SIZES),
     "gpt-rotary": GptConfig(
         **SIZES,
         kv_heads=2,
@@ -59,11 +59,14 @@ MODELS: dict[str, Any] = {
         feedforward=Gated(),
         bias=False,
     ),
-    "gpt-shaw": GptConfig(**SIZES, position=Shaw(), core=Dense(), score=Additive()),
+    "gpt-shaw": GptConfig(**SIZES, position=Shaw(), attention=Dense(), score=Additive()),
     "gpt-alibi": GptConfig(**SIZES, position=Alibi(), feedforward=Experts(experts=3)),
     "gpt-relative": GptConfig(**SIZES, position=Relative(), norm=POST),
     "bert": BertConfig(
-        **SIZES, norm=POST, position=Learned(), embed=Embed(norm=Norm(), segments=2, dim=8)
+        **SIZES,
+        norm=POST,
+        position=Learned(),
+        embed=EmbeddingConfig(norm=Norm(), segments=2, dim=8),
     ),
 }
 
@@ -86,7 +89,7 @@ def opened(config: Any, tokenizer: Tokenizer, folder: Path = Path()) -> TorchRun
 
 
 def followed(run: TorchRun) -> Trace:
-    target = TARGET if run.run.model.kind in ("seq2seq", "joined") else None
+    target = TARGET if run.run.model.kind in ("seq2seq", "decoder-only-seq2seq") else None
     return follow(run, TEXT, target, ROOM, {})
 
 
@@ -208,11 +211,11 @@ def test_heads_of_an_encoder_are_shown(tokenizer: Tokenizer) -> None:
 
 def test_a_core_that_has_no_such_scores_shows_none(tokenizer: Tokenizer) -> None:
     """Weights and mix are still its own; layers without a common shape are left out."""
-    config = BertConfig(**SIZES, core=Linformer(rank=3))
+    config = BertConfig(**SIZES, attention=Linformer(rank=3))
     found = follow(opened(config, tokenizer), TEXT, None, ROOM, {}).tensors
     assert found["encoder.self.weights"].shape[-1] == 3
     assert not {"encoder.self.scores", "encoder.self.mask"} & found.keys()
-    mixed = GptConfig(**SIZES, core=MemoryCompressed())
+    mixed = GptConfig(**SIZES, attention=MemoryCompressed())
     found = follow(opened(mixed, tokenizer), TEXT, None, ROOM, {}).tensors
     assert found["decoder.self.mix"].shape == (2, 4, 5, 4)
 

@@ -420,7 +420,7 @@ def test_the_formula_is_the_rate_that_was_measured(client: TestClient, folder: P
 @pytest.mark.parametrize("kind", ["transformer", "cosine", "linear", "constant"])
 def test_the_formula_of_a_schedule_is_what_it_computes(kind: Any) -> None:
     """At every step, the first after the warm-up too, as it is written."""
-    train = Train(schedule=kind, learning_rate=0.3, warmup_steps=4, steps=12, final_share=0.1)
+    train = Train(schedule=kind, learning_rate=0.3, warmup_steps=4, steps=12, min_lr_ratio=0.1)
     written, _, done = formula(train).partition(", done = ")
     signs = {"½ (": "0.5 * (", "warmup^½": "warmup**0.5", "step^−½": "step**-0.5", "·": "*"}
     signs |= {"⁄": "/", "−": "-", "π": "pi", "warmup^-3/2": "warmup**-1.5"}

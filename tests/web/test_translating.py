@@ -16,7 +16,7 @@ from manyheads.decode.translate import Translator
 from manyheads.evaluate.alignment import alignment_error, word_maps
 from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.capture import capture
-from manyheads.models.decoder_only_seq2seq import Joined, JoinedConfig
+from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq, DecoderOnlySeq2SeqConfig
 from manyheads.phrasebook import sentences
 from manyheads.run import read_run, save_run
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = read_run(made / "translator")
     tokenizer = Tokenizer.load(made / "translator" / "tokenizer.json")
     size = tokenizer.vocab_size
-    joined = JoinedConfig(**SIZES, vocab_size=size, dropout=0.0)
+    joined = DecoderOnlySeq2SeqConfig(**SIZES, vocab_size=size, dropout=0.0)
     recurrent = RnnConfig(dim=16, layers=1, max_length=128, vocab_size=size)
     torch.manual_seed(2)
     for name, config in (("joined", joined), ("recurrent", recurrent)):
@@ -77,7 +77,7 @@ def test_the_alignment_is_the_captured_map(client: TestClient, folder: Path, nam
     given = torch.tensor([[marks.start, *written][: len(found["pieces"])]])
     with torch.no_grad(), capture(model) as maps:
         model(torch.tensor([source]), given)
-    if isinstance(model, Joined):
+    if isinstance(model, DecoderOnlySeq2Seq):
         kept = [layer[:, :, len(source) :, : len(source)] for layer in maps["self"]]
     else:
         kept = maps["cross"]
@@ -89,7 +89,7 @@ def test_the_alignment_is_the_captured_map(client: TestClient, folder: Path, nam
     torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(tensor(client, trace, "alignment.mean"), whole.mean(1))
     torch.testing.assert_close(tensor(client, trace, "alignment.all"), whole.mean((0, 1)))
-    if not isinstance(model, Joined):
+    if not isinstance(model, DecoderOnlySeq2Seq):
         torch.testing.assert_close(whole.sum(-1), torch.ones(whole.shape[:-1]))
 
 

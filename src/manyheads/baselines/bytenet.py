@@ -23,9 +23,9 @@ from manyheads.baselines.baseline import BaselineSizes
 from manyheads.baselines.convolution import Convolution, check_kernel, hidden_behind
 from manyheads.baselines.rnn import lengths_of
 from manyheads.errors import UserError, check_at_least
-from manyheads.models.seq2seq import Memory, SourceToTarget
+from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.shapes import Hidden, Real
 from manyheads.nn.states import StateCache
@@ -102,7 +102,7 @@ class DilatedStack(nn.Module):
         return x
 
 
-class ByteNet(SourceToTarget):
+class ByteNet(EncoderDecoderBase):
     """Blocks that read, and causal ones on top of them that write."""
 
     def __init__(self, config: ByteNetConfig) -> None:
@@ -120,10 +120,10 @@ class ByteNet(SourceToTarget):
         self.decoder = DilatedStack(config, causal=True)
         self.norm = nn.LayerNorm(dim)
         self.leave = nn.Linear(dim, dim)
-        self.head = Head(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
+        self.head = LMHead(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
         initialise(self, "xavier", config.layers)
 
-    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """What the decoder will hear at its places, up to |t̂| of each source; then zeros."""
         length = source.shape[1]
         places = torch.arange(self.config.unfolded(length), device=source.device)
@@ -138,12 +138,14 @@ class ByteNet(SourceToTarget):
         states = self.encoder(x, real)
         if real is not None:
             states = hidden_behind(states, real)
-        return Memory(states, make_mask(full, len(places), padding_mask=real, device=source.device))
+        return EncoderOutput(
+            states, make_mask(full, len(places), padding_mask=real, device=source.device)
+        )
 
     def decode(
         self,
         target: Tensor,
-        memory: Memory,
+        memory: EncoderOutput,
         target_real: Tensor | None = None,
         cache: StateCache | None = None,
     ) -> Hidden:

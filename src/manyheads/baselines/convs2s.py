@@ -26,10 +26,10 @@ from manyheads.baselines.convolution import Convolution, check_kernel
 from manyheads.baselines.luong_attention import MemoryAttention, check_exact
 from manyheads.baselines.rnn import lengths_of
 from manyheads.errors import check_at_least
-from manyheads.models.seq2seq import Memory, SourceToTarget
-from manyheads.nn.attention import CoreConfig
+from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
+from manyheads.nn.attention import AttentionFunctionConfig
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.masks import AttentionMask, full, make_mask
 from manyheads.nn.positions import LearnedPosition
@@ -44,26 +44,27 @@ ROOT_HALF = math.sqrt(0.5)  # a sum of two vectors varies as much as each of the
 class ConvS2SConfig(BaselineSizes):
     """Gated convolutions with attention.
 
-    `dim` is also the width of what is asked and answered, `hidden` that of the convolutions (`dim`
+    `dim` is also the width of what is asked and answered, `ffn_dim` that of the convolutions (`dim`
     unless given); `max_length` is the longest text that there are positions for.
     """
 
-    hidden: int | None = None
+    ffn_dim: int | None = None
     layers: int = 4
     kernel: int = 3
-    core: CoreConfig = field(default_factory=Dense)
+    attention: AttentionFunctionConfig = field(default_factory=Dense)
     kind: ClassVar[str] = "convs2s"
+    RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_dim", "core": "attention"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("model.hidden", self.hidden, 1)
+        check_at_least("model.ffn_dim", self.ffn_dim, 1)
         check_kernel(self.kernel)
-        check_exact(self.core, "a convolution")
+        check_exact(self.attention, "a convolution")
 
     @property
     def width(self) -> int:
         """Of the convolutions."""
-        return self.hidden or self.dim
+        return self.ffn_dim or self.dim
 
     def convolution(self, *, causal: bool) -> Convolution:
         """Twice the channels, half of them gates; a gate halves what it lets through."""
@@ -78,7 +79,7 @@ class StepAttention(MemoryAttention):
     """W_c c of one layer: what its vectors find in the source."""
 
     def __init__(self, config: ConvS2SConfig) -> None:
-        super().__init__(Dot(), config.core, config.dim, config.max_length)
+        super().__init__(Dot(), config.attention, config.dim, config.max_length)
         self.query = nn.Linear(config.width, config.dim)
         self.output = nn.Linear(config.dim, config.width)
 
@@ -125,7 +126,7 @@ class ConvDecoder(nn.Module):
         self.attentions = nn.ModuleList(StepAttention(config) for _ in range(config.layers))
         self.leave = nn.Linear(config.width, config.dim)
 
-    def forward(self, g: Hidden, memory: Memory, cache: StateCache | None) -> Hidden:
+    def forward(self, g: Hidden, memory: EncoderOutput, cache: StateCache | None) -> Hidden:
         h = self.enter(g)
         for layer, attention in zip(self.layers, self.attentions, strict=True):
             v = F.glu(layer(self.dropout(h), None, cache))
@@ -134,7 +135,7 @@ class ConvDecoder(nn.Module):
         return self.leave(h)
 
 
-class ConvS2S(SourceToTarget):
+class ConvS2S(EncoderDecoderBase):
     """Convolutions that read, and causal ones that write and ask in every layer."""
 
     def __init__(self, config: ConvS2SConfig) -> None:
@@ -148,10 +149,10 @@ class ConvS2S(SourceToTarget):
             self.target_tokens = nn.Embedding(config.vocabulary, config.dim)
         self.decoder_position = LearnedPosition(config.max_length, config.dim, 0)
         self.decoder = ConvDecoder(config)
-        self.head = Head(config.vocabulary, config.dim, tied=config.shares_inputs, bias="none")
+        self.head = LMHead(config.vocabulary, config.dim, tied=config.shares_inputs, bias="none")
         initialise(self, "xavier", config.layers)
 
-    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """z and e side by side."""
         length = source.shape[1]
         self.encoder_position.refuse_past(length)
@@ -159,12 +160,12 @@ class ConvS2S(SourceToTarget):
             lengths_of(source_real)
         mask = make_mask(full, length, padding_mask=source_real, device=source.device)
         e = self.dropout(self.encoder_position.embed(self.tokens(source), mask.query_positions))
-        return Memory(torch.cat([self.encoder(e, source_real), e], dim=-1), mask)
+        return EncoderOutput(torch.cat([self.encoder(e, source_real), e], dim=-1), mask)
 
     def decode(
         self,
         target: Tensor,
-        memory: Memory,
+        memory: EncoderOutput,
         target_real: Tensor | None = None,
         cache: StateCache | None = None,
     ) -> Hidden:

@@ -24,7 +24,7 @@ from manyheads.errors import UserError, check_at_least, check_share
 from manyheads.models.base import Model
 from manyheads.models.heads import Answer, Classify
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.shapes import Hidden, Real, Tokens
 
 Layers = Float[Tensor, "layers b t d"]
@@ -105,7 +105,7 @@ class Elmo(Model):
             for _ in range(2)
         )
         if config.head is None:
-            self.output = Head(config.vocabulary, dim, tied=config.tie == "all", bias="none")
+            self.output = LMHead(config.vocabulary, dim, tied=config.tie == "all", bias="none")
         else:
             self.head = ContextHead(config, config.head)
         initialise(self, "xavier", config.layers)

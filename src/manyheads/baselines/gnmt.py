@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from manyheads.baselines.luong_attention import MemoryAttention
 from manyheads.baselines.rnn import RecurrentConfig, initialise_lstm, lengths_of, read_both_ways
 from manyheads.errors import UserError
-from manyheads.models.seq2seq import Memory, SourceToTarget
+from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.masks import AttentionMask, full, make_mask
 from manyheads.nn.scores import Additive, ScoreConfig
 from manyheads.nn.shapes import Hidden
@@ -55,13 +55,13 @@ class Context(MemoryAttention):
     """c_t of the lowest layer's output."""
 
     def __init__(self, config: GnmtConfig) -> None:
-        super().__init__(config.score, config.core, config.dim, config.max_length)
+        super().__init__(config.score, config.attention, config.dim, config.max_length)
 
     def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:
         return self.context(x, memory, memory, mask)
 
 
-class Gnmt(SourceToTarget):
+class Gnmt(EncoderDecoderBase):
     """LSTMs that read, and LSTMs that write and hear what the lowest of them found."""
 
     has_host_sync: ClassVar[bool] = True  # for the lengths of its sequences
@@ -82,27 +82,27 @@ class Gnmt(SourceToTarget):
         self.decoder = nn.ModuleList(
             nn.LSTM(2 * dim, dim, batch_first=True) for _ in range(1, layers)
         )
-        self.head = Head(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
+        self.head = LMHead(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
         initialise(self, "xavier", layers)
         for part in self.modules():
             if isinstance(part, nn.LSTM):
                 initialise_lstm(part)
 
-    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """The top of the encoder; padding behind a text is read after it, and looked at by none."""
         x = self.dropout(self.tokens(source) * self.scale)
         x = read_both_ways(self.both_ways, x, source_real)
         for number, layer in enumerate(self.encoder, start=1):
             read, _ = layer(self.dropout(x))
             x = read + x if number >= RESIDUAL_FROM else read
-        return Memory(
+        return EncoderOutput(
             x, make_mask(full, source.shape[1], padding_mask=source_real, device=source.device)
         )
 
     def decode(
         self,
         target: Tensor,
-        memory: Memory,
+        memory: EncoderOutput,
         target_real: Tensor | None = None,
         cache: StateCache | None = None,
     ) -> Hidden:

@@ -7,31 +7,35 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.errors import UserError
-from manyheads.nn.attention import CoreConfig, check_parts
-from manyheads.nn.exact_attention import Core, CoreSizes
+from manyheads.nn.attention import AttentionFunctionConfig, check_parts
+from manyheads.nn.exact_attention import AttentionFunction, AttentionSizes
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScoreConfig
 
 
-def check_exact(core: CoreConfig, model: str) -> None:
+def check_exact(core: AttentionFunctionConfig, model: str) -> None:
     """Refuse a core that sees less than everything: each query here looks at a whole source."""
     if not core.exact:
         raise UserError(
-            f"model.core={core.kind} is for self-attention, and {model} has none: choose "
-            "one that computes attention in full (model.core=dense)"
+            f"model.attention={core.kind} is for self-attention, and {model} has none: choose "
+            "one that computes attention in full (model.attention=dense)"
         )
 
 
 class MemoryAttention(nn.Module):
     """A score and a core for one head as wide as the memory; subclasses say what asks it."""
 
-    def __init__(self, score: ScoreConfig, core: CoreConfig, dim: int, max_length: int) -> None:
+    def __init__(
+        self, score: ScoreConfig, core: AttentionFunctionConfig, dim: int, max_length: int
+    ) -> None:
         super().__init__()
         self.score = score.build(1, dim)
         self.position = Position()  # source and target positions are not comparable
-        sizes = CoreSizes(heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=max_length)
-        self.core: Core = core.build(sizes)
+        sizes = AttentionSizes(
+            heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=max_length
+        )
+        self.core: AttentionFunction = core.build(sizes)
         check_parts(self.core, self.score, self.position)
 
     def context(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:

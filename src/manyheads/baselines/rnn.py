@@ -23,10 +23,10 @@ from manyheads import ops
 from manyheads.baselines.baseline import BaselineSizes
 from manyheads.baselines.luong_attention import MemoryAttention, check_exact
 from manyheads.errors import UserError
-from manyheads.models.seq2seq import Memory, SourceToTarget
-from manyheads.nn.attention import CoreConfig
+from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
+from manyheads.nn.attention import AttentionFunctionConfig
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.masks import AttentionMask, full, make_mask
 from manyheads.nn.scores import Bilinear, ScoreConfig
@@ -43,13 +43,14 @@ class RecurrentConfig(BaselineSizes):
     """
 
     score: ScoreConfig = field(default_factory=Bilinear)
-    core: CoreConfig = field(default_factory=Dense)
+    RENAMED: ClassVar[dict[str, str]] = {"core": "attention"}
+    attention: AttentionFunctionConfig = field(default_factory=Dense)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dim % 2:
             raise UserError(f"model.dim={self.dim} must be even: each direction reads with half")
-        check_exact(self.core, "an LSTM")
+        check_exact(self.attention, "an LSTM")
         key_size = self.score.key_dim(self.dim)
         if key_size != self.dim:
             raise UserError(
@@ -72,7 +73,7 @@ class GlobalAttention(MemoryAttention):
     """h̃_t of the states of the decoder: one head, whose keys and values are the memory itself."""
 
     def __init__(self, config: RnnConfig) -> None:
-        super().__init__(config.score, config.core, config.dim, config.max_length)
+        super().__init__(config.score, config.attention, config.dim, config.max_length)
         self.combine = nn.Linear(2 * config.dim, config.dim, bias=False)
 
     def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:
@@ -80,7 +81,7 @@ class GlobalAttention(MemoryAttention):
         return torch.tanh(self.combine(torch.cat([context, x], dim=-1)))
 
 
-class Rnn(SourceToTarget):
+class Rnn(EncoderDecoderBase):
     """An LSTM that reads both ways, and one that begins where it ended and asks its states."""
 
     has_host_sync: ClassVar[bool] = True  # for the lengths of its sequences
@@ -101,20 +102,20 @@ class Rnn(SourceToTarget):
         self.first = nn.Linear(dim, 2 * layers * dim)
         self.decoder = nn.LSTM(dim, dim, layers, batch_first=True, dropout=between)
         self.attention = GlobalAttention(config)
-        self.head = Head(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
+        self.head = LMHead(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
         initialise(self, "xavier", layers)
         for lstm in (self.encoder, self.decoder):
             initialise_lstm(lstm)
 
-    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """The states of both directions side by side; neither has read any padding."""
         x = self.dropout(self.tokens(source) * self.scale)
         states = read_both_ways(self.encoder, x, source_real)
-        return Memory(
+        return EncoderOutput(
             states, make_mask(full, source.shape[1], padding_mask=source_real, device=source.device)
         )
 
-    def first_states(self, memory: Memory) -> States:
+    def first_states(self, memory: EncoderOutput) -> States:
         """Where the decoder begins: at the last state of each direction, projected."""
         states, real = memory.states, memory.mask.padding_mask
         forward, backward = states.chunk(2, dim=-1)
@@ -127,7 +128,7 @@ class Rnn(SourceToTarget):
     def decode(
         self,
         target: Tensor,
-        memory: Memory,
+        memory: EncoderOutput,
         target_real: Tensor | None = None,
         cache: StateCache | None = None,
     ) -> Hidden:

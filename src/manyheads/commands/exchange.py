@@ -92,7 +92,7 @@ def export(
         elif to == "onnx":
             write_onnx(model, beside)
         elif isinstance(model, Seq2Seq | Gpt):
-            how = {"stopping": "beam-ended", "at_limit": "cut"}
+            how = {"stopping": "early", "at_limit": "truncate"}
             decode, note = _there(written.decode, "CTranslate2", **how)
             written = dataclasses.replace(written, decode=decode)
             precision = quantization or "float32"

@@ -138,12 +138,12 @@ def _decoding(run: "Run", beam: int | None, fewest: int | None, most: int | None
     from manyheads.data.music import MusicData
 
     # An end that is forced at the limit would leave one token fewer.
-    how = given(beam=beam, shortest=fewest, at_limit=None if fewest is None else "cut")
+    how = given(beam=beam, min_length=fewest, at_limit=None if fewest is None else "truncate")
     if not isinstance(run.data, MusicData):
         return how
     # Music: a few words before an end, because a weak model would often end at once.
     least = min(run.data.encoding.least, most or run.model.max_length // 2)
-    return {"shortest": least, "at_limit": "cut"} | how
+    return {"min_length": least, "at_limit": "truncate"} | how
 
 
 def _continue_texts(

@@ -85,7 +85,7 @@ def _train(run: "Run", out: Path, device: "torch.device", world: "World | None" 
                 speak("the first steps are compiled, which takes up to a minute each")
             trainer.run()
             steps = trainer.progress.snapshots
-            if trainer.train.average > 1:
+            if trainer.train.average_checkpoints > 1:
                 speak(f"the weights are the mean of those after steps {', '.join(map(str, steps))}")
         except Stopped as stopped:
             how = "the same command" if world.is_distributed else None

@@ -250,7 +250,7 @@ class EncodedPairs:
     unless told.
 
     `too_long` says what becomes of a pair with a side of over `max_length` tokens, the end
-    included: it is refused, left out ("skip"), or read as far as that, with its end ("cut").
+    included: it is refused, left out ("skip"), or read as far as that, with its end ("truncate").
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class EncodedPairs:
         corpus: Corpus,
         tokenizer: Tokenizer,
         max_length: int,
-        too_long: Literal["refuse", "skip", "cut"] = "refuse",
+        too_long: Literal["refuse", "skip", "truncate"] = "refuse",
         frame: Frame | None = None,
     ) -> None:
         self.frame = Frame.of(tokenizer) if frame is None else frame
@@ -282,7 +282,7 @@ class EncodedPairs:
                 f"the first is pair {numbers[long[0]]} with {tokens} tokens: raise it, or leave "
                 "them out with train.too_long=skip, or cut them with train.too_long=cut"
             )
-        if too_long == "cut":
+        if too_long == "truncate":
             for side in (sources, targets):
                 for row in long:
                     side[row] = _cut(side[row], max_length)

@@ -8,7 +8,7 @@ are wanted. Its result does not depend on the other sentences of the batch.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,14 +16,15 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyheads.config import Between, Count, Natural, NonNegative, Renamed
 from manyheads.data.translation import Frame
 from manyheads.decode.constraints import NEVER, LogitsConstraints
-from manyheads.errors import UserError, check_at_least
+from manyheads.errors import UserError
 from manyheads.ops import logsumexp, topk
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 # Settings that are a token, and the tokenizer's tokens that are never generated.
-TOKENS = ("first", "start", "end", "source_start")
+TOKENS = ("forced_bos", "start", "end", "source_start")
 NEVER_GENERATED = ("pad", "start", "unknown", "mask", "separator", "classify")
 
 SHRINK = 8  # a batch shrinks when one of so many sentences is done
@@ -35,7 +36,7 @@ LARGE_VOCABULARY = 1024  # from which that pays
 MAX_BEAM = 1000  # the memory of a search grows with its square
 
 Penalty = Literal["gnmt", "length"]
-Stopping = Literal["beam-ended", "none-better-now", "none-better-ever"]
+Stopping = Literal["early", "heuristic", "exact"]
 # So far as the penalty of a long text is a number in float32.
 PENALTIES: dict[Penalty, tuple[int, int]] = {"gnmt": (0, 10), "length": (-5, 5)}
 
@@ -44,46 +45,57 @@ PENALTIES: dict[Penalty, tuple[int, int]] = {"gnmt": (0, 10), "length": (-5, 5)}
 class Decode:
     """How a trained model generates. Beam 1 is greedy search, whatever penalty and stopping are.
 
-    `penalty`: lp is ((5 + |y|) / 6)^α or |y|^α, with α = `length_penalty`.
-
-    `stopping`: a sentence is done when `beam` hypotheses have ended ("beam-ended"); or when, with
-    as many ended, no living one would be better than the worst of them if it ended at the present
-    length ("none-better-now"); or when none can become better at any length ("none-better-ever").
-
-    `at_limit`: at the length limit only the end may be generated ("end"), or it is generated and
-    costs no probability ("free-end"), or the text is cut ("cut").
-
-    `first` is a token that every text begins with, at no cost; `shortest` is the fewest tokens
-    before the end. `start`, `end` and `banned` (never generated) default to the tokenizer's own;
-    `source_start` is a token before every source, for models that were trained so.
-
-    `batch_tokens` are generated or scored at once, those of all hypotheses counted; the default
-    keeps the device busy.
+    `stopping`: a sentence is done when `beam` hypotheses have ended ("early"); or when, with as
+    many ended, no living one would be better than the worst of them if it ended at the present
+    length ("heuristic"); or when none can become better at any length ("exact"). Hugging Face
+    calls these early_stopping=True, False and "never".
     """
 
-    beam: int = 4
-    length_penalty: float = 0.6
-    penalty: Penalty = "gnmt"
-    stopping: Stopping = "beam-ended"
-    at_limit: Literal["end", "free-end", "cut"] = "end"
-    shortest: int = 0
-    longest_ratio: float = 2.0
-    longest_extra: int = 20
-    first: int | None = None
-    start: int | None = None
-    end: int | None = None
-    banned: tuple[int, ...] | None = None
-    source_start: int | None = None
-    batch_tokens: int | None = None
-    validate_sentences: int = 200
+    beam: Annotated[int, Between(1, MAX_BEAM), "Beam width; 1 is greedy search"] = 4
+    length_penalty: Annotated[float, "α of the length penalty: more favours longer texts"] = 0.6
+    penalty: Annotated[Penalty, "Scores are divided by ((5 + length) / 6)^α (gnmt) or length^α"] = (
+        "gnmt"
+    )
+    stopping: Annotated[
+        Stopping,
+        Renamed(
+            beam_ended="early",
+            none_better_now="heuristic",
+            none_better_ever="exact",
+            true="early",
+            false="heuristic",
+            never="exact",
+        ),
+        "When a beam search stops (Hugging Face: early_stopping=true|false|never)",
+    ] = "early"
+    at_limit: Annotated[
+        Literal["force-eos", "force-eos-free", "truncate"],
+        Renamed(end="force-eos", free_end="force-eos-free", cut="truncate"),
+        "At the length limit: force the end token, the same without its cost, or truncate",
+    ] = "force-eos"
+    min_length: Annotated[Natural, "Fewest tokens before the end"] = 0
+    max_length_ratio: Annotated[NonNegative, "Length limit: so many times the source length"] = 2.0
+    max_length_extra: Annotated[Count, "Length limit: tokens added to that"] = 20
+    forced_bos: Annotated[Natural | None, "Token that every text begins with, at no cost"] = None
+    start: Annotated[Natural | None, "Start token, if not the tokenizer's"] = None
+    end: Annotated[Natural | None, "End token, if not the tokenizer's"] = None
+    suppress_tokens: Annotated[
+        tuple[int, ...] | None, "Tokens never generated, if not the tokenizer's special tokens"
+    ] = None
+    source_start: Annotated[Natural | None, "Token before every source text"] = None
+    batch_tokens: Annotated[Count | None, "Tokens generated at once, all hypotheses counted"] = None
+    bleu_sentences: Annotated[Natural, "Validation sentences for BLEU during training"] = 200
+
+    RENAMED: ClassVar[dict[str, str]] = {
+        "shortest": "min_length",
+        "longest_ratio": "max_length_ratio",
+        "longest_extra": "max_length_extra",
+        "first": "forced_bos",
+        "banned": "suppress_tokens",
+        "validate_sentences": "bleu_sentences",
+    }
 
     def __post_init__(self) -> None:
-        for name in ("beam", "longest_extra", "batch_tokens"):
-            check_at_least(f"decode.{name}", getattr(self, name), 1)
-        for name in ("longest_ratio", "validate_sentences", "shortest", *TOKENS):
-            check_at_least(f"decode.{name}", getattr(self, name), 0)
-        if self.beam > MAX_BEAM:
-            raise UserError(f"decode.beam={self.beam} is wider than {MAX_BEAM}: lower it")
         least, most = PENALTIES[self.penalty]
         if not least <= self.length_penalty <= most:
             raise UserError(
@@ -103,8 +115,8 @@ class Decode:
 
     def limit(self, source_length: int, max_length: int) -> int:
         """The most tokens a translation may have, its end included."""
-        by_source = int(min(max_length, self.longest_ratio * source_length))
-        return min(max_length, by_source + self.longest_extra)
+        by_source = int(min(max_length, self.max_length_ratio * source_length))
+        return min(max_length, by_source + self.max_length_extra)
 
 
 @dataclass(frozen=True)
@@ -168,8 +180,8 @@ class SpecialTokens:
     @property
     def banned(self) -> list[int]:
         """Tokens that are never generated: by default the special ones that exist."""
-        if self.decode.banned is not None:
-            return list(self.decode.banned)
+        if self.decode.suppress_tokens is not None:
+            return list(self.decode.suppress_tokens)
         return [token for name in NEVER_GENERATED for token in self._known(name)]
 
     @property
@@ -199,7 +211,7 @@ class SpecialTokens:
     def check(self, vocabulary: int) -> None:
         """Refuse tokens of the settings that the model does not have."""
         named = [(name, getattr(self.decode, name)) for name in TOKENS]
-        named += [("banned", token) for token in self.decode.banned or ()]
+        named += [("suppress_tokens", token) for token in self.decode.suppress_tokens or ()]
         for name, token in named:
             if token is not None and not 0 <= token < vocabulary:
                 raise UserError(
@@ -229,7 +241,7 @@ class BeamSearch:
     ) -> None:
         self.beam, self.alpha, self.penalty = decode.beam, decode.length_penalty, decode.penalty
         # Stopping rules compare hypotheses: greedy search stops when its only one ends.
-        self.stopping: Stopping = decode.stopping if decode.beam > 1 else "beam-ended"
+        self.stopping: Stopping = decode.stopping if decode.beam > 1 else "early"
         self.n_best = min(n_best or decode.beam, decode.beam)
         self.constraints = constraints
         # All that a search depends on, except where it begins.
@@ -361,9 +373,9 @@ class Beams:
         decided = living / greatest <= self.ended_score[:, search.n_best - 1]
         done = decided | (self.limits <= self.length)
         worst = self.ended_score[:, -1]
-        if search.stopping == "beam-ended":
+        if search.stopping == "early":
             return done | (worst > NEVER)
-        if search.stopping == "none-better-now":
+        if search.stopping == "heuristic":
             return done | ((worst > NEVER) & (living / now <= worst))
         return done
 

@@ -64,7 +64,7 @@ def compose(
     """
     ids = prompt_of(prime, encoding, generator, limit)
     room = generator.positions or generator.context
-    shortest = generator.decode.shortest
+    shortest = generator.decode.min_length
     most = limit or max(1, shortest, (room or len(ids)) - len(ids) + 1)
     silent = [generator.tokenizer.token_id(word) for word in encoding.silent]
     opening = min(shortest, most, encoding.least) if silent else 0
@@ -80,12 +80,12 @@ def compose(
             read = _last(read, room if len(read) <= room else room // 2, encoding.unit)
             left = min(left, room - len(read) + 1)
         if opens:
-            writer = _with(generator, shortest=left, at_limit="cut", banned=banned)
+            writer = _with(generator, min_length=left, at_limit="truncate", suppress_tokens=banned)
         else:
             last = len(tokens) + left == most
-            at_limit = generator.decode.at_limit if last else "cut"
+            at_limit = generator.decode.at_limit if last else "truncate"
             least = max(0, shortest - len(tokens))
-            writer = _with(generator, shortest=least, at_limit=at_limit)
+            writer = _with(generator, min_length=least, at_limit=at_limit)
         found = _written(writer, read, left, sample, part)
         tokens += found
         if len(found) < left or len(tokens) >= most:  # the piece has ended, or it is long enough

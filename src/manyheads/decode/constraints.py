@@ -28,15 +28,15 @@ class LogitsConstraints:
     def __init__(
         self, decode: "Decode", end: int, suppressed: Sequence[int], device: torch.device
     ) -> None:
-        self.end, self.first = end, decode.first
-        self.shortest, self.at_limit = decode.shortest, decode.at_limit
+        self.end, self.first = end, decode.forced_bos
+        self.min_length, self.at_limit = decode.min_length, decode.at_limit
         tokens = [token for token in suppressed if token != end]
         self.suppressed = torch.tensor(tokens, dtype=torch.long, device=device)
         # All that it depends on.
         self.settings: tuple[Any, ...] = (
             self.end,
             self.first,
-            self.shortest,
+            self.min_length,
             self.at_limit,
             *tokens,
         )
@@ -44,17 +44,17 @@ class LogitsConstraints:
     @property
     def forces_end(self) -> bool:
         """True if a row is forced to its end at its last position."""
-        return self.at_limit != "cut"
+        return self.at_limit != "truncate"
 
     def prepare(self, logits: Logits) -> Logits:
         """Logits in float32, unless kernels read them as they are."""
-        writes_total = self.first is not None or self.at_limit == "free-end"
+        writes_total = self.first is not None or self.at_limit == "force-eos-free"
         return logits.float() if writes_total or not has_fused_topk(logits) else logits
 
     def forced_lengths(self, limits: Sequence[int]) -> set[int]:
         """The positions at which some row is forced to one token."""
         first = set() if self.first is None else {1}
-        return first if self.at_limit == "cut" else first | set(limits)
+        return first if self.at_limit == "truncate" else first | set(limits)
 
     def apply(
         self,
@@ -73,11 +73,11 @@ class LogitsConstraints:
         forces = forces and (self.first is not None or (last is not None and self.forces_end))
         if forces:
             free = logits.new_zeros(len(logits)) if total is None else total[:, 0]
-            price = logits[:, self.end].clone() if self.at_limit == "end" else free
+            price = logits[:, self.end].clone() if self.at_limit == "force-eos" else free
         if len(self.suppressed):
             logits.index_fill_(1, self.suppressed, NEVER)
-        if self.shortest:
-            logits[:, self.end].masked_fill_(length <= self.shortest, NEVER)
+        if self.min_length:
+            logits[:, self.end].masked_fill_(length <= self.min_length, NEVER)
         if not forces:
             return
         if self.first is not None:

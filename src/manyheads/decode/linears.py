@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import UserError
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.feedforward import ACTIVATIONS, FeedForward
 
 M = TypeVar("M", bound=nn.Module)
@@ -161,7 +161,7 @@ def for_inference(model: M, *, rows: int, compiled: bool = False) -> M:
     is left to the compiler if steps are `compiled`.
     """
     device = next(model.parameters()).device
-    if torch.is_autocast_enabled(device.type) or not isinstance(model.head, Head):
+    if torch.is_autocast_enabled(device.type) or not isinstance(model.head, LMHead):
         return model  # autocast changes the dtype in PyTorch's own products only
     if device.type == "cpu":
         return _PREPACKED.setdefault(model, _PrepackedCopy()).get(model)
@@ -213,7 +213,7 @@ def quantize_int8(x: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor]:
 def to_int8(model: M) -> M:
     """A copy of a decoder with every linear layer and its output in int8."""
     table = getattr(model, "target_table", getattr(model, "tokens", None))
-    if not isinstance(getattr(model, "head", None), Head) or not isinstance(table, nn.Embedding):
+    if not isinstance(getattr(model, "head", None), LMHead) or not isinstance(table, nn.Embedding):
         raise UserError("--int8 needs a translator or a language model: remove --int8")
     device = next(model.parameters()).device
     if device.type != "cpu":

@@ -18,7 +18,7 @@ from manyheads.decode.kv_cache import KVCache
 from manyheads.decode.static_cache import StaticCache
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
-from manyheads.models.seq2seq import Memory, Seq2Seq
+from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
 from manyheads.nn.attention import CrossAttention
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.shapes import Hidden
@@ -88,7 +88,9 @@ class Seq2SeqSession(ModelSession):
         self.cache.keep_sentences(sentences)
         sight = self.memory.mask
         real = None if sight.padding_mask is None else sight.padding_mask[sentences]
-        self.memory = Memory(self.memory.states[sentences], replace(sight, padding_mask=real))
+        self.memory = EncoderOutput(
+            self.memory.states[sentences], replace(sight, padding_mask=real)
+        )
 
 
 class StaticGptSession(ModelSession):
@@ -172,5 +174,5 @@ class StaticSeq2SeqSession(ModelSession):
     def hidden(self, tokens: Int[Tensor, "n k"]) -> Hidden:
         # A new mask object each time: the old one may hold what it computed from older padding.
         # The states of the sources are not needed: the cache has their keys and values.
-        memory = Memory(self.padding, replace(self.sight))
+        memory = EncoderOutput(self.padding, replace(self.sight))
         return self.model.decode(tokens, memory, cache=self.cache)

@@ -37,7 +37,7 @@ from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
-from manyheads.nn.embedding import Embedding, Head
+from manyheads.nn.embedding import Embedding, LMHead
 from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from manyheads.nn.positions import (
     AlibiPosition,
@@ -361,7 +361,7 @@ def _feedforward(spec: Any, feedforward: nn.Module) -> None:
     _linear(spec.linear_1, _affine(feedforward.outer))
 
 
-def _head(spec: Any, head: Head, table: nn.Embedding) -> None:
+def _head(spec: Any, head: LMHead, table: nn.Embedding) -> None:
     spec.projection.weight = _copy(head.matrix(table))
     if head.bias is not None:
         spec.projection.bias = _copy(head.bias)
@@ -440,8 +440,8 @@ class Ctranslate2Model:
                     f"this folder has {name} {self.settings[name]!r}, the settings {value!r}: "
                     "export the model again with these settings"
                 )
-        if marks.decode.beam > 1 and marks.decode.stopping != "beam-ended":
-            raise UserError("CTranslate2 needs decode.stopping=beam-ended: set it")
+        if marks.decode.beam > 1 and marks.decode.stopping != "early":
+            raise UserError("CTranslate2 needs decode.stopping=early: set it")
 
     def options(self, marks: SpecialTokens, wanted: int) -> dict[str, Any]:
         decode = marks.decode
@@ -500,8 +500,8 @@ class Ctranslate2Translator(BaseTranslator):
     - with a length penalty it stops when `beam` hypotheses have ended, as ours does, and gives
       the best `beam` by |y|^α; without one when the likeliest of a step's texts has just ended
       and there are as many as are wanted, so that it may look on where ours has stopped;
-    - at the length limit a text is cut as it stands (decode.at_limit=cut);
-    - after decode.first only the likeliest text may end at once;
+    - at the length limit a text is cut as it stands (decode.at_limit=truncate);
+    - after decode.forced_bos only the likeliest text may end at once;
     - an empty source is not read: its translation is empty, and certain.
     """
 
@@ -524,7 +524,7 @@ class Ctranslate2Translator(BaseTranslator):
         n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
         """The n best hypotheses of each sentence (the whole beam unless told), best first."""
-        marks, first = self.special_tokens, self.decode.first
+        marks, first = self.special_tokens, self.decode.forced_bos
         self.model.check(marks)
         wanted = min(n_best or self.decode.beam, self.decode.beam)
         options = self.model.options(marks, wanted)
@@ -539,7 +539,7 @@ class Ctranslate2Translator(BaseTranslator):
                 [[self.model.source[token] for token in encoded[row]] for row in rows],
                 None if first is None else [[self.model.target[first]]] * len(rows),
                 **options,
-                min_decoding_length=min(self.decode.shortest, limit),
+                min_decoding_length=min(self.decode.min_length, limit),
                 max_decoding_length=limit,
                 max_input_length=0,
             )
@@ -601,8 +601,10 @@ class Ctranslate2Generator(BaseGenerator):
         """The n best continuations of each prompt (the whole beam unless told), best first."""
         marks, wanted = self.special_tokens, min(n_best or self.decode.beam, self.decode.beam)
         self.model.check(marks)
-        if self.decode.first is not None:
-            raise UserError("decode.first is for translations: put the token at the prompt's end")
+        if self.decode.forced_bos is not None:
+            raise UserError(
+                "decode.forced_bos is for translations: put the token at the prompt's end"
+            )
         results: list[list[Hypothesis]] = [[] for _ in prompts]
         # Prompts of one length are read at once; in a mixed batch the ends of longer ones would
         # be written under constraint, and then only the first beam may end at once.
@@ -611,7 +613,7 @@ class Ctranslate2Generator(BaseGenerator):
             found = self.model.runner.generate_batch(
                 [[self.model.target[token] for token in prompt] for prompt in read.tolist()],
                 **self.model.options(marks, wanted),
-                min_length=min(self.decode.shortest, room),
+                min_length=min(self.decode.min_length, room),
                 max_length=room,
                 include_prompt_in_result=False,
             )

@@ -34,9 +34,9 @@ HF_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())
 SAME_ACTIVATION = "feedforward.activation"  # of a head that shares it with the feed-forward parts
 # Settings of training and of the implementation, which do not define a model.
 FREE = re.compile(
-    r"((encoder|decoder)\.)?core\.|initial$|(.*[._])?dropout$|embed\.norm\.placement$"
+    r"((encoder|decoder)\.)?attention\.|init$|(.*[._])?dropout$|embed\.norm\.placement$"
 )
-SIDED = ("layers", "heads", "hidden")
+SIDED = ("layers", "heads", "ffn_dim")
 LABELLED = ("classify", "tag")
 ON_TOP = ("head.", "pooler.", "next_sentence.")
 # Multi-label classification is not supported.
@@ -58,10 +58,10 @@ def refuse_approximations(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, SelfAttention) and not module.config.core.exact:
             config, side = model.config, name.split(".")[0]
-            own = isinstance(config, Seq2SeqConfig) and getattr(config, side).core is not None
+            own = isinstance(config, Seq2SeqConfig) and getattr(config, side).attention is not None
             raise UserError(
-                f"model.{f'{side}.' if own else ''}core={module.config.core.kind} cannot be "
-                "exported: export a model trained with exact attention (model.core=fused)"
+                f"model.{f'{side}.' if own else ''}attention={module.config.core.kind} cannot be "
+                "exported: export a model trained with exact attention (model.attention=fused)"
             )
 
 
@@ -439,7 +439,7 @@ def flatten(config: TransformerConfig) -> Flat:
     """Settings as dotted paths, with every implied size written out."""
     flat = dict(_leaves(dump(config)))
     flat.pop("kind")
-    flat.setdefault("hidden", 4 * config.dim)
+    flat.setdefault("ffn_dim", 4 * config.dim)
     flat.setdefault("kv_heads", config.heads)
     flat.setdefault("attention_bias", config.bias)
     flat.setdefault("qkv_bias", flat["attention_bias"])

@@ -10,6 +10,7 @@ import tokenizers
 from torch import nn
 
 from manyheads.baselines.elmo import ElmoConfig
+from manyheads.config import parse
 from manyheads.decode.beam import Decode, SpecialTokens
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.families import PREPROCESSOR, write_preprocessor
@@ -40,9 +41,9 @@ NAMED = {
     "classify": "cls_token",
 }
 STOPPING: dict[Any, Any] = {
-    False: "none-better-now",
-    True: "beam-ended",
-    "never": "none-better-ever",
+    False: "heuristic",
+    True: "early",
+    "never": "exact",
 }
 STOPPING_THERE = {ours: theirs for theirs, ours in STOPPING.items()}
 # What `generate` can be told there and our writing has not, and the value that asks for nothing.
@@ -161,16 +162,16 @@ def decode_of(imported: ImportedModel) -> Decode:
         "length_penalty": told.number("length_penalty", 1.0),
         "penalty": "length",
         "stopping": told.choice("early_stopping", STOPPING, False),
-        "at_limit": "cut" if forced is None else "free-end",
-        "shortest": _shortest(told, paired),
-        "first": first,
+        "at_limit": "truncate" if forced is None else "force-eos-free",
+        "min_length": _shortest(told, paired),
+        "forced_bos": first,
         "start": told.token("bos_token_id") if start is None else start,
         "end": end,
-        "banned": tuple(dict.fromkeys([*single, *told.tokens("suppress_tokens")])),
+        "suppress_tokens": tuple(dict.fromkeys([*single, *told.tokens("suppress_tokens")])),
         "source_start": _source_start(imported.tokenizer, end) if paired else None,
     }
     try:
-        return Decode(**settings)
+        return parse(Decode, settings, "decode")
     except UserError as error:
         raise DataError(f"the model is told to write as cannot be done here: {error}") from None
 
@@ -246,8 +247,8 @@ def special_of(tokenizer: Tokenizer | None, decode: Decode, model: nn.Module) ->
     if isinstance(model, Seq2Seq):
         found["bos_token_id"] = known(tokenizer, "start")
         found["decoder_start_token_id"] = start
-        found["forced_bos_token_id"] = decode.first
-        found["forced_eos_token_id"] = None if decode.at_limit == "cut" else end
+        found["forced_bos_token_id"] = decode.forced_bos
+        found["forced_eos_token_id"] = None if decode.at_limit == "truncate" else end
     return {name: token for name, token in found.items() if token is not None}
 
 
@@ -259,13 +260,13 @@ def tell(theirs: Any, model: Seq2Seq | Gpt, marks: SpecialTokens) -> None:
     generation.length_penalty = decode.length_penalty if decode.beam > 1 else None
     generation.early_stopping = STOPPING_THERE[decode.stopping] if decode.beam > 1 else None
     generation.max_length = model.config.max_length + 1  # the last token is generated, never read
-    generation.min_new_tokens = decode.shortest or None
+    generation.min_new_tokens = decode.min_length or None
     generation.eos_token_id = marks.end
     generation.bad_words_ids = [[token] for token in marks.banned if token != marks.end] or None
     if isinstance(model, Seq2Seq):
         generation.decoder_start_token_id = marks.start
-        generation.forced_eos_token_id = None if decode.at_limit == "cut" else marks.end
-        generation.forced_bos_token_id = decode.first
+        generation.forced_eos_token_id = None if decode.at_limit == "truncate" else marks.end
+        generation.forced_bos_token_id = decode.forced_bos
     theirs.config.forced_eos_token_id = None  # only in the generation config
 
 
@@ -278,7 +279,9 @@ def changed_there(decode: Decode, model: nn.Module) -> list[str]:
     if not isinstance(model, Seq2Seq | Gpt):
         return []
     there = {
-        "at_limit": "cut" if isinstance(model, Gpt) or decode.at_limit == "cut" else "free-end",
+        "at_limit": "truncate"
+        if isinstance(model, Gpt) or decode.at_limit == "truncate"
+        else "force-eos-free",
     }
     ranked: dict[str, Any] = {}
     if decode.beam == 1:

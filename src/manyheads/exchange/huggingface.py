@@ -33,7 +33,7 @@ from manyheads.exchange.family import (
     to_hf_state,
     write_settings,
 )
-from manyheads.models.decoder_only_seq2seq import Baseline, Joined
+from manyheads.models.decoder_only_seq2seq import Baseline, DecoderOnlySeq2Seq
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.block import on_meta
@@ -307,8 +307,10 @@ def _plan(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
     if isinstance(model, Baseline | Elmo):
         parts = "convolutions" if isinstance(model, ConvS2S | ByteNet) else "LSTMs"
         raise UserError(f"transformers has no {model.config.kind} ({parts}): export a Transformer")
-    if isinstance(model, Joined):
-        raise UserError("transformers has no joined model: export a seq2seq or a gpt model")
+    if isinstance(model, DecoderOnlySeq2Seq):
+        raise UserError(
+            "transformers has no decoder-only-seq2seq model: export a seq2seq or a gpt model"
+        )
     refuse_approximations(model)
     plan = _best_plan(model.config)  # type: ignore[arg-type]
     if plan.obstacles and isinstance(model, Seq2Seq) and is_interleaved(model.config):

@@ -40,11 +40,11 @@ from manyheads.exchange.family import refuse_approximations
 from manyheads.fileio import replace_files
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
-from manyheads.models.seq2seq import Memory, Seq2Seq
+from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
 from manyheads.models.vit import Images, Vit, VitConfig
 from manyheads.nn.attention import CrossAttention, KeysAndValues, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.exact_attention import Exact
+from manyheads.nn.exact_attention import ExactAttention
 from manyheads.nn.masks import AttentionMask, Rule, full, make_mask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
@@ -173,7 +173,7 @@ def _quietly() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class GraphCore(Exact):
+class GraphCore(ExactAttention):
     """Attention in few nodes, which runtimes know: the mask is a bias, the same for all layers.
 
     A query that sees nothing has the mean of what it must not see (no infinity, so no NaN), and
@@ -374,7 +374,7 @@ class TargetModule(Wrapped):
         past = [rearrange(x, "b n g s c -> (b n) g s c") for x in _of("past", given)]
         cache = ExportCache(past, cross, tokens.shape[1])
         # Its states are not needed: the cache has their keys and values.
-        memory = Memory(cross[0], make_mask(full, real.shape[1], padding_mask=real))
+        memory = EncoderOutput(cross[0], make_mask(full, real.shape[1], padding_mask=real))
         hidden = self.model.decode(rearrange(tokens, "b n t -> b (n t)"), memory, cache=cache)
         hidden = rearrange(hidden, "b (n t) d -> b n t d", n=tokens.shape[1])
         logits = self.model.logits(hidden.index_select(2, given["at"]))

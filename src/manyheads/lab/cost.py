@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from manyheads.config import parse
 from manyheads.errors import UserError, check_at_least
 from manyheads.lab.device_memory import free_memory, peak_memory
-from manyheads.nn.attention import CoreConfig, check_parts
-from manyheads.nn.exact_attention import Core, CoreSizes
+from manyheads.nn.attention import AttentionFunctionConfig, check_parts
+from manyheads.nn.exact_attention import AttentionFunction, AttentionSizes
 from manyheads.nn.flex import NARROWEST, Flex
 from manyheads.nn.linformer import Linformer
-from manyheads.nn.local import Near
+from manyheads.nn.local import LocalAttention
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.packed import Packed
 from manyheads.nn.positions import Position
@@ -57,7 +57,7 @@ class CoreSettings(Protocol):
 
     exact: ClassVar[bool]
 
-    def build(self, sizes: CoreSizes) -> Core: ...
+    def build(self, sizes: AttentionSizes) -> AttentionFunction: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,9 @@ def read_cores(text: str | None) -> dict[str, Any]:
     flex, which for a rule that kernels know gains nothing.
     """
     if text is None:
-        kinds = [option for option in get_args(CoreConfig) if option not in (Packed, Flex)]
+        kinds = [
+            option for option in get_args(AttentionFunctionConfig) if option not in (Packed, Flex)
+        ]
         return {option.kind: option() for option in kinds}
     cores = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
@@ -139,7 +141,7 @@ def read_cores(text: str | None) -> dict[str, Any]:
                     "and a comma before another core"
                 )
         table = dict(setting.split("=", 1) for setting in settings)
-        cores[name] = parse(CoreConfig, {**table, "kind": kind}, "core")
+        cores[name] = parse(AttentionFunctionConfig, {**table, "kind": kind}, "core")
     if not cores:
         raise UserError("--cores names none: write for example --cores dense,fused")
     return cores
@@ -179,7 +181,7 @@ class Trial:
         refuse(settings, setup, self.length)
         torch.manual_seed(setup.seed)
         self.core = settings.build(
-            CoreSizes(
+            AttentionSizes(
                 heads=setup.heads,
                 kv_heads=setup.heads,
                 head_dim=setup.head_dim,
@@ -372,7 +374,7 @@ class Measurement:
             return None
         core = found[0].core
         self.costs[name].stopped = None
-        self.costs[name].reach = core.reach if isinstance(core, Near) else 0
+        self.costs[name].reach = core.reach if isinstance(core, LocalAttention) else 0
         self.peaks[name].append((length, found[1][1]))
         return found
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import UserError, check_at_least
-from manyheads.models.heads import Answer, Crowned, EncoderHead, Masked, Pooler
+from manyheads.models.heads import Answer, EncoderHead, EncoderWithHead, Masked, Pooler
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.embedding import Embedding
 from manyheads.nn.masks import full, make_mask
@@ -42,7 +42,7 @@ class BertConfig(Architecture):
         return Bert(self)
 
 
-class Bert(Crowned):
+class Bert(EncoderWithHead):
     """Gives what its head gives; without a head next-sentence logits or hidden states."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -54,7 +54,7 @@ class Bert(Crowned):
         pooled_dim = self.crown(config, config.head, config.pooler, config.vocabulary)
         if config.next_sentence is not None:
             self.next_sentence = nn.Linear(pooled_dim, config.next_sentence.classes)
-        initialise(self, config.initial, config.layers)
+        initialise(self, config.init, config.layers)
 
     def stacks(self) -> dict[str, Stack]:
         return {"encoder": self.encoder}

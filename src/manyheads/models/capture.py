@@ -12,7 +12,7 @@ from manyheads.baselines.luong_attention import MemoryAttention
 from manyheads.errors import UserError
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.exact_attention import Core
+from manyheads.nn.exact_attention import AttentionFunction
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -54,7 +54,7 @@ class Chosen:
 
     def weights(
         self,
-        core: Core,
+        core: AttentionFunction,
         q: Tensor,
         k: Tensor,
         mask: AttentionMask,
@@ -84,7 +84,7 @@ def _refuse_past(name: str, indices: Sequence[int], count: int) -> None:
 class _Recorder(nn.Module):
     """A core that also keeps the weights; what the model computes stays what it was."""
 
-    def __init__(self, core: Core, captured: list[Tensor], chosen: Chosen) -> None:
+    def __init__(self, core: AttentionFunction, captured: list[Tensor], chosen: Chosen) -> None:
         super().__init__()
         self.core, self.captured, self.chosen = core, captured, chosen
 
@@ -123,7 +123,7 @@ def capture(
     """
     chosen = Chosen(rows, heads)
     maps = Maps()
-    swapped: list[tuple[Attention, Core]] = []
+    swapped: list[tuple[Attention, AttentionFunction]] = []
     for stack, layer, attention in attentions(model):
         kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
         captured = maps.by_layer.setdefault((stack, kind, layer), [])
@@ -136,7 +136,7 @@ def capture(
             _swap(attention, core)
 
 
-def _swap(attention: Attention, core: Core) -> None:
+def _swap(attention: Attention, core: AttentionFunction) -> None:
     del attention.core  # nn.Module refuses to replace a submodule by a non-module
     attention.core = core
 

@@ -19,9 +19,15 @@ from manyheads.baselines.bytenet import ByteNet, ByteNetConfig
 from manyheads.baselines.convs2s import ConvS2S, ConvS2SConfig
 from manyheads.baselines.gnmt import Gnmt, GnmtConfig
 from manyheads.baselines.rnn import Rnn, RnnConfig, lengths_of
-from manyheads.models.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, Source, SourceToTarget
+from manyheads.models.seq2seq import (
+    EncoderDecoderBase,
+    EncoderOutput,
+    Seq2Seq,
+    Seq2SeqConfig,
+    Source,
+)
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Embedding, Output
+from manyheads.nn.embedding import Embedding, HeadConfig
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.shapes import Hidden, Real, Tokens
 from manyheads.nn.states import StateCache
@@ -30,7 +36,7 @@ Lengths = Int[Tensor, " b"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedConfig(Architecture):
+class DecoderOnlySeq2SeqConfig(Architecture):
     """A decoder that reads a source and goes on with the target.
 
     `max_length` is the longest source, and the longest target: the stack has room for both, twice
@@ -38,8 +44,9 @@ class JoinedConfig(Architecture):
     """
 
     tie: Literal["all", "none"] = "all"
-    output: Output = field(default_factory=Output)
-    kind: ClassVar[str] = "joined"
+    output: HeadConfig = field(default_factory=HeadConfig)
+    kind: ClassVar[str] = "decoder-only-seq2seq"
+    OLD_KINDS: ClassVar[tuple[str, ...]] = ("joined",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,21 +62,21 @@ class JoinedConfig(Architecture):
         """Source and target are tokens of one sequence."""
         return True
 
-    def build(self) -> "Joined":
-        return Joined(self)
+    def build(self) -> "DecoderOnlySeq2Seq":
+        return DecoderOnlySeq2Seq(self)
 
 
-class Joined(SourceToTarget):
+class DecoderOnlySeq2Seq(EncoderDecoderBase):
     """A decoder with the face of an encoder–decoder: it reads a source when it begins to write."""
 
-    def __init__(self, config: JoinedConfig) -> None:
+    def __init__(self, config: DecoderOnlySeq2SeqConfig) -> None:
         super().__init__()
-        self.config: JoinedConfig = config
+        self.config: DecoderOnlySeq2SeqConfig = config
         self.tokens = nn.Embedding(config.vocabulary, config.dim)
         self.embedding = config.embed.build(config.dim, config.dropout)
         self.decoder = Stack(replace(config, max_length=config.positions), causal=True)
         self.head = config.output.build(config.vocabulary, config.dim, tied=config.tie == "all")
-        initialise(self, config.initial, config.layers)
+        initialise(self, config.init, config.layers)
 
     def stacks(self) -> dict[str, Stack]:
         return {"decoder": self.decoder}
@@ -77,18 +84,18 @@ class Joined(SourceToTarget):
     def embeddings(self) -> dict[str, Embedding]:
         return {"decoder": self.embedding}
 
-    def encode(self, source: Source, source_real: Real | None = None) -> Memory:
+    def encode(self, source: Source, source_real: Real | None = None) -> EncoderOutput:
         """The source itself: it is read when it is joined to a target."""
         if source_real is not None:
             lengths_of(source_real)  # what stands behind a source goes on where its text ends
-        return Memory(
+        return EncoderOutput(
             source, make_mask(full, source.shape[1], padding_mask=source_real, device=source.device)
         )
 
     def decode(
         self,
         target: Tokens,
-        memory: Memory,
+        memory: EncoderOutput,
         target_real: Tensor | None = None,
         cache: StateCache | None = None,
     ) -> Hidden:
@@ -152,5 +159,5 @@ def _lengths(source: Source, real: Real | None) -> Lengths:
 # What reads a source and writes a target; those before the Transformer, and what they are told.
 Baseline = Rnn | Gnmt | ConvS2S | ByteNet
 BaselineConfig = RnnConfig | GnmtConfig | ConvS2SConfig | ByteNetConfig
-EncoderDecoder = Seq2Seq | Joined | Baseline
-EncoderDecoderConfig = Seq2SeqConfig | JoinedConfig | BaselineConfig
+EncoderDecoder = Seq2Seq | DecoderOnlySeq2Seq | Baseline
+EncoderDecoderConfig = Seq2SeqConfig | DecoderOnlySeq2SeqConfig | BaselineConfig

@@ -51,7 +51,7 @@ def generator_of(config: BertConfig, share: float) -> BertConfig:
         heads=heads,
         head_dim=head_dim,
         kv_heads=None,
-        hidden=max(1, round((config.hidden or 4 * config.dim) * share)),
+        ffn_dim=max(1, round((config.ffn_dim or 4 * config.dim) * share)),
         embed=dataclasses.replace(config.embed, dim=config.embed.width(config.dim)),
         head=Masked(),
         pooler=None,

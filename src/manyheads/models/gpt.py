@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from manyheads.models.base import Model
 from manyheads.nn.attention import Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Embedding, Output
+from manyheads.nn.embedding import Embedding, HeadConfig
 from manyheads.nn.masks import SameDocument, both, causal
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
@@ -18,7 +18,7 @@ class GptConfig(Architecture):
     """A causal language model; its head is tied to the embedding unless told otherwise."""
 
     tie: Literal["all", "none"] = "all"
-    output: Output = field(default_factory=Output)
+    output: HeadConfig = field(default_factory=HeadConfig)
     kind: ClassVar[str] = "gpt"
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class Gpt(Model):
         self.embedding = config.embed.build(config.dim, config.dropout)
         self.decoder = Stack(config, causal=True)
         self.head = config.output.build(config.vocabulary, config.dim, tied=config.tie == "all")
-        initialise(self, config.initial, config.layers)
+        initialise(self, config.init, config.layers)
 
     def stacks(self) -> dict[str, Stack]:
         return {"decoder": self.decoder}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.errors import UserError, check_at_least, check_share
 from manyheads.models.base import Model
 from manyheads.nn.block import Architecture
-from manyheads.nn.embedding import Output
+from manyheads.nn.embedding import HeadConfig
 from manyheads.nn.feedforward import ACTIVATIONS, Activation
 from manyheads.nn.residual import Norm
 from manyheads.nn.shapes import Hidden, Real
@@ -95,7 +95,7 @@ class MaskedHead(nn.Module):
         self.project = nn.Linear(sizes.dim, width)
         self.activation = ACTIVATIONS[config.activation]
         self.norm = sizes.norm.build(width)
-        output = Output(bias="trained")
+        output = HeadConfig(bias="trained")
         self.output = output.build(sizes.vocab_size, width, tied=config.tie == "all")
 
     def enter(self, hidden: Vectors) -> Float[Tensor, "*n e"]:
@@ -179,7 +179,7 @@ class DetectHead(nn.Module):
 EncoderHead = Masked | Classify | Tag | Detect
 
 
-class Crowned(Model):
+class EncoderWithHead(Model):
     """An encoder with a pooler, where it has one, and a head, where it has one."""
 
     head: nn.Module

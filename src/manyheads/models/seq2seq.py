@@ -2,16 +2,17 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from manyheads.errors import UserError, check_at_least, check_share
+from manyheads.config import Count, Probability
+from manyheads.errors import UserError
 from manyheads.models.base import Model
-from manyheads.nn.attention import Cache, CoreConfig, next_mask
+from manyheads.nn.attention import AttentionFunctionConfig, Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Embedding, Head, Output
+from manyheads.nn.embedding import Embedding, HeadConfig, LMHead
 from manyheads.nn.experts import FeedForwardConfig
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.relative import PositionConfig
@@ -22,16 +23,20 @@ Written = Bool[Tensor, "b t"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class StackOverrides:
     """What one side has of its own; the rest is the model's."""
 
-    layers: int | None = None
-    heads: int | None = None
-    hidden: int | None = None
-    position: PositionConfig | None = None
-    core: CoreConfig | None = None
-    feedforward: FeedForwardConfig | None = None
-    dropout: float | None = None
+    layers: Annotated[Count | None, "Blocks; none: as the model"] = None
+    heads: Annotated[Count | None, "Attention heads; none: as the model"] = None
+    ffn_dim: Annotated[Count | None, "Feed-forward width; none: as the model"] = None
+    position: Annotated[PositionConfig | None, "Position scheme; none: as the model"] = None
+    attention: Annotated[
+        AttentionFunctionConfig | None, "Attention implementation; none: as the model"
+    ] = None
+    feedforward: Annotated[FeedForwardConfig | None, "Feed-forward part; none: as the model"] = None
+    dropout: Annotated[Probability | None, "Dropout; none: as the model"] = None
+
+    RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_dim", "core": "attention"}
 
     def of(self, shared: Architecture) -> Architecture:
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -48,21 +53,18 @@ class Seq2SeqConfig(Architecture):
     may have a vocabulary of another size.
     """
 
-    tie: Literal["all", "inputs", "target", "none"] = "all"
-    target_vocab_size: int | None = None
-    output: Output = dataclasses.field(default_factory=Output)
-    encoder: Side = dataclasses.field(default_factory=Side)
-    decoder: Side = dataclasses.field(default_factory=Side)
+    tie: Annotated[
+        Literal["all", "inputs", "target", "none"], "Which embedding and output matrices are one"
+    ] = "all"
+    target_vocab_size: Annotated[Count | None, "Target tokens, if not the source's"] = None
+    output: HeadConfig = dataclasses.field(default_factory=HeadConfig)
+    encoder: StackOverrides = dataclasses.field(default_factory=StackOverrides)
+    decoder: StackOverrides = dataclasses.field(default_factory=StackOverrides)
     kind: ClassVar[str] = "seq2seq"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.refuse_narrow_table()
-        for name, side in (("encoder", self.encoder), ("decoder", self.decoder)):
-            for size in ("layers", "heads", "hidden"):
-                check_at_least(f"model.{name}.{size}", getattr(side, size), 1)
-            check_share(f"model.{name}.dropout", side.dropout)
-        check_at_least("model.target_vocab_size", self.target_vocab_size, 1)
         if self.shares_inputs and self.target_vocab_size not in (None, self.vocab_size):
             raise UserError(
                 f"model.tie={self.tie} shares one table, so model.target_vocab_size="
@@ -83,7 +85,7 @@ class Seq2SeqConfig(Architecture):
 
 
 @dataclass(eq=False)
-class Memory:
+class EncoderOutput:
     """The top of the encoder, and the mask of it that the decoder has."""
 
     states: Tensor
@@ -97,7 +99,7 @@ class Tables(Protocol):
     def shares_inputs(self) -> bool: ...
 
 
-class SourceToTarget(Model):
+class EncoderDecoderBase(Model):
     """Reads a source and writes a target; subclasses say how.
 
     logits[:, t] predict the token after target[:, t] (teacher forcing).
@@ -106,17 +108,19 @@ class SourceToTarget(Model):
     config: Tables
     tokens: nn.Embedding
     target_tokens: nn.Embedding  # there where the two are looked up apart
-    head: Head
+    head: LMHead
 
     @property
     def target_table(self) -> nn.Embedding:
         return self.tokens if self.config.shares_inputs else self.target_tokens
 
-    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """What the decoder may ask of a source."""
         raise NotImplementedError
 
-    def decode(self, target: Tensor, memory: Memory, target_real: Tensor | None = None) -> Hidden:
+    def decode(
+        self, target: Tensor, memory: EncoderOutput, target_real: Tensor | None = None
+    ) -> Hidden:
         """What the head reads; each model also takes the kind of cache that it can write with."""
         raise NotImplementedError
 
@@ -133,7 +137,7 @@ class SourceToTarget(Model):
         return self.logits(self.decode(target, self.encode(source, source_real), target_real))
 
 
-class Seq2Seq(SourceToTarget):
+class Seq2Seq(EncoderDecoderBase):
     """The Transformer: a stack that reads, and a stack that writes and looks at what was read."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -149,7 +153,7 @@ class Seq2Seq(SourceToTarget):
         self.decoder = Stack(decoder, causal=True, memory_dim=config.dim)
         tied = config.tie in ("all", "target")
         self.head = config.output.build(config.target_vocabulary, config.dim, tied=tied)
-        initialise(self, config.initial, encoder.layers + decoder.layers)
+        initialise(self, config.init, encoder.layers + decoder.layers)
 
     def stacks(self) -> dict[str, Stack]:
         return {"encoder": self.encoder, "decoder": self.decoder}
@@ -157,17 +161,17 @@ class Seq2Seq(SourceToTarget):
     def embeddings(self) -> dict[str, Embedding]:
         return {"encoder": self.encoder_embedding, "decoder": self.decoder_embedding}
 
-    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         length = source.shape[1]
         self.encoder.position.refuse_past(length)
         mask = make_mask(full, length, padding_mask=source_real, device=source.device)
         x = self.encoder_embedding(self.tokens, source, self.encoder.position, mask.query_positions)
-        return Memory(self.encoder(x, mask), mask)
+        return EncoderOutput(self.encoder(x, mask), mask)
 
     def decode(
         self,
         target: Tensor,
-        memory: Memory,
+        memory: EncoderOutput,
         target_real: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Hidden:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import UserError, check_above_zero, check_at_least
-from manyheads.models.heads import Answer, Classify, Crowned, Pooler, mean_of
+from manyheads.models.heads import Answer, Classify, EncoderWithHead, Pooler, mean_of
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.grid_positions import Sinusoidal2d, resize_places
 from manyheads.nn.masks import full, make_mask
@@ -125,7 +125,7 @@ class ReadsImages(Protocol):
     def __call__(self, images: Images) -> Answer: ...
 
 
-class Vit(Crowned):
+class Vit(EncoderWithHead):
     """Gives the logits of its classes, or hidden states without a head."""
 
     def __init__(self, config: VitConfig) -> None:
@@ -136,7 +136,7 @@ class Vit(Crowned):
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = Stack(replace(config, max_length=config.positions), causal=False)
         self.crown(config, config.head, config.pooler)
-        initialise(self, config.initial, config.layers)
+        initialise(self, config.init, config.layers)
 
     def stacks(self) -> dict[str, Stack]:
         return {"encoder": self.encoder}

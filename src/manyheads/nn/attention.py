@@ -18,12 +18,12 @@ from manyheads.config import parse
 from manyheads.errors import UserError
 from manyheads.nn.compressed import MemoryCompressed
 from manyheads.nn.exact_attention import (
-    Core,
-    CoreSizes,
+    AttentionFunction,
+    AttentionSizes,
     Dense,
     Fused,
     dense_weights,
-    exact_core,
+    exact_attention,
 )
 from manyheads.nn.flex import Flex
 from manyheads.nn.linformer import Linformer
@@ -37,7 +37,7 @@ from manyheads.nn.scores import InnerScore, ScaledDot, Score, ScoreConfig
 from manyheads.nn.shapes import Hidden, Keys, Queries, Real, Values, Weights
 from manyheads.nn.tiled import Tiled
 
-CoreConfig = (
+AttentionFunctionConfig = (
     Dense
     | Fused
     | Tiled
@@ -53,7 +53,7 @@ KeysAndValues = tuple[Tensor, Tensor]
 P = TypeVar("P", bound=nn.Module)
 
 
-def check_parts(core: Core, score: Score, position: Position) -> None:
+def check_parts(core: AttentionFunction, score: Score, position: Position) -> None:
     """Refuse, when a model is built, a combination that would be wrong or cannot be computed."""
     if isinstance(position, RotaryPosition) and type(score) is not InnerScore:
         raise UserError(
@@ -73,7 +73,7 @@ def attend(
     rule: Rule | str = full,
     real: Real | None = None,
     position: Position | PositionConfig | str = "none",
-    core: Core | CoreConfig | str = "dense",
+    core: AttentionFunction | AttentionFunctionConfig | str = "dense",
     scale: float | None = None,
 ) -> Queries:
     """softmax(score(q, k)) · v on head tensors, with any score, rule, position and core.
@@ -85,8 +85,8 @@ def attend(
     """
     heads, head_dim = q.shape[1], q.shape[3]
     q, k, mask, scored, placed = _prepare(q, k, score, rule, real, position, scale)
-    settings: Any = parse(CoreConfig, core, "core") if isinstance(core, str) else core
-    sizes = CoreSizes(
+    settings: Any = parse(AttentionFunctionConfig, core, "core") if isinstance(core, str) else core
+    sizes = AttentionSizes(
         heads=heads,
         kv_heads=k.shape[1],
         head_dim=head_dim,
@@ -240,7 +240,7 @@ class AttentionConfig:
     dropout: float
     max_length: int
     score: ScoreConfig
-    core: CoreConfig
+    core: AttentionFunctionConfig
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -259,8 +259,8 @@ class AttentionConfig:
             self.kv_heads * self.head_dim,
         ]
 
-    def core_sizes(self, *, causal: bool, layer: int) -> CoreSizes:
-        return CoreSizes(
+    def core_sizes(self, *, causal: bool, layer: int) -> AttentionSizes:
+        return AttentionSizes(
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
@@ -284,7 +284,9 @@ class SelfAttention(nn.Module):
         self.project = nn.Linear(config.dim, sum(config.sizes), bias=config.qkv_bias)
         self.output = nn.Linear(config.sizes[0], config.dim, bias=config.bias)
         self.score = config.score.build(config.heads, config.head_dim)
-        self.core: Core = config.core.build(config.core_sizes(causal=causal, layer=layer))
+        self.core: AttentionFunction = config.core.build(
+            config.core_sizes(causal=causal, layer=layer)
+        )
 
     def forward(
         self, x: Hidden, mask: AttentionMask, position: Position, cache: Cache | None = None
@@ -321,10 +323,10 @@ class CrossAttention(nn.Module):
         self.score = config.score.build(config.heads, config.head_dim)
         self.position = Position()  # source and target positions are not comparable
         # Inexact attention approximates a sequence attending to itself, not to another one.
-        self.core: Core = (
+        self.core: AttentionFunction = (
             config.core.build(config.core_sizes(causal=False, layer=0))
             if config.core.exact
-            else exact_core(self.score, self.position)
+            else exact_attention(self.score, self.position)
         )
 
     def project_kv(self, memory: Tensor) -> KeysAndValues:

@@ -4,22 +4,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from manyheads.config import Count, Probability
 from manyheads.errors import UserError
 from manyheads.nn.attention import (
     AttentionConfig,
+    AttentionFunctionConfig,
     Cache,
-    CoreConfig,
     CrossAttention,
     SelfAttention,
     check_parts,
 )
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.exact_attention import Fused
 from manyheads.nn.experts import FeedForwardConfig, Projections
 from manyheads.nn.feedforward import Plain
@@ -33,49 +34,46 @@ from manyheads.nn.shapes import Hidden
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """The sizes and parts that every model of blocks shares.
+    """The sizes and parts that every model of blocks shares."""
 
-    `bias` is that of all projections, `attention_bias` of those of attention where it differs,
-    `qkv_bias` of those to queries, keys and values.
-    """
+    vocab_size: Annotated[Count | None, "Tokens; a run takes it from its tokenizer"] = None
+    dim: Annotated[Count, "Width of the residual stream (d_model)"] = 256
+    layers: Annotated[Count, "Blocks in a stack"] = 4
+    heads: Annotated[Count, "Attention heads"] = 4
+    head_dim: Annotated[Count | None, "Channels of a head; none: dim / heads"] = None
+    kv_heads: Annotated[Count | None, "Key/value heads (grouped queries); none: heads"] = None
+    ffn_dim: Annotated[Count | None, "Width of the feed-forward part; none: 4 · dim"] = None
+    max_length: Annotated[Count, "Longest sequence, in tokens"] = 512
+    position: Annotated[PositionConfig, "Position scheme"] = field(default_factory=Sinusoidal)
+    norm: Annotated[Norm, "Which norm, and where"] = field(default_factory=Norm)
+    score: Annotated[ScoreConfig, "Score of a query and a key"] = field(default_factory=ScaledDot)
+    attention: Annotated[AttentionFunctionConfig, "Attention implementation"] = field(
+        default_factory=Fused
+    )
+    feedforward: Annotated[FeedForwardConfig, "Feed-forward part"] = field(default_factory=Plain)
+    embed: Annotated[EmbeddingConfig, "Token embedding"] = field(default_factory=EmbeddingConfig)
+    dropout: Annotated[Probability, "Dropout of embeddings and residual branches"] = 0.1
+    attention_dropout: Annotated[Probability, "Dropout of attention weights"] = 0.0
+    bias: Annotated[bool, "Biases of all projections"] = True
+    attention_bias: Annotated[bool | None, "Biases of attention; none: as bias"] = None
+    qkv_bias: Annotated[bool | None, "Biases of q, k, v; none: as attention_bias"] = None
+    init: Annotated[
+        Literal["xavier", "normal", "normal-scaled"],
+        "Initial weights: Transformer's, BERT's or GPT-2's scheme",
+    ] = "xavier"
 
-    vocab_size: int | None = None
-    dim: int = 256
-    layers: int = 4
-    heads: int = 4
-    head_dim: int | None = None
-    kv_heads: int | None = None
-    hidden: int | None = None
-    max_length: int = 512
-    position: PositionConfig = field(default_factory=Sinusoidal)
-    norm: Norm = field(default_factory=Norm)
-    score: ScoreConfig = field(default_factory=ScaledDot)
-    core: CoreConfig = field(default_factory=Fused)
-    feedforward: FeedForwardConfig = field(default_factory=Plain)
-    embed: Embed = field(default_factory=Embed)
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    bias: bool = True
-    attention_bias: bool | None = None
-    qkv_bias: bool | None = None
-    initial: Literal["xavier", "normal", "normal-scaled"] = "xavier"
+    RENAMED: ClassVar[dict[str, str]] = {
+        "hidden": "ffn_dim",
+        "core": "attention",
+        "initial": "init",
+    }
 
     def __post_init__(self) -> None:
-        for name in ("dim", "layers", "heads", "max_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"model.{name}={getattr(self, name)} must be at least 1")
-        for name in ("head_dim", "kv_heads", "hidden", "vocab_size"):
-            given = getattr(self, name)
-            if given is not None and given < 1:
-                raise UserError(f"model.{name}={given} must be at least 1")
         if self.head_dim is None and self.dim % self.heads:
             raise UserError(
                 f"model.dim={self.dim} does not divide into {self.heads} heads: "
                 "change one of them, or give model.head_dim"
             )
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"model.{name}={getattr(self, name)} must be at least 0, below 1")
 
     def refuse_narrow_table(self) -> None:
         """For models whose head may be their table: it has to be as wide as they are."""
@@ -102,7 +100,7 @@ class Architecture:
             dropout=self.attention_dropout,
             max_length=self.max_length,
             score=self.score,
-            core=self.core,
+            core=self.attention,
         )
 
 
@@ -119,7 +117,7 @@ class Block(nn.Module):
         if memory_dim is not None:
             self.cross = CrossAttention(attention, memory_dim)
             self.cross_residual = Residual(dim, config.norm, config.dropout)
-        self.feedforward = config.feedforward.build(dim, config.hidden or 4 * dim, config.bias)
+        self.feedforward = config.feedforward.build(dim, config.ffn_dim or 4 * dim, config.bias)
         self.feedforward_residual = Residual(dim, config.norm, config.dropout)
 
     def forward(

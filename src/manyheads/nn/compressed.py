@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import UserError, check_at_least
-from manyheads.nn.exact_attention import Core, CoreSizes, dense_weights, exact_core
+from manyheads.nn.exact_attention import (
+    AttentionFunction,
+    AttentionSizes,
+    dense_weights,
+    exact_attention,
+)
 from manyheads.nn.local import Local
 from manyheads.nn.masks import AttentionMask, Causal, Full, causal
 from manyheads.nn.positions import Position
@@ -43,7 +48,7 @@ class CompressedCore(nn.Module):
     What is padding counts as zeros. A query that sees no block gets zeros.
     """
 
-    def __init__(self, stride: int, sizes: CoreSizes) -> None:
+    def __init__(self, stride: int, sizes: AttentionSizes) -> None:
         super().__init__()
         self.stride = stride
         self.causal = sizes.causal
@@ -75,7 +80,7 @@ class CompressedCore(nn.Module):
         position: Position,
         dropout: float = 0.0,
     ) -> AttentionOutput:
-        core = exact_core(score, position)
+        core = exact_attention(score, position)
         keys, values = (
             self._compress(x, kernel, mask) for x, kernel in ((k, self.keys), (v, self.values))
         )
@@ -86,8 +91,8 @@ class CompressedCore(nn.Module):
         if not isinstance(mask.rule, Full | Causal):
             raise UserError(
                 f"memory-compressed attention cannot keep the rule {mask.rule.kind}, whose edges "
-                "may lie inside a block (of packed documents for one): choose another model.core, "
-                "or texts that are not packed"
+                "may lie inside a block (of packed documents for one): choose another "
+                "model.attention, or texts that are not packed"
             )
         # The newest position alone is said to see all there is; a block may not be whole yet.
         rule = causal if self.causal else mask.rule
@@ -153,7 +158,7 @@ class MemoryCompressed:
                 "choose e.g. LM"
             )
 
-    def build(self, sizes: CoreSizes) -> Core:
+    def build(self, sizes: AttentionSizes) -> AttentionFunction:
         if self.layers[sizes.layer % len(self.layers)] == "L":
             return Local(self.size).build(sizes)
         return CompressedCore(self.stride, sizes)

@@ -16,7 +16,7 @@ from manyheads.nn.shapes import Hidden, Positions, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed:
+class EmbeddingConfig:
     """How a token's vector enters the stack: its scale, a norm after the sum, segments.
 
     `dim` is the width of the tables where it is not the model's: what comes out of them is
@@ -48,7 +48,7 @@ class Embedding(nn.Module):
     share one.
     """
 
-    def __init__(self, config: Embed, dim: int, dropout: float) -> None:
+    def __init__(self, config: EmbeddingConfig, dim: int, dropout: float) -> None:
         super().__init__()
         width = config.width(dim)
         self.scale = math.sqrt(dim) if config.scale == "sqrt-dim" else 1.0
@@ -73,7 +73,7 @@ class Embedding(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class HeadConfig:
     """What the last matrix has beside itself: a number a token, a scale (T5: d^−½).
 
     A `fixed` bias is loaded and never trained (BART, Marian).
@@ -82,12 +82,12 @@ class Output:
     scale: Literal["inverse-sqrt-dim", "one"] = "one"
     bias: Literal["none", "fixed", "trained"] = "none"
 
-    def build(self, vocab_size: int, dim: int, *, tied: bool) -> "Head":
+    def build(self, vocab_size: int, dim: int, *, tied: bool) -> "LMHead":
         scale = dim**-0.5 if self.scale == "inverse-sqrt-dim" else 1.0
-        return Head(vocab_size, dim, tied=tied, bias=self.bias, scale=scale)
+        return LMHead(vocab_size, dim, tied=tied, bias=self.bias, scale=scale)
 
 
-class Head(nn.Module):
+class LMHead(nn.Module):
     """Hidden states → a score for each token: h Eᵀ (tied to the embedding) or h Wᵀ (+ b)."""
 
     bias: Tensor | None

@@ -24,11 +24,11 @@ from manyheads.nn.scores import InnerScore, Score
 from manyheads.nn.shapes import Keys, Queries, Values, Weights
 
 AttentionOutput = Float[Tensor, "b h t c"]
-E = TypeVar("E", bound="Exact")
+E = TypeVar("E", bound="ExactAttention")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoreSizes:
+class AttentionSizes:
     """What a core may need to know of the attention that it is built for."""
 
     heads: int
@@ -42,7 +42,7 @@ class CoreSizes:
 
 
 @runtime_checkable
-class Core(Protocol):
+class AttentionFunction(Protocol):
     """softmax(scores) · V or something like it, and a check at build of what it can honour."""
 
     def check(self, score: Score, position: Position) -> None: ...
@@ -83,12 +83,12 @@ def dense_weights(
     return scores.masked_fill(~allowed & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
 
 
-class Exact:
+class ExactAttention:
     """A core of softmax attention as it is defined: without weights, and its own settings."""
 
     exact: ClassVar[bool] = True
 
-    def build(self: E, sizes: CoreSizes) -> E:
+    def build(self: E, sizes: AttentionSizes) -> E:
         return self
 
     def weights(
@@ -98,7 +98,7 @@ class Exact:
 
 
 @dataclass(frozen=True)
-class Dense(Exact):
+class Dense(ExactAttention):
     """The textbook: holds every score and every weight."""
 
     kind: ClassVar[str] = "dense"
@@ -123,7 +123,7 @@ class Dense(Exact):
 
 
 @dataclass(frozen=True)
-class Fused(Exact):
+class Fused(ExactAttention):
     """Fused kernels that never hold the weights; the fastest one for the call (`ops.attention`)."""
 
     kind: ClassVar[str] = "fused"
@@ -132,12 +132,12 @@ class Fused(Exact):
         if not isinstance(score, InnerScore):
             raise UserError(
                 "the fused core computes inner products inside its kernel, and an additive score "
-                "is none: choose the dense or the tiled core (model.core=dense)"
+                "is none: choose the dense or the tiled core (model.attention=dense)"
             )
         if type(position).value is not Position.value:
             raise UserError(
                 "the fused core never holds the weights, and relative vectors on the values "
-                "(shaw) need them: choose the dense or the tiled core (model.core=dense)"
+                "(shaw) need them: choose the dense or the tiled core (model.attention=dense)"
             )
 
     def __call__(
@@ -167,7 +167,7 @@ class Fused(Exact):
         )
 
 
-def exact_core(score: Score, position: Position) -> "Dense | Fused":
+def exact_attention(score: Score, position: Position) -> "Dense | Fused":
     """The fastest exact core that takes this score and this position."""
     try:
         Fused().check(score, position)

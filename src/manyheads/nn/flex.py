@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from manyheads import ops
 from manyheads.errors import UserError
-from manyheads.nn.exact_attention import CoreSizes, Exact, Fused
+from manyheads.nn.exact_attention import AttentionSizes, ExactAttention, Fused
 from manyheads.nn.masks import AttentionMask, Both, Either, Full, Rule, SameDocument
 from manyheads.nn.positions import Position, bias_by_distance
 from manyheads.nn.scores import InnerScore, Score
@@ -35,16 +35,16 @@ KERNELS = 64  # as many may be compiled: one for each rule, bias, precision and 
 
 
 @dataclass(frozen=True)
-class Flex(Exact):
+class Flex(ExactAttention):
     """Any rule; biases that hang on the distance alone (ALiBi, T5's buckets)."""
 
     kind: ClassVar[str] = "flex"
 
-    def build(self, sizes: CoreSizes) -> "Flex":
+    def build(self, sizes: AttentionSizes) -> "Flex":
         if sizes.dropout:
             raise UserError(
                 "the flex core drops no weights: set model.attention_dropout=0, or choose another "
-                "core (model.core=fused)"
+                "core (model.attention=fused)"
             )
         return self
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import UserError, check_at_least
-from manyheads.nn.exact_attention import CoreSizes
+from manyheads.nn.exact_attention import AttentionSizes
 from manyheads.nn.masks import AttentionMask, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -46,25 +46,25 @@ class Linformer:
     def __post_init__(self) -> None:
         check_at_least("core.rank", self.rank, 1)
 
-    def build(self, sizes: CoreSizes) -> "LinformerCore":
+    def build(self, sizes: AttentionSizes) -> "LinformerCore":
         if sizes.causal:
             raise UserError(
                 "the linformer core mixes all positions before a query meets them, and here a "
-                "query must not see later ones: choose another core (model.core=fused), or in an "
-                "encoder–decoder linformer for the encoder alone (model.encoder.core=linformer "
-                f"model.encoder.core.rank={_advised(sizes)})"
+                "query must not see later ones: choose another core (model.attention=fused), "
+                "or linformer for the encoder only (model.encoder.attention=linformer "
+                f"model.encoder.attention.rank={_advised(sizes)})"
             )
         if self.rank > sizes.max_length:
             raise UserError(
                 f"core.rank={self.rank} is no reduction: a text has at most "
-                f"{sizes.max_length} positions (model.max_length), so choose a smaller rank, as "
-                f"in model.core.rank={_advised(sizes)}, in an encoder–decoder for the encoder "
-                f"alone (model.encoder.core=linformer model.encoder.core.rank={_advised(sizes)})"
+                f"{sizes.max_length} positions (model.max_length), so choose a smaller rank, for "
+                "the encoder of an encoder–decoder (model.encoder.attention=linformer "
+                f"model.encoder.attention.rank={_advised(sizes)})"
             )
         return LinformerCore(self, sizes)
 
 
-def _advised(sizes: CoreSizes) -> int:
+def _advised(sizes: AttentionSizes) -> int:
     """A rank to begin with: a reduction, however short texts are."""
     return max(1, min(64, sizes.max_length // 2))
 
@@ -75,7 +75,7 @@ class LinformerCore(nn.Module):
     That is the distribution under which the paper's theorem proves the approximation.
     """
 
-    def __init__(self, settings: Linformer, sizes: CoreSizes) -> None:
+    def __init__(self, settings: Linformer, sizes: AttentionSizes) -> None:
         super().__init__()
         self.rank, self.max_length = settings.rank, sizes.max_length
         self.channels = sizes.kv_heads * (sizes.key_dim + sizes.head_dim)
@@ -105,7 +105,7 @@ class LinformerCore(nn.Module):
         if not isinstance(mask.rule, Full):
             raise UserError(
                 "the linformer core mixes all positions before a query meets them and knows no "
-                f"rule but full, not {mask.rule.kind}: choose another core (model.core=fused)"
+                f"rule but full, not {mask.rule.kind}: choose another core (model.attention=fused)"
             )
         if k.shape[2] > self.max_length:
             raise UserError(

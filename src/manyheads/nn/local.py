@@ -16,7 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.errors import check_at_least
-from manyheads.nn.exact_attention import AttentionOutput, CoreSizes, dense_weights, exact_core
+from manyheads.nn.exact_attention import (
+    AttentionOutput,
+    AttentionSizes,
+    dense_weights,
+    exact_attention,
+)
 from manyheads.nn.masks import AttentionMask, Both, Either, Globals, Rule, SameBlock, Window
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -26,7 +31,7 @@ Row = Float[Tensor, "b g s e"]
 Blocks = Float[Tensor, "blocks g w e"]
 Places = Int[Tensor, "m w"]
 Inside = Bool[Tensor, "m w"]
-N = TypeVar("N", bound="Near")
+N = TypeVar("N", bound="LocalAttention")
 
 LEAST_BLOCK = 32  # with a small window, blocks of its size are too many and too small to be fast
 
@@ -73,7 +78,7 @@ class Cut:
         )
 
 
-class Near:
+class LocalAttention:
     """A core that sees by a pattern of its own besides the rule, and is its own settings.
 
     softmax of score(q_i, k_j) over the j that the rule and the pattern let i see
@@ -97,7 +102,7 @@ class Near:
         """Blocks of queries with all the keys that are near to them."""
         raise NotImplementedError
 
-    def build(self: N, sizes: CoreSizes) -> N:
+    def build(self: N, sizes: AttentionSizes) -> N:
         return self
 
     def check(self, score: Score, position: Position) -> None:
@@ -120,7 +125,7 @@ class Near:
         position: Position,
         dropout: float = 0.0,
     ) -> AttentionOutput:
-        core, length = exact_core(score, position), q.shape[2]
+        core, length = exact_attention(score, position), q.shape[2]
         if not mask.square:
             return core(q, *_reached(k, v, mask, self.pattern), score, position, dropout)
         if length <= self.reach:
@@ -180,7 +185,7 @@ def _reached(
 
 
 @dataclass(frozen=True)
-class Local(Near):
+class Local(LocalAttention):
     """Blocks of `size` positions, each of which attends within itself (Liu et al. 2018)."""
 
     size: int = 256
@@ -203,7 +208,7 @@ class Local(Near):
 
 
 @dataclass(frozen=True)
-class Longformer(Near):
+class Longformer(LocalAttention):
     """A sliding window, `window` positions to either side, and the first `globals` positions,
     which see all and are seen by all (Beltagy et al. 2020)."""
 

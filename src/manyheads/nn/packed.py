@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads import ops
-from manyheads.nn.exact_attention import Exact, Fused
+from manyheads.nn.exact_attention import ExactAttention, Fused
 from manyheads.nn.masks import AttentionMask, Both, Causal, Full, Rule, SameDocument
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
@@ -27,7 +27,7 @@ Meeting = Float[Tensor, "1 h n e"]
 
 
 @dataclass(frozen=True)
-class Packed(Exact):
+class Packed(ExactAttention):
     """What is padded or has several documents a row is packed; the rest is the fused core's."""
 
     kind: ClassVar[str] = "packed"

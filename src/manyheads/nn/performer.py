@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from manyheads import ops
 from manyheads.errors import UserError, check_at_least
-from manyheads.nn.exact_attention import CoreSizes
+from manyheads.nn.exact_attention import AttentionSizes
 from manyheads.nn.masks import AttentionMask, Causal, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
@@ -58,7 +58,7 @@ Draw = Literal["orthogonal", "independent"]
 # Of an exponential in float32: e^±60 leaves room for sums of many, and for what is e^−27 of it.
 ROOM = 60.0
 # The highest exponent where there is no key: below all others, and unlike −∞ it can be subtracted.
-NOTHING = -1e30
+IGNORE_INDEX = -1e30
 
 
 def exponents(x: Vectors, projection: Projection) -> Exponents:
@@ -105,7 +105,7 @@ class Performer:
         check_at_least("core.redraw", self.redraw, 1)
         check_at_least("core.chunk", self.chunk, 1)
 
-    def build(self, sizes: CoreSizes) -> "PerformerCore":
+    def build(self, sizes: AttentionSizes) -> "PerformerCore":
         _refuse_dropout(sizes.dropout)
         return PerformerCore(self, sizes)
 
@@ -114,7 +114,7 @@ def _refuse_dropout(dropout: float) -> None:
     if dropout:
         raise UserError(
             "the performer core never holds the weights, so that none can be dropped: choose "
-            "model.attention_dropout=0, or another core (model.core=fused)"
+            "model.attention_dropout=0, or another core (model.attention=fused)"
         )
 
 
@@ -124,7 +124,7 @@ class PerformerCore(nn.Module):
     projection: Tensor
     calls: Tensor
 
-    def __init__(self, settings: Performer, sizes: CoreSizes) -> None:
+    def __init__(self, settings: Performer, sizes: AttentionSizes) -> None:
         super().__init__()
         self.settings, self.sizes = settings, sizes
         self.has_host_sync = settings.redraw is not None  # whether it is time for it
@@ -144,7 +144,7 @@ class PerformerCore(nn.Module):
         if type(score) is not InnerScore:
             raise UserError(
                 "the performer core estimates the exponential of a dot product: choose "
-                "model.score=scaled-dot or dot, or another core (model.core=fused)"
+                "model.score=scaled-dot or dot, or another core (model.attention=fused)"
             )
         kind = type(position)
         if kind.score is not Position.score or kind.value is not Position.value:
@@ -196,7 +196,7 @@ class PerformerCore(nn.Module):
         if not isinstance(mask.rule, Full | Causal):
             raise UserError(
                 "the performer core sums over all keys or over all earlier ones, and knows no "
-                f"rule like {mask.rule.kind}: choose another core (model.core=fused)"
+                f"rule like {mask.rule.kind}: choose another core (model.attention=fused)"
             )
         assert isinstance(score, InnerScore)
         precise = torch.promote_types(q.dtype, torch.float32)
@@ -217,7 +217,7 @@ class PerformerCore(nn.Module):
 
 def _highest(keys: OfKeys) -> OfAll:
     """The highest exponent of each feature. It cancels: no gradient need go through it."""
-    return keys.detach().amax(-2, keepdim=True).clamp(min=NOTHING)
+    return keys.detach().amax(-2, keepdim=True).clamp(min=IGNORE_INDEX)
 
 
 def _reference(keys: OfKeys, before: OfAll) -> tuple[OfAll, bool]:
@@ -263,7 +263,7 @@ def _seen(queries: QueryFeatures, keys: KeyFeatures, mask: AttentionMask) -> Wei
         return sums.masked_fill(~allowed, -torch.inf)
 
     # No p serves: feature by feature, each pair as it is.
-    r = torch.full_like(queries[..., :1], NOTHING)
+    r = torch.full_like(queries[..., :1], IGNORE_INDEX)
     for feature in range(queries.shape[-1]):
         r = torch.maximum(r, pairs(feature).detach().amax(-1, keepdim=True))
     kernel = (pairs(0) - r).exp()
@@ -286,7 +286,7 @@ def _causal(
     queries, values = (_chunks(F.pad(x, rest), chunk) for x in (queries, values))
     keys = _chunks(F.pad(keys, rest, value=-torch.inf), chunk)
     highest = _highest(keys).cummax(2).values
-    before = F.pad(highest[:, :, :-1], (0, 0, 0, 0, 1, 0), value=NOTHING)
+    before = F.pad(highest[:, :, :-1], (0, 0, 0, 0, 1, 0), value=IGNORE_INDEX)
     p, serves = _reference(keys, before)
     features = (keys - p).exp()
     states = einsum(features, values, "b h n l m, b h n l c -> b h n m c")

@@ -24,7 +24,7 @@ from torch.func import functional_call
 
 from manyheads import ops
 from manyheads.errors import UserError
-from manyheads.nn.exact_attention import Exact
+from manyheads.nn.exact_attention import ExactAttention
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -35,7 +35,7 @@ AttentionOutput = Float[Tensor, "b h t c"]
 
 
 @dataclass(frozen=True)
-class Tiled(Exact):
+class Tiled(ExactAttention):
     """Attention block by block; any score, rule and position, any device."""
 
     block: int = 512

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 
-from manyheads.config import assign, nearest, override_all, read_toml
+from manyheads.config import assign, kinds_of, nearest, override_all, read_toml
 from manyheads.errors import UserError
 from manyheads.finetune import finetune_config, load_start, refuse_changes
 from manyheads.nn.block import on_meta
@@ -84,9 +84,9 @@ def _is_complete(model: ModelConfig) -> bool:
 def _check_settings(settings: Sequence[str], run: Run) -> None:
     """Refuse settings without any effect."""
     names = {setting.partition("=")[0] for setting in settings}
-    if "train.merge_dropout" in names and run.train.segmentations == 1:
-        raise UserError("train.merge_dropout needs train.segmentations > 1: try 8")
-    for name, other in (("steps", "epochs"), ("warmup_steps", "warmup_share")):
+    if "train.bpe_dropout" in names and run.train.bpe_dropout_copies == 1:
+        raise UserError("train.bpe_dropout needs train.bpe_dropout_copies > 1: try 8")
+    for name, other in (("steps", "epochs"), ("warmup_steps", "warmup_ratio")):
         decides = getattr(run.train, other)
         if f"train.{name}" in names and decides is not None:
             raise UserError(
@@ -97,7 +97,7 @@ def _check_settings(settings: Sequence[str], run: Run) -> None:
 
 def _split_start(overrides: Sequence[str], start: str) -> tuple[list[str], str]:
     """The settings without `model=FOLDER` (or `start=FOLDER`), and that folder."""
-    kinds = [option.kind for option in ModelConfig.__args__]
+    kinds = [kind for option in ModelConfig.__args__ for kind in kinds_of(option)]
     rest = []
     for setting in overrides:
         path, equals, value = setting.partition("=")

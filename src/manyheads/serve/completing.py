@@ -215,7 +215,7 @@ def tell(token: int, offset: int, log: Float[Tensor, " v"], count: int) -> Told:
 
 class Completions(Work[Completion]):
     def __init__(self, opened: LoadedRun, bounds: Bounds) -> None:
-        generator = opened.generator(at_limit="cut")
+        generator = opened.generator(at_limit="truncate")
         if not isinstance(generator, Generator):
             raise UserError(f"{opened.folder} was exported: serve the run it came from")
         self.generator, self.bounds = generator, bounds

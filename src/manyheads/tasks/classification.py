@@ -50,7 +50,7 @@ class EncodedLabels:
     """Labelled texts as token ids, from which batches of rows are made.
 
     `too_long` says what becomes of a text that is longer than the model reads: it is refused, left
-    out ("skip"), or cut at its end, of a pair the longer text first ("cut").
+    out ("skip"), or cut at its end, of a pair the longer text first ("truncate").
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EncodedLabels:
         *,
         max_length: int,
         segments: int,
-        too_long: TooLong = "cut",
+        too_long: TooLong = "truncate",
     ) -> None:
         framed = tokenizer.framed(part.texts)
         long = [row for row, (ids, _) in enumerate(framed) if len(ids) > max_length]
@@ -69,7 +69,7 @@ class EncodedLabels:
             raise DataError(
                 f"{part.name}:{part.lines[long[0]]}: {len(framed[long[0]][0])} tokens, and the "
                 f"model reads {max_length} ({len(long)} such rows): cut them with "
-                "train.too_long=cut, or leave them out with train.too_long=skip"
+                "train.too_long=truncate, or leave them out with train.too_long=skip"
             )
         if long and too_long == "skip":
             kept = sorted({*range(len(framed))} - {*long})
@@ -270,7 +270,7 @@ def finetune(config: BertConfig | ElmoConfig, run: RunSettings) -> BertConfig | 
         head=Classify(),
         pooler=config.pooler or Pooler(over="first"),
         next_sentence=None,
-        initial="normal",  # small numbers for new heads
+        init="normal",  # small numbers for new heads
     )
 
 

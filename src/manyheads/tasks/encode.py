@@ -17,7 +17,7 @@ from torch import Tensor
 
 from manyheads.data.batching import Ragged, Rows, in_order_of_length
 from manyheads.errors import UserError
-from manyheads.models.decoder_only_seq2seq import EncoderDecoder, Joined
+from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq, EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.models.heads import EncoderHead, Masked, Tag, mean_of
 from manyheads.nn.shapes import Hidden
@@ -108,7 +108,7 @@ class TextEncoder:
 
     def _states(self, batch: _Batch) -> Hidden:
         """What the model has at each position when it has read a text."""
-        if isinstance(self.model, Gpt | Joined):
+        if isinstance(self.model, Gpt | DecoderOnlySeq2Seq):
             return self.model.hidden(batch.tokens, batch.real)
         if isinstance(self.model, EncoderDecoder):
             # A source may be unfolded to more places than it has tokens.

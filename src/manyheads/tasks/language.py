@@ -230,11 +230,11 @@ def check(run: RunSettings) -> None:
     """Packed documents start anywhere in a row, so nothing may count from its first position."""
     if run.objective is None or run.objective.packing == "stream":
         return
-    core = run.model.core
+    core = run.model.attention
     if not getattr(core, "keeps_apart", core.exact):
         raise UserError(
-            f"model.core={core.kind} cannot separate packed documents: choose "
-            "objective.packing=stream, or another model.core"
+            f"model.attention={core.kind} cannot separate packed documents: choose "
+            "objective.packing=stream, or another model.attention"
         )
     if getattr(run.model.position, "period", None):
         raise UserError(

@@ -237,7 +237,7 @@ def finetune(config: BertConfig, run: RunSettings) -> BertConfig:
         head=head,
         pooler=config.pooler or (run.model.pooler if paired else None),
         next_sentence=run.model.next_sentence if paired else None,
-        initial="normal",  # small numbers for new heads
+        init="normal",  # small numbers for new heads
     )
 
 

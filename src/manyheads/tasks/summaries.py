@@ -29,7 +29,7 @@ class SummaryTask(TranslationTask):
         assert isinstance(model, EncoderDecoder)
         nll, tokens = corpus_nll(model, self.valid, self.train.batch_tokens)
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
-        rows = self.valid.kept[: self.decode.validate_sentences]
+        rows = self.valid.kept[: self.decode.bleu_sentences]
         if rows and rouge_is_here():
             how = replace(self.decode, beam=1)
             greedy = Translator(model, self.tokenizer, how, self.graphs)
@@ -89,7 +89,7 @@ def evaluate(loaded: LoadedModel, data: SummaryData | FilesData, split_name: str
     scores = rouge_scores(written, references(corpus))
     if isinstance(translator, Translator) and gives_loss(translator):
         tokenizer, frame = translator.tokenizer, translator.special_tokens.frame
-        encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "cut", frame)
+        encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "truncate", frame)
         nll, tokens = corpus_nll(translator.model, encoded, translator.decode.read_at_once)
         scores |= {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         kind, size = translator.tokenizer.kind, translator.tokenizer.vocab_size

@@ -24,7 +24,7 @@ from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
 from manyheads.models.capture import looks_across
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.shapes import Hidden
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tokenizer.bpe_dropout import Segmenter
@@ -115,9 +115,9 @@ class TranslationTask:
         frame = SpecialTokens(tokenizer, run.decode).frame
         self.data = EncodedPairs(part, tokenizer, max_length, train.too_long, frame)
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
-        copies = train.segmentations
+        copies = train.bpe_dropout_copies
         if copies > 1:
-            cut = Segmenter(tokenizer, train.merge_dropout, run.seed)
+            cut = Segmenter(tokenizer, train.bpe_dropout, run.seed)
             self.data.cut_anew(part, cut, copies - 1, max_length)
         self.digest = self.data.digest()
         notes = [*part.notes, *valid.notes, *self.data.notes, *self.valid.notes]
@@ -138,12 +138,12 @@ class TranslationTask:
         return batch.target_tokens
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        terms = ("tokens", "agreement") if self.train.agreement else ("tokens",)
+        terms = ("tokens", "agreement") if self.train.rdrop_alpha else ("tokens",)
         return dict.fromkeys(terms, batch.target_tokens)
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Loss]:
         assert isinstance(model, EncoderDecoder)
-        return translation_losses(model, batch, self.train.label_smoothing, self.train.agreement)
+        return translation_losses(model, batch, self.train.label_smoothing, self.train.rdrop_alpha)
 
     def describe(self, step: int) -> str:
         pairs = [self.data.numbers[row] for row in self.order.rows(step)]
@@ -154,7 +154,7 @@ class TranslationTask:
         assert isinstance(model, EncoderDecoder)
         nll, tokens = corpus_nll(model, self.valid, self.train.batch_tokens)
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
-        shown = self.decode.validate_sentences
+        shown = self.decode.bleu_sentences
         if shown:
             how = replace(self.decode, beam=1)
             greedy = Translator(model, self.tokenizer, how, self.graphs)
@@ -178,7 +178,7 @@ class Evaluation:
 
 def gives_loss(translator: BaseTranslator) -> bool:
     """Whether it computes with an output layer as losses need it: no other program, no int8."""
-    return isinstance(translator, Translator) and isinstance(translator.model.head, Head)
+    return isinstance(translator, Translator) and isinstance(translator.model.head, LMHead)
 
 
 def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
@@ -239,10 +239,10 @@ def has_dropout(model: Any) -> bool:
 
 def check(run: RunSettings) -> None:
     """R-Drop compares two forward passes; BPE-dropout needs merges."""
-    if run.train.segmentations > 1 and run.tokens is not None and run.tokens.kind != "bpe":
-        raise UserError("train.segmentations works only with tokens=bpe: leave it out")
-    if run.train.agreement and not has_dropout(run.model):
-        raise UserError("train.agreement needs dropout: set model.dropout")
+    if run.train.bpe_dropout_copies > 1 and run.tokens is not None and run.tokens.kind != "bpe":
+        raise UserError("train.bpe_dropout_copies works only with tokens=bpe: leave it out")
+    if run.train.rdrop_alpha and not has_dropout(run.model):
+        raise UserError("train.rdrop_alpha needs dropout: set model.dropout")
 
 
 def check_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
@@ -259,7 +259,7 @@ SPEC = TaskSpec(
     task="translation",
     models=EncoderDecoderConfig.__args__,
     data=(FilesData, PhrasebookData),
-    train_settings=("agreement", "segmentations"),
+    train_settings=("rdrop_alpha", "bpe_dropout_copies"),
     recipe="translation",
     is_default=True,
     check=check,

@@ -26,7 +26,7 @@ class Segmenter:
     def __init__(self, tokenizer: Tokenizer, share: float, seed: int) -> None:
         if tokenizer.kind != "bpe":
             raise UserError(
-                f"train.segmentations are of merges, which {tokenizer.kind} has none of: set "
+                f"train.bpe_dropout_copies are of merges, which {tokenizer.kind} has none of: set "
                 "tokens=bpe, or leave it out"
             )
         self.tokenizer, self.share, self.seed = tokenizer, share, seed

@@ -113,7 +113,7 @@ class Trainer:
         self.dtype = precision_of(train, self.device)
         if self.device.type == "cuda":
             optimize(model)
-        if train.recompute:
+        if train.activation_checkpointing:
             checkpoint_blocks(model)
         self.objective = Objective(model, task)
         self._choose_collaborators()
@@ -278,7 +278,7 @@ class Trainer:
         is_best = progress.best is None or not scores["loss"] >= progress.best
         if is_best:
             progress.best, progress.best_step = scores["loss"], progress.step
-        if is_best or self.train.keep == "last":
+        if is_best or self.train.checkpoint == "last":
             self.checkpointer.save_model({"step": progress.step, **scores, **self.metadata})
 
     def _scores(self) -> dict[str, float]:
@@ -287,14 +287,14 @@ class Trainer:
             return self.task.validate(model.eval()) if self.world.is_main else {}
 
     def _save(self) -> None:
-        progress, average = self.progress, self.train.average
+        progress, average = self.progress, self.train.average_checkpoints
         if average > 1:
             progress.snapshots = [*progress.snapshots, progress.step][-average:]
         self.checkpointer.save(progress, snapshot=average > 1)
 
     def _finish(self) -> None:
         """Choose the model to use: with averaging, the mean of the last snapshots."""
-        if self.train.average > 1:
+        if self.train.average_checkpoints > 1:
             about = {"averaged_steps": self.progress.snapshots, **self.metadata}
             self.checkpointer.save_average(self.progress, about)
         self.checkpointer.load_model()

@@ -2,82 +2,93 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import nn
 
-from manyheads.errors import UserError, check_above_zero, check_at_least, check_share
+from manyheads.config import (
+    Count,
+    Fraction,
+    Natural,
+    NonNegative,
+    Positive,
+    Probability,
+    Renamed,
+)
+from manyheads.errors import UserError
 
-TooLong = Literal["refuse", "skip", "cut"]  # a text longer than max_length
+TooLong = Annotated[Literal["refuse", "skip", "truncate"], Renamed(cut="truncate")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Settings of training. A step is one update from `accumulate` × `batch_tokens` tokens.
+    """Settings of training. A step is one update of the weights."""
 
-    If set, `epochs` determines the steps (with a validation and a checkpoint at least once an
-    epoch), `warmup_share` the warm-up steps, and `batch_rows` the number of texts in a batch.
-    `keep`: the model to use is that of the best validation loss, or the last. `agreement` is α of
-    R-Drop. `segmentations` is the number of BPE-dropout copies of the corpus, all but the first
-    with merges dropped at rate `merge_dropout`. `parallel`: each process holds all weights
-    ("ddp") or a part of each ("fsdp"). `compile`: torch.compile of the blocks; "auto" does so on a
-    GPU if the run is long enough. `recompute` is activation checkpointing of each block: less
-    memory, a third more computation.
-    """
+    steps: Annotated[Count, "Updates of the weights"] = 10_000
+    epochs: Annotated[Positive | None, "Passes over the data; sets the number of steps"] = None
+    batch_tokens: Annotated[Count, "Tokens in a micro-batch"] = 4096
+    batch_rows: Annotated[Count | None, "Texts in a micro-batch, in place of batch_tokens"] = None
+    accumulate: Annotated[Count, "Micro-batches in a step (gradient accumulation)"] = 1
+    schedule: Annotated[
+        Literal["transformer", "cosine", "linear", "constant"],
+        "Learning-rate schedule; transformer: d^-0.5 · min(step^-0.5, step · warmup^-1.5)",
+    ] = "transformer"
+    learning_rate: Annotated[Positive | None, "Peak learning rate"] = None
+    warmup_steps: Annotated[Natural, "Steps in which the learning rate rises"] = 4000
+    warmup_ratio: Annotated[Probability | None, "The same as a fraction of all steps"] = None
+    min_lr_ratio: Annotated[Fraction, "Final learning rate as a fraction of the peak"] = 0.0
+    beta1: Annotated[Probability, "Adam: decay of the first moment"] = 0.9
+    beta2: Annotated[Probability, "Adam: decay of the second moment"] = 0.98
+    eps: Annotated[NonNegative, "Adam: added to the denominator"] = 1e-9
+    weight_decay: Annotated[NonNegative, "Decoupled weight decay of matrices"] = 0.0
+    clip: Annotated[Positive | None, "Largest norm of the gradient (gradient clipping)"] = 1.0
+    label_smoothing: Annotated[Probability, "Label smoothing of the cross-entropy"] = 0.1
+    rdrop_alpha: Annotated[NonNegative, "R-Drop: weight of the KL divergence; 0 is off"] = 0.0
+    bpe_dropout_copies: Annotated[Count, "BPE-dropout: segmentations of the corpus; 1 is off"] = 1
+    bpe_dropout: Annotated[Probability, "BPE-dropout: probability of dropping a merge"] = 0.1
+    too_long: Annotated[TooLong, "Texts longer than model.max_length"] = "refuse"
+    validate_every: Annotated[Count, "Steps between validations"] = 1000
+    save_every: Annotated[Count, "Steps between checkpoints"] = 1000
+    average_checkpoints: Annotated[Count, "Checkpoints to average at the end; 1 is off"] = 1
+    checkpoint: Annotated[
+        Literal["best", "last"], "Weights to use: best validation loss, or last step"
+    ] = "best"
+    log_every: Annotated[Count, "Steps between lines of metrics.jsonl"] = 50
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        "Mixed precision; auto: bfloat16 on a GPU that supports it",
+    ] = "auto"
+    compile: Annotated[
+        Literal["auto", "yes", "no"], "torch.compile; auto: on a GPU, if the run is long enough"
+    ] = "auto"
+    activation_checkpointing: Annotated[
+        bool, "Recompute activations in the backward pass: less memory, a third more computation"
+    ] = False
+    parallel: Annotated[
+        Literal["ddp", "fsdp"], "Several processes: replicate the weights, or shard them"
+    ] = "ddp"
 
-    steps: int = 10_000
-    epochs: float | None = None
-    batch_tokens: int = 4096
-    batch_rows: int | None = None
-    accumulate: int = 1
-    schedule: Literal["transformer", "cosine", "linear", "constant"] = "transformer"
-    learning_rate: float | None = None
-    warmup_steps: int = 4000
-    warmup_share: float | None = None
-    final_share: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-9
-    weight_decay: float = 0.0
-    clip: float | None = 1.0
-    label_smoothing: float = 0.1
-    agreement: float = 0.0
-    segmentations: int = 1
-    merge_dropout: float = 0.1
-    too_long: TooLong = "refuse"
-    validate_every: int = 1000
-    save_every: int = 1000
-    average: int = 1
-    keep: Literal["best", "last"] = "best"
-    log_every: int = 50
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: Literal["auto", "yes", "no"] = "auto"
-    recompute: bool = False
-    parallel: Literal["ddp", "fsdp"] = "ddp"
+    RENAMED: ClassVar[dict[str, str]] = {
+        "warmup_share": "warmup_ratio",
+        "final_share": "min_lr_ratio",
+        "agreement": "rdrop_alpha",
+        "segmentations": "bpe_dropout_copies",
+        "merge_dropout": "bpe_dropout",
+        "average": "average_checkpoints",
+        "keep": "checkpoint",
+        "recompute": "activation_checkpointing",
+    }
 
     def __post_init__(self) -> None:
-        for name in (
-            *("steps", "batch_tokens", "accumulate", "validate_every"),
-            *("save_every", "average", "log_every", "batch_rows", "segmentations"),
-        ):
-            check_at_least(f"train.{name}", getattr(self, name), 1)
-        for name in ("label_smoothing", "beta1", "beta2", "warmup_share", "merge_dropout"):
-            check_share(f"train.{name}", getattr(self, name))
-        if not 0 <= self.final_share <= 1:
-            raise UserError(f"train.final_share={self.final_share} must be in [0, 1]")
-        for name in ("warmup_steps", "weight_decay", "eps", "agreement"):
-            check_at_least(f"train.{name}", getattr(self, name), 0)
-        for name in ("learning_rate", "clip", "epochs"):
-            check_above_zero(f"train.{name}", getattr(self, name))
         if self.learning_rate is None and self.schedule != "transformer":
             raise UserError(f"train.schedule={self.schedule} needs a train.learning_rate")
 
     def settled(self, per_epoch: int) -> "Train":
         """With steps and warm-up as numbers, given the steps of an epoch."""
         steps = self.steps if self.epochs is None else max(1, round(self.epochs * per_epoch))
-        share = self.warmup_share
-        warmup = self.warmup_steps if share is None else round(share * steps)
+        ratio = self.warmup_ratio
+        warmup = self.warmup_steps if ratio is None else round(ratio * steps)
         if self.epochs is None:
             return replace(self, steps=steps, warmup_steps=warmup)
         return replace(
@@ -94,7 +105,7 @@ def learning_rate(train: Train, dim: int, step: int) -> float:
 
     transformer: d^−½ · min(step^−½, step · warmup^−3/2) (Vaswani et al. 2017); with a
     learning_rate, the same curve with that peak. The others rise linearly to learning_rate and
-    then decay by a cosine, linearly, or not at all, to final_share of it.
+    then decay by a cosine, linearly, or not at all, to min_lr_ratio of it.
     """
     warmup = max(1, train.warmup_steps)
     if train.schedule == "transformer":
@@ -104,14 +115,14 @@ def learning_rate(train: Train, dim: int, step: int) -> float:
     assert train.learning_rate is not None
     if step < train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
-    # Completed updates: the first has the full rate, the last still more than final_share.
+    # Completed updates: the first has the full rate, the last still more than min_lr_ratio.
     done = max(0, step - 1 - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
     left = {
         "cosine": 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
         "linear": max(0.0, 1 - done),
         "constant": 1.0,
     }[train.schedule]
-    return train.learning_rate * (train.final_share + (1 - train.final_share) * left)
+    return train.learning_rate * (train.min_lr_ratio + (1 - train.min_lr_ratio) * left)
 
 
 def build_optimizer(model: nn.Module, train: Train) -> torch.optim.Optimizer:

@@ -5,7 +5,7 @@ import math
 from torch import nn
 
 from manyheads.nn.attention import CrossAttention, SelfAttention
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from manyheads.nn.grid_positions import GridPosition
 from manyheads.nn.positions import (
@@ -151,7 +151,7 @@ def feedforward(part: nn.Module) -> str:
     return "Σ_e g_e(x) · FFN_e(x) over the chosen experts e"
 
 
-def logits(part: Head) -> str:
+def logits(part: LMHead) -> str:
     """h Eᵀ where the matrix is that of the embedding, else h Wᵀ."""
     scale = "" if part.scale == 1.0 else "d^−½ · "
     return f"z = {scale}h {'E' if part.weight is None else 'W'}ᵀ{plus_bias(part)}"

@@ -16,7 +16,7 @@ from manyheads.errors import UserError
 from manyheads.loading import TorchRun
 from manyheads.models.bert import Bert
 from manyheads.models.capture import Kind, attentions
-from manyheads.models.decoder_only_seq2seq import EncoderDecoder, Joined
+from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq, EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.models.heads import Masked
 from manyheads.nn.attention import CrossAttention, SelfAttention
@@ -112,7 +112,7 @@ def _translated(opened: TorchRun, text: str, target: str | None, room: Room) -> 
         written = tokenizer.encode(target)
     given, expected = [marks.start, *written], [*written, marks.end]
     room.check(given, model, "the target")
-    both = len(source) + len(given) if isinstance(model, Joined) else 0
+    both = len(source) + len(given) if isinstance(model, DecoderOnlySeq2Seq) else 0
     room.check_maps(model, max(len(source), len(given), both))
     with recorded(model) as record:
         logits = model(_batch(source, opened), _batch(given, opened))
@@ -124,7 +124,7 @@ def _translated(opened: TorchRun, text: str, target: str | None, room: Room) -> 
         **_likelihood(chances, expected, tokenizer),
     }
     read, steps = tokenizer.pieces(source), tokenizer.pieces(given)
-    whole = [*read, *steps] if isinstance(model, Joined) else steps
+    whole = [*read, *steps] if isinstance(model, DecoderOnlySeq2Seq) else steps
     sides: dict[tuple[str, Kind], tuple[list[str], list[str]]] = {
         ("encoder", "self"): (read, read),
         ("decoder", "self"): (whole, whole),

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.models.heads import DetectHead, LabelHead, MaskedHead
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web import formulas
 from manyheads.web.forward import TOP
@@ -32,7 +32,7 @@ def crowned(model: Any, column: Column, seen: Calls, tokenizer: Tokenizer) -> li
     if head is None or head not in seen:
         return []
     scores = seen[head].output[0].float().cpu()
-    if isinstance(head, Head | MaskedHead):
+    if isinstance(head, LMHead | MaskedHead):
         return _of_tokens(head, scores, column, seen, tokenizer)
     if isinstance(head, DetectHead):
         formula = "z = act(h W + b) w + b"
@@ -62,7 +62,7 @@ def _of_labels(
 
 
 def _of_tokens(
-    head: Head | MaskedHead, logits: Scores, column: Column, seen: Calls, tokenizer: Tokenizer
+    head: LMHead | MaskedHead, logits: Scores, column: Column, seen: Calls, tokenizer: Tokenizer
 ) -> list[Part]:
     """Of each position the likeliest tokens, likeliest first."""
     before, last = [], head
@@ -71,7 +71,7 @@ def _of_tokens(
         place, code = f"{column.name}.head", (head.enter,)
         before.append(Part(place, "Head", "t d", entered, formula, code, column.name))
         last = head.output
-    assert isinstance(last, Head)
+    assert isinstance(last, LMHead)
     chances, ids = distribution(logits).topk(min(TOP, logits.shape[-1]))
     best = Part(
         name=f"{column.name}.logits",

@@ -178,8 +178,8 @@ def formula(train: Train) -> str:
         "linear": "(1 − done)",
         "constant": "1",
     }[train.schedule]
-    if train.final_share:
-        left = f"{train.final_share} + {1 - train.final_share:g} · {left}"
+    if train.min_lr_ratio:
+        left = f"{train.min_lr_ratio} + {1 - train.min_lr_ratio:g} · {left}"
     done = "max(0, step − 1 − warmup) ⁄ (steps − warmup)"
     return f"peak · min(step ⁄ warmup, {left}), done = {done}"
 

@@ -18,7 +18,7 @@ from manyheads.models.capture import Kind
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.embedding import Embedding
-from manyheads.nn.exact_attention import Exact, dense_weights
+from manyheads.nn.exact_attention import ExactAttention, dense_weights
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.feedforward import FeedForward, GatedFeedForward
 from manyheads.nn.masks import AttentionMask
@@ -218,7 +218,7 @@ def _attention(
     weights = record.maps.by_layer[key][-1]
     v, core = share_heads(_values(attention, seen), heads), attention.core
     computed = core.forward if isinstance(core, nn.Module) else core.__call__
-    exact = isinstance(core, Exact)
+    exact = isinstance(core, ExactAttention)
     spread = position.spread(weights, sight) if exact else None
     mixed = rearrange(seen[attention.output].args[0], "b t (h c) -> b h t c", h=heads)
     project = attention.forward

@@ -20,7 +20,7 @@ from manyheads.decode.beam import Hypothesis
 from manyheads.evaluate.alignment import word_maps
 from manyheads.loading import TorchRun
 from manyheads.models.capture import looks_across
-from manyheads.models.decoder_only_seq2seq import Joined
+from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq
 from manyheads.phrasebook import Pair, sentences
 from manyheads.run import SETTINGS, read_run
 from manyheads.web.forward import Pass, Room
@@ -86,7 +86,7 @@ def _translated(opened: TorchRun, fields: Fields, room: Room, about: dict[str, A
         if keys != len(columns):  # a core that makes something else of the keys
             columns = [str(number) for number in range(1, keys + 1)]
         alignment = {"layers": layers, "heads": heads, "columns": columns}
-        alignment["joined"] = isinstance(writing.model, Joined)
+        alignment["joined"] = isinstance(writing.model, DecoderOnlySeq2Seq)
     manifest = {
         **about,
         "prefix": given,
@@ -116,7 +116,7 @@ def aligned(
     that are one sequence have that part of their self-attention; its rows are shares of 1.
     """
     model, read = writing.model, writing.read
-    joined = isinstance(model, Joined)
+    joined = isinstance(model, DecoderOnlySeq2Seq)
     given = [writing.start, *written][: writing.limit]
     room.check_maps(model, len(read) + len(given) if joined else max(len(read), len(given)))
     with recorded(model) as record:

@@ -110,7 +110,7 @@ class Writing:
 
     def search(self, given: Sequence[int] = (), beam: int | None = None) -> BeamSearch:
         """Beam search as `Translator` and `Generator` do it, the first tokens given."""
-        decode = replace(self.decode, beam=beam or self.decode.beam)
+        decode = replace(self.decode, beam=self.decode.beam if beam is None else beam)
         return BeamSearch(decode, self.constraints(given))
 
     def limits(self, rows: int = 1) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.residual import Norm
 from manyheads.phrasebook.corpus import sentences
 
@@ -80,8 +80,8 @@ def writer(
         max_length=length,
         dropout=0.0,
         norm=norm,
-        initial=initial,
-        embed=Embed(scale="sqrt-dim"),
+        init=initial,
+        embed=EmbeddingConfig(scale="sqrt-dim"),
     )
     return config.build().to(text.words.device)
 

@@ -13,7 +13,7 @@ from manyheads.data.masking import Masked, hide
 from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.gpt import Gpt
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.phrasebook import Pair, sentences
 from manyheads.phrasebook.layout import Spans
 
@@ -131,7 +131,7 @@ def encoder(words: int, size: Size, seed: int) -> Bert:
         layers=size.layers,
         heads=4,
         max_length=size.longest + 1,
-        embed=Embed(scale="sqrt-dim"),
+        embed=EmbeddingConfig(scale="sqrt-dim"),
         dropout=0.0,
     )
     return config.build()

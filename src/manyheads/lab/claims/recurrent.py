@@ -7,7 +7,7 @@ from torch import nn
 
 from manyheads.baselines.rnn import initialise_lstm
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import Head
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
 
@@ -34,7 +34,7 @@ class LstmModel(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(config.vocab_size, config.dim)
         self.lstm = nn.LSTM(config.dim, config.dim, config.layers, batch_first=True)
-        self.head = Head(config.vocab_size, config.dim, tied=True, bias="none")
+        self.head = LMHead(config.vocab_size, config.dim, tied=True, bias="none")
         initialise(self, "xavier", config.layers)
         initialise_lstm(self.lstm)
         self.remember(1.0)

@@ -16,12 +16,12 @@ BATCH_TOKENS = 2000  # where nothing is trained
 SMALL = (
     *("data.train_pairs=10000", "data.valid_pairs=200", "data.test_pairs=600"),
     *("tokens.vocab_size=2000", "model.max_length=14", "train.too_long=skip"),
-    *("model.dim=96", "model.hidden=192", "model.layers=1", "model.tie=none"),
+    *("model.dim=96", "model.ffn_dim=192", "model.layers=1", "model.tie=none"),
     *("train.batch_tokens=300", "train.steps=600", "train.warmup_steps=60"),
-    *("train.learning_rate=8e-3", "decode.validate_sentences=0"),
+    *("train.learning_rate=8e-3", "decode.bleu_sentences=0"),
 )
 LARGE = (
-    *("model.max_length=64", "train.too_long=skip", "decode.validate_sentences=0"),
+    *("model.max_length=64", "train.too_long=skip", "decode.bleu_sentences=0"),
     *("train.steps=2000", "train.learning_rate=3e-3"),
 )
 

@@ -120,13 +120,13 @@ def smaller(model: GptConfig, share: Fraction) -> GptConfig:
     # Fast kernels want the size of heads to be a multiple of 8; for small ones that is too coarse.
     part = heads * (8 if model.dim >= WIDE * model.heads else 4)
     dim = part * max(1, round(ideal / part))
-    hidden = model.hidden and max(1, round(model.hidden * dim / model.dim))
+    ffn_dim = model.ffn_dim and max(1, round(model.ffn_dim * dim / model.dim))
     if dim < NARROWEST:
         raise UserError(
             f"model.dim={model.dim} model.layers={model.layers} has no model of 1/"
             f"{share.denominator} of its size: lower --sizes, or take a larger one"
         )
-    return dataclasses.replace(model, dim=dim, layers=layers, heads=heads, hidden=hidden)
+    return dataclasses.replace(model, dim=dim, layers=layers, heads=heads, ffn_dim=ffn_dim)
 
 
 def sizes_of(run: Run, sweep: Sweep) -> list[Run]:
@@ -154,7 +154,7 @@ def sizes_of(run: Run, sweep: Sweep) -> list[Run]:
 def _lasting(run: Run, steps: int) -> Run:
     """The same run over so many steps: its schedule is stretched, warm-up included."""
     train = run.train
-    share = train.warmup_share
+    share = train.warmup_ratio
     if share is None and train.warmup_steps >= train.steps:
         raise UserError(
             f"train.steps={train.steps} end before the warm-up of {train.warmup_steps} steps: "
@@ -166,10 +166,10 @@ def _lasting(run: Run, steps: int) -> Run:
         train,
         steps=steps,
         epochs=None,
-        warmup_share=share,
+        warmup_ratio=share,
         validate_every=steps,
         save_every=every,
-        keep="last",
+        checkpoint="last",
     )
     return dataclasses.replace(run, train=lasting)
 

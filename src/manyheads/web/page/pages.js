@@ -4,7 +4,7 @@
 // `signal` is aborted when another page or state is drawn: timers and listeners end with it.
 
 /** Kinds of models that read a source; of what was imported nobody knows before it is opened. */
-const TRANSLATORS = ["seq2seq", "joined", "rnn", "gnmt", "convs2s", "bytenet", "imported"];
+const TRANSLATORS = ["seq2seq", "decoder-only-seq2seq", "rnn", "gnmt", "convs2s", "bytenet", "imported"];
 const TEXTS = [...TRANSLATORS, "gpt", "bert"];
 
 /**
@@ -20,13 +20,13 @@ const TEXTS = [...TRANSLATORS, "gpt", "bert"];
 export const PAGES = [
   { name: "runs", title: "Runs" },
   { name: "train", title: "Train" },
-  { name: "flow", title: "Flow", kinds: ["seq2seq", "joined", "gpt", "bert"], needed: "Transformers that read text", command: "manyheads demo" },
+  { name: "flow", title: "Flow", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert"], needed: "Transformers that read text", command: "manyheads demo" },
   { name: "attention", title: "Attention", kinds: TEXTS, needed: "models that read text", command: "manyheads demo" },
   { name: "translate", title: "Translate", kinds: TRANSLATORS, needed: "runs that translate", command: "manyheads demo" },
   { name: "decode", title: "Decode", kinds: [...TRANSLATORS, "gpt"], needed: "runs that write", command: "manyheads demo" },
   { name: "tokens", title: "Tokens", kinds: TEXTS, needed: "runs that read text", command: "manyheads demo" },
-  { name: "positions", title: "Positions", kinds: ["seq2seq", "joined", "gpt", "bert", "vit"], needed: "Transformers", command: "manyheads demo", opens: { scheme: "run" } },
-  { name: "lens", title: "Lens", kinds: ["gpt", "seq2seq", "joined", "imported"], needed: "language models and decoders", command: "manyheads train language data.folder=books --out runs/books" },
+  { name: "positions", title: "Positions", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert", "vit"], needed: "Transformers", command: "manyheads demo", opens: { scheme: "run" } },
+  { name: "lens", title: "Lens", kinds: ["gpt", "seq2seq", "decoder-only-seq2seq", "imported"], needed: "language models and decoders", command: "manyheads train language data.folder=books --out runs/books" },
   { name: "fill", title: "Fill", kinds: ["imported"], needed: "masked language models", command: "manyheads train bert-mini data.folder=corpus --out runs/mini" },
   { name: "image", title: "Image", kinds: ["vit", "imported"], needed: "models of images", command: "manyheads train images data.folder=mnist --out runs/mnist" },
   { name: "music", title: "Music", kinds: [], needed: "models of music", command: "manyheads train jsb-chorales data.folder=jsb_chorales --out runs/chorales" },

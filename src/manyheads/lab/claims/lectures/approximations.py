@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, listed
 from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import BertConfig
-from manyheads.nn.attention import CoreConfig
-from manyheads.nn.embedding import Embed
+from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.exact_attention import Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Longformer
@@ -26,7 +26,7 @@ TASKS = ("far", "near")  # where the answer is
 LOST = 0.02
 
 
-def cores(length: int) -> dict[str, CoreConfig]:
+def cores(length: int) -> dict[str, AttentionFunctionConfig]:
     """Of the keys a query meets all, or of mixtures, features or a window about 1/8 and 1/4.
 
     A window without global tokens cannot reach what is farther away than its layers' windows: of
@@ -44,7 +44,7 @@ def cores(length: int) -> dict[str, CoreConfig]:
     }
 
 
-def config_of(core: CoreConfig, length: int) -> BertConfig:
+def config_of(core: AttentionFunctionConfig, length: int) -> BertConfig:
     """A key is a token, and the value beside it a segment; no places are needed to look one up."""
     return BertConfig(
         vocab_size=length,
@@ -52,9 +52,9 @@ def config_of(core: CoreConfig, length: int) -> BertConfig:
         layers=2,
         heads=2,
         max_length=length,
-        core=core,
+        attention=core,
         position=NoPosition(),
-        embed=Embed(segments=VALUES + 1),
+        embed=EmbeddingConfig(segments=VALUES + 1),
         head=None,
         dropout=0.0,
     )

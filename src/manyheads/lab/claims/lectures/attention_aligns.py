@@ -15,7 +15,7 @@ from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.lab.claims.word_for_word import Words, teach
 from manyheads.models.capture import capture
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 
 WORDS, LENGTHS, LENGTH, ROWS = 40, (4, 6, 8, 10), 8, 200  # aligned are rows of one length
 STEPS, LARGE_STEPS, POINTS = 900, 4000, 9
@@ -30,9 +30,9 @@ def model_of(name: str, vocabulary: int) -> Rnn | Seq2Seq:
         dim=64,
         layers=2,
         heads=4,
-        hidden=128,
+        ffn_dim=128,
         max_length=LENGTHS[-1] + 1,
-        embed=Embed(scale="sqrt-dim"),
+        embed=EmbeddingConfig(scale="sqrt-dim"),
         tie="none",
         dropout=0.0,
     ).build()

@@ -19,7 +19,7 @@ from manyheads.lab.claims.reading import (
 )
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.phrasebook import Pair
 
 POINTS = 0.02
@@ -89,7 +89,7 @@ def reader(both: bool, words: int, size: Size, seed: int) -> Bert | Gpt:
         layers=size.layers,
         heads=4,
         max_length=size.longest + 1,
-        embed=Embed(scale="sqrt-dim"),
+        embed=EmbeddingConfig(scale="sqrt-dim"),
         dropout=0.0,
     )
     return config.build()

@@ -8,7 +8,7 @@ from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.lab.landscape import without_residuals
 from manyheads.models.bert import BertConfig
 from manyheads.nn.block import Block
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.scores import ScaledDot
 
@@ -45,7 +45,7 @@ def by_depth(
         max_length=LENGTH,
         dropout=0.0,
         score=ScaledDot(scale=scale),
-        embed=Embed(scale="sqrt-dim"),
+        embed=EmbeddingConfig(scale="sqrt-dim"),
     )
     model = config.build().double().to(setting.device).eval()
     tokens = torch.randint(VOCABULARY, (ROWS, LENGTH)).to(setting.device)

@@ -19,7 +19,7 @@ from manyheads.lab.claims.clock import side_by_side
 from manyheads.lab.claims.trial import stretches
 from manyheads.lab.claims.word_for_word import Words, accuracy, teach
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, Score, ScoreConfig
 
@@ -46,11 +46,11 @@ def model_of(name: str, vocabulary: int, score: ScoreConfig) -> Seq2Seq | Rnn:
         dim=DIM,
         layers=1,
         heads=2,
-        hidden=2 * DIM,
+        ffn_dim=2 * DIM,
         max_length=LENGTHS[-1] + 1,
         score=score,
-        core=Dense(),
-        embed=Embed(scale="sqrt-dim"),
+        attention=Dense(),
+        embed=EmbeddingConfig(scale="sqrt-dim"),
         tie="none",
         dropout=0.0,
     ).build()

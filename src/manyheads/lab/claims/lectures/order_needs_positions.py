@@ -24,7 +24,7 @@ def moved(position: PositionConfig, seed: int) -> float:
         heads=4,
         max_length=LENGTH,
         position=position,
-        core=Dense(),
+        attention=Dense(),
     )
     model = config.build().double().eval()
     tokens, order = torch.randint(VOCABULARY, (4, LENGTH)), torch.randperm(LENGTH)

@@ -10,7 +10,7 @@ from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.lab.claims.reading import Vocabulary, words_of
 from manyheads.lab.claims.trial import learn
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.nn.embedding import Embed
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.nn.positions import Alibi, Learned, Rotary, Sinusoidal
 from manyheads.nn.relative import PositionConfig
 from manyheads.phrasebook import Pair, sentences
@@ -82,7 +82,7 @@ def later_losses(position: PositionConfig, texts: Texts, size: Size, seed: int) 
         heads=4,
         max_length=longest,
         position=position,
-        embed=Embed(scale="one" if position.kind == "learned" else "sqrt-dim"),
+        embed=EmbeddingConfig(scale="one" if position.kind == "learned" else "sqrt-dim"),
         dropout=0.0,
     )
     model = config.build().to(texts.train.device)
