@@ -41,9 +41,8 @@ from manyheads.decode.translate import Translator
 from manyheads.exchange.huggingface import to_huggingface
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.layers import EmbeddingConfig, Norm
 from manyheads.nn.positions import Sinusoidal
-from manyheads.nn.residual import Norm
 from manyheads.presets import preset
 from manyheads.tokenizer.tokenizer import Tokenizer
 from speed import Row, Rows, compared, compilations, device_of, in_turns, options, told

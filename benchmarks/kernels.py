@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from manyheads.nn.attention import attend
-from manyheads.nn.exact_attention import Fused
+from manyheads.nn.attend import attend
+from manyheads.nn.attention import Fused
 from manyheads.nn.flex import Flex
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import Buckets, Position, PositionSizes, bias_by_distance
@@ -139,7 +139,9 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
 
     runs: dict[str, Run] = {
         "ours": own,
-        "flex": lambda q, k, v: attend(q, k, v, rule=rule, position=position, core=Flex()),
+        "flex": lambda q, k, v: attend(
+            q, k, v, rule=rule, position=position, implementation=Flex()
+        ),
         "matrix": matrix,
     }
     results = {name: run(*inputs) for name, run in runs.items() if name != "matrix"}

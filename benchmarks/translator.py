@@ -38,9 +38,8 @@ from manyheads.exchange.ctranslate2 import (
 )
 from manyheads.exchange.huggingface import to_huggingface
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.layers import EmbeddingConfig, Norm
 from manyheads.nn.positions import Sinusoidal
-from manyheads.nn.residual import Norm
 from manyheads.tasks.translation import translation_loss
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe

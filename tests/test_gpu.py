@@ -28,10 +28,10 @@ from manyheads.kernels import attention, dispatch, linear_cross_entropy
 from manyheads.kernels.attention import SHORT_LENGTHS, AttentionCall
 from manyheads.kernels.dispatch import first_supported, verified
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import CrossAttention, SelfAttention, attend
+from manyheads.nn.attend import attend
+from manyheads.nn.attention import CrossAttention, Dense, Fused, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.exact_attention import Dense, Fused
-from manyheads.nn.feedforward import Plain
+from manyheads.nn.layers import Norm, Plain, Residual
 from manyheads.nn.masks import (
     AttentionMask,
     SameDocument,
@@ -51,7 +51,6 @@ from manyheads.nn.positions import (
     Sinusoidal,
     bias_by_distance,
 )
-from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.scores import InnerScore
 from manyheads.recipes import read_recipe
 from manyheads.tokenizer.train import Bpe
@@ -117,9 +116,9 @@ def test_fused_equals_dense(rule: Any, position: str, dtype: torch.dtype, tolera
     built = POSITIONS[position].build(sizes).to(q)
     exact = copy.deepcopy(built).double()
     for real in (None, padding):
-        out = attend(q, k, v, rule=rule, position=built, real=real, core="fused")
+        out = attend(q, k, v, rule=rule, position=built, real=real, implementation="fused")
         inputs = (x.double() for x in (q, k, v))
-        expected = attend(*inputs, rule=rule, position=exact, real=real, core="dense")
+        expected = attend(*inputs, rule=rule, position=exact, real=real, implementation="dense")
         assert_close([out], [expected], tolerance)
 
 
@@ -149,8 +148,8 @@ def test_flex_and_packed_equal_dense(core: str, name: str, rule: Any) -> None:
     position = POSITIONS[name].build(sizes).cuda()
     for real in (None, padding):
         settings = {"rule": rule, "real": real, "position": position}
-        results = output_and_grads(q, k, v, core=core, **settings)
-        expected = output_and_grads(q, k, v, core="dense", **settings)
+        results = output_and_grads(q, k, v, implementation=core, **settings)
+        expected = output_and_grads(q, k, v, implementation="dense", **settings)
         if real is not None:  # outputs at padding are not computed
             results, expected = ([x[0] * real[:, None, :, None]] for x in (results, expected))
         for result, reference in zip(results, expected, strict=True):

@@ -24,8 +24,7 @@ from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.embedding import HeadConfig
-from manyheads.nn.feedforward import ACTIVATIONS, Plain
+from manyheads.nn.layers import ACTIVATIONS, HeadConfig, Plain
 from manyheads.optimize import (
     ACTIVATION_BUDGET,
     can_capture,

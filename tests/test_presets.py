@@ -11,8 +11,8 @@ from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vit import Vit
+from manyheads.nn.layers import Norm
 from manyheads.nn.positions import RotaryPosition
-from manyheads.nn.residual import Norm
 from manyheads.presets import build, preset, presets
 
 # Millions of parameters as the papers print them.

@@ -22,7 +22,7 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.masks import Globals, Prefix, Window
 from manyheads.recipes import read_recipe, recipes
 from manyheads.run import Run

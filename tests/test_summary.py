@@ -18,15 +18,12 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Detect, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
 from manyheads.models.vit import VitConfig
-from manyheads.nn.embedding import EmbeddingConfig, HeadConfig
-from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.experts import Experts
-from manyheads.nn.feedforward import Gated, Plain
+from manyheads.nn.layers import EmbeddingConfig, Gated, HeadConfig, Norm, Plain
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.performer import Performer
-from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
-from manyheads.nn.relative import Relative
-from manyheads.nn.residual import Norm
+from manyheads.nn.positions import Alibi, Buckets, Learned, Relative, Rotary, Shaw
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank
 from manyheads.presets import ModelConfig, preset, presets
 from manyheads.summary import (

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from manyheads.exchange.huggingface import from_huggingface, to_huggingface
     from manyheads.loading import load
     from manyheads.models.capture import capture
-    from manyheads.nn.attention import attend, attention_weights
+    from manyheads.nn.attend import attend, attention_weights
     from manyheads.presets import build, presets
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "attend": "manyheads.nn.attention",
-    "attention_weights": "manyheads.nn.attention",
+    "attend": "manyheads.nn.attend",
+    "attention_weights": "manyheads.nn.attend",
     "build": "manyheads.presets",
     "capture": "manyheads.models.capture",
     "from_huggingface": "manyheads.exchange.huggingface",

@@ -30,13 +30,11 @@ from manyheads.kernels.dispatch import (
     runs_triton,
     verified,
 )
-from manyheads.nn.attention import Cache, CrossAttention, SelfAttention
+from manyheads.nn.attention import Cache, CrossAttention, Fused, SelfAttention
 from manyheads.nn.block import Block, Stack
-from manyheads.nn.exact_attention import Fused
-from manyheads.nn.feedforward import FeedForward, GatedFeedForward
+from manyheads.nn.layers import FeedForward, GatedFeedForward, Residual
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
-from manyheads.nn.residual import Residual
 from manyheads.nn.scores import InnerScore
 from manyheads.nn.shapes import Hidden
 
@@ -186,7 +184,7 @@ class FusedCrossAttention(CrossAttention):
 
             settings = short_settings(q_proj, mask, _scale(self), dropout)
             return self.output(short_projected(q_proj, kv_proj, self.config.heads, *settings))
-        out = self.core(q, k, v, mask, self.score, self.position, dropout)
+        out = self.attend(q, k, v, mask)
         return self.output(rearrange(out, "b h t c -> b t (h c)"))
 
     def _heads(self, kv: Tensor) -> tuple[Tensor, Tensor]:

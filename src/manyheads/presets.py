@@ -20,11 +20,8 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.feedforward import Plain
-from manyheads.nn.positions import Learned, Sinusoidal
-from manyheads.nn.relative import Relative
-from manyheads.nn.residual import Norm
+from manyheads.nn.layers import EmbeddingConfig, Norm, Plain
+from manyheads.nn.positions import Learned, Relative, Sinusoidal
 
 TransformerConfig = Seq2SeqConfig | GptConfig | BertConfig | VitConfig | DecoderOnlySeq2SeqConfig
 ModelConfig = TransformerConfig | BaselineConfig | ElmoConfig

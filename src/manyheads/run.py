@@ -28,7 +28,7 @@ from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
 from manyheads.fileio import PARTIAL, check_sound, with_sums, write_text
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.attention import Dense
 from manyheads.presets import ModelConfig
 from manyheads.tasks.spec import RunSettings, TaskSpec
 from manyheads.tasks.table import TASKS, find_task, kinds, rows_of

@@ -30,16 +30,14 @@ from manyheads.models.decoder_only_seq2seq import Baseline, DecoderOnlySeq2Seq
 from manyheads.models.heads import DetectHead, MaskedHead
 from manyheads.models.seq2seq import EncoderDecoderBase, Seq2Seq
 from manyheads.models.vit import Patches, Vit, VitConfig
-from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.attention import AttentionInputs, CrossAttention, Dense, SelfAttention
 from manyheads.nn.block import Block, Stack, on_meta
-from manyheads.nn.compressed import CompressedCore
-from manyheads.nn.embedding import LMHead
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.compressed import CompressedAttention
 from manyheads.nn.experts import ExpertFeedForward, Projections
-from manyheads.nn.feedforward import FeedForward, GatedFeedForward
-from manyheads.nn.linformer import LinformerCore
+from manyheads.nn.layers import FeedForward, GatedFeedForward, LMHead
+from manyheads.nn.linformer import LinformerAttention
 from manyheads.nn.local import Local, Longformer
-from manyheads.nn.performer import PerformerCore
+from manyheads.nn.performer import PerformerAttention
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import AdditiveScore
 from manyheads.ops import share_heads
@@ -162,7 +160,7 @@ def summarize(config: ModelConfig, length: int | None = None, batch: int = 1) ->
     model = _build(config)
     for module in model.modules():
         if isinstance(module, Position):
-            module.refuse_past(length)
+            module.check_length(length)
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     parts = _parameters(model)
     parameters = sum(parts.values())
@@ -426,19 +424,19 @@ def _core_cost(core: object, length: int) -> _CoreCost:
         return _CoreCost(keys=min(length, core.size))
     if isinstance(core, Longformer):
         return _CoreCost(keys=min(length, 2 * core.window + 1 + core.globals))
-    if isinstance(core, LinformerCore):
+    if isinstance(core, LinformerAttention):
         mixed = core.rank * core.channels  # E K and F V
         return _CoreCost(
             keys=core.rank, products=mixed, saved_per_key=mixed // length, saved_weights=1
         )
-    if isinstance(core, CompressedCore):
+    if isinstance(core, CompressedAttention):
         kernels = (core.keys, core.values)
         return _CoreCost(
             keys=math.ceil(length / core.stride),
             products=sum(kernel.numel() // core.stride for kernel in kernels),
             saved_per_key=sum(kernel[:, :, 0, 0].numel() for kernel in kernels) // core.stride,
         )
-    if isinstance(core, PerformerCore):
+    if isinstance(core, PerformerAttention):
         # φ(q) and its product with φ(K)ᵀ V count as scores and mixing; φ(k), φ(K)ᵀ [V 1] and,
         # in a causal chunk, its pairs and the state before it do not.
         heads, head_dim, features = core.sizes.heads, core.sizes.head_dim, core.settings.features
@@ -459,7 +457,7 @@ def _core_cost(core: object, length: int) -> _CoreCost:
 class _CoreRecorder(nn.Module):
     """Takes the place of an attention implementation: records its inputs, computes nothing."""
 
-    inputs: tuple[Any, ...]
+    inputs: AttentionInputs
 
     def __init__(self, core: Any) -> None:
         super().__init__()
@@ -468,18 +466,19 @@ class _CoreRecorder(nn.Module):
     def check(self, score: Any, position: Any) -> None:
         """Accepts everything."""
 
-    def weights(self, *inputs: Any) -> Any:
+    def weights(self, inputs: AttentionInputs) -> Any:
         raise NotImplementedError
 
-    def forward(self, q: Any, k: Any, v: Any, *others: Any) -> Any:
-        self.inputs = (q, k, v, *others)
-        return q.new_empty(*q.shape[:3], v.shape[3])
+    def forward(self, inputs: AttentionInputs) -> Any:
+        self.inputs = inputs
+        return inputs.q.new_empty(*inputs.q.shape[:3], inputs.v.shape[3])
 
     def flops(
         self, part: str, queries: list[str], keys: list[str]
     ) -> Iterator[tuple[str, list[str], int]]:
         """Name, the kinds of tokens that share it, and FLOPs of what the core does."""
-        q, k, v, mask, score, position, *_ = self.inputs
+        q, k, v = self.inputs.q, self.inputs.k, self.inputs.v
+        mask, score, position = self.inputs.mask, self.inputs.score, self.inputs.position
         (_, heads, length, _), no_queries = q.shape, q[:, :, :0]
         cost = _core_cost(self.core, k.shape[2])
         k = share_heads(k, heads)
@@ -489,7 +488,7 @@ class _CoreRecorder(nn.Module):
         yield f"{part} scores", keys, _count(score, no_queries, k)
         yield f"{part} mixing", queries, 2 * heads * length * cost.keys * v.shape[3]
         weights = q.new_empty(*q.shape[:3], k.shape[2])
-        on_positions = _count(position.bias, q, mask) + _count(position.spread, weights, mask)
+        on_positions = _count(position.bias, q, mask) + _count(position.value_bias, weights, mask)
         yield "positions", queries, on_positions
         yield part, queries, 2 * length * cost.products
 

@@ -13,10 +13,18 @@ from manyheads.decode import kv_cache
 from manyheads.decode.kv_cache import GROWTH, KVCache
 from manyheads.decode.session import GptSession, Seq2SeqSession
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.experts import Experts
-from manyheads.nn.positions import Alibi, Buckets, Learned, NoPosition, Rotary, Shaw, Sinusoidal
-from manyheads.nn.relative import Relative
+from manyheads.nn.positions import (
+    Alibi,
+    Buckets,
+    Learned,
+    NoPosition,
+    Relative,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+)
 
 HEADS, CHANNELS = 2, 3
 SENTENCES, BEAMS = 4, 3

@@ -33,14 +33,13 @@ from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.translate import Translator
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
-from manyheads.nn.attention import AttentionFunctionConfig
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense
 from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
 from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
-from manyheads.nn.positions import Learned
-from manyheads.nn.relative import Relative
+from manyheads.nn.positions import Learned, Relative
 from manyheads.nn.scores import Additive, Bilinear
 from manyheads.tokenizer.tokenizer import SPECIALS
 

@@ -17,7 +17,7 @@ from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
 from manyheads.models.gpt import GptConfig
-from manyheads.nn.residual import Norm
+from manyheads.nn.layers import Norm
 
 pytestmark = [
     pytest.mark.gpu,

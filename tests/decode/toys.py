@@ -13,18 +13,18 @@ from manyheads.decode.constraints import LogitsConstraints
 from manyheads.decode.session import Seq2SeqSession
 from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from manyheads.nn.attention import AttentionFunctionConfig
-from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
     Learned,
     NoPosition,
+    PositionConfig,
     Rotary,
     Shaw,
     Sinusoidal,
 )
-from manyheads.nn.relative import PositionConfig
 from manyheads.nn.tiled import Tiled
 from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
 

@@ -14,8 +14,8 @@ from manyheads.evaluate.alignment import (
 )
 from manyheads.models.capture import capture
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.nn.attention import Dense
 from manyheads.nn.block import Block
-from manyheads.nn.exact_attention import Dense
 from manyheads.nn.scores import Score
 from manyheads.phrasebook import Pair, sentences
 from manyheads.tokenizer.tokenizer import Tokenizer

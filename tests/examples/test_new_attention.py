@@ -14,7 +14,7 @@ from typing import ClassVar
 from einops import einsum
 from torch.nn import functional as F
 
-from manyheads.nn.exact_attention import ExactAttention
+from manyheads.nn.attention import ExactAttention
 from manyheads.ops import share_heads
 
 
@@ -25,18 +25,17 @@ class Sigmoid(ExactAttention):
     kind: ClassVar[str] = "sigmoid"
     exact: ClassVar[bool] = False  # not the same function as softmax attention
 
-    def check(self, score, position) -> None:
-        """Any score and position."""
-
-    def weights(self, q, k, mask, score, position):
-        scores = score(q, share_heads(k, q.shape[1])) - math.log(k.shape[2])
-        bias, allowed = position.bias(q, mask), mask.as_bool()
+    def weights(self, inputs):
+        q, k = inputs.q, share_heads(inputs.k, inputs.q.shape[1])
+        scores = inputs.score(q, k) - math.log(k.shape[2])
+        bias, allowed = inputs.position.bias(q, inputs.mask), inputs.mask.as_bool()
         scores = scores if bias is None else scores + bias
         return scores.sigmoid() if allowed is None else scores.sigmoid() * allowed
 
-    def __call__(self, q, k, v, mask, score, position, dropout=0.0):
-        weights = F.dropout(self.weights(q, k, mask, score, position), dropout)
-        return einsum(weights, share_heads(v, q.shape[1]), "b h t s, b h s c -> b h t c")
+    def __call__(self, inputs):
+        weights = F.dropout(self.weights(inputs), inputs.dropout)
+        v = share_heads(inputs.v, inputs.q.shape[1])
+        return einsum(weights, v, "b h t s, b h s c -> b h t c")
 '''
 
 LINE = "AttentionFunctionConfig = (\n    Dense\n"
@@ -48,7 +47,7 @@ def test_a_new_attention_implementation_trains_and_translates(tmp_path: Path) ->
         tmp_path,
         "nn/sigmoid.py",
         SIGMOID,
-        "nn/attention.py",
+        "nn/attend.py",
         LINE,
         f"{IMPORT}AttentionFunctionConfig = (\n    Sigmoid\n    | Dense\n",
     )

@@ -42,14 +42,18 @@ class Gaussian:
         return GaussianPosition(sizes.heads, self.width)
 '''
 
-SCHEMES = "NoPosition | Sinusoidal | Learned | Rotary | Shaw | Buckets | Alibi | Relative"
-LINE = f"PositionConfig = {SCHEMES}"
+LINE = "PositionConfig = NoPosition"
 IMPORT = "from manyheads.nn.gaussian import Gaussian\n"
 
 
 def test_a_new_position_scheme_trains_and_translates(tmp_path: Path) -> None:
     extended = Extended(
-        tmp_path, "nn/gaussian.py", GAUSSIAN, "nn/relative.py", LINE, f"{IMPORT}{LINE} | Gaussian"
+        tmp_path,
+        "nn/gaussian.py",
+        GAUSSIAN,
+        "nn/positions.py",
+        LINE,
+        f"{IMPORT}PositionConfig = Gaussian | NoPosition",
     )
     settings = ("model.position=gaussian", "model.position.width=4")
     extended.run("train", "phrasebook", *TINY, *settings, "--out", "run")

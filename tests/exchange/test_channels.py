@@ -9,11 +9,9 @@ from tests.exchange.zoo import strengthen
 from manyheads.errors import UserError
 from manyheads.exchange.huggingface import in_halves
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig, StackOverrides
-from manyheads.nn.embedding import EmbeddingConfig, HeadConfig
-from manyheads.nn.exact_attention import Dense
-from manyheads.nn.feedforward import Gated
+from manyheads.nn.attention import Dense
+from manyheads.nn.layers import EmbeddingConfig, Gated, HeadConfig, Norm
 from manyheads.nn.positions import Learned, Rotary, Sinusoidal
-from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Bilinear
 
 PLAIN = Seq2SeqConfig(vocab_size=20, dim=12, layers=2, heads=3, ffn_dim=7, max_length=16)

@@ -18,9 +18,9 @@ from manyheads.exchange.huggingface import to_huggingface
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
-from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
 from manyheads.nn.performer import Performer

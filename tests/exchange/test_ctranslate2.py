@@ -25,13 +25,19 @@ from manyheads.exchange.ctranslate2 import (
 )
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.models.seq2seq import EncoderOutput, Seq2Seq, Seq2SeqConfig, StackOverrides
-from manyheads.nn.embedding import EmbeddingConfig, HeadConfig
-from manyheads.nn.exact_attention import Dense
-from manyheads.nn.feedforward import Gated, Plain
+from manyheads.nn.attention import Dense
+from manyheads.nn.layers import EmbeddingConfig, Gated, HeadConfig, Norm, Plain
 from manyheads.nn.masks import AttentionMask, Window, full, make_mask
-from manyheads.nn.positions import Alibi, Buckets, Learned, NoPosition, Rotary, Shaw, Sinusoidal
-from manyheads.nn.relative import Relative
-from manyheads.nn.residual import Norm
+from manyheads.nn.positions import (
+    Alibi,
+    Buckets,
+    Learned,
+    NoPosition,
+    Relative,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+)
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Characters

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.huggingface import FAMILIES, KINDS, from_huggingface, import_model
-from manyheads.nn.embedding import LMHead
+from manyheads.nn.layers import LMHead
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()

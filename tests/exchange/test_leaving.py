@@ -28,12 +28,9 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
 from manyheads.models.vit import VitConfig
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.exact_attention import Dense
-from manyheads.nn.feedforward import Gated, Plain
-from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw, Sinusoidal
-from manyheads.nn.relative import Relative
-from manyheads.nn.residual import Norm
+from manyheads.nn.attention import Dense
+from manyheads.nn.layers import EmbeddingConfig, Gated, Norm, Plain
+from manyheads.nn.positions import Alibi, Buckets, Learned, Relative, Rotary, Shaw, Sinusoidal
 from manyheads.nn.scores import Additive, Dot
 from manyheads.presets import preset
 from manyheads.tokenizer.train import Bpe

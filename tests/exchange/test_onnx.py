@@ -37,10 +37,8 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Detect, Masked, Pooler, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.attention import SelfAttention
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.exact_attention import Dense, Fused
-from manyheads.nn.feedforward import Gated, Plain
+from manyheads.nn.attention import Dense, Fused, SelfAttention
+from manyheads.nn.layers import EmbeddingConfig, Gated, Norm, Plain
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import (
     Alibi,
@@ -48,12 +46,12 @@ from manyheads.nn.positions import (
     Learned,
     NoPosition,
     Position,
+    PositionConfig,
+    Relative,
     Rotary,
     Shaw,
     Sinusoidal,
 )
-from manyheads.nn.relative import PositionConfig, Relative
-from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig
 from manyheads.nn.tiled import Tiled
 from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer

@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from manyheads import optimize
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import CrossAttention, SelfAttention
-from manyheads.nn.exact_attention import Dense
-from manyheads.nn.feedforward import FeedForward, GatedFeedForward, Plain
+from manyheads.nn.attention import CrossAttention, Dense, SelfAttention
+from manyheads.nn.layers import FeedForward, GatedFeedForward, Norm, Plain, Residual
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import Position, PositionSizes, Rotary
-from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.scores import Bilinear
 from manyheads.optimize import FUSED, FusedLayerNorm, FusedResidual
 

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from manyheads.kernels import gemv as kernels
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.feedforward import ACTIVATIONS, Gated, Plain
-from manyheads.nn.residual import Norm, Residual
+from manyheads.nn.layers import ACTIVATIONS, Gated, Norm, Plain, Residual
 from manyheads.optimize import FusedResidualAdd, GemvLinear, with_gemv
 
 CLOSE: Any = {"rtol": 1e-4, "atol": 1e-4}

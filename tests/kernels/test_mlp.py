@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from manyheads.kernels.mlp import ACTIVATION_KINDS, fused_mlp
 from manyheads.kernels.qkv import pack_qkv_grad, split_qkv
-from manyheads.nn.feedforward import ACTIVATIONS
+from manyheads.nn.layers import ACTIVATIONS
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's sigmoid

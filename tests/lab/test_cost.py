@@ -34,12 +34,9 @@ from manyheads.lab.cost import (
     table_of,
 )
 from manyheads.lab.device_memory import free_memory, peak_memory
-from manyheads.nn.attention import AttentionFunctionConfig
-from manyheads.nn.exact_attention import AttentionSizes, Dense, Fused
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import AttentionInputs, AttentionSizes, Dense, Fused
 from manyheads.nn.linformer import Linformer
-from manyheads.nn.masks import AttentionMask
-from manyheads.nn.positions import Position
-from manyheads.nn.scores import Score
 from manyheads.nn.tiled import Tiled
 from manyheads.view.figures import growth
 
@@ -69,19 +66,10 @@ class Failing(Dense):
             raise self.error()
         return self
 
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        sight: AttentionMask,
-        score: Score,
-        position: Position,
-        dropout: float = 0.0,
-    ) -> torch.Tensor:
-        if not self.built and q.shape[2] >= self.limit:
+    def __call__(self, inputs: AttentionInputs) -> torch.Tensor:
+        if not self.built and inputs.q.shape[2] >= self.limit:
             raise self.error()
-        return super().__call__(q, k, v, sight, score, position, dropout)
+        return super().__call__(inputs)
 
 
 # --- what the numbers say ---

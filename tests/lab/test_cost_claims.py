@@ -22,7 +22,7 @@ from manyheads.lab.claims.lectures import (
 from manyheads.lab.claims.recurrent import LstmConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.nn import masks
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.attention import Dense
 from manyheads.nn.local import Longformer
 from manyheads.presets import preset
 

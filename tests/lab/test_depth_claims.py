@@ -17,9 +17,8 @@ from manyheads.lab.claims.lectures import (
     residuals,
     several_heads,
 )
-from manyheads.nn.attention import SelfAttention
-from manyheads.nn.exact_attention import Fused
-from manyheads.nn.residual import Residual
+from manyheads.nn.attention import Fused, SelfAttention
+from manyheads.nn.layers import Residual
 
 CPU = torch.device("cpu")
 ONCE = Setting(seeds=(1,))

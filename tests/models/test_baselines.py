@@ -29,7 +29,7 @@ from manyheads.evaluate.alignment import alignment_error
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture, looks_across
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
-from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.scores import Additive, Bilinear, Dot
 from manyheads.nn.tiled import Tiled

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.layers import Norm, Residual
 from manyheads.nn.masks import causal, make_mask
-from manyheads.nn.residual import Norm, Residual
 from manyheads.optimize import compile_blocks
 
 CELLS: list[Any] = [

@@ -10,7 +10,7 @@ from manyheads.errors import UserError
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra, generator_of
 from manyheads.models.heads import Detect
-from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.layers import EmbeddingConfig
 
 
 def a_model(position: str = "learned", **changes: Any) -> Bert:

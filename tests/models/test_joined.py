@@ -37,13 +37,12 @@ from manyheads.models.decoder_only_seq2seq import (
     EncoderDecoder,
 )
 from manyheads.models.gpt import GptConfig
-from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
-from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary
-from manyheads.nn.relative import PositionConfig
+from manyheads.nn.positions import Alibi, Buckets, Learned, PositionConfig, Rotary
 from manyheads.nn.tiled import Tiled
 from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe

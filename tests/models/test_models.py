@@ -15,10 +15,8 @@ from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.feedforward import Gated
+from manyheads.nn.layers import EmbeddingConfig, Gated, Norm, Residual
 from manyheads.nn.positions import Learned, NoPosition, Rotary, Shaw
-from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.scores import Additive, Bilinear, Dot
 
 MODELS = [GptConfig, BertConfig, Seq2SeqConfig]

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from manyheads.models.seq2seq import EncoderOutput, Seq2SeqConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Architecture, Stack
-from manyheads.nn.feedforward import Plain
+from manyheads.nn.layers import Norm, Plain
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
 from manyheads.nn.positions import NoPosition
-from manyheads.nn.residual import Norm
 
 DIM, HEADS, HIDDEN = 12, 3, 20
 Activation = Literal["relu", "gelu"]

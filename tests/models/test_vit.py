@@ -13,7 +13,7 @@ from manyheads.errors import UserError
 from manyheads.models.heads import Classify, Pooler
 from manyheads.models.vit import Vit, VitConfig, resized
 from manyheads.nn.block import PositionSizes
-from manyheads.nn.grid_positions import GridPosition, Sinusoidal2d, resize_places
+from manyheads.nn.grid_positions import GridPosition, Sinusoidal2d, resize_learned
 from manyheads.nn.positions import Learned
 
 TINY: dict[str, Any] = {
@@ -183,11 +183,11 @@ def test_a_model_from_elsewhere_keeps_its_unseen_edge() -> None:
 
 def test_equal_places_stay_equal_and_the_class_token_stays() -> None:
     table = torch.cat([torch.full((1, 5), 7.0), torch.full((9, 5), 2.0)])
-    larger = resize_places(table, 3, 5)
+    larger = resize_learned(table, 3, 5)
     assert larger.shape == (26, 5)
     torch.testing.assert_close(larger[0], table[0])
     torch.testing.assert_close(larger[1:], torch.full((25, 5), 2.0))
-    torch.testing.assert_close(resize_places(table, 3, 3), table)
+    torch.testing.assert_close(resize_learned(table, 3, 3), table)
 
 
 @pytest.mark.parametrize(

@@ -1,119 +1,145 @@
-"""What each position scheme promises."""
+"""Position schemes: their formulas and properties.
+
+tests/nn/test_attention.py compares the bias of each scheme with plain loops, for every attention
+implementation.
+"""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from textbook import POSITIONS, t5_bucket
 from torch import Tensor
 
+from manyheads.config import parse
 from manyheads.decode.kv_cache import KVCache
+from manyheads.errors import UserError
+from manyheads.lab.device_memory import peak_memory
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.nn.attention import Dense
 from manyheads.nn.block import Architecture, Stack
-from manyheads.nn.exact_attention import Dense
 from manyheads.nn.masks import AttentionMask, Rule, causal, full, make_mask
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
+    DistanceVectors,
     Learned,
     LearnedPosition,
     Position,
+    PositionConfig,
     PositionSizes,
+    Relative,
+    RelativePosition,
     Rotary,
     RotaryPosition,
     ShawPosition,
     SinusoidalPosition,
     alibi_slopes,
+    skew,
+    unskew,
 )
+
+SIZES = PositionSizes(dim=8, heads=2, head_dim=4, max_length=12, causal=True)
 
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_only_positions_tell_order(position: str) -> None:
-    """Shuffled words come out shuffled alike without positions, and not with any scheme."""
+def close(result: Tensor | None, expected: Tensor | None, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(result, expected, rtol=0, atol=atol)
+
+
+def close_with_gradients(
+    result: Tensor | None, expected: Tensor | None, tensors: list[Tensor], seen: Tensor
+) -> None:
+    """Equal where `seen`, and so are the gradients."""
+    assert result is not None
+    assert expected is not None
+    close(result * seen, expected * seen)
+    cotangent = normal(*expected.shape) * seen
+    pairs = zip(
+        torch.autograd.grad(result, tensors, cotangent),
+        torch.autograd.grad(expected, tensors, cotangent),
+        strict=True,
+    )
+    for ours, theirs in pairs:
+        close(ours, theirs)
+
+
+# --- all schemes ---
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_only_positions_give_order(name: str) -> None:
+    """Shuffled tokens give shuffled outputs without positions, and not with any scheme."""
     config = Architecture(
-        dim=8, layers=2, heads=2, dropout=0.0, position=POSITIONS[position][0], attention=Dense()
+        dim=8, layers=2, heads=2, dropout=0.0, position=POSITIONS[name][0], attention=Dense()
     )
     stack = Stack(config, causal=False).double()
-    x, order = normal(2, 6, 8), torch.tensor([3, 0, 5, 1, 4, 2])
-    sight = make_mask(full, 6)
+    x, order, mask = normal(2, 6, 8), torch.tensor([3, 0, 5, 1, 4, 2]), make_mask(full, 6)
 
-    def read(x: Tensor) -> Tensor:
-        return stack(stack.position.embed(x, sight.query_positions), sight)
+    def encode(x: Tensor) -> Tensor:
+        return stack(stack.position.embed(x, mask.query_positions), mask)
 
-    same = torch.allclose(read(x[:, order]), read(x)[:, order], rtol=0, atol=1e-10)
-    assert same == (position == "none")
+    same = torch.allclose(encode(x[:, order]), encode(x)[:, order], rtol=0, atol=1e-10)
+    assert same == (name == "none")
+    assert len(stack.positions) == (2 if name in ("shaw", "relative") else 1)
 
 
-@pytest.mark.parametrize("position", ["rotary", "rotary-interleaved", "shaw", "t5", "alibi"])
-def test_relative_schemes_know_distances_alone(position: str) -> None:
-    """A whole stack gives the same when all its positions are moved by the same amount."""
+@pytest.mark.parametrize("name", ["rotary", "rotary-interleaved", "shaw", "t5", "alibi"])
+def test_relative_schemes_know_distances_only(name: str) -> None:
+    """A stack gives the same if all its positions are shifted by the same amount."""
     config = Architecture(
-        dim=8, layers=2, heads=2, dropout=0.0, position=POSITIONS[position][0], attention=Dense()
+        dim=8, layers=2, heads=2, dropout=0.0, position=POSITIONS[name][0], attention=Dense()
     )
     stack, x = Stack(config, causal=True).double(), normal(2, 6, 8)
     here, there = torch.arange(6)[None], torch.arange(100, 106)[None]
-    torch.testing.assert_close(
-        stack(x, AttentionMask(causal, here, here)),
-        stack(x, AttentionMask(causal, there, there)),
-        rtol=0,
-        atol=1e-10,
-    )
+    expected = stack(x, AttentionMask(causal, here, here))
+    close(stack(x, AttentionMask(causal, there, there)), expected, atol=1e-10)
 
 
-def test_relative_vectors_are_of_each_layer() -> None:
-    """Vectors by distance are learned in each layer anew; the others have one scheme for all."""
-    for name, (position, _) in POSITIONS.items():
-        config = Architecture(dim=8, layers=3, heads=2, position=position, attention=Dense())
-        expected = 3 if name in ("shaw", "relative") else 1
-        assert len(Stack(config, causal=True).positions) == expected
+def test_hooks_are_found_by_inheritance() -> None:
+    """Kernels skip the hooks of absolute schemes."""
+
+    class Own(Position):
+        def score(self, q: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+            return torch.zeros(1, 1, queries.shape[-1], keys.shape[-1])
+
+    class Further(Own):
+        pass
+
+    class Other(Position):
+        def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+            return -x
+
+    relative = (Own, Further, RotaryPosition, ShawPosition, AlibiPosition, BucketPosition)
+    assert not any(kind.is_absolute for kind in relative)
+    assert all(kind.is_absolute for kind in (Position, Other, SinusoidalPosition, LearnedPosition))
+    assert Further.has_bias
+    assert not RotaryPosition.has_bias
 
 
-@pytest.mark.parametrize("layout", ["halves", "interleaved"])
-def test_rotary_depends_on_distance_alone(layout: str) -> None:
-    """Moving all positions by the same amount changes no score; moving one side does."""
-    rotary, q, k = RotaryPosition(10_000.0, layout), normal(1, 1, 5, 8), normal(1, 1, 7, 8)
-    queries, keys = torch.arange(2, 7)[None], torch.arange(7)[None]
-
-    def scores(shift: int, other: int) -> Tensor:
-        return rotary.rotate(q, queries + shift) @ rotary.rotate(k, keys + other).mT
-
-    for shift in (1, 17, 4000):
-        torch.testing.assert_close(scores(0, 0), scores(shift, shift), rtol=0, atol=1e-10)
-    assert not torch.allclose(scores(0, 0), scores(0, 1), atol=1e-3)
-
-
-@pytest.mark.parametrize("layout", ["halves", "interleaved"])
-def test_rotary_keeps_lengths(layout: str) -> None:
-    """A turned vector is as long as before, and at position zero it is itself."""
-    rotary, x = RotaryPosition(10_000.0, layout), normal(2, 3, 9, 8)
-    turned = rotary.rotate(x, torch.arange(9)[None])
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=0, atol=1e-10)
-    assert torch.equal(turned[:, :, 0], x[:, :, 0])
-    assert not torch.allclose(turned[:, :, 1], x[:, :, 1])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *[("relative", "max_distance", 0), ("relative", "period", 1), ("relative", "first", -1)],
+        *[("shaw", "max_distance", 0), ("rotary", "base", 0), ("learned", "offset", -1)],
+    ],
+)
+def test_ranges_of_settings(wrong: tuple[str, str, Any]) -> None:
+    kind, name, value = wrong
+    with pytest.raises(UserError, match=rf"position\.{name}={value}"):
+        parse(PositionConfig, {"kind": kind, name: value}, "position")
 
 
-def test_rotary_refuses_odd_heads() -> None:
-    """Pairs of channels need an even number of them."""
-    with pytest.raises(ValueError, match="even"):
-        Rotary().build(PositionSizes(dim=10, heads=2, head_dim=5, max_length=9, causal=True))
-
-
-def test_rotary_and_sinusoidal_keep_their_precision() -> None:
-    """In float16 the angles of far positions are still computed in float32."""
-    far = torch.tensor([[3001]])
-    x = torch.ones(1, 1, 1, 8)
-    exact = RotaryPosition(10_000.0, "halves").rotate(x, far)
-    rough = RotaryPosition(10_000.0, "halves").rotate(x.half(), far)
-    torch.testing.assert_close(rough.float(), exact, rtol=0, atol=2e-3)
-    exact = SinusoidalPosition(10_000.0, "halves").embed(0 * x[0], far)
-    rough = SinusoidalPosition(10_000.0, "halves").embed(0 * x[0].half(), far)
-    torch.testing.assert_close(rough.float(), exact, rtol=0, atol=1e-3)
+# --- sinusoidal, learned and rotary ---
 
 
 def test_sinusoidal_is_the_formula() -> None:
@@ -127,6 +153,48 @@ def test_sinusoidal_is_the_formula() -> None:
             pair = [math.sin(angle), math.cos(angle)]
             assert waves[1, pos, 2 * i : 2 * i + 2].tolist() == pytest.approx(pair, abs=1e-10)
             assert halves[0, pos, [i, i + 6]].tolist() == pytest.approx(pair, abs=1e-10)
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_rotary_depends_on_distance_only(layout: str) -> None:
+    """Shifting all positions by the same amount changes no score; shifting one side does."""
+    rotary, q, k = RotaryPosition(10_000.0, layout), normal(1, 1, 5, 8), normal(1, 1, 7, 8)
+    queries, keys = torch.arange(2, 7)[None], torch.arange(7)[None]
+
+    def scores(shift: int, other: int) -> Tensor:
+        return rotary.rotate(q, queries + shift) @ rotary.rotate(k, keys + other).mT
+
+    for shift in (1, 17, 4000):
+        torch.testing.assert_close(scores(0, 0), scores(shift, shift), rtol=0, atol=1e-10)
+    assert not torch.allclose(scores(0, 0), scores(0, 1), atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_rotary_keeps_lengths(layout: str) -> None:
+    """A rotated vector is as long as before, and at position zero it is itself."""
+    rotary, x = RotaryPosition(10_000.0, layout), normal(2, 3, 9, 8)
+    rotated = rotary.rotate(x, torch.arange(9)[None])
+    torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1), rtol=0, atol=1e-10)
+    assert torch.equal(rotated[:, :, 0], x[:, :, 0])
+    assert not torch.allclose(rotated[:, :, 1], x[:, :, 1])
+
+
+def test_rotary_refuses_odd_heads() -> None:
+    """Pairs of channels need an even number of them."""
+    with pytest.raises(ValueError, match="even"):
+        Rotary().build(replace(SIZES, head_dim=5))
+
+
+def test_rotary_and_sinusoidal_keep_their_precision() -> None:
+    """In float16 the angles of far positions are still computed in float32."""
+    far = torch.tensor([[3001]])
+    x = torch.ones(1, 1, 1, 8)
+    exact = RotaryPosition(10_000.0, "halves").rotate(x, far)
+    rough = RotaryPosition(10_000.0, "halves").rotate(x.half(), far)
+    torch.testing.assert_close(rough.float(), exact, rtol=0, atol=2e-3)
+    exact = SinusoidalPosition(10_000.0, "halves").embed(0 * x[0], far)
+    rough = SinusoidalPosition(10_000.0, "halves").embed(0 * x[0].half(), far)
+    torch.testing.assert_close(rough.float(), exact, rtol=0, atol=1e-3)
 
 
 def test_learned_adds_its_row() -> None:
@@ -176,6 +244,9 @@ def test_others_have_no_end(position: str) -> None:
     assert config.build()(torch.ones(1, 9, dtype=torch.long)).isfinite().all()
 
 
+# --- ALiBi and T5 ---
+
+
 def test_alibi_slopes_of_the_paper() -> None:
     """Eight heads have 1/2 … 1/256; twelve have those and four of the sixteen in between."""
     eight = [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
@@ -221,96 +292,174 @@ def test_t5_buckets_of_the_paper() -> None:
     assert back.bucket(torch.tensor([5, 0, -15, -16, -5000])).tolist() == [0, 0, 15, 16, 31]
 
 
-@pytest.mark.parametrize("both_ways", [True, False])
-def test_t5_buckets_grow_with_distance(both_ways: bool) -> None:
-    """Further off is never a lower bucket, each bucket is used, and the two ways share none."""
-    position = BucketPosition(32, 128, 2, both_ways)
-    back = position.bucket(-torch.arange(300))
-    ahead = position.bucket(torch.arange(1, 300))
-    assert (back.diff() >= 0).all()
-    assert (ahead.diff() >= 0).all()
-    if both_ways:
-        assert sorted({*back.tolist(), *ahead.tolist()}) == [*range(16), *range(17, 32)]
-        assert not {*back.tolist()} & {*ahead.tolist()}
-    else:
-        assert sorted({*back.tolist()}) == [*range(32)]
-        assert (ahead == 0).all()
+# --- a vector for each distance ---
+
+
+def test_skew_shifts_each_row_by_one_column_more() -> None:
+    table = torch.tensor([[10.0, 11, 12], [20, 21, 22], [30, 31, 32]])[None, None]
+    assert skew(table)[0, 0].tril().tolist() == [[12, 0, 0], [21, 22, 0], [30, 31, 32]]
+    table = torch.arange(15.0).view(1, 1, 3, 5)  # the distances −2 … 2
+    assert skew(table)[0, 0].tolist() == [[2, 3, 4], [6, 7, 8], [10, 11, 12]]
+    for length in (1, 2, 5):
+        square = normal(2, 3, length, length)
+        table = unskew(square)
+        assert table.shape[-1] == 2 * length - 1
+        close(skew(table), square, atol=0)
+        assert table.count_nonzero() == square.numel()
 
 
 def test_shaw_clips() -> None:
     """All distances from max_distance on share one vector, and each side has its own."""
-    shaw, q = ShawPosition(3, 4).double(), normal(1, 2, 1, 4)
-    here = torch.tensor([[50]])
+    shaw, q, query = ShawPosition(3, 4).double(), normal(1, 2, 1, 4), torch.tensor([[50]])
 
     def at(*distances: int) -> list[Tensor]:
-        scores = shaw.score(q, here, here + torch.tensor([distances]))
-        values = shaw.value(
-            torch.eye(len(distances), dtype=torch.float64)[None, None],
-            here.expand(1, len(distances)),
-            here + torch.tensor([distances]),
-        )
+        keys = query + torch.tensor([distances])
+        scores = shaw.score(q, query, keys)
+        eye = torch.eye(len(distances), dtype=torch.float64)[None, None]
+        values = shaw.value(eye, query.expand(1, len(distances)), keys)
         assert scores is not None
         assert values is not None
         return [scores[0, 0, 0], values[0, 0, :, 0]]
 
-    for found in at(3, 4, 40):
-        assert found.unique().numel() == 1
-    for found in at(-3, -4, -40):
-        assert found.unique().numel() == 1
-    for found in at(-3, -2, -1, 0, 1, 2, 3):
-        assert found.unique().numel() == 7
+    for clipped in (*at(3, 4, 40), *at(-3, -4, -40)):
+        assert clipped.unique().numel() == 1
+    for distinct in at(-3, -2, -1, 0, 1, 2, 3):
+        assert distinct.unique().numel() == 7
 
 
 @pytest.mark.parametrize("max_distance", [1, 4, 30])
-@pytest.mark.parametrize("rule", [causal, full])
+@pytest.mark.parametrize("rule", [causal, full], ids=lambda rule: rule.kind)
 def test_shaw_by_skewing_is_shaw_by_gathering(max_distance: int, rule: Rule) -> None:
-    """In lengths below and above the clipping: values and gradients of all that is seen."""
-    torch.manual_seed(1)
+    """In lengths below and above the clipping: values and gradients of all that is allowed."""
     shaw = ShawPosition(max_distance, 4).double()
     for length in (1, 2, 9):
-        sight = make_mask(rule, length)
-        places, seen = sight.query_positions, torch.ones(length, length, dtype=torch.bool)
-        seen = seen if rule is full else seen.tril()
+        mask, seen = make_mask(rule, length), torch.ones(length, length, dtype=torch.bool)
+        seen, positions = seen if rule is full else seen.tril(), mask.query_positions
+        q, weights = normal(3, 2, length, 4), normal(3, 2, length, length)
+        q.requires_grad_(), weights.requires_grad_()
+        gathered = shaw.score(q, positions, positions)
+        close_with_gradients(shaw.bias(q, mask), gathered, [q, shaw.keys], seen)
+        gathered = shaw.value(weights * seen, positions, positions)
+        skewed = shaw.value_bias(weights * seen, mask)
+        close_with_gradients(skewed, gathered, [weights, shaw.values], torch.ones(1))
+
+
+def build(length: int = 12, *, looks_back: bool = True, **settings: Any) -> RelativePosition:
+    torch.manual_seed(1)
+    sizes = replace(SIZES, max_length=length, causal=looks_back)
+    position = Relative(**settings).build(sizes).double()
+    assert isinstance(position, RelativePosition)
+    return position
+
+
+def skewed(position: RelativePosition, q: Tensor) -> Tensor:
+    """As in a full pass."""
+    bias = position.bias(q, make_mask(full, q.shape[2]))
+    assert bias is not None
+    return bias
+
+
+def gathered(position: RelativePosition, q: Tensor) -> Tensor:
+    """The same for arbitrary positions."""
+    positions = torch.arange(q.shape[2])[None]
+    bias = position.score(q, positions, positions)
+    assert bias is not None
+    return bias
+
+
+def naive(position: RelativePosition, q: Tensor, far: int) -> Tensor:
+    """A vector for each pair of positions, n × n × c, and its product with the query."""
+    positions = torch.arange(q.shape[2])
+    distance = positions[None, :] - positions[:, None]
+    table = position.distances.table.expand(q.shape[1], -1, -1)
+    vectors = table[:, distance.clamp(-far, far if position.both_ways else 0) + far]
+    scores = torch.einsum("bhtc,htsc->bhts", q, vectors) / math.sqrt(q.shape[3])
+    return scores if position.both_ways else scores.tril()
+
+
+@pytest.mark.parametrize("path", [skewed, gathered])
+@pytest.mark.parametrize("share", ["none", "heads"])
+@pytest.mark.parametrize("looks_back", [True, False])
+@pytest.mark.parametrize("max_distance", [None, 1, 4, 30])
+def test_relative_is_the_naive_form(
+    path: Callable[..., Tensor], share: str, looks_back: bool, max_distance: int | None
+) -> None:
+    """With and without clipping, in lengths below and above the table: values and gradients."""
+    position = build(7, looks_back=looks_back, share=share, max_distance=max_distance)
+    for length in (1, 2, 7, 10):
         q = normal(3, 2, length, 4).requires_grad_()
-        raw = normal(3, 2, length, length).requires_grad_()
-        weights = raw * seen
-        pairs = [
-            (shaw.bias(q, sight), shaw.score(q, places, places), (q, shaw.keys)),
-            (
-                shaw.spread(weights, sight),
-                shaw.value(raw * seen, places, places),
-                (raw, shaw.values),
-            ),
-        ]
-        for found, expected, given in pairs:
-            assert found is not None
-            assert expected is not None
-            if given[0] is q:
-                found, expected = found * seen, expected * seen
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-            slope = normal(*expected.shape)
-            for one, other in zip(
-                torch.autograd.grad(found, given, slope),
-                torch.autograd.grad(expected, given, slope),
-                strict=True,
-            ):
-                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        expected = naive(position, q, max_distance or 6)
+        tensors = [q, position.distances.table]
+        close_with_gradients(path(position, q), expected, tensors, torch.ones(1))
 
 
-def test_a_scheme_that_attention_sees_is_known_by_its_hooks() -> None:
-    """Kernels that take projections as they lie leave the hooks out."""
+@pytest.mark.parametrize("length", [1, 4, 6, 11])
+@pytest.mark.parametrize("looks_back", [True, False])
+@pytest.mark.parametrize("settings", [{"period": 4, "first": 1}, {"period": 3, "first": 5}])
+def test_skewed_is_gathered_with_voices(
+    settings: dict[str, int], looks_back: bool, length: int
+) -> None:
+    position, q = build(7, looks_back=looks_back, **settings), normal(2, 2, length, 4)
+    q.requires_grad_()
+    tensors = [q, *position.parameters()]
+    close_with_gradients(skewed(position, q), gathered(position, q), tensors, torch.ones(1))
+    bias = position.bias(q, make_mask(causal, length))
+    seen = torch.ones(length, length).tril()
+    close_with_gradients(bias, gathered(position, q), tensors, seen)
 
-    class Own(Position):
-        def score(self, q: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-            return torch.zeros(1, 1, queries.shape[-1], keys.shape[-1])
 
-    class Further(Own):
-        pass
+@pytest.mark.parametrize("looks_back", [True, False])
+@pytest.mark.parametrize("settings", [{"max_distance": 3}, {"max_distance": 3, "period": 4}])
+def test_any_pairs_are_those_of_the_full_pass(looks_back: bool, settings: dict[str, int]) -> None:
+    """A step, a chunk, a block, keys in another order, rows at other positions."""
+    position, q = build(looks_back=looks_back, **settings), normal(2, 2, 9, 4)
+    square = skewed(position, q)
+    for queries, keys in (([8], range(9)), (range(4, 9), range(9)), ([2, 7], [8, 0, 3, 3])):
+        rows, columns = torch.tensor([*queries]), torch.tensor([*keys])
+        bias = position.score(q[:, :, rows], rows[None], columns[None])
+        close(bias, square[:, :, rows][..., columns])
+    rows = torch.tensor([[0, 1, 2], [6, 7, 8]])
+    bias = position.score(torch.stack([q[0, :, :3], q[1, :, 6:]]), rows, rows)
+    close(bias, torch.stack([square[0, :, :3, :3], square[1, :, 6:, 6:]]))
 
-    class Other(Position):
-        def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-            return -x
 
-    assert not any(kind.is_absolute for kind in (Own, Further, RotaryPosition, ShawPosition))
-    assert not any(kind.is_absolute for kind in (AlibiPosition, BucketPosition))
-    assert all(kind.is_absolute for kind in (Position, Other, SinusoidalPosition, LearnedPosition))
+def test_a_full_pass_gathers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it wait for the device: it may be captured as a CUDA graph."""
+    monkeypatch.setattr(DistanceVectors, "gather", None)
+    sizes: Any = {"vocab_size": 9, "dim": 8, "layers": 3, "heads": 2, "max_length": 6}
+    for position in (Relative(), Relative(period=4, first=1)):
+        GptConfig(**sizes, position=position).build()(torch.randint(9, (2, 6)))
+
+
+def test_memory_of_2048_tokens() -> None:
+    """Forward and backward, at least eight times less than with a vector for each pair."""
+    length, channels = 2048, 32
+    q = torch.randn(1, 1, length, channels, requires_grad=True)
+    sizes = PositionSizes(dim=channels, heads=1, head_dim=channels, max_length=length, causal=True)
+    back = RelativePosition(Relative(), sizes)
+    both = RelativePosition(Relative(), replace(sizes, causal=False))
+
+    def peak(score: Callable[..., Tensor], *arguments: object) -> int:
+        return peak_memory(lambda: score(*arguments).sum().backward(), q.device)
+
+    most = peak(naive, back, q, length - 1) / 8
+    for position, path in product((back, both), (skewed, gathered)):
+        assert peak(path, position, q) <= most
+
+
+def test_tables_have_a_vector_for_each_distance() -> None:
+    """(−n, 0] if causal, (−n, n) otherwise; in each head, or shared; and each can be trained."""
+    assert build(7).distances.table.shape == (2, 7, 4)
+    assert build(7, looks_back=False).distances.table.shape == (2, 13, 4)
+    assert build(7, share="heads").distances.table.shape == (1, 7, 4)
+    assert build(7, max_distance=3).distances.table.shape == (2, 4, 4)
+    position = build(7, max_distance=5, period=4)
+    assert position.steps.table.shape == (2, 3, 4)  # five positions back are at most two steps
+    assert position.voices.table.shape == (2, 7, 4)
+    position, q = build(8, period=4, first=1), normal(1, 2, 8, 4)
+    bias = skewed(position, q)
+    assert not bias.triu(1).any()
+    (bias * normal(8, 8)).sum().backward()
+    for vectors in (position.distances, position.steps, position.voices):
+        assert vectors.table.grad is not None
+        assert (vectors.table.grad != 0).any(-1).all()

@@ -28,11 +28,12 @@ from manyheads.nn.positions import (
     Buckets,
     Learned,
     NoPosition,
+    PositionConfig,
+    Relative,
     Rotary,
     Shaw,
     Sinusoidal,
 )
-from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, ScoreConfig
 
 Vector = list[float]
@@ -228,11 +229,17 @@ def t5_bucket(distance: int, buckets: int, max_distance: int, both_ways: bool) -
     return offset + exact + x
 
 
-def refused(score: str, position: str, core: str) -> bool:
-    """The combinations that must say no at build, and the only ones."""
-    if position.startswith("rotary") and score in ("bilinear", "reduced-rank", "additive"):
+def refused(score: str, position: str, implementation: str) -> bool:
+    """The combinations that must be refused when a model is built, and the only ones."""
+    dot, rotary = score in ("dot", "scaled-dot"), position.startswith("rotary")
+    absolute = position in ("none", "sinusoidal", "learned")
+    if rotary and not dot:
         return True
-    return core in ("fused", "packed") and (score == "additive" or position == "shaw")
+    if implementation in ("fused", "packed", "flex"):
+        return score == "additive" or position == "shaw"
+    if implementation in ("linformer", "memory-compressed"):
+        return not absolute
+    return implementation == "performer" and not (dot and (absolute or rotary))
 
 
 def attention(

@@ -15,7 +15,7 @@ from manyheads.data.mlm import MaskedBatch
 from manyheads.models.bert import Bert, BertConfig, NextSentence
 from manyheads.models.electra import Electra
 from manyheads.models.heads import Detect, Masked, Pooler
-from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.layers import EmbeddingConfig
 from manyheads.tasks import masked
 from manyheads.tasks.masked import MaskedTask, masked_loss, masked_pass, replaced_pass
 

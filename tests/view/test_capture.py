@@ -14,12 +14,11 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.capture import Maps, capture
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import AttentionFunctionConfig, CrossAttention, SelfAttention
-from manyheads.nn.exact_attention import AttentionFunction, Dense, Fused
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import AttentionFunction, CrossAttention, Dense, Fused, SelfAttention
 from manyheads.nn.local import Longformer
 from manyheads.nn.performer import Performer
-from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
-from manyheads.nn.relative import PositionConfig
+from manyheads.nn.positions import Alibi, Buckets, Learned, PositionConfig, Rotary, Shaw
 from manyheads.nn.tiled import Tiled
 
 LAYERS, HEADS, VOCAB = 2, 2, 11

@@ -20,8 +20,8 @@ from manyheads.lab.landscape import direction, held_out_loss, landscape, without
 from manyheads.loading import load_torch_run
 from manyheads.models.bert import BertConfig
 from manyheads.models.capture import capture
+from manyheads.nn.layers import Norm, Residual
 from manyheads.nn.positions import PositionSizes
-from manyheads.nn.residual import Norm, Residual
 from manyheads.phrasebook import sentences
 from manyheads.tasks.translation import corpus_nll
 from manyheads.view import figures

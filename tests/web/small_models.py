@@ -17,9 +17,8 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.positions import Learned
-from manyheads.nn.relative import Relative
-from manyheads.nn.residual import Norm
+from manyheads.nn.layers import Norm
+from manyheads.nn.positions import Learned, Relative
 from manyheads.run import Run, save_run
 from manyheads.tasks.images import fitted
 from manyheads.tokenizer.tokenizer import Tokenizer

@@ -20,16 +20,12 @@ from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Detect
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import SelfAttention
+from manyheads.nn.attention import Dense, SelfAttention, dense_weights
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.exact_attention import Dense, dense_weights
 from manyheads.nn.experts import Experts
-from manyheads.nn.feedforward import Gated
+from manyheads.nn.layers import EmbeddingConfig, Gated, Norm
 from manyheads.nn.linformer import Linformer
-from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
-from manyheads.nn.relative import Relative
-from manyheads.nn.residual import Norm
+from manyheads.nn.positions import Alibi, Buckets, Learned, Relative, Rotary, Shaw
 from manyheads.nn.scores import Additive, Dot
 from manyheads.run import Run, save_run
 from manyheads.tasks.table import default_task
@@ -237,7 +233,7 @@ def test_code_is_the_text_of_our_own_functions(tokenizer: Tokenizer) -> None:
     assert all(box["code"] and box["formula"] for box in boxes)
     assert all(name.startswith("manyheads.") for name in told["code"])
     assert all(one["at"].startswith("manyheads/") for one in told["code"].values())
-    assert told["code"]["manyheads.nn.exact_attention.dense_weights"] == source(dense_weights)
+    assert told["code"]["manyheads.nn.attention.dense_weights"] == source(dense_weights)
     at, text = source(dense_weights).values()
     path, _, line = at.rpartition(":")
     lines = Path(inspect.getfile(inspect.unwrap(dense_weights))).read_text().splitlines()

@@ -18,11 +18,12 @@ from manyheads.nn.positions import (
     Buckets,
     Learned,
     PositionSizes,
+    Relative,
+    RelativePosition,
     Rotary,
     Sinusoidal,
     alibi_slopes,
 )
-from manyheads.nn.relative import Relative, RelativePosition
 from manyheads.nn.scores import ScaledDot
 from manyheads.web import formulas, positions
 from manyheads.web.app import build_app

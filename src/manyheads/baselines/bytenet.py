@@ -25,9 +25,9 @@ from manyheads.baselines.rnn import lengths_of
 from manyheads.errors import UserError, check_at_least
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import LMHead
+from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import full, make_mask
-from manyheads.nn.shapes import Hidden, Real
+from manyheads.nn.shapes import Hidden, PaddingMask
 from manyheads.nn.states import StateCache
 
 DILATIONS = (1, 2, 4, 8, 16)
@@ -77,7 +77,7 @@ class DilatedBlock(nn.Module):
         self.leave = nn.Linear(half, dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Hidden, real: Real | None, cache: StateCache | None) -> Hidden:
+    def forward(self, x: Hidden, real: PaddingMask | None, cache: StateCache | None) -> Hidden:
         first, second, third = self.norms
         y = self.enter(F.relu(first(x)))
         y = self.convolution(F.relu(second(y)), real, cache)
@@ -95,7 +95,7 @@ class DilatedStack(nn.Module):
         )
 
     def forward(
-        self, x: Hidden, real: Real | None = None, cache: StateCache | None = None
+        self, x: Hidden, real: PaddingMask | None = None, cache: StateCache | None = None
     ) -> Hidden:
         for block in self.blocks:
             x = block(x, real, cache)

@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.errors import UserError, check_at_least
-from manyheads.nn.shapes import Hidden, Real
+from manyheads.nn.shapes import Hidden, PaddingMask
 from manyheads.nn.states import StateCache
 
 
@@ -35,7 +35,7 @@ class Convolution(nn.Module):
         nn.init.zeros_(self.inner.bias)  # type: ignore[arg-type]
 
     def forward(
-        self, x: Hidden, real: Real | None = None, cache: StateCache | None = None
+        self, x: Hidden, real: PaddingMask | None = None, cache: StateCache | None = None
     ) -> Tensor:
         if real is not None:
             x = hidden_behind(x, real)
@@ -52,6 +52,6 @@ class Convolution(nn.Module):
         return rearrange(self.inner(rearrange(read, "b t d -> b d t")), "b d t -> b t d")
 
 
-def hidden_behind(x: Hidden, real: Real) -> Hidden:
+def hidden_behind(x: Hidden, real: PaddingMask) -> Hidden:
     """Zeros in the place of padding, as beyond the ends of a text that stands alone."""
     return x.masked_fill(~real[..., None], 0.0)

@@ -27,14 +27,14 @@ from manyheads.baselines.luong_attention import MemoryAttention, check_exact
 from manyheads.baselines.rnn import lengths_of
 from manyheads.errors import check_at_least
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
-from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import LMHead
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import AttentionMask, full, make_mask
 from manyheads.nn.positions import LearnedPosition
 from manyheads.nn.scores import Dot
-from manyheads.nn.shapes import Hidden, Real
+from manyheads.nn.shapes import Hidden, PaddingMask
 from manyheads.nn.states import StateCache
 
 ROOT_HALF = math.sqrt(0.5)  # a sum of two vectors varies as much as each of them
@@ -108,7 +108,7 @@ class ConvEncoder(nn.Module):
         self.layers = nn.ModuleList(config.convolution(causal=False) for _ in range(config.layers))
         self.leave = nn.Linear(config.width, config.dim)
 
-    def forward(self, e: Hidden, real: Real | None) -> Hidden:
+    def forward(self, e: Hidden, real: PaddingMask | None) -> Hidden:
         h = self.enter(e)
         for layer in self.layers:
             h = ROOT_HALF * (F.glu(layer(self.dropout(h), real)) + h)
@@ -155,7 +155,7 @@ class ConvS2S(EncoderDecoderBase):
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """z and e side by side."""
         length = source.shape[1]
-        self.encoder_position.refuse_past(length)
+        self.encoder_position.check_length(length)
         if source_real is not None:
             lengths_of(source_real)
         mask = make_mask(full, length, padding_mask=source_real, device=source.device)
@@ -174,7 +174,7 @@ class ConvS2S(EncoderDecoderBase):
             lengths_of(target_real)  # no place hears of the padding behind it
         start = 0 if cache is None else cache.length
         end = start + target.shape[1]
-        self.decoder_position.refuse_past(end)
+        self.decoder_position.check_length(end)
         places = torch.arange(start, end, device=target.device)[None]
         g = self.dropout(self.decoder_position.embed(self.target_table(target), places))
         hidden = self.decoder(g, memory, cache)

@@ -24,8 +24,8 @@ from manyheads.errors import UserError, check_at_least, check_share
 from manyheads.models.base import Model
 from manyheads.models.heads import Answer, Classify
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import LMHead
-from manyheads.nn.shapes import Hidden, Real, Tokens
+from manyheads.nn.layers import LMHead
+from manyheads.nn.shapes import Hidden, PaddingMask, Tokens
 
 Layers = Float[Tensor, "layers b t d"]
 
@@ -81,7 +81,7 @@ class ContextHead(nn.Module):
     def mixed(self, layers: Layers) -> Hidden:
         return self.gamma * einsum(self.weights.softmax(0), layers, "j, j b t d -> b t d")
 
-    def forward(self, layers: Layers, real: Real | None = None) -> Answer:
+    def forward(self, layers: Layers, real: PaddingMask | None = None) -> Answer:
         x = read_both_ways(self.reader, self.dropout(self.mixed(layers)), real)
         if real is not None:
             x = x.masked_fill(~real[..., None], -math.inf)
@@ -113,7 +113,7 @@ class Elmo(Model):
             if isinstance(part, nn.LSTM):
                 initialise_lstm(part)
 
-    def directions(self, tokens: Tokens, real: Real | None = None) -> tuple[Layers, Layers]:
+    def directions(self, tokens: Tokens, real: PaddingMask | None = None) -> tuple[Layers, Layers]:
         """→h and ←h of every layer, the tokens first; neither has read any padding before it."""
         train = torch.is_grad_enabled() and not self.config.frozen
         with torch.set_grad_enabled(train):
@@ -129,26 +129,26 @@ class Elmo(Model):
             found.append(x)
         return torch.stack(found)
 
-    def contexts(self, tokens: Tokens, real: Real | None = None) -> Layers:
+    def contexts(self, tokens: Tokens, real: PaddingMask | None = None) -> Layers:
         """h of every layer."""
         return torch.cat(self.directions(tokens, real), dim=-1)
 
     def hidden(
-        self, tokens: Tokens, real: Real | None = None, segments: Tensor | None = None
+        self, tokens: Tokens, real: PaddingMask | None = None, segments: Tensor | None = None
     ) -> Hidden:
         """The vectors of the tokens in their context: those that the head mixes, or the top's."""
         layers = self.contexts(tokens, real)
         return layers[-1] if self.config.head is None else self.head.mixed(layers)
 
     def forward(
-        self, tokens: Tokens, real: Real | None = None, segments: Tensor | None = None
+        self, tokens: Tokens, real: PaddingMask | None = None, segments: Tensor | None = None
     ) -> Answer:
         if self.config.head is None:
             return self.hidden(tokens, real)
         return self.head(self.contexts(tokens, real), real)
 
 
-def turned(x: Hidden, real: Real | None) -> Hidden:
+def turned(x: Hidden, real: PaddingMask | None) -> Hidden:
     """Each text from its last vector to its first; padding stays behind it."""
     if real is None:
         return x.flip(1)

@@ -22,7 +22,7 @@ from manyheads.baselines.rnn import RecurrentConfig, initialise_lstm, lengths_of
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import LMHead
+from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import AttentionMask, full, make_mask
 from manyheads.nn.scores import Additive, ScoreConfig
 from manyheads.nn.shapes import Hidden

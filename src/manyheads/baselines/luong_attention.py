@@ -7,8 +7,13 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.errors import UserError
-from manyheads.nn.attention import AttentionFunctionConfig, check_parts
-from manyheads.nn.exact_attention import AttentionFunction, AttentionSizes
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import (
+    AttentionFunction,
+    AttentionInputs,
+    AttentionSizes,
+    check_combination,
+)
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScoreConfig
@@ -36,7 +41,7 @@ class MemoryAttention(nn.Module):
             heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=max_length
         )
         self.core: AttentionFunction = core.build(sizes)
-        check_parts(self.core, self.score, self.position)
+        check_combination(self.core, self.score, self.position)
 
     def context(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
         """c at each place of x [b·n, t, d], with keys and values [b, s, d]."""
@@ -44,5 +49,6 @@ class MemoryAttention(nn.Module):
         beams = x.shape[0] // keys.shape[0]
         q = rearrange(x, "(b n) t d -> b 1 (n t) d", n=beams)
         k, v = (rearrange(one, "b s d -> b 1 s d") for one in (keys, values))
-        mixed = self.core(q, k, v, mask.for_cross_attention(q.shape[2]), self.score, self.position)
+        mask = mask.for_cross_attention(q.shape[2])
+        mixed = self.core(AttentionInputs(q, k, v, mask, self.score, self.position))
         return rearrange(mixed, "b 1 (n t) d -> (b n) t d", n=beams)

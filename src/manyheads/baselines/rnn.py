@@ -24,13 +24,13 @@ from manyheads.baselines.baseline import BaselineSizes
 from manyheads.baselines.luong_attention import MemoryAttention, check_exact
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
-from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import LMHead
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import AttentionMask, full, make_mask
 from manyheads.nn.scores import Bilinear, ScoreConfig
-from manyheads.nn.shapes import Hidden, Real
+from manyheads.nn.shapes import Hidden, PaddingMask
 from manyheads.nn.states import StateCache, States
 
 
@@ -148,7 +148,7 @@ class Rnn(EncoderDecoderBase):
         return self.dropout(self.attention(x, memory.states, memory.mask))
 
 
-def read_both_ways(lstm: nn.LSTM, x: Hidden, real: Real | None) -> Hidden:
+def read_both_ways(lstm: nn.LSTM, x: Hidden, real: PaddingMask | None) -> Hidden:
     """The states of both directions side by side; neither reads any padding, which stays zero."""
     if real is None:
         states: Tensor = lstm(x)[0]
@@ -157,7 +157,7 @@ def read_both_ways(lstm: nn.LSTM, x: Hidden, real: Real | None) -> Hidden:
     return pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
 
-def lengths_of(real: Real) -> Int[Tensor, " b"]:
+def lengths_of(real: PaddingMask) -> Int[Tensor, " b"]:
     """The length of each text; one with padding elsewhere than behind it is refused."""
     lengths = real.sum(1)
     behind = torch.arange(real.shape[1], device=real.device) < lengths[:, None]

@@ -16,9 +16,8 @@ from torch import nn
 
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.attention import CrossAttention, Dense, Fused, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.flex import Flex
 from manyheads.train.prefetch import capture_graph

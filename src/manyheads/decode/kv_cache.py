@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from manyheads.nn.attention import KeysAndValues, SelfAttention
 from manyheads.nn.masks import AttentionMask, Rule, make_mask
 from manyheads.nn.positions import Position
-from manyheads.nn.shapes import Real
+from manyheads.nn.shapes import PaddingMask
 from manyheads.nn.states import States
 
 GROWTH = 16  # least positions to grow by, so that a step seldom copies
@@ -71,7 +71,7 @@ class KVCache:
         return self.length + length // self.beams
 
     def mask(
-        self, rule: Rule, length: int, padding: Real | None, device: torch.device
+        self, rule: Rule, length: int, padding: PaddingMask | None, device: torch.device
     ) -> AttentionMask:
         self._read = length // self.beams
         if self.beams == 1:

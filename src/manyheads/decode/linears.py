@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.errors import UserError
-from manyheads.nn.embedding import LMHead
-from manyheads.nn.feedforward import ACTIVATIONS, FeedForward
+from manyheads.nn.layers import ACTIVATIONS, FeedForward, LMHead
 
 M = TypeVar("M", bound=nn.Module)
 MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]  # weight, bias → module for x Wᵀ + b

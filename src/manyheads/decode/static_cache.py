@@ -18,12 +18,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyheads.decode.kv_cache import BeamQueries, KVCache, OwnSlots, Parents, Slots
-from manyheads.nn.attention import KeysAndValues, SelfAttention
-from manyheads.nn.exact_attention import Fused
+from manyheads.nn.attention import Fused, KeysAndValues, SelfAttention
 from manyheads.nn.masks import AttentionMask, Causal, Rule
 from manyheads.nn.positions import Position, RotaryPosition
 from manyheads.nn.scores import InnerScore
-from manyheads.nn.shapes import Real
+from manyheads.nn.shapes import PaddingMask
 from manyheads.ops import append_attention, write_kv
 
 
@@ -69,7 +68,7 @@ class StaticCache:
         return 0
 
     def mask(
-        self, rule: Rule, length: int, padding: Real | None, device: torch.device
+        self, rule: Rule, length: int, padding: PaddingMask | None, device: torch.device
     ) -> AttentionMask:
         assert isinstance(rule, Causal)
         assert length == self.beams

@@ -37,8 +37,7 @@ from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
-from manyheads.nn.embedding import Embedding, LMHead
-from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+from manyheads.nn.layers import ACTIVATIONS, Embedding, FeedForward, GatedFeedForward, LMHead
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,

@@ -42,9 +42,14 @@ from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
 from manyheads.models.vit import Images, Vit, VitConfig
-from manyheads.nn.attention import CrossAttention, KeysAndValues, SelfAttention
+from manyheads.nn.attention import (
+    AttentionInputs,
+    CrossAttention,
+    ExactAttention,
+    KeysAndValues,
+    SelfAttention,
+)
 from manyheads.nn.block import Stack
-from manyheads.nn.exact_attention import ExactAttention
 from manyheads.nn.masks import AttentionMask, Rule, full, make_mask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
@@ -180,20 +185,9 @@ class GraphCore(ExactAttention):
     that is multiplied by zero.
     """
 
-    def check(self, score: Score, position: Position) -> None:
-        """Honours everything."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        score: Score,
-        position: Position,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        scores = self._scores(q, share_heads(k, q.shape[1]), score)
+    def __call__(self, inputs: AttentionInputs) -> Tensor:
+        q, mask, position = inputs.q, inputs.mask, inputs.position
+        scores = self._scores(q, share_heads(inputs.k, q.shape[1]), inputs.score)
         bias = position.score(q, mask.query_positions, mask.key_positions)
         if bias is not None:
             scores = scores + bias
@@ -201,7 +195,7 @@ class GraphCore(ExactAttention):
         if allowed is not None:
             scores = scores + torch.where(allowed, 0.0, UNSEEN)
         weights = scores.softmax(-1)
-        mixed = weights @ share_heads(v, q.shape[1])
+        mixed = weights @ share_heads(inputs.v, q.shape[1])
         spread = position.value(weights, mask.query_positions, mask.key_positions)
         if spread is not None:
             mixed = mixed + spread
@@ -465,7 +459,7 @@ class OnnxGraph:
         self, tokens: Tensor, at: Tensor, past: list[Tensor], **others: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits at the positions `at` among the newest, and keys and values after them."""
-        self.position.refuse_past(past[0].shape[-2] + tokens.shape[-1])
+        self.position.check_length(past[0].shape[-2] + tokens.shape[-1])
         logits, *present = self({"tokens": tokens, "at": at, **others, **self.named("past", past)})
         return logits, present
 
@@ -484,7 +478,7 @@ class OnnxEncoder:
         first = torch.as_tensor(tokens)
         if "images" in self.graph.inputs:
             return self.graph({"images": first})[0]
-        self.graph.position.refuse_past(first.shape[1])
+        self.graph.position.check_length(first.shape[1])
         given = {
             "tokens": first,
             "real": torch.ones_like(first) if real is None else torch.as_tensor(real),
@@ -607,7 +601,7 @@ class OnnxSeq2Seq:
         self.max_length = self.decoder.max_length
 
     def encode(self, source: Tokens, real: Bool[Tensor, "b t"]) -> list[Tensor]:
-        self.encoder.position.refuse_past(source.shape[1])
+        self.encoder.position.check_length(source.shape[1])
         return self.encoder({"source": source, "real": real})
 
     def __call__(

@@ -28,8 +28,13 @@ from torch import Tensor, nn
 from manyheads.config import parse
 from manyheads.errors import UserError, check_at_least
 from manyheads.lab.device_memory import free_memory, peak_memory
-from manyheads.nn.attention import AttentionFunctionConfig, check_parts
-from manyheads.nn.exact_attention import AttentionFunction, AttentionSizes
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import (
+    AttentionFunction,
+    AttentionInputs,
+    AttentionSizes,
+    check_combination,
+)
 from manyheads.nn.flex import NARROWEST, Flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import LocalAttention
@@ -195,7 +200,7 @@ class Trial:
         if isinstance(self.core, nn.Module):
             self.core.to(setup.device)
             self.wanted += [weight for weight in self.core.parameters() if weight.requires_grad]
-        check_parts(self.core, self.score, self.position)
+        check_combination(self.core, self.score, self.position)
 
     def forward(self) -> Tensor:
         """In half precision as a model in training would call it."""
@@ -204,7 +209,7 @@ class Trial:
         sight = make_mask(causal if self.setup.causal else full, self.length, device=device)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             q, k, v = self.inputs
-            return self.core(q, k, v, sight, self.score, self.position)
+            return self.core(AttentionInputs(q, k, v, sight, self.score, self.position))
 
     def backward(self, mixed: Tensor) -> tuple[Tensor | None, ...]:
         direction = self.direction.to(mixed.dtype)

@@ -24,7 +24,7 @@ from manyheads.errors import UserError, check_at_least
 from manyheads.loading import TorchRun
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
-from manyheads.nn.residual import Residual
+from manyheads.nn.layers import Residual
 from manyheads.tasks.language import LanguageBatch, Passes, language_loss
 from manyheads.tasks.translation import translation_loss
 

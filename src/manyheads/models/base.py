@@ -3,7 +3,7 @@
 from torch import nn
 
 from manyheads.nn.block import Stack
-from manyheads.nn.embedding import Embedding
+from manyheads.nn.layers import Embedding
 
 
 class Model(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from manyheads.errors import UserError, check_at_least
 from manyheads.models.heads import Answer, EncoderHead, EncoderWithHead, Masked, Pooler
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Embedding
+from manyheads.nn.layers import Embedding
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.shapes import Hidden, Tokens
 
@@ -65,7 +65,7 @@ class Bert(EncoderWithHead):
     def hidden(
         self, tokens: Tokens, real: Tensor | None = None, segments: Tensor | None = None
     ) -> Hidden:
-        self.encoder.position.refuse_past(tokens.shape[1])
+        self.encoder.position.check_length(tokens.shape[1])
         mask = make_mask(full, tokens.shape[1], padding_mask=real, device=tokens.device)
         x = self.embedding(
             self.tokens, tokens, self.encoder.position, mask.query_positions, segments

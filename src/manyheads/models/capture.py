@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from manyheads.baselines.luong_attention import MemoryAttention
 from manyheads.errors import UserError
-from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.attention import AttentionFunction, AttentionInputs, CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.exact_attention import AttentionFunction
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -52,27 +51,17 @@ class Chosen:
     rows: Sequence[int] | None = None
     heads: Sequence[int] | None = None
 
-    def weights(
-        self,
-        core: AttentionFunction,
-        q: Tensor,
-        k: Tensor,
-        mask: AttentionMask,
-        score: Score,
-        position: Position,
-    ) -> Tensor:
+    def weights(self, core: AttentionFunction, inputs: AttentionInputs) -> Tensor:
         if self.rows is not None:
-            _refuse_past("rows", self.rows, q.shape[2])
-            rows = list(self.rows)
+            _refuse_past("rows", self.rows, inputs.q.shape[2])
+            rows, mask = list(self.rows), inputs.mask
             queries = mask.query_positions[:, rows]
-            q, mask = (
-                q[:, :, rows],
-                AttentionMask(mask.rule, queries, mask.key_positions, mask.padding_mask),
-            )
-        weights = core.weights(q, k, mask, score, position).detach()
+            mask = AttentionMask(mask.rule, queries, mask.key_positions, mask.padding_mask)
+            inputs = replace(inputs, q=inputs.q[:, :, rows], mask=mask)
+        weights = core.weights(inputs).detach()
         if self.heads is None:
             return weights
-        _refuse_past("heads", self.heads, q.shape[1])
+        _refuse_past("heads", self.heads, inputs.q.shape[1])
         return weights[:, list(self.heads)]
 
 
@@ -91,24 +80,13 @@ class _Recorder(nn.Module):
     def check(self, score: Score, position: Position) -> None:
         self.core.check(score, position)
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: AttentionMask, score: Score, position: Position
-    ) -> Tensor:
-        return self.core.weights(q, k, mask, score, position)
+    def weights(self, inputs: AttentionInputs) -> Tensor:
+        return self.core.weights(inputs)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        score: Score,
-        position: Position,
-        dropout: float = 0.0,
-    ) -> Tensor:
+    def forward(self, inputs: AttentionInputs) -> Tensor:
         with torch.no_grad():
-            self.captured.append(self.chosen.weights(self.core, q, k, mask, score, position))
-        return self.core(q, k, v, mask, score, position, dropout)
+            self.captured.append(self.chosen.weights(self.core, inputs))
+        return self.core(inputs)
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from manyheads.models.seq2seq import (
     Source,
 )
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Embedding, HeadConfig
+from manyheads.nn.layers import Embedding, HeadConfig
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
-from manyheads.nn.shapes import Hidden, Real, Tokens
+from manyheads.nn.shapes import Hidden, PaddingMask, Tokens
 from manyheads.nn.states import StateCache
 
 Lengths = Int[Tensor, " b"]
@@ -84,7 +84,7 @@ class DecoderOnlySeq2Seq(EncoderDecoderBase):
     def embeddings(self) -> dict[str, Embedding]:
         return {"decoder": self.embedding}
 
-    def encode(self, source: Source, source_real: Real | None = None) -> EncoderOutput:
+    def encode(self, source: Source, source_real: PaddingMask | None = None) -> EncoderOutput:
         """The source itself: it is read when it is joined to a target."""
         if source_real is not None:
             lengths_of(source_real)  # what stands behind a source goes on where its text ends
@@ -120,7 +120,7 @@ class DecoderOnlySeq2Seq(EncoderDecoderBase):
         return hidden.gather(1, repeat(places, "b t -> b t d", d=hidden.shape[2]))
 
     def _read_on(
-        self, source: Source, real: Real | None, target: Tokens, cache: StateCache
+        self, source: Source, real: PaddingMask | None, target: Tokens, cache: StateCache
     ) -> Hidden:
         """A step of a batch whose sources, padding included, stand before all that is written.
 
@@ -132,7 +132,7 @@ class DecoderOnlySeq2Seq(EncoderDecoderBase):
         counted = torch.arange(max(width, written), device=source.device)
         after = _lengths(source, real)[:, None] + counted[:written]
         places = torch.cat([counted[:width].expand(len(source), -1), after], dim=1)
-        self.decoder.position.refuse_past(width + written)
+        self.decoder.position.check_length(width + written)
         if real is not None:
             real = torch.cat([real, real.new_ones(len(source), written)], dim=1)
         mask = AttentionMask(causal, places[:, -tokens.shape[1] :], places, real)
@@ -143,13 +143,13 @@ class DecoderOnlySeq2Seq(EncoderDecoderBase):
 
     def hidden(self, tokens: Tokens, real: Tensor | None = None) -> Hidden:
         """What the stack has at each position of one sequence."""
-        self.decoder.position.refuse_past(tokens.shape[1])
+        self.decoder.position.check_length(tokens.shape[1])
         mask = make_mask(causal, tokens.shape[1], padding_mask=real, device=tokens.device)
         x = self.embedding(self.tokens, tokens, self.decoder.position, mask.query_positions)
         return self.decoder(x, mask)
 
 
-def _lengths(source: Source, real: Real | None) -> Lengths:
+def _lengths(source: Source, real: PaddingMask | None) -> Lengths:
     """Of each source, without its padding."""
     if real is None:
         return torch.full((len(source),), source.shape[1], device=source.device)

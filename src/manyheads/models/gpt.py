@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from manyheads.models.base import Model
 from manyheads.nn.attention import Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Embedding, HeadConfig
+from manyheads.nn.layers import Embedding, HeadConfig
 from manyheads.nn.masks import SameDocument, both, causal
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
@@ -56,11 +56,11 @@ class Gpt(Model):
     ) -> Hidden:
         """With `documents`, numbers of what is packed into a row, each is read as if alone."""
         length = tokens.shape[1]
-        self.decoder.position.refuse_past(length if cache is None else cache.end(length))
+        self.decoder.position.check_length(length if cache is None else cache.end(length))
         own = None if documents is None else SameDocument(documents)
         rule = causal if own is None else both(causal, own)
         mask = next_mask(cache, rule, length, real, tokens.device)
-        places = mask.query_positions if own is None else own.places()
+        places = mask.query_positions if own is None else own.positions()
         x = self.embedding(self.tokens, tokens, self.decoder.position, places)
         hidden: Tensor = self.decoder(x, mask, cache=cache)
         if cache is not None:

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from manyheads.errors import UserError, check_at_least, check_share
 from manyheads.models.base import Model
 from manyheads.nn.block import Architecture
-from manyheads.nn.embedding import HeadConfig
-from manyheads.nn.feedforward import ACTIVATIONS, Activation
-from manyheads.nn.residual import Norm
-from manyheads.nn.shapes import Hidden, Real
+from manyheads.nn.layers import ACTIVATIONS, Activation, HeadConfig, Norm
+from manyheads.nn.shapes import Hidden, PaddingMask
 
 Vectors = Float[Tensor, "*n d"]
 Answer = Float[Tensor, "b *n"]
@@ -59,12 +57,12 @@ class PoolerLayer(nn.Module):
         self.project = nn.Linear(dim, config.width(dim))
         self.activation = ACTIVATIONS[config.activation]
 
-    def forward(self, hidden: Hidden, real: Real | None = None) -> Float[Tensor, "b p"]:
+    def forward(self, hidden: Hidden, real: PaddingMask | None = None) -> Float[Tensor, "b p"]:
         whole = mean_of(hidden, real) if self.mean else hidden[:, 0]
         return self.activation(self.project(whole))
 
 
-def mean_of(hidden: Hidden, real: Real | None) -> Float[Tensor, "b d"]:
+def mean_of(hidden: Hidden, real: PaddingMask | None) -> Float[Tensor, "b d"]:
     """The mean of the states of real positions."""
     if real is None:
         return hidden.mean(1)
@@ -206,6 +204,6 @@ class EncoderWithHead(Model):
             self.head = head.build(sizes)
         return pooled_dim
 
-    def pool(self, hidden: Hidden, real: Real | None = None) -> Float[Tensor, "b p"]:
+    def pool(self, hidden: Hidden, real: PaddingMask | None = None) -> Float[Tensor, "b p"]:
         """One vector for the whole: the pooler's, or where there is none the first position's."""
         return hidden[:, 0] if self.pooler is None else self.pooler(hidden, real)

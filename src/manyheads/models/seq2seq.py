@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from manyheads.config import Count, Probability
 from manyheads.errors import UserError
 from manyheads.models.base import Model
-from manyheads.nn.attention import AttentionFunctionConfig, Cache, next_mask
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Embedding, HeadConfig, LMHead
 from manyheads.nn.experts import FeedForwardConfig
+from manyheads.nn.layers import Embedding, HeadConfig, LMHead
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
-from manyheads.nn.relative import PositionConfig
-from manyheads.nn.shapes import Hidden, Logits, Real, Tokens
+from manyheads.nn.positions import PositionConfig
+from manyheads.nn.shapes import Hidden, Logits, PaddingMask, Tokens
 
 Source = Int[Tensor, "b s"]
 Written = Bool[Tensor, "b t"]
@@ -131,7 +132,7 @@ class EncoderDecoderBase(Model):
         self,
         source: Source,
         target: Tokens,
-        source_real: Real | None = None,
+        source_real: PaddingMask | None = None,
         target_real: Written | None = None,
     ) -> Logits:
         return self.logits(self.decode(target, self.encode(source, source_real), target_real))
@@ -163,7 +164,7 @@ class Seq2Seq(EncoderDecoderBase):
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         length = source.shape[1]
-        self.encoder.position.refuse_past(length)
+        self.encoder.position.check_length(length)
         mask = make_mask(full, length, padding_mask=source_real, device=source.device)
         x = self.encoder_embedding(self.tokens, source, self.encoder.position, mask.query_positions)
         return EncoderOutput(self.encoder(x, mask), mask)
@@ -177,7 +178,7 @@ class Seq2Seq(EncoderDecoderBase):
     ) -> Hidden:
         """Hidden states of the decoder; with a cache, of the positions after the cached ones."""
         length = target.shape[1]
-        self.decoder.position.refuse_past(length if cache is None else cache.end(length))
+        self.decoder.position.check_length(length if cache is None else cache.end(length))
         mask = next_mask(cache, causal, length, target_real, target.device)
         places = mask.query_positions
         x = self.decoder_embedding(self.target_table, target, self.decoder.position, places)

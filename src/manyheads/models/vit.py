@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from manyheads.errors import UserError, check_above_zero, check_at_least
 from manyheads.models.heads import Answer, Classify, EncoderWithHead, Pooler, mean_of
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.grid_positions import Sinusoidal2d, resize_places
+from manyheads.nn.grid_positions import Sinusoidal2d, resize_learned
 from manyheads.nn.masks import full, make_mask
-from manyheads.nn.positions import Learned
-from manyheads.nn.relative import PositionConfig
+from manyheads.nn.positions import Learned, PositionConfig
 from manyheads.nn.shapes import Hidden
 
 Images = Float[Tensor, "b channels height width"]
@@ -180,4 +179,4 @@ def resized_weights(tensors: Weights, old: VitConfig, new: VitConfig) -> Weights
     """Weights of a model for images of another size: all but learned positions hang on no size."""
     if not isinstance(new.position, Learned) or old.side == new.side:
         return tensors
-    return {**tensors, TABLE: resize_places(tensors[TABLE], old.side, new.side)}
+    return {**tensors, TABLE: resize_learned(tensors[TABLE], old.side, new.side)}

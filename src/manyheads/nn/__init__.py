@@ -1,1 +1,1 @@
-"""The parts of a Transformer, each idea in one room."""
+"""The parts of a Transformer."""

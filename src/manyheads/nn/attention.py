@@ -1,177 +1,203 @@
-"""Attention: scores of queries and keys become weights, the weights average the values.
+"""Attention, exact and with several heads.
 
     Attention(Q, K, V) = softmax(score(Q, K)) V
     MultiHead(X) = Concat(head_1, …, head_h) W^O,  head_i = Attention(X W_i^Q, X W_i^K, X W_i^V)
 
-`attend` is the plain function; `SelfAttention` and `CrossAttention` project into heads first.
+An attention implementation (`AttentionFunction`) computes the first line from `AttentionInputs`.
+`Dense` writes it out and `Fused` calls a fused kernel. The others are in nn/tiled.py, nn/packed.py
+and nn/flex.py (exact), and in nn/local.py, nn/linformer.py, nn/performer.py and nn/compressed.py
+(approximations). `SelfAttention` and `CrossAttention` project to heads and back.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
-from einops import rearrange
+from einops import einsum, rearrange
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from manyheads.config import parse
+from manyheads import ops
 from manyheads.errors import UserError
-from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.exact_attention import (
-    AttentionFunction,
-    AttentionSizes,
-    Dense,
-    Fused,
-    dense_weights,
-    exact_attention,
+from manyheads.nn.masks import AttentionMask, Rule, make_mask
+from manyheads.nn.positions import Position, RotaryPosition, bias_by_distance
+from manyheads.nn.scores import InnerScore, Score, ScoreConfig
+from manyheads.nn.shapes import (
+    HeadOutput,
+    Hidden,
+    Keys,
+    PaddingMask,
+    Queries,
+    Values,
+    Weights,
 )
-from manyheads.nn.flex import Flex
-from manyheads.nn.linformer import Linformer
-from manyheads.nn.local import Local, Longformer
-from manyheads.nn.masks import AttentionMask, Causal, Full, Rule, full, make_mask
-from manyheads.nn.packed import Packed
-from manyheads.nn.performer import Performer
-from manyheads.nn.positions import Position, PositionSizes, RotaryPosition
-from manyheads.nn.relative import PositionConfig
-from manyheads.nn.scores import InnerScore, ScaledDot, Score, ScoreConfig
-from manyheads.nn.shapes import Hidden, Keys, Queries, Real, Values, Weights
-from manyheads.nn.tiled import Tiled
 
-AttentionFunctionConfig = (
-    Dense
-    | Fused
-    | Tiled
-    | Flex
-    | Packed
-    | Local
-    | Longformer
-    | MemoryCompressed
-    | Linformer
-    | Performer
-)
 KeysAndValues = tuple[Tensor, Tensor]
-P = TypeVar("P", bound=nn.Module)
+E = TypeVar("E", bound="ExactAttention")
+
+# ---------------------------------------------------------------------------------------------
+# Attention implementations
 
 
-def check_parts(core: AttentionFunction, score: Score, position: Position) -> None:
+@dataclass(frozen=True, eq=False)
+class AttentionInputs:
+    """The arguments of an attention implementation; heads may share keys and values."""
+
+    q: Queries
+    k: Keys
+    v: Values
+    mask: AttentionMask
+    score: Score
+    position: Position
+    dropout: float = 0.0  # probability of dropping a weight
+
+
+@runtime_checkable
+class AttentionFunction(Protocol):
+    """An attention implementation, built for one layer: softmax(scores) V or an approximation."""
+
+    def check(self, score: Score, position: Position) -> None:
+        """Refuse, when a model is built, a combination that cannot be computed."""
+        ...
+
+    def weights(self, inputs: AttentionInputs) -> Weights:
+        """The weights of the values, or of what the implementation makes of them."""
+        ...
+
+    def __call__(self, inputs: AttentionInputs) -> HeadOutput: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSizes:
+    """Sizes that an attention implementation is built for; `layer` is its depth in the stack."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    key_dim: int
+    max_length: int
+    causal: bool = False
+    dropout: float = 0.0
+    layer: int = 0
+
+
+@runtime_checkable
+class AttentionSettings(Protocol):
+    """Settings of an attention implementation; `exact` if it is softmax attention to all keys."""
+
+    kind: ClassVar[str]
+    exact: ClassVar[bool]
+
+    def build(self, sizes: AttentionSizes) -> AttentionFunction: ...
+
+
+def dense_weights(
+    q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position
+) -> Weights:
+    """softmax over the keys of score(q, k) + bias, with −∞ where the mask is False.
+
+    A query that may attend to no key has only zero weights.
+    """
+    scores = score(q, ops.share_heads(k, q.shape[1]))
+    bias = position.bias(q, mask)
+    if bias is not None:
+        scores = scores + bias
+    allowed = mask.as_bool()
+    if allowed is None:
+        return scores.softmax(-1)
+    blind = ~allowed.any(-1, keepdim=True)
+    return scores.masked_fill(~allowed & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
+
+
+class ExactAttention:
+    """Base of exact softmax attention without weights of its own; it is its own settings."""
+
+    exact: ClassVar[bool] = True
+
+    def build(self: E, sizes: AttentionSizes) -> E:
+        return self
+
+    def check(self, score: Score, position: Position) -> None:
+        """Every score and position, unless overridden."""
+
+    def weights(self, inputs: AttentionInputs) -> Weights:
+        return dense_weights(inputs.q, inputs.k, inputs.mask, inputs.score, inputs.position)
+
+
+@dataclass(frozen=True)
+class Dense(ExactAttention):
+    """The formula written out: holds every score and every weight."""
+
+    kind: ClassVar[str] = "dense"
+
+    def __call__(self, inputs: AttentionInputs) -> HeadOutput:
+        weights = F.dropout(self.weights(inputs), inputs.dropout)
+        v = ops.share_heads(inputs.v, inputs.q.shape[1])
+        out = einsum(weights, v, "b h t s, b h s c -> b h t c")
+        value_bias = inputs.position.value_bias(weights, inputs.mask)
+        return out if value_bias is None else out + value_bias
+
+
+@dataclass(frozen=True)
+class Fused(ExactAttention):
+    """Fused kernels that never hold the weights; `ops.attention` selects the fastest."""
+
+    kind: ClassVar[str] = "fused"
+
+    def check(self, score: Score, position: Position) -> None:
+        if not isinstance(score, InnerScore):
+            raise UserError(
+                "fused kernels compute inner products, and the additive score is not one: "
+                "set model.attention=dense or tiled"
+            )
+        if type(position).value is not Position.value:
+            raise UserError(
+                "fused kernels do not hold the weights that positions on values (shaw) need: "
+                "set model.attention=dense or tiled"
+            )
+
+    def __call__(self, inputs: AttentionInputs) -> HeadOutput:
+        q, k, mask, position = inputs.q, inputs.k, inputs.mask, inputs.position
+        score = inputs.score
+        assert isinstance(score, InnerScore)
+        by_distance = position.is_relative_bias and type(score) is InnerScore
+        f, g = q, k  # a plain dot product needs no repeated key/value heads
+        if type(score) is not InnerScore:
+            f, g = score.factors(q, ops.share_heads(k, q.shape[1]))
+        return ops.attention(
+            f,
+            g,
+            inputs.v,
+            mask,
+            bias=(lambda: position.bias(q, mask)) if position.has_bias else None,
+            bias_table=(lambda: bias_by_distance(position, q)) if by_distance else None,
+            scale=float(score.scale),
+            dropout=inputs.dropout,
+        )
+
+
+def exact_attention(score: Score, position: Position) -> Dense | Fused:
+    """The fastest exact implementation for this score and position."""
+    try:
+        Fused().check(score, position)
+    except UserError:
+        return Dense()
+    return Fused()
+
+
+def check_combination(function: AttentionFunction, score: Score, position: Position) -> None:
     """Refuse, when a model is built, a combination that would be wrong or cannot be computed."""
     if isinstance(position, RotaryPosition) and type(score) is not InnerScore:
         raise UserError(
-            "rotary positions make a dot product depend on distance; a matrix or a network "
-            "between query and key undoes that: choose a dot score "
-            "(model.score=scaled-dot) or another position"
+            "rotary positions work only with a dot product: "
+            "set model.score=scaled-dot or dot, or another model.position"
         )
-    core.check(score, position)
+    function.check(score, position)
 
 
-def attend(
-    q: Queries,
-    k: Keys,
-    v: Values,
-    *,
-    score: Score | ScoreConfig | str = "scaled-dot",
-    rule: Rule | str = full,
-    real: Real | None = None,
-    position: Position | PositionConfig | str = "none",
-    core: AttentionFunction | AttentionFunctionConfig | str = "dense",
-    scale: float | None = None,
-) -> Queries:
-    """softmax(score(q, k)) · v on head tensors, with any score, rule, position and core.
-
-    Queries stand at the last positions of the keys, so that a cached step is the same call.
-    Positions that are added to embeddings (sinusoidal, learned) change nothing here: attention
-    begins after them. A part that has weights is given as a built module, not by name.
-    `scale` replaces the 1/√c of the scaled dot product.
-    """
-    heads, head_dim = q.shape[1], q.shape[3]
-    q, k, mask, scored, placed = _prepare(q, k, score, rule, real, position, scale)
-    settings: Any = parse(AttentionFunctionConfig, core, "core") if isinstance(core, str) else core
-    sizes = AttentionSizes(
-        heads=heads,
-        kv_heads=k.shape[1],
-        head_dim=head_dim,
-        key_dim=k.shape[3],
-        max_length=k.shape[2],
-        causal=mask.rule.is_causal,
-    )
-    chosen = settings if isinstance(settings, nn.Module) else settings.build(sizes)
-    if chosen is not settings and isinstance(chosen, nn.Module):
-        raise UserError(
-            f"core={settings.kind} has numbers of its own, and each call would draw others: build "
-            f"it once and pass that, e.g. core={type(settings).__name__}().build(CoreSizes(...))"
-        )
-    if chosen is not settings and not isinstance(chosen, type(settings)):
-        raise UserError(
-            f"core={settings.kind} is another core in each layer: build the one that you mean, "
-            f"e.g. core={type(settings).__name__}(layers='M').build(CoreSizes(...))"
-        )
-    check_parts(chosen, scored, placed)
-    return chosen(q, k, v, mask, scored, placed)
-
-
-def attention_weights(
-    q: Queries,
-    k: Keys,
-    *,
-    score: Score | ScoreConfig | str = "scaled-dot",
-    rule: Rule | str = full,
-    real: Real | None = None,
-    position: Position | PositionConfig | str = "none",
-    scale: float | None = None,
-) -> Weights:
-    """The weights with which `attend` mixes the values."""
-    q, k, mask, scored, placed = _prepare(q, k, score, rule, real, position, scale)
-    check_parts(Dense(), scored, placed)
-    return dense_weights(q, k, mask, scored, placed)
-
-
-def _prepare(
-    q: Queries,
-    k: Keys,
-    score: Score | ScoreConfig | str,
-    rule: Rule | str,
-    real: Real | None,
-    position: Position | PositionConfig | str,
-    scale: float | None,
-) -> tuple[Tensor, Tensor, AttentionMask, Score, Position]:
-    heads, head_dim, length = q.shape[1], q.shape[3], k.shape[2]
-    chosen: Rule = parse(Full | Causal, rule, "rule") if isinstance(rule, str) else rule
-    sizes = PositionSizes(
-        dim=heads * head_dim,
-        heads=heads,
-        head_dim=head_dim,
-        max_length=length,
-        causal=chosen.is_causal,
-    )
-    scored = _built(
-        score, Score, ScoreConfig, "score", lambda config: config.build(heads, head_dim).to(q)
-    )
-    placed = _built(
-        position, Position, PositionConfig, "position", lambda config: config.build(sizes).to(q)
-    )
-    if scale is not None:
-        if type(scored) is not InnerScore:
-            raise UserError("scale belongs to the dot product: leave it out with another score")
-        scored = ScaledDot(scale=scale).build(heads, head_dim)
-    keys = torch.arange(length, device=q.device)[None]
-    queries = torch.arange(length - q.shape[2], length, device=q.device)[None]
-    mask = AttentionMask(chosen, queries, keys, real, square=q.shape[2] == length)
-    return placed.rotate(q, queries), placed.rotate(k, keys), mask, scored, placed
-
-
-def _built(part: object, module: type[P], config: Any, where: str, build: Callable[..., P]) -> P:
-    """A part given as a module, as its settings, or by name."""
-    if isinstance(part, module):
-        return part
-    chosen: Any = parse(config, part, where) if isinstance(part, str) else part
-    built = build(chosen)
-    if any(True for _ in built.parameters()):
-        sizes = "heads, head_dim" if module is Score else "PositionSizes(...)"
-        raise UserError(
-            f"{where}={chosen.kind} has weights, and each call would draw others: build it once "
-            f"and pass that, e.g. {where}={type(chosen).__name__}().build({sizes})"
-        )
-    return built
+# ---------------------------------------------------------------------------------------------
+# Multi-head attention
 
 
 @runtime_checkable
@@ -183,7 +209,7 @@ class Cache(Protocol):
         ...
 
     def mask(
-        self, rule: Rule, length: int, padding_mask: Real | None, device: torch.device
+        self, rule: Rule, length: int, padding_mask: PaddingMask | None, device: torch.device
     ) -> AttentionMask:
         """The mask of the next `length` tokens over all positions so far."""
         ...
@@ -191,7 +217,7 @@ class Cache(Protocol):
     def advance(self, positions: int | None = None) -> None:
         """Called by a model once tokens have passed all its layers.
 
-        Unless given, `positions` are those of the last `mask`.
+        The default is the number of positions of the last `mask`.
         """
         ...
 
@@ -203,7 +229,7 @@ class Cache(Protocol):
         v: Values,
         mask: AttentionMask,
         position: Position,
-    ) -> Queries:
+    ) -> HeadOutput:
         """Append k and v of a module, then attend to all its positions so far."""
         ...
 
@@ -218,7 +244,7 @@ def next_mask(
     cache: Cache | None,
     rule: Rule,
     length: int,
-    padding_mask: Real | None,
+    padding_mask: PaddingMask | None,
     device: torch.device,
 ) -> AttentionMask:
     """The mask of `length` tokens, after the cached ones if there is a cache."""
@@ -228,48 +254,29 @@ def next_mask(
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
-    """Sizes and parts that self- and cross-attention share."""
+class AttentionConfig(AttentionSizes):
+    """Sizes and parts of self- and cross-attention."""
 
     dim: int
-    heads: int
-    head_dim: int
-    kv_heads: int
     bias: bool
     qkv_bias: bool
-    dropout: float
-    max_length: int
     score: ScoreConfig
-    core: AttentionFunctionConfig
+    core: AttentionSettings
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise UserError(
-                f"{self.heads} heads cannot share {self.kv_heads} key/value heads evenly: "
-                "choose a kv_heads that divides heads"
+                f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads} evenly"
             )
 
     @property
     def sizes(self) -> list[int]:
         """Channels of all queries, all keys and all values."""
-        key_dim = self.score.key_dim(self.head_dim)
         return [
             self.heads * self.head_dim,
-            self.kv_heads * key_dim,
+            self.kv_heads * self.key_dim,
             self.kv_heads * self.head_dim,
         ]
-
-    def core_sizes(self, *, causal: bool, layer: int) -> AttentionSizes:
-        return AttentionSizes(
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            key_dim=self.score.key_dim(self.head_dim),
-            max_length=self.max_length,
-            causal=causal,
-            dropout=self.dropout,
-            layer=layer,
-        )
 
 
 class SelfAttention(nn.Module):
@@ -284,9 +291,8 @@ class SelfAttention(nn.Module):
         self.project = nn.Linear(config.dim, sum(config.sizes), bias=config.qkv_bias)
         self.output = nn.Linear(config.sizes[0], config.dim, bias=config.bias)
         self.score = config.score.build(config.heads, config.head_dim)
-        self.core: AttentionFunction = config.core.build(
-            config.core_sizes(causal=causal, layer=layer)
-        )
+        sizes = replace(config, causal=causal, layer=layer)
+        self.core: AttentionFunction = config.core.build(sizes)
 
     def forward(
         self, x: Hidden, mask: AttentionMask, position: Position, cache: Cache | None = None
@@ -305,10 +311,9 @@ class SelfAttention(nn.Module):
 
     def attend(
         self, q: Queries, k: Keys, v: Values, mask: AttentionMask, position: Position
-    ) -> Queries:
-        """Attention of all heads by the chosen implementation, with dropout in training."""
+    ) -> HeadOutput:
         dropout = self.config.dropout if self.training else 0.0
-        return self.core(q, k, v, mask, self.score, position, dropout)
+        return self.core(AttentionInputs(q, k, v, mask, self.score, position, dropout))
 
 
 class CrossAttention(nn.Module):
@@ -322,9 +327,9 @@ class CrossAttention(nn.Module):
         self.output = nn.Linear(config.sizes[0], config.dim, bias=config.bias)
         self.score = config.score.build(config.heads, config.head_dim)
         self.position = Position()  # source and target positions are not comparable
-        # Inexact attention approximates a sequence attending to itself, not to another one.
+        # Approximations are of a sequence that attends to itself, not to another one.
         self.core: AttentionFunction = (
-            config.core.build(config.core_sizes(causal=False, layer=0))
+            config.core.build(config)
             if config.core.exact
             else exact_attention(self.score, self.position)
         )
@@ -344,7 +349,9 @@ class CrossAttention(nn.Module):
             k, v = self.project_kv(memory)
         else:
             k, v = cache.cross_kv(self, lambda: self.project_kv(memory))
-        dropout = self.config.dropout if self.training else 0.0
-        mask = mask.for_cross_attention(q.shape[2])
-        out = self.core(q, k, v, mask, self.score, self.position, dropout)
+        out = self.attend(q, k, v, mask.for_cross_attention(q.shape[2]))
         return self.output(rearrange(out, "b h t c -> b t (h c)"))
+
+    def attend(self, q: Queries, k: Keys, v: Values, mask: AttentionMask) -> HeadOutput:
+        dropout = self.config.dropout if self.training else 0.0
+        return self.core(AttentionInputs(q, k, v, mask, self.score, self.position, dropout))

@@ -1,4 +1,4 @@
-"""Blocks and stacks of blocks: encoder, decoder and encoder–decoder are made of these alone."""
+"""Blocks, stacks of blocks and their initial weights: all that encoders and decoders consist of."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,22 +12,19 @@ from torch.overrides import TorchFunctionMode
 
 from manyheads.config import Count, Probability
 from manyheads.errors import UserError
+from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.attention import (
     AttentionConfig,
-    AttentionFunctionConfig,
     Cache,
     CrossAttention,
+    Fused,
     SelfAttention,
-    check_parts,
+    check_combination,
 )
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.exact_attention import Fused
 from manyheads.nn.experts import FeedForwardConfig, Projections
-from manyheads.nn.feedforward import Plain
+from manyheads.nn.layers import EmbeddingConfig, Norm, Plain, Residual
 from manyheads.nn.masks import AttentionMask
-from manyheads.nn.positions import Position, PositionSizes, Sinusoidal
-from manyheads.nn.relative import PositionConfig
-from manyheads.nn.residual import Norm, Residual
+from manyheads.nn.positions import Position, PositionConfig, PositionSizes, Sinusoidal
 from manyheads.nn.scores import ScaledDot, ScoreConfig
 from manyheads.nn.shapes import Hidden
 
@@ -71,16 +68,14 @@ class Architecture:
     def __post_init__(self) -> None:
         if self.head_dim is None and self.dim % self.heads:
             raise UserError(
-                f"model.dim={self.dim} does not divide into {self.heads} heads: "
-                "change one of them, or give model.head_dim"
+                f"model.heads={self.heads} does not divide model.dim={self.dim}: "
+                "change one of them, or set model.head_dim"
             )
 
     def refuse_narrow_table(self) -> None:
-        """For models whose head may be their table: it has to be as wide as they are."""
+        """For models whose LM head may be the token table, which must be as wide as the model."""
         if self.embed.width(self.dim) != self.dim:
-            raise UserError(
-                f"model.embed.dim={self.embed.dim} is for encoders (model.kind=bert): leave it out"
-            )
+            raise UserError(f"model.embed.dim={self.embed.dim} works only with model.kind=bert")
 
     @property
     def vocabulary(self) -> int:
@@ -90,10 +85,12 @@ class Architecture:
 
     def attention_config(self) -> AttentionConfig:
         bias = self.bias if self.attention_bias is None else self.attention_bias
+        head_dim = self.head_dim or self.dim // self.heads
         return AttentionConfig(
             dim=self.dim,
             heads=self.heads,
-            head_dim=self.head_dim or self.dim // self.heads,
+            head_dim=head_dim,
+            key_dim=self.score.key_dim(head_dim),
             kv_heads=self.kv_heads or self.heads,
             bias=bias,
             qkv_bias=bias if self.qkv_bias is None else self.qkv_bias,
@@ -105,7 +102,7 @@ class Architecture:
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where there is a memory to look at, feed-forward."""
+    """Self-attention, cross-attention if the block attends to a memory, feed-forward."""
 
     def __init__(
         self, config: Architecture, memory_dim: int | None, *, causal: bool, layer: int
@@ -132,12 +129,11 @@ class Block(nn.Module):
         x = self.attention_residual(x, lambda y: self.attention(y, mask, position, cache))
         if memory is not None:
             x = self.cross_residual(x, lambda y: self.cross(y, memory, memory_mask, cache))
-        x = self.feedforward_residual(x, self.feedforward)
-        return x
+        return self.feedforward_residual(x, self.feedforward)
 
 
 class Stack(nn.Module):
-    """N blocks, their positions (one for all, or one a layer), and the last norm of pre-norm."""
+    """N blocks, their positions (one for all, or one per layer), and the last norm of pre-norm."""
 
     def __init__(
         self, config: Architecture, *, causal: bool, memory_dim: int | None = None
@@ -151,18 +147,18 @@ class Stack(nn.Module):
             max_length=config.max_length,
             causal=causal,
         )
-        kinds = config.layers if config.position.per_layer else 1
-        self.positions = nn.ModuleList(config.position.build(sizes) for _ in range(kinds))
+        count = config.layers if config.position.per_layer else 1
+        self.positions = nn.ModuleList(config.position.build(sizes) for _ in range(count))
         self.blocks = nn.ModuleList(
             Block(config, memory_dim, causal=causal, layer=layer) for layer in range(config.layers)
         )
         self.last_norm = config.norm.build_last(config.dim)
         for block in self.blocks:
-            check_parts(block.attention.core, block.attention.score, self.position)  # type: ignore[arg-type, union-attr]
+            check_combination(block.attention.core, block.attention.score, self.position)  # type: ignore[arg-type, union-attr]
 
     @property
     def position(self) -> Position:
-        """The position that embeds; those that have one table a layer embed nothing."""
+        """The position whose `embed` is used; schemes with a table per layer embed nothing."""
         first = self.positions[0]
         assert isinstance(first, Position)
         return first
@@ -181,7 +177,7 @@ class Stack(nn.Module):
 
 
 class _SkipInit(TorchFunctionMode):
-    """Meta tensors are not initialised: PyTorch would import its compiler for that."""
+    """Skips initialising meta tensors, for which PyTorch would import its compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -198,41 +194,48 @@ def on_meta() -> Iterator[None]:
 
 
 def initialise(model: nn.Module, scheme: str, layers: int) -> None:
-    """Starting weights by the papers' schemes; biases zero, norms one.
+    """Initial weights by the papers' schemes; biases zero, norms one.
 
     xavier: each projection uniform by its own fans, embeddings N(0, 1/d) (Transformer);
-    normal: N(0, 0.02²) (BERT); normal-scaled: also 1/√(2·layers) on what writes to the
-    residual stream (GPT-2).
+    normal: N(0, 0.02²) (BERT); normal-scaled: also 1/√(2·layers) on projections into the
+    residual stream (GPT-2). Vectors, modules with `initialises_itself` and other modules of
+    PyTorch keep the values that their constructor set; any other matrix is an error.
     """
     if next(model.parameters()).is_meta:
         return  # no storage
-    for module in model.modules():
+
+    def draw(weight: Tensor) -> None:
+        if scheme == "xavier":
+            nn.init.xavier_uniform_(weight)
+        else:
+            nn.init.normal_(weight, std=0.02)
+
+    for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            if scheme == "xavier":
-                nn.init.xavier_uniform_(module.weight)
-            else:
-                nn.init.normal_(module.weight, std=0.02)
+            draw(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, Projections):
-            for piece in module.weight:
-                if scheme == "xavier":
-                    nn.init.xavier_uniform_(piece)
-                else:
-                    nn.init.normal_(piece, std=0.02)
+            for weight in module.weight:
+                draw(weight)
         elif isinstance(module, nn.Embedding):
             std = module.embedding_dim**-0.5 if scheme == "xavier" else 0.02
             nn.init.normal_(module.weight, std=std)
+        elif not (hasattr(module, "reset_parameters") or hasattr(module, "initialises_itself")):
+            for parameter, matrix in module.named_parameters(recurse=False):
+                if matrix.ndim > 1:
+                    raise TypeError(
+                        f"no rule initialises {name}.{parameter} of {type(module).__name__}: set "
+                        "it in the constructor and declare `initialises_itself = True`"
+                    )
     for module in model.modules():
         if isinstance(module, (SelfAttention, CrossAttention)) and scheme == "xavier":
-            # Queries, keys and values share a matrix for speed; each keeps its own fans.
+            # Queries, keys and values share a matrix for speed; each has its own fans.
             sizes = module.config.sizes
-            pieces = sizes if isinstance(module, SelfAttention) else sizes[1:]
-            for piece in module.project.weight.split(pieces):
-                nn.init.xavier_uniform_(piece)
+            parts = sizes if isinstance(module, SelfAttention) else sizes[1:]
+            for weight in module.project.weight.split(parts):
+                nn.init.xavier_uniform_(weight)
         if isinstance(module, Block) and scheme == "normal-scaled":
-            writers = [
-                part for name, part in module.named_modules() if name.endswith(("output", "outer"))
-            ]
-            for writer in writers:
-                nn.init.normal_(writer.weight, std=0.02 * (2 * layers) ** -0.5)
+            for name, part in module.named_modules():
+                if name.endswith(("output", "outer")):
+                    nn.init.normal_(part.weight, std=0.02 * (2 * layers) ** -0.5)

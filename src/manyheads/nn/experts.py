@@ -1,17 +1,17 @@
-"""Mixture of experts: many feed-forwards, of which a router chooses one or two for each token.
+"""Mixture of experts: many feed-forward layers, of which a router chooses one or two per token.
 
     y = Σ_{e ∈ top k} g_e FFN_e(x),   p = softmax(x W_r)
     g = p for one expert (Switch), p over the sum of the chosen for several (GShard)
 
-In training each expert has room for a share of the tokens and what does not fit is dropped (the
-residual carries it on); a balance loss, E · Σ_e f_e P_e, where f_e is the share of tokens whose
-first choice is e and P_e the mean of p_e, is least where all experts have the same work. In use
-nothing is dropped, so that what a token becomes hangs on no other token.
+In training each expert has a capacity, and tokens beyond it are dropped (only the residual
+connection carries them). The balance loss E · Σ_e f_e P_e, where f_e is the share of tokens whose
+first choice is e and P_e the mean of p_e, is least if all experts have the same load. In inference
+nothing is dropped, so that the result of a token does not depend on other tokens.
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from einops import rearrange
@@ -19,8 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.errors import UserError, check_above_zero, check_at_least, check_share
-from manyheads.nn.feedforward import ACTIVATIONS, Activation, Gated, Plain
+from manyheads.config import Count, NonNegative, Positive
+from manyheads.errors import UserError
+from manyheads.nn.layers import ACTIVATIONS, Activation, Gated, InnerDropout, Plain
 from manyheads.nn.shapes import Hidden
 
 Flat = Float[Tensor, "n d"]
@@ -28,37 +29,29 @@ Flat = Float[Tensor, "n d"]
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """So many plain feed-forwards, of which `top` serve a token.
+    """A mixture of plain feed-forward layers."""
 
-    In training an expert takes `capacity` times its even share; `balance` is the weight of the
-    balance loss.
-    """
-
-    experts: int = 8
-    top: Literal[1, 2] = 1
-    capacity: float = 1.25
-    balance: float = 0.01
-    activation: Activation = "relu"
-    dropout: float = 0.0
+    experts: Annotated[Count, "Feed-forward layers in each block"] = 8
+    top: Annotated[Literal[1, 2], "Experts per token"] = 1
+    capacity: Annotated[Positive, "Tokens an expert takes in training, in even shares"] = 1.25
+    balance: Annotated[NonNegative, "Weight of the balance loss"] = 0.01
+    activation: Annotated[Activation, "Activation function"] = "relu"
+    dropout: InnerDropout = 0.0
     kind: ClassVar[str] = "experts"
 
     def __post_init__(self) -> None:
-        check_at_least("feedforward.experts", self.experts, 1)
-        check_above_zero("feedforward.capacity", self.capacity)
-        check_at_least("feedforward.balance", self.balance, 0)
-        check_share("feedforward.dropout", self.dropout)
         if self.top > self.experts:
             raise UserError(f"feedforward.top={self.top} of {self.experts} experts: choose fewer")
 
-    def build(self, dim: int, hidden: int, bias: bool) -> nn.Module:
-        return ExpertFeedForward(self, dim, hidden, bias)
+    def build(self, dim: int, ffn_dim: int, bias: bool) -> nn.Module:
+        return ExpertFeedForward(self, dim, ffn_dim, bias)
 
 
 FeedForwardConfig = Plain | Gated | Experts
 
 
 class Projections(nn.Module):
-    """One projection an expert, side by side in one tensor."""
+    """A projection for each expert, in one tensor."""
 
     def __init__(self, experts: int, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
@@ -77,24 +70,24 @@ class Projections(nn.Module):
 
 @dataclass(frozen=True)
 class Routing:
-    """What a pass in training has to tell: its balance loss, and how many places were refused."""
+    """Statistics of a training pass: the balance loss, and how many choices were dropped."""
 
     loss: Float[Tensor, ""]
     dropped: Int[Tensor, ""]
-    places: int
+    places: int  # choices: tokens × top
 
 
 class ExpertFeedForward(nn.Module):
-    """Each token through the experts that its router chose."""
+    """Each token through the experts that the router chooses for it."""
 
     routing: Routing | None = None
 
-    def __init__(self, config: Experts, dim: int, hidden: int, bias: bool) -> None:
+    def __init__(self, config: Experts, dim: int, ffn_dim: int, bias: bool) -> None:
         super().__init__()
         self.config = config
         self.router = nn.Linear(dim, config.experts, bias=False)
-        self.inner = Projections(config.experts, dim, hidden, bias)
-        self.outer = Projections(config.experts, hidden, dim, bias)
+        self.inner = Projections(config.experts, dim, ffn_dim, bias)
+        self.outer = Projections(config.experts, ffn_dim, dim, bias)
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(config.dropout)
 
@@ -102,65 +95,59 @@ class ExpertFeedForward(nn.Module):
         flat = rearrange(x, "b t d -> (b t) d")
         # At least in float32: small differences between large scores decide.
         scores = self.router(flat)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
-        gates, chosen = scores.topk(self.config.top)
+        probs = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+        gates, chosen = probs.topk(self.config.top)
         if self.config.top > 1:
             gates = gates / gates.sum(-1, keepdim=True)
-        mixed = self._with_room if self.training else self._with_all
-        return mixed(flat, scores, gates.to(x.dtype), chosen).view_as(x)
+        if not self.training:
+            return self._each_expert(flat, gates.to(x.dtype), chosen).view_as(x)
+        y, dropped = self._with_capacity(flat, gates.to(x.dtype), chosen)
+        first = F.one_hot(chosen[:, 0], self.config.experts).to(probs.dtype).mean(0)
+        balance = self.config.experts * (first * probs.mean(0)).sum()
+        self.routing = Routing(self.config.balance * balance, dropped, chosen.numel())
+        return y.view_as(x)
 
-    def _with_room(
-        self,
-        flat: Flat,
-        scores: Float[Tensor, "n e"],
-        gates: Float[Tensor, "n k"],
-        chosen: Int[Tensor, "n k"],
-    ) -> Flat:
-        """All experts at once, over as many places each; first choices are placed first."""
-        config, (tokens, top) = self.config, chosen.shape
-        room = max(1, math.ceil(config.capacity * top * tokens / config.experts))
-        wanted = chosen.T.flatten()  # every first choice, then every second
-        queue = F.one_hot(wanted, config.experts)
-        place = (queue.cumsum(0) * queue).sum(-1) - 1  # behind those who came before
-        fits = place < room
-        # One place more than there is takes what is refused, and is cut off again.
-        slot = torch.where(fits, wanted * room + place, config.experts * room)
-        read = flat.new_zeros(config.experts * room + 1, flat.shape[1])
-        read = read.index_copy(0, slot, flat.repeat(top, 1))
-        work = rearrange(read[:-1], "(e m) d -> e m d", e=config.experts)
-        done = rearrange(self._experts(work), "e m d -> (e m) d")
-        done = torch.cat([done, done.new_zeros(1, done.shape[1])])
-        found = done[slot] * (gates.T.flatten() * fits)[:, None].to(done.dtype)
-        first = F.one_hot(chosen[:, 0], config.experts).to(scores.dtype).mean(0)
-        even = config.experts * (first * scores.mean(0)).sum()
-        self.routing = Routing(config.balance * even, (~fits).sum(), len(wanted))
-        return rearrange(found, "(k n) d -> k n d", k=top).sum(0).to(flat.dtype)
+    def _with_capacity(
+        self, flat: Flat, gates: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]
+    ) -> tuple[Flat, Int[Tensor, ""]]:
+        """All experts at once, each with as many slots; first choices get slots first."""
+        experts, (tokens, top) = self.config.experts, chosen.shape
+        capacity = max(1, math.ceil(self.config.capacity * top * tokens / experts))
+        choices = chosen.T.flatten()  # every first choice, then every second
+        queue = F.one_hot(choices, experts)
+        place = (queue.cumsum(0) * queue).sum(-1) - 1  # in the queue of the chosen expert
+        fits = place < capacity
+        # Dropped choices go to one extra slot, which is cut off.
+        slot = torch.where(fits, choices * capacity + place, experts * capacity)
+        inputs = flat.new_zeros(experts * capacity + 1, flat.shape[1])
+        inputs = inputs.index_copy(0, slot, flat.repeat(top, 1))
+        outputs = self._experts(rearrange(inputs[:-1], "(e m) d -> e m d", e=experts))
+        outputs = F.pad(rearrange(outputs, "e m d -> (e m) d"), (0, 0, 0, 1))
+        weighted = outputs[slot] * (gates.T.flatten() * fits)[:, None].to(outputs.dtype)
+        y = rearrange(weighted, "(k n) d -> k n d", k=top).sum(0).to(flat.dtype)
+        return y, (~fits).sum()
 
-    def _with_all(
-        self,
-        flat: Flat,
-        scores: Float[Tensor, "n e"],
-        gates: Float[Tensor, "n k"],
-        chosen: Int[Tensor, "n k"],
+    def _each_expert(
+        self, flat: Flat, gates: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]
     ) -> Flat:
-        """One expert after the other, over all that chose it."""
-        mixed = torch.zeros_like(flat)
+        """One expert after the other, over all tokens that chose it."""
+        y = torch.zeros_like(flat)
         for expert in range(self.config.experts):
             token, choice = (chosen == expert).nonzero(as_tuple=True)
             inner = self.activation(self.inner.of(expert, flat[token]))
-            found = self.outer.of(expert, inner) * gates[token, choice, None]
-            mixed = mixed.index_add(0, token, found.to(mixed.dtype))
-        return mixed
+            weighted = self.outer.of(expert, inner) * gates[token, choice, None]
+            y = y.index_add(0, token, weighted.to(y.dtype))
+        return y
 
-    def _experts(self, work: Float[Tensor, "e m d"]) -> Float[Tensor, "e m d"]:
-        return self.outer(self.dropout(self.activation(self.inner(work))))
+    def _experts(self, x: Float[Tensor, "e m d"]) -> Float[Tensor, "e m d"]:
+        return self.outer(self.dropout(self.activation(self.inner(x))))
 
 
 def take_routing(model: nn.Module) -> list[Routing]:
-    """What the experts of a model have to tell of their last pass; asked once, it is gone."""
-    found = []
+    """The routing statistics of the last training pass; each is returned once."""
+    taken = []
     for module in model.modules():
         if isinstance(module, ExpertFeedForward) and module.routing is not None:
-            found.append(module.routing)
+            taken.append(module.routing)
             module.routing = None
-    return found
+    return taken

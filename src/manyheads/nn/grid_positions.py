@@ -1,7 +1,7 @@
-"""Where a patch stands in an image: waves of its row and of its column, and learned places resized.
+"""Positions of image patches: sinusoids of row and column, and learned positions resized.
 
-The positions of a square image are its patches row by row. Where there is one more than a square
-has, the first is the class token, which stands nowhere.
+The positions of a square image are its patches row by row. If there are more positions than the
+largest square, the first ones (the class token) have no place in the grid.
 """
 
 import math
@@ -14,18 +14,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.errors import UserError, check_above_zero
-from manyheads.nn.positions import Position, PositionSizes, SinusoidalPosition
+from manyheads.errors import UserError
+from manyheads.nn.positions import Base, Position, PositionSizes, SinusoidalPosition
 from manyheads.nn.shapes import Hidden, Positions
-
-Table = Float[Tensor, "places d"]
-Resized = Float[Tensor, "_ d"]
 
 
 class GridPosition(Position):
-    """PE(row, column) = [PE(row), PE(column)], each the waves of a line, in half of the channels.
+    """PE(row, column) = [PE(row), PE(column)], each sinusoidal in half of the channels.
 
-    The `before` positions that come before the first patch get nothing.
+    The `before` positions in front of the first patch get nothing.
     """
 
     def __init__(self, columns: int, before: int, base: float) -> None:
@@ -34,43 +31,37 @@ class GridPosition(Position):
         self.line = SinusoidalPosition(base, "interleaved")
 
     def embed(self, x: Hidden, positions: Positions) -> Hidden:
-        place = (positions - self.before).clamp(min=0)
-        rows, columns = x.chunk(2, dim=-1)
-        placed = torch.cat(
+        patch = (positions - self.before).clamp(min=0)
+        of_row, of_column = x.chunk(2, dim=-1)
+        embedded = torch.cat(
             [
-                self.line.embed(rows, place // self.columns),
-                self.line.embed(columns, place % self.columns),
+                self.line.embed(of_row, patch // self.columns),
+                self.line.embed(of_column, patch % self.columns),
             ],
             dim=-1,
         )
-        return torch.where((positions < self.before)[..., None], x, placed)
+        return torch.where((positions < self.before)[..., None], x, embedded)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sinusoidal2d:
     """Fixed waves added to the patches of a square image: of the row, then of the column."""
 
-    base: float = 10_000.0
+    base: Base = 10_000.0
     kind: ClassVar[str] = "sinusoidal-2d"
     per_layer: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        check_above_zero("position.base", self.base)
-
     def build(self, sizes: PositionSizes) -> Position:
         if sizes.dim % 2:
-            raise UserError(
-                f"positions of rows and columns share the channels: model.dim={sizes.dim} is odd, "
-                "so choose an even one"
-            )
+            raise UserError(f"sinusoidal-2d positions need an even model.dim, which is {sizes.dim}")
         columns = math.isqrt(sizes.max_length)
         return GridPosition(columns, sizes.max_length - columns**2, self.base)
 
 
-def resize_places(table: Table, old: int, new: int) -> Resized:
-    """Learned vectors of a grid of old × old patches for one of new × new, bicubic between them.
+def resize_learned(table: Float[Tensor, "n d"], old: int, new: int) -> Float[Tensor, "_ d"]:
+    """Learned vectors of a grid of old × old patches for one of new × new, by bicubic resampling.
 
-    What comes before the patches in the table stays as it is.
+    Rows of the table before the patches stay unchanged.
     """
     before, grid = table[: len(table) - old**2], table[len(table) - old**2 :]
     image = rearrange(grid, "(row column) d -> 1 d row column", row=old)

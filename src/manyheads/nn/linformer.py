@@ -1,14 +1,14 @@
-"""Linformer: keys and values of all positions are first mixed into `rank` of them.
+"""Linformer: keys and values of all positions are first projected to `rank` of them.
 
     softmax(score(Q, E K)) F V,  E and F: rank × max_length
 
-So a query meets `rank` keys however long the text is. Such a key stands at no place: there is no
-past to look at, and nothing inside attention can speak of positions.
+So a query is scored with `rank` keys however long the text is. A projected key has no position:
+there is no causal form, and positions inside attention are impossible.
 (Wang et al. 2020, Linformer: Self-Attention with Linear Complexity.)
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from einops import einsum, rearrange
@@ -16,64 +16,55 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.errors import UserError, check_at_least
-from manyheads.nn.exact_attention import AttentionSizes
+from manyheads.config import Count
+from manyheads.errors import UserError
+from manyheads.nn.attention import AttentionInputs, AttentionSizes
 from manyheads.nn.masks import AttentionMask, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
-from manyheads.nn.shapes import Keys, Queries, Values
+from manyheads.nn.shapes import HeadOutput
 from manyheads.ops import share_heads
 
-OverRank = Float[Tensor, "b h t r"]
-OfPositions = Float[Tensor, "b g s c"]
-OfRank = Float[Tensor, "b g r c"]
-AttentionOutput = Float[Tensor, "b h t c"]
+RankWeights = Float[Tensor, "b h t r"]
 
 
 @dataclass(frozen=True)
 class Linformer:
-    """Keys and values projected to `rank` positions; for what sees a whole text at once.
+    """Keys and values projected to `rank` positions; for encoders."""
 
-    `share`: `all`, one projection for the keys and values of all heads; `heads`, one for the keys
-    and one for the values of all heads; `none`, two for each key/value head.
-    """
-
-    rank: int = 256
-    share: Literal["all", "heads", "none"] = "all"
+    rank: Annotated[Count, "Projected positions"] = 256
+    share: Annotated[
+        Literal["all", "heads", "none"],
+        "all: one projection; heads: one for keys, one for values; none: two for each kv head",
+    ] = "all"
     kind: ClassVar[str] = "linformer"
     exact: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        check_at_least("core.rank", self.rank, 1)
-
-    def build(self, sizes: AttentionSizes) -> "LinformerCore":
+    def build(self, sizes: AttentionSizes) -> "LinformerAttention":
+        encoder = (
+            "model.encoder.attention=linformer "
+            f"model.encoder.attention.rank={max(1, min(64, sizes.max_length // 2))}"
+        )
         if sizes.causal:
             raise UserError(
-                "the linformer core mixes all positions before a query meets them, and here a "
-                "query must not see later ones: choose another core (model.attention=fused), "
-                "or linformer for the encoder only (model.encoder.attention=linformer "
-                f"model.encoder.attention.rank={_advised(sizes)})"
+                "model.attention=linformer cannot be causal: set model.attention=fused, or "
+                f"linformer for the encoder only ({encoder})"
             )
         if self.rank > sizes.max_length:
             raise UserError(
-                f"core.rank={self.rank} is no reduction: a text has at most "
-                f"{sizes.max_length} positions (model.max_length), so choose a smaller rank, for "
-                "the encoder of an encoder–decoder (model.encoder.attention=linformer "
-                f"model.encoder.attention.rank={_advised(sizes)})"
+                f"attention.rank={self.rank} exceeds model.max_length={sizes.max_length}: lower "
+                f"it; for the encoder of an encoder–decoder {encoder}"
             )
-        return LinformerCore(self, sizes)
+        return LinformerAttention(self, sizes)
 
 
-def _advised(sizes: AttentionSizes) -> int:
-    """A rank to begin with: a reduction, however short texts are."""
-    return max(1, min(64, sizes.max_length // 2))
-
-
-class LinformerCore(nn.Module):
-    """softmax(score(Q, E K)) F V with trained E and F, which begin as N(0, 1/rank).
+class LinformerAttention(nn.Module):
+    """softmax(score(Q, E K)) F V with trained E and F, initially N(0, 1/rank).
 
     That is the distribution under which the paper's theorem proves the approximation.
     """
+
+    initialises_itself = True
 
     def __init__(self, settings: Linformer, sizes: AttentionSizes) -> None:
         super().__init__()
@@ -83,57 +74,45 @@ class LinformerCore(nn.Module):
         shape = [*groups, self.rank, self.max_length]
         self.keys = nn.Parameter(torch.empty(shape))
         nn.init.normal_(self.keys, std=self.rank**-0.5)
-        # A matrix under two names would be saved twice: keys and values may have one.
+        # None if keys and values share a matrix, which would be saved twice under two names.
         self.values = None
         if settings.share != "all":
             self.values = nn.Parameter(torch.empty(shape))
             nn.init.normal_(self.values, std=self.rank**-0.5)
 
     def check(self, score: Score, position: Position) -> None:
-        hooks = ("rotate", "score", "value")
-        if any(getattr(type(position), hook) is not getattr(Position, hook) for hook in hooks):
+        if not position.is_absolute:
             raise UserError(
-                "the linformer core meets mixtures of keys, and a mixture stands at no position: "
-                "choose positions that are added to the embeddings (model.position=sinusoidal "
-                "or learned)"
+                "model.attention=linformer projects keys, which then have no position: set "
+                "model.position=sinusoidal or learned"
             )
 
-    def weights(
-        self, q: Queries, k: Keys, mask: AttentionMask, score: Score, position: Position
-    ) -> OverRank:
-        """softmax(score(q, E k)): over the mixtures of keys, not over the keys."""
+    def weights(self, inputs: AttentionInputs) -> RankWeights:
+        """softmax(score(q, E k)), over the projected keys."""
+        mask, length = inputs.mask, inputs.k.shape[2]
         if not isinstance(mask.rule, Full):
             raise UserError(
-                "the linformer core mixes all positions before a query meets them and knows no "
-                f"rule but full, not {mask.rule.kind}: choose another core (model.attention=fused)"
+                f"model.attention=linformer has no mask rule {mask.rule.kind}: set "
+                "model.attention=fused"
             )
-        if k.shape[2] > self.max_length:
+        if length > self.max_length:
             raise UserError(
-                f"{k.shape[2]} positions, but the linformer core projects {self.max_length}: "
-                "shorten the text, or train with a larger model.max_length"
+                f"{length} positions, but linformer projects {self.max_length}: shorten the "
+                "text, or train with a larger model.max_length"
             )
-        mixed = self._project(k, self.keys, mask)
-        return score(q, share_heads(mixed, q.shape[1])).softmax(-1)
+        keys = self._project(inputs.k, self.keys, mask)
+        return inputs.score(inputs.q, share_heads(keys, inputs.q.shape[1])).softmax(-1)
 
-    def forward(
-        self,
-        q: Queries,
-        k: Keys,
-        v: Values,
-        mask: AttentionMask,
-        score: Score,
-        position: Position,
-        dropout: float = 0.0,
-    ) -> AttentionOutput:
-        weights = F.dropout(self.weights(q, k, mask, score, position), dropout)
-        mixed = self._project(v, self.keys if self.values is None else self.values, mask)
-        return einsum(weights, share_heads(mixed, q.shape[1]), "b h t r, b h r c -> b h t c")
+    def forward(self, inputs: AttentionInputs) -> HeadOutput:
+        weights = F.dropout(self.weights(inputs), inputs.dropout)
+        matrix = self.keys if self.values is None else self.values
+        values = share_heads(self._project(inputs.v, matrix, inputs.mask), inputs.q.shape[1])
+        return einsum(weights, values, "b h t r, b h r c -> b h t c")
 
-    def _project(self, x: OfPositions, matrix: Tensor, mask: AttentionMask) -> OfRank:
-        """E x over the positions that there are; what is padding counts as zero.
-
-        So where nothing is real, values are zero and with them what a query gets.
-        """
+    def _project(
+        self, x: Float[Tensor, "b g s c"], matrix: Tensor, mask: AttentionMask
+    ) -> Float[Tensor, "b g r c"]:
+        """E x over the positions of the text; padding counts as zero."""
         if mask.padding_mask is not None:
             x = x.masked_fill(~rearrange(mask.padding_mask, "b s -> b 1 s 1"), 0.0)
         matrix = matrix[..., : x.shape[2]]

@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.errors import check_at_least
-from manyheads.nn.shapes import KeyPositions, Positions, Real
+from manyheads.nn.shapes import KeyPositions, PaddingMask, Positions
 
 QueryAxis = Int[Tensor, "#b t 1"]
 KeyAxis = Int[Tensor, "#b 1 s"]
-Seen = Bool[Tensor, "#b #t #s"]
+Allowed = Bool[Tensor, "#b #t #s"]
 ALIGNMENT = 8  # elements: GPU kernels read rows of a mask that start at a multiple of it
 
 
 class Rule:
-    """A predicate over (query position, key position). Subclasses are final dataclasses."""
+    """A predicate over (query position i, key position j). Subclasses are frozen dataclasses."""
 
     kind: ClassVar[str]
 
@@ -34,26 +34,26 @@ class Rule:
         return False
 
     def for_rows(self, repeats: int) -> "Rule":
-        """The same rule where each row has been cut into `repeats` rows, one after another."""
+        """The same rule after each row is split into `repeats` rows, one after another."""
         return self
 
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Full(Rule):
-    """Everyone sees everyone."""
+    """Every query attends to every key."""
 
     kind: ClassVar[str] = "full"
 
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return torch.ones(1, 1, 1, dtype=torch.bool, device=keys.device)
 
 
 @dataclass(frozen=True)
 class Causal(Rule):
-    """A position sees itself and what came before: j ≤ i."""
+    """j ≤ i: a position attends to itself and to earlier ones."""
 
     kind: ClassVar[str] = "causal"
 
@@ -61,13 +61,13 @@ class Causal(Rule):
     def is_causal(self) -> bool:
         return True
 
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return keys <= queries
 
 
 @dataclass(frozen=True)
 class Window(Rule):
-    """A position sees those at most `size` away, on either side: |i − j| ≤ size."""
+    """|i − j| ≤ size."""
 
     size: int = 64
     kind: ClassVar[str] = "window"
@@ -75,13 +75,13 @@ class Window(Rule):
     def __post_init__(self) -> None:
         check_at_least("window size", self.size, 0)
 
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return (queries - keys).abs() <= self.size
 
 
 @dataclass(frozen=True)
 class Prefix(Rule):
-    """The first `length` positions see each other; the rest see what came before."""
+    """j ≤ i or j < length: the prefix attends in both directions, the rest is causal."""
 
     length: int = 0
     kind: ClassVar[str] = "prefix"
@@ -89,13 +89,13 @@ class Prefix(Rule):
     def __post_init__(self) -> None:
         check_at_least("prefix length", self.length, 0)
 
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return (keys <= queries) | (keys < self.length)
 
 
 @dataclass(frozen=True)
 class Globals(Rule):
-    """The first `count` positions see all and are seen by all (Longformer's global tokens)."""
+    """i < count or j < count: pairs with a global token (Longformer)."""
 
     count: int = 1
     kind: ClassVar[str] = "globals"
@@ -103,13 +103,13 @@ class Globals(Rule):
     def __post_init__(self) -> None:
         check_at_least("globals count", self.count, 0)
 
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return (queries < self.count) | (keys < self.count)
 
 
 @dataclass(frozen=True)
 class SameBlock(Rule):
-    """A position sees its own block of `size` positions: ⌊i / size⌋ = ⌊j / size⌋."""
+    """⌊i / size⌋ = ⌊j / size⌋."""
 
     size: int = 64
     kind: ClassVar[str] = "same-block"
@@ -117,13 +117,13 @@ class SameBlock(Rule):
     def __post_init__(self) -> None:
         check_at_least("same-block size", self.size, 1)
 
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return queries // self.size == keys // self.size
 
 
 @dataclass(frozen=True, eq=False)
 class SameDocument(Rule):
-    """In a packed row, a position sees only its own document; `documents` numbers them.
+    """In a packed row, a position attends to its own document; `documents` numbers them.
 
     Positions may come in `repeats` rows for each row of documents.
     """
@@ -135,28 +135,28 @@ class SameDocument(Rule):
     def for_rows(self, repeats: int) -> Rule:
         return replace(self, repeats=self.repeats * repeats)
 
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
-        own, other = self._at(queries[..., 0]), self._at(keys[:, 0])
-        return rearrange(own, "b t -> b t 1") == rearrange(other, "b s -> b 1 s")
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
+        of_queries, of_keys = self._at(queries[..., 0]), self._at(keys[:, 0])
+        return rearrange(of_queries, "b t -> b t 1") == rearrange(of_keys, "b s -> b 1 s")
 
     def _at(self, positions: Positions) -> Positions:
-        """The documents at these positions; no row of documents is ever copied."""
-        places = rearrange(positions, "(b r) t -> b (r t)", r=self.repeats)
-        rows = max(places.shape[0], self.documents.shape[0])
-        found = self.documents.expand(rows, -1).gather(1, places.expand(rows, -1))
-        return rearrange(found, "b (r t) -> (b r) t", r=self.repeats)
+        """The documents at these positions, without copying rows of documents."""
+        index = rearrange(positions, "(b r) t -> b (r t)", r=self.repeats)
+        rows = max(index.shape[0], self.documents.shape[0])
+        documents = self.documents.expand(rows, -1).gather(1, index.expand(rows, -1))
+        return rearrange(documents, "b (r t) -> (b r) t", r=self.repeats)
 
-    def places(self) -> Int[Tensor, "b n"]:
+    def positions(self) -> Int[Tensor, "b n"]:
         """The position of each token in its own document, counted from 0."""
         index = torch.arange(self.documents.shape[1], device=self.documents.device)
-        begins = torch.ones_like(self.documents, dtype=torch.bool)
-        begins[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
-        return index - torch.where(begins, index, 0).cummax(1).values
+        starts = torch.ones_like(self.documents, dtype=torch.bool)
+        starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        return index - torch.where(starts, index, 0).cummax(1).values
 
 
 @dataclass(frozen=True)
 class Both(Rule):
-    """Seen where both rules say so."""
+    """True where both rules are True."""
 
     first: Rule
     second: Rule
@@ -169,13 +169,13 @@ class Both(Rule):
     def for_rows(self, repeats: int) -> Rule:
         return Both(self.first.for_rows(repeats), self.second.for_rows(repeats))
 
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return self.first(queries, keys) & self.second(queries, keys)
 
 
 @dataclass(frozen=True)
 class Either(Rule):
-    """Seen where one of two rules says so."""
+    """True where one of two rules is True."""
 
     first: Rule
     second: Rule
@@ -188,7 +188,7 @@ class Either(Rule):
     def for_rows(self, repeats: int) -> Rule:
         return Either(self.first.for_rows(repeats), self.second.for_rows(repeats))
 
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Seen:
+    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return self.first(queries, keys) | self.second(queries, keys)
 
 
@@ -213,7 +213,7 @@ class AttentionMask:
     rule: Rule
     query_positions: Positions
     key_positions: KeyPositions
-    padding_mask: Real | None = None
+    padding_mask: PaddingMask | None = None
     square: bool = False
     _cached: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
 
@@ -260,7 +260,7 @@ class AttentionMask:
         return rearrange(allowed, "b t s -> b 1 t s")
 
     def for_cross_attention(self, queries: int) -> "AttentionMask":
-        """The same keys for so many queries of another sequence, which have no position here."""
+        """The same keys for `queries` queries of another sequence, all at position 0."""
         positions = self.key_positions.new_zeros(1, queries)
         mask = AttentionMask(self.rule, positions, self.key_positions, self.padding_mask)
         if isinstance(self.rule, Full):  # query positions change nothing: share the tensors
@@ -280,7 +280,7 @@ def make_mask(
     length: int,
     *,
     start: int = 0,
-    padding_mask: Real | None = None,
+    padding_mask: PaddingMask | None = None,
     device: torch.device | str | None = None,
 ) -> AttentionMask:
     """The mask of `length` positions after `start` cached ones over all positions so far."""

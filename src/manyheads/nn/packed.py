@@ -1,7 +1,7 @@
-"""Attention without padding: the real tokens of all rows in one long row, each text for itself.
+"""Attention without padding: the real tokens of all rows as one row, each text separate.
 
-A batch of texts of different length is computed as if each were alone; so are the documents that
-share a row. Nothing is spent on padding, nor on pairs of tokens of different texts.
+A batch of texts of different length is computed as if each were a batch of one, and so are the
+documents that share a row: no work for padding or for pairs of tokens of different texts.
 """
 
 from dataclasses import dataclass
@@ -10,25 +10,20 @@ from weakref import WeakKeyDictionary
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from manyheads import ops
-from manyheads.nn.exact_attention import ExactAttention, Fused
+from manyheads.nn.attention import AttentionInputs, ExactAttention, Fused
 from manyheads.nn.masks import AttentionMask, Both, Causal, Full, Rule, SameDocument
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
-from manyheads.nn.shapes import Keys, Queries, Values
-from manyheads.ops import share_heads
-
-AttentionOutput = Float[Tensor, "b h t c"]
-Row = Float[Tensor, "1 h n c"]
-Meeting = Float[Tensor, "1 h n e"]
+from manyheads.nn.shapes import HeadOutput
 
 
 @dataclass(frozen=True)
 class Packed(ExactAttention):
-    """What is padded or has several documents a row is packed; the rest is the fused core's."""
+    """Packs batches with padding or several documents in a row; otherwise as `fused`."""
 
     kind: ClassVar[str] = "packed"
     has_host_sync: ClassVar[bool] = True  # for the lengths of the texts
@@ -36,79 +31,67 @@ class Packed(ExactAttention):
     def check(self, score: Score, position: Position) -> None:
         Fused().check(score, position)
 
-    def __call__(
-        self,
-        q: Queries,
-        k: Keys,
-        v: Values,
-        mask: AttentionMask,
-        score: Score,
-        position: Position,
-        dropout: float = 0.0,
-    ) -> AttentionOutput:
-        texts = None if position.has_bias else texts_of(mask, q.shape[0])
+    def __call__(self, inputs: AttentionInputs) -> HeadOutput:
+        batch, heads, length, _ = inputs.q.shape
+        texts = None if inputs.position.has_bias else find_texts(inputs.mask, batch)
         if texts is None:
-            return Fused()(q, k, v, mask, score, position, dropout)
-        assert isinstance(score, InnerScore)
-        heads, length = q.shape[1], q.shape[2]
-        f, g = score.factors(q, share_heads(k, heads))
-        f, g, w = (
-            rearrange(x, "b h n c -> 1 h (b n) c").index_select(2, texts.places)
-            for x in (f, g, share_heads(v, heads))
+            return Fused()(inputs)
+        assert isinstance(inputs.score, InnerScore)
+        k, v = (ops.share_heads(x, heads) for x in (inputs.k, inputs.v))
+        f, g = inputs.score.factors(inputs.q, k)
+        q, k, v = (
+            rearrange(x, "b h n c -> 1 h (b n) c").index_select(2, texts.tokens) for x in (f, g, v)
         )
-        causal, scale = mask.rule.is_causal, float(score.scale)
-        mixed = ops.packed_attention(f, g, w, texts.lengths, texts.sizes, causal, dropout, scale)
-        whole = mixed.new_zeros(1, heads, q.shape[0] * length, mixed.shape[-1])
-        whole = whole.index_copy(2, texts.places, mixed)
-        return rearrange(whole, "1 h (b n) c -> b h n c", n=length)
+        causal, scale = inputs.mask.rule.is_causal, float(inputs.score.scale)
+        packed = ops.packed_attention(
+            q, k, v, texts.lengths, texts.sizes, causal, inputs.dropout, scale
+        )
+        out = packed.new_zeros(1, heads, batch * length, packed.shape[-1])
+        out = out.index_copy(2, texts.tokens, packed)
+        return rearrange(out, "1 h (b n) c -> b h n c", n=length)
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Where the real tokens stand among all of a batch, and how many each text has of them."""
+    """The indices of real tokens among all tokens of a batch, and the length of each text."""
 
-    places: Int[Tensor, " n"]
+    tokens: Int[Tensor, " n"]
     lengths: Int[Tensor, " texts"]
     sizes: list[int]
 
 
-_known: WeakKeyDictionary[AttentionMask, Texts | None] = WeakKeyDictionary()
+_cached: WeakKeyDictionary[AttentionMask, Texts | None] = WeakKeyDictionary()
 
 
-def texts_of(mask: AttentionMask, rows: int) -> Texts | None:
-    """The texts of a batch; None where packing gains nothing or the rule asks for more."""
-    if mask not in _known:  # one mask serves all layers
-        _known[mask] = _find(mask, rows)
-    return _known[mask]
+def find_texts(mask: AttentionMask, rows: int) -> Texts | None:
+    """The texts of a batch; None if packing gains nothing or cannot express the rule."""
+    if mask not in _cached:  # one mask serves all layers
+        _cached[mask] = _find_texts(mask, rows)
+    return _cached[mask]
 
 
-def _find(mask: AttentionMask, rows: int) -> Texts | None:
-    plain, documents = _parts(mask.rule)
-    if (
-        not rows
-        or not plain
-        or not mask.square
-        or (documents is None and mask.padding_mask is None)
-    ):
+def _find_texts(mask: AttentionMask, rows: int) -> Texts | None:
+    rule, documents = _split_rule(mask.rule)
+    nothing_to_pack = not rows or (documents is None and mask.padding_mask is None)
+    if nothing_to_pack or not mask.square or not isinstance(rule, Full | Causal):
         return None
     length = mask.key_positions.shape[1]
-    none = torch.zeros(rows, length, dtype=torch.long, device=mask.key_positions.device)
-    numbers = none if documents is None else documents[:, :length].expand(rows, -1)
-    real = none == 0 if mask.padding_mask is None else mask.padding_mask.expand(rows, -1)
+    zeros = torch.zeros(rows, length, dtype=torch.long, device=mask.key_positions.device)
+    numbers = zeros if documents is None else documents[:, :length].expand(rows, -1)
+    real = zeros == 0 if mask.padding_mask is None else mask.padding_mask.expand(rows, -1)
     row = torch.arange(rows, device=numbers.device)[:, None]
-    spread = numbers.amax() - numbers.amin() + 1
-    text = (row * spread + numbers).flatten()
-    places = real.flatten().nonzero()[:, 0]
-    names, lengths = torch.unique_consecutive(text[places], return_counts=True)
+    text = (row * (numbers.amax() - numbers.amin() + 1) + numbers).flatten()
+    tokens = real.flatten().nonzero()[:, 0]
+    names, lengths = torch.unique_consecutive(text[tokens], return_counts=True)
     if len(names) == 0 or len(names) != len(names.unique()):
-        return None  # a document that goes on after another one
-    return Texts(places, lengths, lengths.tolist())
+        return None  # a document that continues after another one
+    return Texts(tokens, lengths, lengths.tolist())
 
 
-def _parts(rule: Rule) -> tuple[bool, Tensor | None]:
-    """Whether a rule is causal or full within a document, and the documents."""
+def _split_rule(rule: Rule) -> tuple[Rule, Tensor | None]:
+    """The rule within a document, and the documents."""
     if isinstance(rule, SameDocument):
-        return True, rule.documents
+        return Full(), rule.documents
     if isinstance(rule, Both) and isinstance(rule.second, SameDocument):
-        return isinstance(rule.first, Full | Causal), rule.second.documents
-    return isinstance(rule, Full | Causal), None
+        return rule.first, rule.second.documents
+    return rule, None

@@ -1,33 +1,50 @@
-"""Where a token stands: position schemes as hooks on a model that is otherwise unordered.
+"""Position schemes: how a model knows the order of its tokens.
 
-A `Position` has four hooks, and a scheme overrides exactly those that it needs:
-`embed` adds to the embeddings (sinusoidal, learned), `rotate` turns queries and keys (rotary),
-`score` adds to the attention scores (Shaw, T5 buckets, ALiBi), `value` adds to the mixed
-values (Shaw). All of them are always called.
+A `Position` has four hooks, all of which are always called; a scheme overrides those it needs:
+
+    embed   adds to the embeddings             sinusoidal, learned
+    rotate  rotates queries and keys           rotary
+    score   adds a bias to attention scores    Shaw, T5 buckets, ALiBi, Music Transformer
+    value   adds to the attention output       Shaw
+
+`bias` and `value_bias` are `score` and `value` for an `AttentionMask`. Schemes with a vector for
+each distance override them too, to avoid an index for each pair (`skew`).
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from einops import rearrange, repeat
+from einops import einsum, rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from manyheads.errors import UserError, check_above_zero, check_at_least
+from manyheads.config import Between, Count, Natural, Positive
+from manyheads.errors import UserError
 from manyheads.nn.masks import AttentionMask
-from manyheads.nn.shapes import Hidden, KeyPositions, Positions, Queries, Weights
-from manyheads.nn.skew import shrink, skew, stretch, unskew
+from manyheads.nn.shapes import (
+    HeadOutput,
+    Hidden,
+    KeyPositions,
+    Positions,
+    Queries,
+    ScoreBias,
+    Weights,
+)
 
-Bias = Float[Tensor, "#b h t s"]
-Spread = Float[Tensor, "b h t c"]
-Turned = Float[Tensor, "b h t c"]
+Rotated = Float[Tensor, "b h t c"]  # queries or keys
+Distances = Int[Tensor, "#b 1 t s"]
+ByDistance = Float[Tensor, "b h t r"]  # a column for each distance
+Resized = Float[Tensor, "b h t columns"]
+Square = Float[Tensor, "b h t t"]
 
 
 class Position(nn.Module):
-    """No position at all: attention over an unordered set. The schemes override hooks."""
+    """No position information; schemes override hooks."""
 
+    initialises_itself = True
     max_length: int | None = None
     is_relative_bias: ClassVar[bool] = False  # True if the bias depends on the distance only
     # Class attributes, which compiled code treats as constants.
@@ -41,30 +58,30 @@ class Position(nn.Module):
             return any(getattr(cls, hook) is not getattr(Position, hook) for hook in hooks)
 
         cls.has_bias = overrides("score", "bias")
-        cls.is_absolute = not overrides("rotate", "score", "bias", "value", "spread")
+        cls.is_absolute = not overrides("rotate", "score", "bias", "value", "value_bias")
 
     def embed(self, x: Hidden, positions: Positions) -> Hidden:
         return x
 
-    def rotate(self, x: Turned, positions: Positions) -> Turned:
+    def rotate(self, x: Rotated, positions: Positions) -> Rotated:
         return x
 
-    def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> Bias | None:
+    def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> ScoreBias | None:
         return None
 
-    def bias(self, q: Queries, mask: AttentionMask) -> Bias | None:
-        """What `score` adds for the pairs of a mask; a key that is not seen may get any number."""
+    def bias(self, q: Queries, mask: AttentionMask) -> ScoreBias | None:
+        """`score` for the pairs of a mask; any value is allowed where the mask is False."""
         return self.score(q, mask.query_positions, mask.key_positions)
 
-    def value(self, weights: Weights, queries: Positions, keys: KeyPositions) -> Spread | None:
+    def value(self, weights: Weights, queries: Positions, keys: KeyPositions) -> HeadOutput | None:
         return None
 
-    def spread(self, weights: Weights, mask: AttentionMask) -> Spread | None:
-        """What `value` adds for the pairs of a mask, of which the unseen have no weight."""
+    def value_bias(self, weights: Weights, mask: AttentionMask) -> HeadOutput | None:
+        """`value` for the pairs of a mask; weights are 0 where the mask is False."""
         return self.value(weights, mask.query_positions, mask.key_positions)
 
-    def refuse_past(self, length: int) -> None:
-        """A learned table has an end; going past it is an error, not a wrap-around."""
+    def check_length(self, length: int) -> None:
+        """Refuse positions past the end of a learned table."""
         if self.max_length is not None and length > self.max_length:
             raise UserError(
                 f"{length} positions, but the learned ones end at {self.max_length}: shorten the "
@@ -80,20 +97,29 @@ def bias_by_distance(position: Position, q: Queries) -> Float[Tensor, "h far"]:
     """
     length = q.shape[2]
     center = torch.full((1, 1), length - 1, device=q.device)
-    distances = torch.arange(2 * length - 1, device=q.device)[None]
-    precise = q[:1, :, :1].to(torch.promote_types(q.dtype, torch.float32))
-    bias = position.score(precise, center, distances)
+    keys = torch.arange(2 * length - 1, device=q.device)[None]
+    query = q[:1, :, :1].to(torch.promote_types(q.dtype, torch.float32))
+    bias = position.score(query, center, keys)
     assert bias is not None
     return bias[0, :, 0]
+
+
+def _distances(queries: Positions, keys: KeyPositions) -> Distances:
+    """j − i of every pair."""
+    return rearrange(keys, "b s -> b 1 1 s") - rearrange(queries, "b t -> b 1 t 1")
+
+
+# ---------------------------------------------------------------------------------------------
+# Absolute positions, and rotary
 
 
 def _angles(
     positions: Positions, channels: int, base: float, dtype: torch.dtype
 ) -> Float[Tensor, "#b t half"]:
-    """pos / base^(2i/channels) for each pair i of channels, never in less than float32."""
-    precise = torch.float64 if dtype == torch.float64 else torch.float32
-    pairs = torch.arange(0, channels, 2, device=positions.device, dtype=precise)
-    return positions[..., None].to(precise) * base ** (-pairs / channels)
+    """pos / base^(2i/channels) for each pair i of channels, in float32 at least."""
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    pairs = torch.arange(0, channels, 2, device=positions.device, dtype=dtype)
+    return positions[..., None].to(dtype) * base ** (-pairs / channels)
 
 
 class SinusoidalPosition(Position):
@@ -114,7 +140,7 @@ class SinusoidalPosition(Position):
 
 
 class LearnedPosition(Position):
-    """One trained vector a position, up to a last one; the first `offset` rows are no position."""
+    """A trained vector for each position; the first `offset` rows of the table are unused."""
 
     def __init__(self, max_length: int, dim: int, offset: int) -> None:
         super().__init__()
@@ -127,14 +153,14 @@ class LearnedPosition(Position):
 
 
 class RotaryPosition(Position):
-    """Turns each pair of channels by pos · θᵢ, so that q · k depends on the distance alone."""
+    """Rotates each pair i of channels by pos · θᵢ, so that q · k depends on the distance only."""
 
     def __init__(self, base: float, layout: str) -> None:
         super().__init__()
         self.base = base
         self.layout = layout
 
-    def rotate(self, x: Turned, positions: Positions) -> Turned:
+    def rotate(self, x: Rotated, positions: Positions) -> Rotated:
         angles = rearrange(_angles(positions, x.shape[-1], self.base, x.dtype), "b t r -> b 1 t r")
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         if self.layout == "interleaved":
@@ -144,51 +170,12 @@ class RotaryPosition(Position):
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-class ShawPosition(Position):
-    """Relative positions of Shaw et al.: a vector for each clipped distance, on keys and values.
-
-    e_ij = (q_i · k_j + q_i · a^K_{clip(j−i)}) / √c,  z_i = Σ_j α_ij (v_j + a^V_{clip(j−i)})
-    """
-
-    def __init__(self, max_distance: int, head_dim: int) -> None:
-        super().__init__()
-        self.max_distance = max_distance
-        self.keys = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))
-        self.values = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))
-        nn.init.normal_(self.keys, std=head_dim**-0.5)
-        nn.init.normal_(self.values, std=head_dim**-0.5)
-
-    def _rows(self, queries: Positions, keys: KeyPositions) -> Int[Tensor, "#b 1 t s"]:
-        distance = rearrange(keys, "b s -> b 1 1 s") - rearrange(queries, "b t -> b 1 t 1")
-        return distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
-
-    def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> Bias | None:
-        every = (q @ self.keys.T) / math.sqrt(q.shape[-1])
-        rows = self._rows(queries, keys)
-        return every.gather(-1, rows.expand(*every.shape[:2], *rows.shape[2:]))
-
-    def value(self, weights: Weights, queries: Positions, keys: KeyPositions) -> Spread | None:
-        rows = self._rows(queries, keys).expand_as(weights)
-        by_distance = weights.new_zeros(*weights.shape[:3], len(self.values))
-        return by_distance.scatter_add(-1, rows, weights) @ self.values
-
-    def bias(self, q: Queries, mask: AttentionMask) -> Bias | None:
-        """Of a full pass nothing is gathered: all is skewed."""
-        if not mask.square:
-            return self.score(q, mask.query_positions, mask.key_positions)
-        every, far = (q @ self.keys.T) / math.sqrt(q.shape[-1]), q.shape[2] - 1
-        ahead = 0 if mask.rule.is_causal else far
-        return skew(stretch(every, -self.max_distance, -far, ahead))
-
-    def spread(self, weights: Weights, mask: AttentionMask) -> Spread | None:
-        if not mask.square:
-            return self.value(weights, mask.query_positions, mask.key_positions)
-        far, most = weights.shape[2] - 1, self.max_distance
-        return shrink(unskew(weights), -far, -most, most) @ self.values
+# ---------------------------------------------------------------------------------------------
+# Biases that depend on the distance only
 
 
 class BucketPosition(Position):
-    """T5's relative bias: one number a head for each bucket of distances, wider further off."""
+    """T5's relative bias: a number for each head and bucket of distances, wider further away."""
 
     is_relative_bias = True
 
@@ -198,10 +185,9 @@ class BucketPosition(Position):
         self.both_ways = both_ways
         self.table = nn.Embedding(buckets, heads)
 
-    def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> Bias | None:
-        distance = rearrange(keys, "b s -> b 1 s") - rearrange(queries, "b t -> b t 1")
-        bias = self.table(self.bucket(distance)).to(q.dtype)
-        return rearrange(bias, "b t s h -> b h t s")
+    def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> ScoreBias | None:
+        bias = self.table(self.bucket(_distances(queries, keys))).to(q.dtype)
+        return rearrange(bias, "b 1 t s h -> b h t s")
 
     def bucket(self, distance: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """Half of the buckets for exact small distances, the rest in logarithmic steps."""
@@ -219,7 +205,7 @@ class BucketPosition(Position):
 
 
 class AlibiPosition(Position):
-    """−slope_h · |i − j| on the scores: each head is short-sighted in its own measure."""
+    """−slope_h · |i − j| on the scores (ALiBi)."""
 
     exponents: Tensor
     is_relative_bias = True
@@ -230,10 +216,9 @@ class AlibiPosition(Position):
         exponents = [math.log2(slope) for slope in alibi_slopes(heads)]
         self.register_buffer("exponents", torch.tensor(exponents), persistent=False)
 
-    def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> Bias | None:
-        distance = rearrange(queries, "b t -> b 1 t 1") - rearrange(keys, "b s -> b 1 1 s")
+    def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> ScoreBias | None:
         slopes = repeat(self.exponents.to(q.dtype).exp2(), "h -> 1 h 1 1")
-        return -slopes * distance.abs()
+        return -slopes * _distances(queries, keys).abs()
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -244,9 +229,199 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + between[: heads - power]
 
 
+# ---------------------------------------------------------------------------------------------
+# A vector for each distance
+#
+# A gathered vector for each pair would take n × n × c numbers. Q Eᵀ, with a column for each
+# distance, has n × distances, and the scores of all pairs are its rows, each shifted by one
+# column more than the row above. `skew` and `unskew` convert between the two by padding and
+# reading the same memory in rows of another length, without indices.
+
+
+def skew(products: ByDistance) -> Square:
+    """out[i, j] = products[i, j − i + n − 1]: the first column is the distance −(n−1).
+
+    With a column of padding each row is one longer than the rows in which the memory is then
+    read, so each begins one column further left. If the columns end at the distance 0, entries
+    at j > i are meaningless.
+    """
+    length, columns = products.shape[2:]
+    numbers = F.pad(products, (1, 0)).flatten(-2)[..., length:]
+    return numbers.unflatten(-1, (length, columns))[..., :length]
+
+
+def unskew(square: Square) -> ByDistance:
+    """out[i, d] = square[i, i + d − (n − 1)] for 2n − 1 distances, 0 where there is no pair."""
+    length = square.shape[2]
+    numbers = F.pad(F.pad(square, (length - 1, 0)).flatten(-2), (0, length))
+    return numbers.unflatten(-1, (length, 2 * length))[..., :-1]
+
+
+def _repeat_ends(table: ByDistance, lowest: int, first: int, last: int) -> Resized:
+    """Columns `first` … `last` of a table that starts at `lowest`; beyond it, its end columns."""
+    highest = lowest + table.shape[-1] - 1
+    inside = table[..., max(first, lowest) - lowest : min(last, highest) - lowest + 1]
+    before, after = max(0, lowest - first), max(0, last - highest)
+    if not before and not after:
+        return inside
+    left = inside[..., :1].expand(*inside.shape[:-1], before)
+    right = inside[..., -1:].expand(*inside.shape[:-1], after)
+    return torch.cat([left, inside, right], dim=-1)
+
+
+def _sum_ends(table: ByDistance, lowest: int, first: int, last: int) -> Resized:
+    """The transpose of `_repeat_ends`: the end columns have the sums of those beyond them."""
+    highest = lowest + table.shape[-1] - 1
+    table = F.pad(table, (max(0, lowest - first), max(0, last - highest)))
+    lowest = min(lowest, first)
+    left = table[..., : first - lowest + 1].sum(-1, keepdim=True)
+    right = table[..., last - lowest :].sum(-1, keepdim=True)
+    return torch.cat([left, table[..., first - lowest + 1 : last - lowest], right], dim=-1)
+
+
+def _gather(products: ByDistance, columns: Distances) -> ScoreBias:
+    """One column for each pair."""
+    return products.gather(-1, columns.expand(*products.shape[:2], *columns.shape[2:]))
+
+
+class ShawPosition(Position):
+    """Relative positions of Shaw et al.: a vector for each clipped distance, on keys and values.
+
+    e_ij = (q_i · k_j + q_i · a^K_{clip(j−i)}) / √c,  z_i = Σ_j α_ij (v_j + a^V_{clip(j−i)})
+    """
+
+    def __init__(self, max_distance: int, head_dim: int) -> None:
+        super().__init__()
+        self.max_distance = max_distance
+        self.keys = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))
+        self.values = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))
+        nn.init.normal_(self.keys, std=head_dim**-0.5)
+        nn.init.normal_(self.values, std=head_dim**-0.5)
+
+    def _rows(self, queries: Positions, keys: KeyPositions) -> Distances:
+        clipped = _distances(queries, keys).clamp(-self.max_distance, self.max_distance)
+        return clipped + self.max_distance
+
+    def _products(self, q: Queries) -> ByDistance:
+        return (q @ self.keys.T) / math.sqrt(q.shape[-1])
+
+    def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> ScoreBias | None:
+        return _gather(self._products(q), self._rows(queries, keys))
+
+    def bias(self, q: Queries, mask: AttentionMask) -> ScoreBias | None:
+        if not mask.square:
+            return super().bias(q, mask)
+        far = q.shape[2] - 1
+        ahead = 0 if mask.rule.is_causal else far
+        return skew(_repeat_ends(self._products(q), -self.max_distance, -far, ahead))
+
+    def value(self, weights: Weights, queries: Positions, keys: KeyPositions) -> HeadOutput | None:
+        rows = self._rows(queries, keys).expand_as(weights)
+        by_distance = weights.new_zeros(*weights.shape[:3], len(self.values))
+        return by_distance.scatter_add(-1, rows, weights) @ self.values
+
+    def value_bias(self, weights: Weights, mask: AttentionMask) -> HeadOutput | None:
+        if not mask.square:
+            return super().value_bias(weights, mask)
+        far, clip = weights.shape[2] - 1, self.max_distance
+        return _sum_ends(unskew(weights), -far, -clip, clip) @ self.values
+
+
+class DistanceVectors(nn.Module):
+    """A learned vector e_d for each d from `lowest` to `highest`, in each head or shared.
+
+    A d beyond them has the vector of the nearer end.
+    """
+
+    initialises_itself = True
+
+    def __init__(self, heads: int, lowest: int, highest: int, head_dim: int) -> None:
+        super().__init__()
+        self.lowest = lowest
+        self.highest = highest
+        self.table = nn.Parameter(torch.empty(heads, highest - lowest + 1, head_dim))
+        nn.init.normal_(self.table, std=head_dim**-0.5)
+
+    def scores(self, q: Queries, lowest: int, highest: int) -> ByDistance:
+        """q · e_d / √c for every d of a range."""
+        first, last = max(lowest, self.lowest), min(highest, self.highest)
+        table = self.table[:, first - self.lowest : last - self.lowest + 1]
+        table = table.expand(q.shape[1], -1, -1)
+        products = einsum(q, table, "b h t c, h r c -> b h t r") / math.sqrt(q.shape[-1])
+        return _repeat_ends(products, first, lowest, highest)
+
+    def gather(self, q: Queries, distances: Distances) -> ScoreBias:
+        """q · e_d / √c for the d of each pair."""
+        columns = distances.clamp(self.lowest, self.highest) - self.lowest
+        return _gather(self.scores(q, self.lowest, self.highest), columns)
+
+
+class RelativePosition(Position):
+    """q_i · e_{j−i} / √c on the scores (Music Transformer); 0 for later keys in a causal stack.
+
+    With a `period` p, each p positions from `first` on are a step of p voices, and the distances
+    in steps and in voices have vectors too: q_i · (e_{j−i} + e'_{⌊j/p⌋−⌊i/p⌋} + e''_{j%p−i%p}).
+    """
+
+    def __init__(self, config: "Relative", sizes: "PositionSizes") -> None:
+        super().__init__()
+        far = sizes.max_length - 1 if config.max_distance is None else config.max_distance
+        heads = sizes.heads if config.share == "none" else 1
+        self.both_ways = not sizes.causal
+        self.period = config.period
+        self.first = config.first
+        self.distances = DistanceVectors(heads, -far, far * self.both_ways, sizes.head_dim)
+        if self.period is not None:
+            steps, voices = math.ceil(far / self.period), self.period - 1
+            self.steps = DistanceVectors(heads, -steps, steps * self.both_ways, sizes.head_dim)
+            self.voices = DistanceVectors(heads, -voices, voices, sizes.head_dim)
+
+    def score(self, q: Queries, queries: Positions, keys: KeyPositions) -> ScoreBias | None:
+        bias = self.distances.gather(q, _distances(queries, keys))
+        if self.period is not None:
+            i, j = queries - self.first, keys - self.first
+            steps = _distances(i // self.period, j // self.period)
+            voices = _distances(i % self.period, j % self.period)
+            bias = bias + self.steps.gather(q, steps) + self.voices.gather(q, voices)
+        return bias if self.both_ways else _without_later(bias, queries, keys)
+
+    def bias(self, q: Queries, mask: AttentionMask) -> ScoreBias | None:
+        if not mask.square:
+            return super().bias(q, mask)
+        far = q.shape[2] - 1
+        bias = skew(self.distances.scores(q, -far, far * self.both_ways))
+        if self.period is not None:
+            bias = bias + self._step_and_voice_bias(q, self.period)
+        if self.both_ways or mask.rule.is_causal:
+            return bias
+        return _without_later(bias, mask.query_positions, mask.key_positions)
+
+    def _step_and_voice_bias(self, q: Queries, period: int) -> Square:
+        """The bias of each pair of steps, plus that of each pair of voices within a step."""
+        length, before = q.shape[2], -self.first % period
+        q = F.pad(q, (0, 0, before, -(before + length) % period))  # complete steps
+        far = q.shape[2] // period - 1
+        by_step = self.steps.scores(q, -far, far * self.both_ways)
+        by_step = skew(rearrange(by_step, "b h (s p) r -> b (h p) s r", p=period))
+        steps = rearrange(by_step, "b (h p) s u -> b h (s p) u 1", p=period)
+        by_voice = self.voices.scores(q, 1 - period, period - 1)
+        by_voice = skew(rearrange(by_voice, "b h (s p) r -> b (h s) p r", p=period))
+        voices = rearrange(by_voice, "b (h s) p v -> b h (s p) 1 v", s=far + 1)
+        inside = slice(before, before + length)
+        return (steps + voices).flatten(-2)[:, :, inside, inside]
+
+
+def _without_later(bias: ScoreBias, queries: Positions, keys: KeyPositions) -> ScoreBias:
+    return bias.masked_fill(_distances(queries, keys) > 0, 0.0)
+
+
+# ---------------------------------------------------------------------------------------------
+# Settings
+
+
 @dataclass(frozen=True, kw_only=True)
 class PositionSizes:
-    """What a scheme may need to know of the stack that it is built for.
+    """Sizes of the stack that a scheme is built for.
 
     `dim` is the width at which positions are added: that of the token table.
     """
@@ -258,9 +433,12 @@ class PositionSizes:
     causal: bool
 
 
+Base = Annotated[Positive, "Base of the wavelengths"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class NoPosition:
-    """None: the model sees a bag of tokens (a causal mask still tells a little)."""
+    """None: the model sees a bag of tokens (a causal mask still gives some order)."""
 
     kind: ClassVar[str] = "none"
     per_layer: ClassVar[bool] = False
@@ -271,15 +449,14 @@ class NoPosition:
 
 @dataclass(frozen=True, kw_only=True)
 class Sinusoidal:
-    """Fixed waves added to the embeddings. `halves` puts all sines before all cosines."""
+    """Fixed waves added to the embeddings."""
 
-    base: float = 10_000.0
-    layout: Literal["interleaved", "halves"] = "interleaved"
+    base: Base = 10_000.0
+    layout: Annotated[
+        Literal["interleaved", "halves"], "Sines and cosines in turn, or all sines first"
+    ] = "interleaved"
     kind: ClassVar[str] = "sinusoidal"
     per_layer: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_above_zero("position.base", self.base)
 
     def build(self, sizes: PositionSizes) -> Position:
         return SinusoidalPosition(self.base, self.layout)
@@ -287,17 +464,11 @@ class Sinusoidal:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A trained vector for each position up to model.max_length.
+    """A trained vector for each position up to model.max_length."""
 
-    `offset` rows stand unused before the first (RoBERTa and BART counted from their padding on).
-    """
-
-    offset: int = 0
+    offset: Annotated[Natural, "Unused rows before the first position (RoBERTa, BART: 2)"] = 0
     kind: ClassVar[str] = "learned"
     per_layer: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_at_least("position.offset", self.offset, 0)
 
     def build(self, sizes: PositionSizes) -> Position:
         return LearnedPosition(sizes.max_length, sizes.dim, self.offset)
@@ -305,35 +476,30 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """Queries and keys turned by their position. `halves` pairs channel i with i + c/2."""
+    """Queries and keys rotated by their position (RoPE)."""
 
-    base: float = 10_000.0
-    layout: Literal["interleaved", "halves"] = "halves"
+    base: Base = 10_000.0
+    layout: Annotated[
+        Literal["interleaved", "halves"], "Pairs of neighbouring channels, or of i and i + c/2"
+    ] = "halves"
     kind: ClassVar[str] = "rotary"
     per_layer: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_above_zero("position.base", self.base)
 
     def build(self, sizes: PositionSizes) -> Position:
         if sizes.head_dim % 2:
             raise UserError(
-                f"rotary positions turn pairs of channels: head_dim={sizes.head_dim} "
-                "is odd, so choose an even one"
+                f"rotary positions need an even model.head_dim, which is {sizes.head_dim}"
             )
         return RotaryPosition(self.base, self.layout)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shaw:
-    """Relative vectors on keys and values, clipped at `max_distance`, in each layer anew."""
+    """Relative vectors on keys and values, in each layer (Shaw et al. 2018)."""
 
-    max_distance: int = 16
+    max_distance: Annotated[Count, "Distance at which vectors are clipped"] = 16
     kind: ClassVar[str] = "shaw"
     per_layer: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_at_least("position.max_distance", self.max_distance, 1)
 
     def build(self, sizes: PositionSizes) -> Position:
         return ShawPosition(self.max_distance, sizes.head_dim)
@@ -343,8 +509,8 @@ class Shaw:
 class Buckets:
     """T5's bucketed relative bias, one table for all layers of a stack."""
 
-    buckets: int = 32
-    max_distance: int = 128
+    buckets: Annotated[int, "Buckets of distances"] = 32
+    max_distance: Annotated[int, "Distances from here on share the last bucket"] = 128
     kind: ClassVar[str] = "t5"
     per_layer: ClassVar[bool] = False
 
@@ -367,3 +533,23 @@ class Alibi:
 
     def build(self, sizes: PositionSizes) -> Position:
         return AlibiPosition(sizes.heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative:
+    """A learned vector for each distance, in each layer (Music Transformer, Huang et al. 2018)."""
+
+    max_distance: Annotated[
+        Count | None, "Distance at which vectors are clipped; none: model.max_length − 1"
+    ] = None
+    share: Annotated[Literal["none", "heads"], "Which heads of a layer share a table"] = "none"
+    period: Annotated[int | None, Between(2), "Voices that take turns (four in a chorale)"] = None
+    first: Annotated[Natural, "Position where the first step of voices begins"] = 0
+    kind: ClassVar[str] = "relative"
+    per_layer: ClassVar[bool] = True
+
+    def build(self, sizes: PositionSizes) -> Position:
+        return RelativePosition(self, sizes)
+
+
+PositionConfig = NoPosition | Sinusoidal | Learned | Rotary | Shaw | Buckets | Alibi | Relative

@@ -11,14 +11,13 @@ States = tuple[Tensor, ...]  # each [layers or positions, rows, width]
 
 @runtime_checkable
 class StateCache(Cache, Protocol):
-    """A cache that also keeps the newest states of modules; rows are hypotheses."""
+    """A cache that also keeps the newest states of modules; rows are hypotheses.
+
+    A model that uses no mask passes the number of its positions to `advance`.
+    """
 
     @property
     def length(self) -> int: ...
-
-    def advance(self, positions: int | None = None) -> None:
-        """As in `Cache`; a model that asks for no mask names how many positions it has read."""
-        ...
 
     def state(self, module: nn.Module) -> States | None:
         """The states after the last position; None before the first."""

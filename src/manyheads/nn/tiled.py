@@ -8,71 +8,50 @@ Forward, for each block of queries, over the blocks of keys with a running maxim
 Only o and log-sum-exp L = m + log l are kept. Backward recomputes each block's scores and with
 P = exp(S − L), D = rowsum(dO ∘ O) takes dS = P ∘ (dP − D) back through the score.
 
-Half precision is for what comes in and goes out: every block, sum and gradient is computed in at
-least float32, under autocast too, and rounded once at the end.
+Inputs and outputs may be in half precision: every block, sum and gradient is computed in at least
+float32, under autocast too, and rounded once at the end.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from einops import einsum
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from manyheads import ops
-from manyheads.errors import UserError
-from manyheads.nn.exact_attention import ExactAttention
+from manyheads.config import Count
+from manyheads.nn.attention import AttentionInputs, ExactAttention
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
-from manyheads.nn.shapes import Keys, Queries, Values
-from manyheads.ops import share_heads
-
-AttentionOutput = Float[Tensor, "b h t c"]
+from manyheads.nn.shapes import HeadOutput
 
 
 @dataclass(frozen=True)
 class Tiled(ExactAttention):
-    """Attention block by block; any score, rule and position, any device."""
+    """Attention block by block; any score, mask rule and position, any device."""
 
-    block: int = 512
+    block: Annotated[Count, "Queries and keys of a block"] = 512
     kind: ClassVar[str] = "tiled"
 
-    def __post_init__(self) -> None:
-        if self.block < 1:
-            raise UserError(f"core.block={self.block} must be at least 1")
-
-    def check(self, score: Score, position: Position) -> None:
-        """Honours everything: it sees the scores, one block at a time."""
-
-    def __call__(
-        self,
-        q: Queries,
-        k: Keys,
-        v: Values,
-        mask: AttentionMask,
-        score: Score,
-        position: Position,
-        dropout: float = 0.0,
-    ) -> AttentionOutput:
-        seed = int(torch.randint(2**62, ())) if dropout else 0
-        tiles = _Tiles(mask, _Parts(score, position), dropout, seed, self.block)
-        heads = q.shape[1]
-        return _TiledAttention.apply(  # type: ignore[no-untyped-call]
-            tiles, q, share_heads(k, heads), share_heads(v, heads), *tiles.parts.parameters()
-        )
+    def __call__(self, inputs: AttentionInputs) -> HeadOutput:
+        seed = int(torch.randint(2**62, ())) if inputs.dropout else 0
+        parts = _Parts(inputs.score, inputs.position)
+        tiles = _Tiles(inputs.mask, parts, inputs.dropout, seed, self.block)
+        k, v = (ops.share_heads(x, inputs.q.shape[1]) for x in (inputs.k, inputs.v))
+        return _TiledAttention.apply(tiles, inputs.q, k, v, *parts.parameters())  # type: ignore[no-untyped-call]
 
 
 def _precise(x: Tensor) -> Tensor:
-    """The same numbers in at least float32."""
+    """In at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
 
 
 class _Parts(nn.Module):
-    """Score and position under one roof, so that both can compute with given weights."""
+    """Score and position in one module, so that `functional_call` can replace their weights."""
 
     def __init__(self, score: Score, position: Position) -> None:
         super().__init__()
@@ -85,7 +64,7 @@ class _Parts(nn.Module):
 
 @dataclass(frozen=True)
 class _Tiles:
-    """What the forward and the backward pass compute alike for one block."""
+    """The computations of one block that the forward and the backward pass share."""
 
     mask: AttentionMask
     parts: _Parts
@@ -96,7 +75,7 @@ class _Tiles:
     def precisely(
         self, compute: Callable[..., Any], weights: list[Tensor], q: Tensor, *inputs: Any
     ) -> Any:
-        """compute(weights, q, …) without autocast, `weights` being those of score and position."""
+        """compute(weights, q, …) without autocast, with these weights of score and position."""
         names = [name for name, _ in self.parts.named_parameters()]
         state = {name: _precise(buffer) for name, buffer in self.parts.named_buffers()}
         state |= zip(names, weights, strict=True)
@@ -108,7 +87,7 @@ class _Tiles:
         return (slice(i, min(i + self.block, length)) for i in range(0, length, self.block))
 
     def columns(self, rows: slice) -> Iterator[slice]:
-        """The blocks of keys of which these queries see anything."""
+        """The blocks of keys to which any of these queries attends."""
         length = self.mask.key_positions.shape[1]
         for j in range(0, length, self.block):
             columns = slice(j, min(j + self.block, length))
@@ -125,39 +104,39 @@ class _Tiles:
         allowed = mask.as_bool()
         return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
 
-    def mix(self, weights: Tensor, v: Tensor, rows: slice, columns: slice) -> Tensor:
+    def weigh(self, weights: Tensor, v: Tensor, rows: slice, columns: slice) -> Tensor:
+        """weights · v, with dropout and what the position adds to values."""
         if self.dropout:
             # The same block drops the same weights when the backward pass recomputes it.
             generator = torch.Generator(weights.device)
             generator.manual_seed(self.seed + rows.start * 2**20 + columns.start)
             chance = torch.rand(weights.shape, generator=generator, device=weights.device)
             weights = weights * (chance >= self.dropout) / (1 - self.dropout)
-        mixed = einsum(weights, v, "b h t s, b h s c -> b h t c")
-        mask = self.mask.block(rows, columns)
-        spread = self.parts.position.spread(weights, mask)
-        return mixed if spread is None else mixed + spread
+        out = einsum(weights, v, "b h t s, b h s c -> b h t c")
+        value_bias = self.parts.position.value_bias(weights, self.mask.block(rows, columns))
+        return out if value_bias is None else out + value_bias
 
 
 def _forward(
     tiles: _Tiles, weights: list[Tensor], q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The mixed values and the log-sum-exp, both in the precision of the sums."""
+    """The output and the log-sum-exp L, both in the precision of the sums."""
     log_sum = q.new_empty(*q.shape[:3], 1, dtype=torch.promote_types(q.dtype, torch.float32))
     out = log_sum.new_empty(*q.shape[:3], v.shape[-1])
     for rows in tiles.rows():
-        qb = _precise(q[:, :, rows])
+        q_block = _precise(q[:, :, rows])
         m = torch.full_like(log_sum[:, :, rows], -torch.inf)
         total = torch.zeros_like(m)
         o = torch.zeros_like(out[:, :, rows])
         for columns in tiles.columns(rows):
-            kb, vb = _precise(k[:, :, columns]), _precise(v[:, :, columns])
-            scores = tiles.scores(qb, kb, rows, columns)
+            k_block, v_block = _precise(k[:, :, columns]), _precise(v[:, :, columns])
+            scores = tiles.scores(q_block, k_block, rows, columns)
             highest = torch.maximum(m, scores.amax(-1, keepdim=True))
-            # A row that has seen nothing yet keeps −∞; exp must not see ∞ − ∞.
+            # A row without an allowed key so far keeps −∞; exp must not get ∞ − ∞.
             safe = highest.masked_fill(highest == -torch.inf, 0.0)
             p, shrink = (scores - safe).exp(), (m - safe).exp()
             total = shrink * total + p.sum(-1, keepdim=True)
-            o = shrink * o + tiles.mix(p, vb, rows, columns)
+            o = shrink * o + tiles.weigh(p, v_block, rows, columns)
             m = highest
         blind = total == 0
         out[:, :, rows] = o / total.masked_fill(blind, 1.0)
@@ -175,33 +154,33 @@ def _backward(
     log_sum: Tensor,
     grad: Tensor,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The gradients of q, k, v and of those weights that want one."""
+    """The gradients of q, k, v and of the trained weights."""
     trained = [weight for weight in weights if weight.requires_grad]
     dq, dk, dv = (torch.zeros_like(x, dtype=out.dtype) for x in (q, k, v))
     d_trained = [torch.zeros_like(weight) for weight in trained]
     for rows in tiles.rows():
-        grad_b = _precise(grad[:, :, rows])
-        inner = (grad_b * out[:, :, rows]).sum(-1, keepdim=True)
+        grad_block = _precise(grad[:, :, rows])
+        row_sum = (grad_block * out[:, :, rows]).sum(-1, keepdim=True)
         for columns in tiles.columns(rows):
             with torch.enable_grad():
-                qb, kb, vb = (
+                q_block, k_block, v_block = (
                     _precise(x[:, :, part]).detach().requires_grad_()
                     for x, part in ((q, rows), (k, columns), (v, columns))
                 )
-                scores = tiles.scores(qb, kb, rows, columns)
+                scores = tiles.scores(q_block, k_block, rows, columns)
                 p = (scores.detach() - log_sum[:, :, rows]).exp().requires_grad_()
-                mixed = tiles.mix(p, vb, rows, columns)
-            dp, d_vb, *d_mix = torch.autograd.grad(
-                mixed, [p, vb, *trained], grad_b, allow_unused=True
+                out_block = tiles.weigh(p, v_block, rows, columns)
+            dp, dv_block, *d_values = torch.autograd.grad(
+                out_block, [p, v_block, *trained], grad_block, allow_unused=True
             )
-            ds = p.detach() * (dp - inner)
-            d_qb, d_kb, *d_score = torch.autograd.grad(
-                scores, [qb, kb, *trained], ds, allow_unused=True
+            ds = p.detach() * (dp - row_sum)
+            dq_block, dk_block, *d_scores = torch.autograd.grad(
+                scores, [q_block, k_block, *trained], ds, allow_unused=True
             )
-            dq[:, :, rows] += d_qb
-            dk[:, :, columns] += d_kb
-            dv[:, :, columns] += d_vb
-            for total, *parts in zip(d_trained, d_mix, d_score, strict=True):
+            dq[:, :, rows] += dq_block
+            dk[:, :, columns] += dk_block
+            dv[:, :, columns] += dv_block
+            for total, *parts in zip(d_trained, d_values, d_scores, strict=True):
                 for part in parts:
                     if part is not None:
                         total += part
@@ -222,16 +201,16 @@ class _TiledAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, log_sum, *weights = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[4:]
+        is_trained = ctx.needs_input_grad[4:]
         precise = [
-            _precise(weight).detach().requires_grad_(wants)
-            for weight, wants in zip(weights, wanted, strict=True)
+            _precise(weight).detach().requires_grad_(trained)
+            for weight, trained in zip(weights, is_trained, strict=True)
         ]
-        inputs, trained = ctx.tiles.precisely(_backward, precise, q, k, v, out, log_sum, *grads)
-        of_trained = iter(trained)
-        of_weights = [next(of_trained) if wants else None for wants in wanted]
-        # Autograd takes gradients of the dtype of what they belong to.
+        d_inputs, d_trained = ctx.tiles.precisely(_backward, precise, q, k, v, out, log_sum, *grads)
+        remaining = iter(d_trained)
+        d_weights = [next(remaining) if trained else None for trained in is_trained]
+        # Autograd expects each gradient in the dtype of its input.
         return None, *(
             None if gradient is None else gradient.to(x.dtype)
-            for gradient, x in zip([*inputs, *of_weights], (q, k, v, *weights), strict=True)
+            for gradient, x in zip([*d_inputs, *d_weights], (q, k, v, *weights), strict=True)
         )

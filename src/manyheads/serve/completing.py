@@ -17,10 +17,9 @@ from manyheads.decode.sample import Sample, Sampler, choose
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.models.gpt import Gpt
-from manyheads.nn.attention import SelfAttention
-from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.attention import Dense, Fused, SelfAttention
 from manyheads.nn.masks import AttentionMask, Rule
-from manyheads.nn.shapes import Real
+from manyheads.nn.shapes import PaddingMask
 from manyheads.serve.batching import Bounds, Job, Work
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web.responses import Problem
@@ -136,7 +135,7 @@ class RaggedCache(KVCache):
         self.even = not bool(absent.any())
 
     def mask(
-        self, rule: Rule, length: int, padding: Real | None, device: torch.device
+        self, rule: Rule, length: int, padding: PaddingMask | None, device: torch.device
     ) -> AttentionMask:
         mask = super().mask(rule, length, padding, device)
         if self.even:

@@ -231,7 +231,7 @@ def check(run: RunSettings) -> None:
     if run.objective is None or run.objective.packing == "stream":
         return
     core = run.model.attention
-    if not getattr(core, "keeps_apart", core.exact):
+    if not getattr(core, "separates_documents", core.exact):
         raise UserError(
             f"model.attention={core.kind} cannot separate packed documents: choose "
             "objective.packing=stream, or another model.attention"

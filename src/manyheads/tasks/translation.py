@@ -24,7 +24,7 @@ from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
 from manyheads.models.capture import looks_across
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
-from manyheads.nn.embedding import LMHead
+from manyheads.nn.layers import LMHead
 from manyheads.nn.shapes import Hidden
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tokenizer.bpe_dropout import Segmenter

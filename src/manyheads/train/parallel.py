@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from manyheads.errors import UserError
 from manyheads.nn.block import Block
-from manyheads.nn.performer import PerformerCore
+from manyheads.nn.performer import PerformerAttention
 from manyheads.train.step import Batches, ForwardBackward, StepStats, Task, weighted_sum
 
 B = TypeVar("B")
@@ -306,6 +306,6 @@ def random_feature_buffers(model: nn.Module) -> list[Tensor]:
     return [
         buffer
         for part in model.modules()
-        if isinstance(part, PerformerCore) and part.settings.redraw is not None
+        if isinstance(part, PerformerAttention) and part.settings.redraw is not None
         for buffer in part.buffers(recurse=False)
     ]

@@ -24,12 +24,13 @@ from manyheads.nn.positions import (
     Learned,
     NoPosition,
     Position,
+    PositionConfig,
     PositionSizes,
+    Relative,
     Rotary,
     Shaw,
     Sinusoidal,
 )
-from manyheads.nn.relative import PositionConfig, Relative
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,18 @@ import math
 from torch import nn
 
 from manyheads.nn.attention import CrossAttention, SelfAttention
-from manyheads.nn.embedding import LMHead
-from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from manyheads.nn.grid_positions import GridPosition
+from manyheads.nn.layers import ACTIVATIONS, FeedForward, GatedFeedForward, LMHead, Residual
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
     LearnedPosition,
     Position,
+    RelativePosition,
     RotaryPosition,
     ShawPosition,
     SinusoidalPosition,
 )
-from manyheads.nn.relative import RelativePosition
-from manyheads.nn.residual import Residual
 from manyheads.nn.scores import (
     AdditiveScore,
     BilinearScore,

@@ -25,7 +25,7 @@ from manyheads.decode.translate import Translator
 from manyheads.loading import TorchRun
 from manyheads.models.gpt import Gpt
 from manyheads.nn.block import Block, Stack
-from manyheads.nn.residual import Residual
+from manyheads.nn.layers import Residual
 from manyheads.web.forward import Room
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.models.heads import DetectHead, LabelHead, MaskedHead
-from manyheads.nn.embedding import LMHead
+from manyheads.nn.layers import LMHead
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web import formulas
 from manyheads.web.forward import TOP

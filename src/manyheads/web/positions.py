@@ -32,16 +32,18 @@ from manyheads.nn.positions import (
     Learned,
     LearnedPosition,
     Position,
+    PositionConfig,
     PositionSizes,
+    Relative,
+    RelativePosition,
     Rotary,
     RotaryPosition,
     Shaw,
     ShawPosition,
     Sinusoidal,
     SinusoidalPosition,
+    skew,
 )
-from manyheads.nn.relative import PositionConfig, Relative, RelativePosition
-from manyheads.nn.skew import skew
 from manyheads.web import formulas
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, Problem, json_answer
@@ -205,7 +207,7 @@ def skew_steps(placed: Placed) -> Tables:
     queries = queries.to(_like(position))
     far = length - 1
     with torch.no_grad():
-        met = position.distances.meet(queries, -far, far * position.both_ways)
+        met = position.distances.scores(queries, -far, far * position.both_ways)
         padded = F.pad(met, (1, 0))
         read = padded.flatten(-2)[..., length:].unflatten(-1, met.shape[2:])
         steps = {"1": met, "2": padded, "3": read, "4": skew(met)}

@@ -15,15 +15,12 @@ from torch import Tensor, nn
 
 from manyheads.models.base import Model
 from manyheads.models.capture import Kind
-from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.attention import CrossAttention, ExactAttention, SelfAttention, dense_weights
 from manyheads.nn.block import Block, Stack
-from manyheads.nn.embedding import Embedding
-from manyheads.nn.exact_attention import ExactAttention, dense_weights
 from manyheads.nn.experts import ExpertFeedForward
-from manyheads.nn.feedforward import FeedForward, GatedFeedForward
+from manyheads.nn.layers import Embedding, FeedForward, GatedFeedForward, Norm, Residual
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
-from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.shapes import Values
 from manyheads.ops import share_heads
 from manyheads.web import formulas
@@ -219,7 +216,7 @@ def _attention(
     v, core = share_heads(_values(attention, seen), heads), attention.core
     computed = core.forward if isinstance(core, nn.Module) else core.__call__
     exact = isinstance(core, ExactAttention)
-    spread = position.spread(weights, sight) if exact else None
+    spread = position.value_bias(weights, sight) if exact else None
     mixed = rearrange(seen[attention.output].args[0], "b t (h c) -> b h t c", h=heads)
     project = attention.forward
     read_by = attention.project_kv if isinstance(attention, CrossAttention) else attention.forward

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.residual import Norm
+from manyheads.nn.layers import EmbeddingConfig, Norm
 from manyheads.phrasebook.corpus import sentences
 
 Curve = list[float]

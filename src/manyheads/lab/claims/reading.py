@@ -13,7 +13,7 @@ from manyheads.data.masking import Masked, hide
 from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.gpt import Gpt
-from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.layers import EmbeddingConfig
 from manyheads.phrasebook import Pair, sentences
 from manyheads.phrasebook.layout import Spans
 

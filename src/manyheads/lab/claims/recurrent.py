@@ -7,7 +7,7 @@ from torch import nn
 
 from manyheads.baselines.rnn import initialise_lstm
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import LMHead
+from manyheads.nn.layers import LMHead
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
 

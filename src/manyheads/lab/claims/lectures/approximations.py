@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, listed
 from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import BertConfig
-from manyheads.nn.attention import AttentionFunctionConfig
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.exact_attention import Fused
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Fused
+from manyheads.nn.layers import EmbeddingConfig
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Longformer
 from manyheads.nn.performer import Performer

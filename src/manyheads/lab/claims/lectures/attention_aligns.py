@@ -15,7 +15,7 @@ from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.lab.claims.word_for_word import Words, teach
 from manyheads.models.capture import capture
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.layers import EmbeddingConfig
 
 WORDS, LENGTHS, LENGTH, ROWS = 40, (4, 6, 8, 10), 8, 200  # aligned are rows of one length
 STEPS, LARGE_STEPS, POINTS = 900, 4000, 9

@@ -19,7 +19,7 @@ from manyheads.lab.claims.reading import (
 )
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.layers import EmbeddingConfig
 from manyheads.phrasebook import Pair
 
 POINTS = 0.02

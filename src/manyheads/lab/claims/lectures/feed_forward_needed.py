@@ -8,7 +8,7 @@ from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.lab.landscape import without_residuals
 from manyheads.models.bert import BertConfig
 from manyheads.nn.block import Block
-from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.layers import EmbeddingConfig
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.scores import ScaledDot
 

@@ -19,8 +19,8 @@ from manyheads.lab.claims.clock import side_by_side
 from manyheads.lab.claims.trial import stretches
 from manyheads.lab.claims.word_for_word import Words, accuracy, teach
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.attention import Dense
+from manyheads.nn.layers import EmbeddingConfig
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot, Score, ScoreConfig
 
 SCORES: dict[str, ScoreConfig] = {

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, in_parts
 from manyheads.lab.claims.clock import side_by_side
 from manyheads.lab.cost import CoreSettings, Setup, Trial, draw, exponent
-from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.tiled import Tiled
 
 LENGTHS, LARGE_LENGTHS = (512, 1024, 2048, 4096), (2048, 4096, 8192, 16384)

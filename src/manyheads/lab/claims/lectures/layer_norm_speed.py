@@ -10,7 +10,7 @@ from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, listed
 from manyheads.lab.claims.phrases import Curve, Initial, Phrases, ended, phrases, tuned, writer
 from manyheads.lab.claims.trial import learn, stretches
 from manyheads.models.gpt import Gpt
-from manyheads.nn.residual import Residual
+from manyheads.nn.layers import Residual
 
 SENTENCES, ROWS, LENGTH, DIM = 3000, 16, 16, 32
 WARMUP, LARGER = 20, 4

@@ -6,7 +6,7 @@ from typing import Literal
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.lab.claims.phrases import Curve, Phrases, ended, phrases, tuned, writer
 from manyheads.lab.claims.trial import learn, stretches
-from manyheads.nn.residual import Norm
+from manyheads.nn.layers import Norm
 
 Placement = Literal["post", "pre"]
 SENTENCES, ROWS, LENGTH = 3000, 16, 16

@@ -4,9 +4,17 @@ import torch
 
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting, holds_if
 from manyheads.models.bert import BertConfig
-from manyheads.nn.exact_attention import Dense
-from manyheads.nn.positions import Alibi, Buckets, Learned, NoPosition, Rotary, Shaw, Sinusoidal
-from manyheads.nn.relative import PositionConfig
+from manyheads.nn.attention import Dense
+from manyheads.nn.positions import (
+    Alibi,
+    Buckets,
+    Learned,
+    NoPosition,
+    PositionConfig,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+)
 
 LENGTH, VOCABULARY = 24, 50
 SCHEMES: tuple[PositionConfig, ...] = (

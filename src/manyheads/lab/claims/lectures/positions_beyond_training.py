@@ -10,9 +10,8 @@ from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.lab.claims.reading import Vocabulary, words_of
 from manyheads.lab.claims.trial import learn
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.positions import Alibi, Learned, Rotary, Sinusoidal
-from manyheads.nn.relative import PositionConfig
+from manyheads.nn.layers import EmbeddingConfig
+from manyheads.nn.positions import Alibi, Learned, PositionConfig, Rotary, Sinusoidal
 from manyheads.phrasebook import Pair, sentences
 
 FACTORS = (1, 2, 4, 8)

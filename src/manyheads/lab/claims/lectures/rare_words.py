@@ -17,7 +17,7 @@ from manyheads.decode.translate import Translator
 from manyheads.lab.claims.claim import Claim, Judged, Measured, Setting
 from manyheads.lab.claims.trial import learn
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.layers import EmbeddingConfig
 from manyheads.phrasebook.nouns import NOUNS
 from manyheads.tasks.translation import translation_loss
 from manyheads.tokenizer.train import Bpe, Characters, Tokens, Words

@@ -10,7 +10,8 @@ from manyheads.lab.claims.claim import Claim, Judged, Measured, Points, Setting,
 from manyheads.lab.claims.clock import side_by_side
 from manyheads.lab.cost import exponent
 from manyheads.models.bert import BertConfig
-from manyheads.nn.attention import SelfAttention, attend
+from manyheads.nn.attend import attend
+from manyheads.nn.attention import SelfAttention
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.positions import Position
 
@@ -67,7 +68,7 @@ def acts(
     q, k, v = (torch.randn(rows, heads, length, CHANNELS, device=device) for _ in range(3))
     sight = make_mask(full, length, device=device)
     return {
-        "attention": lambda: attend(q, k, v, core="fused"),
+        "attention": lambda: attend(q, k, v, implementation="fused"),
         "layer": lambda: layer(x, sight, Position()),
         "lstm": lambda: lstm(x),
     }
