@@ -148,13 +148,13 @@ class Fused(ExactAttention):
     def check(self, score: Score, position: Position) -> None:
         if not isinstance(score, InnerScore):
             raise UserError(
-                "fused kernels compute inner products, and the additive score is not one: "
-                "set model.attention=dense or tiled"
+                "fused attention computes inner products, and the additive score is not one: "
+                "choose the dense or tiled implementation (model.attention=dense)"
             )
         if type(position).value is not Position.value:
             raise UserError(
-                "fused kernels do not hold the weights that positions on values (shaw) need: "
-                "set model.attention=dense or tiled"
+                "fused attention does not hold the weights that positions on values (shaw) need: "
+                "choose the dense or tiled implementation (model.attention=dense)"
             )
 
     def __call__(self, inputs: AttentionInputs) -> HeadOutput:

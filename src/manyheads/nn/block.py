@@ -68,7 +68,7 @@ class Architecture:
     def __post_init__(self) -> None:
         if self.head_dim is None and self.dim % self.heads:
             raise UserError(
-                f"model.heads={self.heads} does not divide model.dim={self.dim}: "
+                f"model.dim={self.dim} does not divide into {self.heads} heads: "
                 "change one of them, or set model.head_dim"
             )
 

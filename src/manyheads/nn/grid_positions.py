@@ -53,7 +53,10 @@ class Sinusoidal2d:
 
     def build(self, sizes: PositionSizes) -> Position:
         if sizes.dim % 2:
-            raise UserError(f"sinusoidal-2d positions need an even model.dim, which is {sizes.dim}")
+            raise UserError(
+                f"sinusoidal-2d positions need two halves, and model.dim={sizes.dim} is odd: "
+                "choose an even one"
+            )
         columns = math.isqrt(sizes.max_length)
         return GridPosition(columns, sizes.max_length - columns**2, self.base)
 

@@ -488,7 +488,8 @@ class Rotary:
     def build(self, sizes: PositionSizes) -> Position:
         if sizes.head_dim % 2:
             raise UserError(
-                f"rotary positions need an even model.head_dim, which is {sizes.head_dim}"
+                f"rotary positions need pairs of channels, and model.head_dim={sizes.head_dim} is "
+                "odd: choose an even one"
             )
         return RotaryPosition(self.base, self.layout)
 

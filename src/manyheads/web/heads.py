@@ -119,7 +119,7 @@ def recorded(model: nn.Module) -> Iterator[Recorded]:
 
 def _keep(record: Recorded, key: tuple[str, Kind, int]) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        record.queries[key], record.keys[key] = args[0].detach(), args[1].detach()
+        record.queries[key], record.keys[key] = args[0].q.detach(), args[0].k.detach()
 
     return hook
 
