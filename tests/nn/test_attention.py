@@ -194,8 +194,8 @@ def run(
     With a reference, those of `Dense`.
     """
     tensors = [x.clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
-    given = AttentionInputs(*tensors, inputs.mask, inputs.score, inputs.position)
-    out = function(given) if reference is None else Dense()(reference(function, given))
+    call = AttentionInputs(*tensors, inputs.mask, inputs.score, inputs.position)
+    out = function(call) if reference is None else Dense()(reference(function, call))
     if inputs.mask.padding_mask is not None:
         out = out * inputs.mask.padding_mask[:, None, -out.shape[2] :, None]
     loss = (out * torch.linspace(-1, 2, out.numel()).view_as(out)).sum()
@@ -356,7 +356,7 @@ def test_blind_queries_give_zeros(name: str) -> None:
 
 @implementations
 def test_dropout_drops_or_scales_each_weight(name: str) -> None:
-    """Each weight is dropped or divided by 1 − p, by the seed alone."""
+    """Each weight is dropped or divided by 1 − p, by the seed only."""
     if name in ("flex", "performer"):
         sizes = replace(SIZES, dropout=0.1)
         with pytest.raises(UserError, match="attention_dropout=0"):
@@ -383,9 +383,9 @@ def test_dropout_drops_or_scales_each_weight(name: str) -> None:
         return function(inputs)
 
     weights = function.weights(inputs)
-    kept = (drawn(1) / weights)[weights > 0]
-    assert ((kept == 0) | ((kept - 1 / 0.75).abs() < 1e-9)).all()
-    assert 0.22 < (kept == 0).double().mean() < 0.28
+    factors = (drawn(1) / weights)[weights > 0]
+    assert ((factors == 0) | ((factors - 1 / 0.75).abs() < 1e-9)).all()
+    assert 0.22 < (factors == 0).double().mean() < 0.28
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
 

@@ -40,16 +40,16 @@ def inputs(length: int = 9) -> AttentionInputs:
 @pytest.mark.parametrize("share", SHAPES)
 def test_it_is_the_formula(share: Any) -> None:
     """softmax(q (E k)ᵀ) F v head by head; queries share their group's keys and its matrices."""
-    function, given = build(share), inputs()
+    function, call = build(share), inputs()
     assert {name: tuple(x.shape) for name, x in function.state_dict().items()} == SHAPES[share]
-    out, weights = function(given), function.weights(given)
+    out, weights = function(call), function.weights(call)
     e, f = function.keys, function.keys if function.values is None else function.values
     for head in range(4):
         g = head // 2
         own_e, own_f = (e[g], f[g]) if share == "none" else (e, f)
-        expected = (0.5 * given.q[:, head] @ (own_e @ given.k[:, g]).mT).softmax(-1)
+        expected = (0.5 * call.q[:, head] @ (own_e @ call.k[:, g]).mT).softmax(-1)
         torch.testing.assert_close(weights[:, head], expected, rtol=0, atol=1e-12)
-        expected = expected @ (own_f @ given.v[:, g])
+        expected = expected @ (own_f @ call.v[:, g])
         torch.testing.assert_close(out[:, head], expected, rtol=0, atol=1e-12)
 
 

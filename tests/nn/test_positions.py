@@ -275,9 +275,9 @@ def test_t5_buckets_are_the_published_ones(
 ) -> None:
     """The bucket of each distance is that of T5, computed in whole numbers."""
     position = BucketPosition(buckets, max_distance, 2, both_ways)
-    found = position.bucket(torch.arange(-300, 301)).tolist()
+    result = position.bucket(torch.arange(-300, 301)).tolist()
     expected = [t5_bucket(d, buckets, max_distance, both_ways) for d in range(-300, 301)]
-    assert found == expected
+    assert result == expected
 
 
 def test_t5_buckets_of_the_paper() -> None:

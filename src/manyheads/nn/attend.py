@@ -138,7 +138,7 @@ def _inputs(
 def _build(part: Any, settings: Any, name: str, build: Callable[[Any], Any]) -> Any:
     """A part given by name, as settings or built.
 
-    Weights would be drawn anew in each call, so parts with weights must be built by the caller;
+    Weights would be drawn again in each call, so parts with weights must be built by the caller;
     so must implementations that differ between layers.
     """
     if isinstance(part, str):

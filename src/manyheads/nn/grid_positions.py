@@ -45,7 +45,7 @@ class GridPosition(Position):
 
 @dataclass(frozen=True, kw_only=True)
 class Sinusoidal2d:
-    """Fixed waves added to the patches of a square image: of the row, then of the column."""
+    """Fixed waves of row and column, added to the patches of a square image."""
 
     base: Base = 10_000.0
     kind: ClassVar[str] = "sinusoidal-2d"

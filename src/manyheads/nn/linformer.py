@@ -3,7 +3,7 @@
     softmax(score(Q, E K)) F V,  E and F: rank × max_length
 
 So a query is scored with `rank` keys however long the text is. A projected key has no position:
-there is no causal form, and positions inside attention are impossible.
+so it cannot be causal, and positions inside attention are impossible.
 (Wang et al. 2020, Linformer: Self-Attention with Linear Complexity.)
 """
 
@@ -47,13 +47,13 @@ class Linformer:
         )
         if sizes.causal:
             raise UserError(
-                "model.attention=linformer cannot be causal: set model.attention=fused, or "
-                f"linformer for the encoder only ({encoder})"
+                "model.attention=linformer cannot be causal: choose another implementation "
+                f"(model.attention=fused), or linformer for the encoder only ({encoder})"
             )
         if self.rank > sizes.max_length:
             raise UserError(
                 f"attention.rank={self.rank} exceeds model.max_length={sizes.max_length}: lower "
-                f"it; for the encoder of an encoder–decoder {encoder}"
+                f"it, and use linformer for the encoder of an encoder–decoder only ({encoder})"
             )
         return LinformerAttention(self, sizes)
 
