@@ -145,10 +145,13 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MIN_BLOCK", 4)
 
 
-def build(name: str, key_dim: int = 4, *, looks_back: bool = False) -> AttentionFunction:
+def build(
+    name: str, key_dim: int = 4, *, head_dim: int = 4, looks_back: bool = False
+) -> AttentionFunction:
     """The implementation, its projections and kernels (if any) being the identity."""
     torch.manual_seed(1)
-    sizes = replace(SIZES, key_dim=key_dim, causal=looks_back and name != "linformer")
+    causal = looks_back and name != "linformer"
+    sizes = replace(SIZES, key_dim=key_dim, head_dim=head_dim, causal=causal)
     function: AttentionFunction = IMPLEMENTATIONS[name][0].build(sizes)
     if isinstance(function, torch.nn.Module):
         function.double()
@@ -337,13 +340,10 @@ def test_blind_queries_give_zeros(name: str) -> None:
     """The output of a query without keys is zero, and so are its gradients, never NaN."""
     rule = full if name == "linformer" else causal
     function = build(name, looks_back=rule is causal)
-    q, v = (normal(2, 2, LENGTH, 4).requires_grad_() for _ in range(2))
-    k = normal(2, 2, LENGTH, 4).requires_grad_()
+    q, k, v = (normal(2, heads, LENGTH, 4).requires_grad_() for heads in (2, 1, 1))
     real = torch.ones(2, LENGTH, dtype=torch.bool)
     real[0], real[1, :2] = False, False
     mask = make_mask(rule, LENGTH, padding_mask=real)
-    if name in ("linformer", "memory-compressed"):  # built for one key/value head
-        k, v = (x[:, :1].detach().requires_grad_() for x in (k, v))
     out = function(AttentionInputs(q, k, v, mask, InnerScore(0.5), Position()))
     assert not out[0].any()
     assert out[1, :, 2:].all()
@@ -358,21 +358,13 @@ def test_blind_queries_give_zeros(name: str) -> None:
 def test_dropout_drops_or_scales_each_weight(name: str) -> None:
     """Each weight is dropped or divided by 1 − p, by the seed only."""
     if name in ("flex", "performer"):
-        sizes = replace(SIZES, dropout=0.1)
         with pytest.raises(UserError, match="attention_dropout=0"):
-            IMPLEMENTATIONS[name][0].build(sizes)
+            IMPLEMENTATIONS[name][0].build(replace(SIZES, dropout=0.1))
         return
-    sizes = replace(SIZES, head_dim=LENGTH, key_dim=LENGTH)
-    function = IMPLEMENTATIONS[name][0].build(sizes)
+    function = build(name, LENGTH, head_dim=LENGTH)
     rule = full if name == "linformer" else causal
     q, k = normal(40, 2, LENGTH, LENGTH), normal(40, 1, LENGTH, LENGTH)
     v = torch.eye(LENGTH, dtype=torch.float64).expand(40, 1, -1, -1)
-    if isinstance(function, torch.nn.Module):
-        function.double()
-        with torch.no_grad():
-            for weight in function.parameters():
-                eye = torch.eye(LENGTH)
-                weight.copy_(eye if weight.ndim == 2 else eye[None, :, :, None])
     real = torch.ones(40, LENGTH, dtype=torch.bool) if name == "packed" else None
     inputs = AttentionInputs(
         q, k, v, make_mask(rule, LENGTH, padding_mask=real), InnerScore(0.1), Position(), 0.25
