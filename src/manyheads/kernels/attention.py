@@ -1,9 +1,9 @@
-"""Exact attention with the best kernel for the call.
+"""Exact attention by the best implementation for the call.
 
     o = softmax(q kᵀ · scale + bias) v
 
 `BIASED` computes a bias by distance inside the kernel, `DECODE` is for few queries over many keys,
-`SHORT` for sequences that fit into one program, `SDPA` is PyTorch's own for everything.
+`SHORT` for sequences that fit into one program. `SDPA` is PyTorch's own and supports every call.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from manyheads.kernels.dispatch import (
-    HALF_PRECISION,
-    Comparison,
-    Implementation,
-    runs_triton,
-    verified,
-)
+from manyheads.kernels.dispatch import HALF_PRECISION, Implementation
 
-HEAD_DIMS = (16, 32, 64, 128)  # sizes of a head that our kernels hold in one block
-# Positions that one program of the short-sequence kernel holds, by head size: more would not fit
-# into shared memory.
+# Head sizes that our kernels hold in one block, and the positions that one program of the
+# short-sequence kernel holds: more would not fit into shared memory.
 SHORT_LENGTHS = {16: 128, 32: 128, 64: 128, 128: 64}
 MAX_DECODE_QUERIES = 32  # queries of the heads that share a key/value head
 
@@ -65,6 +58,11 @@ class AttentionCall:
     scale: float
     dropout: float
 
+    def shared_heads(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v with as many heads each."""
+        heads = self.q.shape[1]
+        return self.q, share_heads(self.k, heads), share_heads(self.v, heads)
+
 
 def share_heads(x: Tensor, heads: int) -> Tensor:
     """Repeat key/value heads [b g s c] for the groups of query heads that share them [b h s c]."""
@@ -73,139 +71,27 @@ def share_heads(x: Tensor, heads: int) -> Tensor:
     return repeat(x, "b g s c -> b (g r) s c", r=heads // x.shape[1])
 
 
-def _supports_biased(call: AttentionCall) -> bool:
-    q = call.q
+def fits_kernels(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """True in half precision with a head size that our kernels hold in one block."""
     return (
-        call.bias_table is not None
-        and not call.dropout
-        and runs_triton(q)
-        and q.dtype in HALF_PRECISION
-        and call.mask.square
-        and call.mask.pattern != "other"
-        and q.shape[-1] in HEAD_DIMS
-        and call.k.shape[-1] == q.shape[-1]
-    )
-
-
-def _run_biased(call: AttentionCall) -> Tensor:
-    from manyheads.kernels.biased_attention import biased_attention
-
-    assert call.bias_table is not None
-    heads, padding_mask = call.q.shape[1], call.mask.padding_mask
-    if padding_mask is not None:
-        padding_mask = padding_mask.expand(call.q.shape[0], -1)
-    k, v = share_heads(call.k, heads), share_heads(call.v, heads)
-    causal = call.mask.pattern == "causal"
-    return biased_attention(call.q, k, v, call.bias_table(), padding_mask, causal, call.scale)
-
-
-def _selftest_biased(device: torch.device) -> list[Comparison]:
-    from manyheads.kernels.biased_attention import selftest
-
-    return selftest(device)
-
-
-def _supports_decode(call: AttentionCall) -> bool:
-    q, k, v = call.q, call.k, call.v
-    return (
-        call.bias is None
-        and not call.dropout
-        and runs_triton(q)
-        and not torch.is_grad_enabled()
-        and q.dtype in HALF_PRECISION
+        q.dtype in HALF_PRECISION
         and q.dtype == k.dtype == v.dtype
-        and q.shape[0] > 0
         and k.shape == v.shape
+        and q.shape[0] == k.shape[0] > 0
         and q.shape[-1] == k.shape[-1]
-        and q.shape[-1] in HEAD_DIMS
-        and q.shape[2] < k.shape[2]
-        and q.shape[1] // k.shape[1] * q.shape[2] <= MAX_DECODE_QUERIES
+        and q.shape[-1] in SHORT_LENGTHS
     )
 
 
-def _run_decode(call: AttentionCall) -> Tensor:
-    from manyheads.kernels.decode_attention import decode_attention
-
-    out: Tensor = decode_attention(call.q, call.k, call.v, call.mask.as_bool(), call.scale)
-    return out
-
-
-def _selftest_decode(device: torch.device) -> list[Comparison]:
-    from manyheads.kernels.decode_attention import selftest
-
-    return selftest(device)
-
-
-def supports_short(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> bool:
-    """True if the kernel for short sequences takes these heads; k and v have as many as q."""
-    padding_mask = mask.padding_mask
-    return (
-        runs_triton(q)
-        and q.dtype in HALF_PRECISION
-        and q.dtype == k.dtype == v.dtype
-        and q.shape[0] > 0
-        and q.shape[0] == k.shape[0]
-        and k.shape == v.shape
-        and q.shape[-1] == k.shape[-1]
-        and q.shape[-1] in HEAD_DIMS
-        and max(q.shape[2], k.shape[2]) <= SHORT_LENGTHS[q.shape[-1]]
-        and mask.pattern != "other"
-        and (padding_mask is None or padding_mask.shape[0] in (1, q.shape[0]))
-    )
-
-
-def short_settings(
-    q: Tensor, mask: Mask, scale: float, dropout: float
-) -> tuple[Tensor | None, bool, float, Tensor | None, float]:
-    """The arguments of the short-sequence kernels after q, k and v."""
-    seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
-    return mask.padding_mask, mask.pattern == "causal", scale, seed, dropout
-
-
-def _supports_short(call: AttentionCall) -> bool:
-    return (
-        call.bias is None and not call.dropout and supports_short(call.q, call.k, call.v, call.mask)
-    )
-
-
-def _supports_short_dropout(call: AttentionCall) -> bool:
-    return (
-        call.bias is None and call.dropout > 0 and supports_short(call.q, call.k, call.v, call.mask)
-    )
-
-
-def _run_short(call: AttentionCall) -> Tensor:
-    from manyheads.kernels.short_attention import short_attention
-
-    heads = call.q.shape[1]
-    k, v = share_heads(call.k, heads), share_heads(call.v, heads)
-    settings = short_settings(call.q, call.mask, call.scale, call.dropout)
-    out: Tensor = short_attention(call.q, k, v, *settings)
-    return out
-
-
-def _selftest_short(device: torch.device) -> list[Comparison]:
-    from manyheads.kernels.short_attention import selftest
-
-    return selftest(device)
-
-
-def _selftest_short_dropout(device: torch.device) -> list[Comparison]:
-    from manyheads.kernels.short_attention import selftest_dropout
-
-    return selftest_dropout(device)
-
-
-# In order of speed. cuDNN's is the fastest, but gives a query that attends to nothing something
-# other than zeros if there is a mask.
+# In order of speed. cuDNN's is the fastest, but if there is a mask, it returns something other than
+# zeros for a query without keys.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 BACKENDS_WITHOUT_MASK = [SDPBackend.CUDNN_ATTENTION, *BACKENDS]
 
 
 def _run_sdpa(call: AttentionCall) -> Tensor:
     """PyTorch's fused attention, the fastest backend first."""
-    q, heads = call.q, call.q.shape[1]
-    k, v = share_heads(call.k, heads), share_heads(call.v, heads)
+    q, k, v = call.shared_heads()
     bias = None if call.bias is None else call.bias()
     is_causal = bias is None and call.mask.is_causal()
     if bias is None:
@@ -231,17 +117,106 @@ def _run_sdpa(call: AttentionCall) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **settings)
 
 
-def _always(call: AttentionCall) -> bool:
-    return True
+# Triton may not be installed, so that its kernels are imported when they run.
 
 
-BIASED = Implementation("biased_attention", _supports_biased, _run_biased, _selftest_biased)
-DECODE = Implementation("decode_attention", _supports_decode, _run_decode, _selftest_decode)
-SHORT = Implementation("short_attention", _supports_short, _run_short, _selftest_short)
-SHORT_DROPOUT = Implementation(
-    "short_attention_dropout", _supports_short_dropout, _run_short, _selftest_short_dropout
+def _supports_biased(call: AttentionCall) -> bool:
+    return (
+        call.bias_table is not None
+        and not call.dropout
+        and call.mask.square
+        and call.mask.pattern != "other"
+        and fits_kernels(call.q, call.k, call.v)
+    )
+
+
+def _run_biased(call: AttentionCall) -> Tensor:
+    from manyheads.kernels.biased_attention import biased_attention
+
+    assert call.bias_table is not None
+    padding_mask = call.mask.padding_mask
+    if padding_mask is not None:
+        padding_mask = padding_mask.expand(call.q.shape[0], -1)
+    causal = call.mask.pattern == "causal"
+    return biased_attention(
+        *call.shared_heads(), call.bias_table(), padding_mask, causal, call.scale
+    )
+
+
+def _supports_decode(call: AttentionCall) -> bool:
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    return (
+        call.bias is None
+        and not call.dropout
+        and not torch.is_grad_enabled()
+        and fits_kernels(call.q, call.k, call.v)
+        and queries < keys
+        and call.q.shape[1] // call.k.shape[1] * queries <= MAX_DECODE_QUERIES
+    )
+
+
+def _run_decode(call: AttentionCall) -> Tensor:
+    from manyheads.kernels.decode_attention import decode_attention
+
+    out: Tensor = decode_attention(call.q, call.k, call.v, call.mask.as_bool(), call.scale)
+    return out
+
+
+def fits_short(batch: int, queries: int, keys: int, head_dim: int, mask: Mask) -> bool:
+    """True if a program of the short-sequence kernel holds a head, and knows the mask."""
+    padding_mask = mask.padding_mask
+    return (
+        max(queries, keys) <= SHORT_LENGTHS.get(head_dim, 0)
+        and mask.pattern != "other"
+        and (padding_mask is None or padding_mask.shape[0] in (1, batch))
+    )
+
+
+def short_selftest(dropout: float) -> str:
+    """The name of the self-test of the short-sequence kernel with this dropout."""
+    return "short_attention_dropout" if dropout else "short_attention"
+
+
+def short_settings(
+    mask: Mask, scale: float, dropout: float, device: torch.device
+) -> tuple[Tensor | None, bool, float, Tensor | None, float]:
+    """The arguments of the short-sequence kernels after q, k and v."""
+    seed = torch.randint(2**62, (1,), device=device) if dropout else None
+    return mask.padding_mask, mask.pattern == "causal", scale, seed, dropout
+
+
+def _supports_short(call: AttentionCall) -> bool:
+    batch, _, queries, head_dim = call.q.shape
+    return (
+        call.bias is None
+        and fits_kernels(call.q, call.k, call.v)
+        and fits_short(batch, queries, call.k.shape[2], head_dim, call.mask)
+    )
+
+
+def _run_short(call: AttentionCall) -> Tensor:
+    from manyheads.kernels.short_attention import short_attention
+
+    settings = short_settings(call.mask, call.scale, call.dropout, call.q.device)
+    out: Tensor = short_attention(*call.shared_heads(), *settings)
+    return out
+
+
+BIASED = Implementation("biased_attention", _supports_biased, _run_biased, "biased_attention")
+DECODE = Implementation("decode_attention", _supports_decode, _run_decode, "decode_attention")
+SHORT = Implementation(
+    "short_attention",
+    lambda call: not call.dropout and _supports_short(call),
+    _run_short,
+    short_selftest(0.0),
 )
-SDPA = Implementation("sdpa", _always, _run_sdpa)
+SHORT_DROPOUT = Implementation(
+    "short_attention_dropout",
+    lambda call: call.dropout > 0 and _supports_short(call),
+    _run_short,
+    short_selftest(0.1),
+)
+SDPA = Implementation[AttentionCall]("sdpa", lambda call: True, _run_sdpa)
 ATTENTION = (BIASED, DECODE, SHORT, SHORT_DROPOUT, SDPA)
 
 
@@ -266,9 +241,3 @@ def packed_attention(
     )
     out = F.scaled_dot_product_attention(queries, keys, values, **settings)
     return rearrange(out.transpose(1, 2).values(), "n h c -> 1 h n c")
-
-
-def has_short_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> bool:
-    """True if the short-sequence kernel takes these heads and passed its self-test here."""
-    name = SHORT_DROPOUT.name if dropout else SHORT.name
-    return supports_short(q, k, v, mask) and verified(name, q.device.index)

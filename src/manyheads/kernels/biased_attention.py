@@ -10,7 +10,6 @@ diagonal have the same distances, so one program sums dS over all of them, and o
 split by distance. The rest is FlashAttention (nn/tiled.py has it in PyTorch).
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-LOG2_E = 1.4426950408889634
+from manyheads.kernels.common import LOG2_E, device_guard
 
 
 @triton.jit
@@ -312,38 +311,8 @@ def biased_attention(
     scale: float,
 ) -> Tensor:
     """q, k, v [b h n c] in half precision, bias [h, 2n − 1] at the distances −(n−1) … n−1."""
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+    with device_guard(q):
         out: Tensor = _BiasedAttention.apply(  # type: ignore[no-untyped-call]
             q, k, v, bias, padding_mask, causal, scale
         )
     return out
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Output and gradients against float64, full and causal, one sequence padded."""
-    generator, comparisons = torch.Generator(device).manual_seed(1), []
-    heads, length, width = 2, 70, 32
-    shape = (4, 2, heads, length, width)
-    q, k, v, grad = torch.randn(
-        shape, generator=generator, device=device, dtype=torch.bfloat16
-    ).unbind()
-    bias = torch.randn(heads, 2 * length - 1, generator=generator, device=device)
-    lengths = torch.tensor([[length], [41]], device=device)
-    padding_mask = torch.arange(length, device=device) < lengths
-    positions = torch.arange(length, device=device)
-    distances = positions[None, :] - positions[:, None] + length - 1
-    for causal in (False, True):
-        inputs = [x.clone().requires_grad_() for x in (q, k, v, bias)]
-        out = biased_attention(
-            inputs[0], inputs[1], inputs[2], inputs[3], padding_mask, causal, 0.2
-        )
-        grads = torch.autograd.grad(out, inputs, grad)
-        exact = [x.double().requires_grad_() for x in (q, k, v, bias)]
-        allowed = padding_mask[:, None, None, :]
-        if causal:
-            allowed = allowed & (positions[None, :] <= positions[:, None])
-        scores = exact[0] @ exact[1].mT * 0.2 + exact[3][:, distances]
-        expected = scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ exact[2]
-        expected_grads = torch.autograd.grad(expected, exact, grad.double())
-        comparisons += [(out, expected), *zip(grads, expected_grads, strict=True)]
-    return comparisons

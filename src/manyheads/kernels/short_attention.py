@@ -13,7 +13,6 @@ the backward pass, and the padding mask is applied inside.
 and [k v]) as it lies in memory. It writes the gradients in the same layout, which saves a pass.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,11 +20,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.attention import SHORT_LENGTHS
-from manyheads.kernels.dispatch import device_guard
-from manyheads.kernels.philox import dropout_scale
+from manyheads.kernels.common import (
+    LOG2_E,
+    contiguous_channels,
+    device_guard,
+    dropout_scale,
+    empty_contiguous,
+    empty_heads_inner,
+    merge_heads,
+)
 
-LOG2_E = 1.4426950408889634
 Qkv = tuple[Tensor, Tensor, Tensor]
 
 
@@ -126,22 +130,6 @@ def _blocks(q: Tensor, k: Tensor, drops: bool) -> dict[str, int]:
     return {"M": m, "N": n, "D": q.shape[3], "num_warps": warps}
 
 
-def _contiguous_channels(x: Tensor) -> Tensor:
-    """With any strides, except that the channels must be contiguous."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def empty_heads_inner(like: Tensor) -> Tensor:
-    """An empty [b h n c] with the memory layout [b n h c], as projections need it."""
-    rows, heads, length, width = like.shape
-    return like.new_empty(rows, length, heads, width).transpose(1, 2)
-
-
-def merge_heads(x: Tensor) -> Tensor:
-    """[b h n c] as [b n hc]."""
-    return x.transpose(1, 2).flatten(2)
-
-
 def _mask_bytes(padding_mask: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
     """The padding mask as bytes, and the stride of its rows."""
     if padding_mask is None:
@@ -192,16 +180,8 @@ def short_attention(
 
     padding_mask [b s] or [1 s] is true at real keys; seed [1] is on the device.
     """
-    return _run_forward(
-        _contiguous_channels(q),
-        _contiguous_channels(k),
-        _contiguous_channels(v),
-        padding_mask,
-        causal,
-        scale,
-        seed,
-        p,
-    )
+    q, k, v = contiguous_channels(q), contiguous_channels(k), contiguous_channels(v)
+    return _run_forward(q, k, v, padding_mask, causal, scale, seed, p)
 
 
 @torch.library.custom_op("manyheads::short_attention_backward", mutates_args=())
@@ -210,9 +190,9 @@ def short_attention_backward(
     scale: float, seed: Tensor | None, p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v."""
-    qkv = _contiguous_channels(q), _contiguous_channels(k), _contiguous_channels(v)
+    qkv = contiguous_channels(q), contiguous_channels(k), contiguous_channels(v)
     grads = empty_heads_inner(q), empty_heads_inner(k), empty_heads_inner(v)
-    _run_backward(_contiguous_channels(do), qkv, grads, padding_mask, causal, scale, seed, p)
+    _run_backward(contiguous_channels(do), qkv, grads, padding_mask, causal, scale, seed, p)
     return grads
 
 
@@ -231,7 +211,7 @@ def short_projected(
     scale: float, seed: Tensor | None, p: float,
 ) -> Tensor:  # fmt: skip
     """[b t hc] of the projections x [b t 3hc], or x [b t hc] and memory [b s 2hc]."""
-    x, memory = _contiguous_channels(x), None if memory is None else _contiguous_channels(memory)
+    x, memory = contiguous_channels(x), None if memory is None else contiguous_channels(memory)
     return merge_heads(
         _run_forward(*_split_heads(x, memory, heads), padding_mask, causal, scale, seed, p)
     )
@@ -243,16 +223,12 @@ def short_projected_backward(
     causal: bool, scale: float, seed: Tensor | None, p: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of x and of memory (empty if there is none)."""
-    x, memory = _contiguous_channels(x), None if memory is None else _contiguous_channels(memory)
-    dx, dm = _empty_like(x), None if memory is None else _empty_like(memory)
-    do = _contiguous_channels(do.unflatten(-1, (heads, -1)).transpose(1, 2))
+    x, memory = contiguous_channels(x), None if memory is None else contiguous_channels(memory)
+    dx, dm = empty_contiguous(x), None if memory is None else empty_contiguous(memory)
+    do = contiguous_channels(do.unflatten(-1, (heads, -1)).transpose(1, 2))
     qkv, grads = _split_heads(x, memory, heads), _split_heads(dx, dm, heads)
     _run_backward(do, qkv, grads, padding_mask, causal, scale, seed, p)
     return dx, x.new_empty(0) if dm is None else dm
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @short_attention.register_fake
@@ -272,7 +248,7 @@ def _(x, memory, heads, padding_mask, causal, scale, seed, p):
 
 @short_projected_backward.register_fake
 def _(do, x, memory, heads, padding_mask, causal, scale, seed, p):
-    return _empty_like(x), x.new_empty(0) if memory is None else _empty_like(memory)
+    return empty_contiguous(x), x.new_empty(0) if memory is None else empty_contiguous(memory)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -298,76 +274,3 @@ def _autograd_backward_projected(ctx: Any, do: Tensor) -> tuple[Tensor | None, .
 
 short_attention.register_autograd(_autograd_backward, setup_context=_setup_context)
 short_projected.register_autograd(_autograd_backward_projected, setup_context=_setup_context)
-
-
-def dropout_mask(q: Tensor, k: Tensor, seed: Tensor, p: float) -> Tensor:
-    """m [b h t s] of a call, found by attention with scale 0 over unit vectors as values."""
-    rows, heads, length, width = k.shape
-    units = torch.eye(length, -(-length // width) * width, device=k.device, dtype=k.dtype)
-    weights = [
-        short_attention(q, k, unit.expand(rows, heads, -1, -1), None, False, 0.0, seed, p)
-        for unit in units.split(width, -1)
-    ]
-    return (torch.cat(weights, -1)[..., :length] != 0).double() / (1 - p)
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Outputs and gradients with the smallest blocks and with those that need most memory."""
-    comparisons = []
-    for q, k, v, grad in _selftest_inputs(device):
-        comparisons += _compare(q, k, v, grad, None, 0.0)
-    return comparisons
-
-
-def selftest_dropout(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """The same with dropout, which needs more memory."""
-    seed, p, comparisons = torch.ones(1, dtype=torch.int64, device=device), 0.25, []
-    for q, k, v, grad in _selftest_inputs(device):
-        dropped = (dropout_mask(q, k, seed, p) == 0).double().mean()
-        if not (dropped - p).abs() < 0.05:
-            raise ValueError(f"dropout drops {dropped:.2f} instead of {p}")
-        comparisons += _compare(q, k, v, grad, seed, p)
-    return comparisons
-
-
-def _selftest_inputs(device: torch.device) -> Iterator[tuple[Tensor, ...]]:
-    """q, k, v and a gradient of the output, for several block sizes."""
-    generator = torch.Generator(device).manual_seed(1)
-    for length, width in (
-        (14, 32),
-        (20, 16),
-        *((n, c) for c, n in SHORT_LENGTHS.items() if c >= 64),
-    ):
-        shape = (4, 2, 2, length, width)
-        yield torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16).unbind()
-
-
-def _compare(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, seed: Tensor | None, p: float
-) -> list[tuple[Tensor, Tensor]]:
-    """Both functions with a causal mask, two sequences, one of them padded."""
-    length, width = q.shape[2:]
-    scale, dropout = width**-0.5, (seed, p)
-    padding_mask = torch.arange(length, device=q.device) < torch.tensor(
-        [[length], [13]], device=q.device
-    )
-    allowed = (
-        padding_mask[:, None, None] & torch.ones_like(padding_mask[0]).expand(length, -1).tril()
-    )
-    mask = torch.ones((), device=q.device) if seed is None else dropout_mask(q, k, seed, p)
-    rounded = [x.clone().requires_grad_() for x in (q, k, v)]
-    out = short_attention(*rounded, padding_mask, True, scale, *dropout)
-    grads = torch.autograd.grad(out, rounded, grad)
-    exact = [x.double().requires_grad_() for x in (q, k, v)]
-    scores = (exact[0] @ exact[1].mT * scale).masked_fill(~allowed, -torch.inf)
-    expected = (scores.softmax(-1) * mask) @ exact[2]
-    expected_grads = torch.autograd.grad(expected, exact, grad.double())
-    qkv = torch.cat([merge_heads(x) for x in (q, k, v)], -1).requires_grad_()
-    out_projected = short_projected(qkv, None, 2, padding_mask, True, scale, *dropout)
-    [qkv_grad] = torch.autograd.grad(out_projected, qkv, merge_heads(grad))
-    return [
-        (out, expected),
-        *zip(grads, expected_grads, strict=True),
-        (out_projected, merge_heads(expected)),
-        (qkv_grad, torch.cat([merge_heads(x) for x in expected_grads], -1)),
-    ]
