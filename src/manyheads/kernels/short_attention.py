@@ -10,9 +10,10 @@ the registers of a few warps: nothing is recomputed block by block, only q, k an
 the backward pass, and the padding mask is applied inside.
 
 `short_attention` takes heads of any strides; `short_projected` takes the projection [q k v] (or q
-and [k v]) as it lies in memory. It writes the gradients in the same layout, which saves a pass.
+and [k v]) in its memory layout. It writes the gradients in the same layout, which saves a pass.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,11 +27,9 @@ from manyheads.kernels.common import (
     device_guard,
     dropout_scale,
     empty_contiguous,
-    empty_heads_inner,
-    merge_heads,
 )
 
-Qkv = tuple[Tensor, Tensor, Tensor]
+Parts = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @triton.jit
@@ -138,15 +137,32 @@ def _mask_bytes(padding_mask: Tensor | None, like: Tensor) -> tuple[Tensor, int]
     return mask, mask.stride(0) if len(mask) > 1 else 0
 
 
-def _run_forward(
-    q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, causal: bool, scale: float,
-    seed: Tensor | None, p: float,
+def _split(parts: Parts, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [b h n c] of tensors [b n m c] that hold them one after another."""
+    tensors = [part for part in parts if part is not None]
+    q, k, v = (x.transpose(1, 2) for part in tensors for x in part.split(heads, 2))
+    return q, k, v
+
+
+def _map(f: Callable[[Tensor], Tensor], parts: Parts) -> Parts:
+    first, second, third = (None if part is None else f(part) for part in parts)
+    assert first is not None
+    return first, second, third
+
+
+@torch.library.custom_op("manyheads::short_attention", mutates_args=())
+def attend_parts(
+    a: Tensor, b: Tensor | None, c: Tensor | None, heads: int, padding_mask: Tensor | None,
+    causal: bool, scale: float, seed: Tensor | None, p: float,
 ) -> Tensor:  # fmt: skip
+    """[b t h c] of [q k v], of q and [k v], or of q, k and v, each [b n m c]."""
+    q, k, v = _split(_map(contiguous_channels, (a, b, c)), heads)
+    rows, _, queries, width = q.shape
+    out, drops = q.new_empty(rows, queries, heads, width), seed is not None
     mask, mask_stride = _mask_bytes(padding_mask, q)
-    out, rows, heads, drops = empty_heads_inner(q), q.shape[0], q.shape[1], seed is not None
     with device_guard(q):
         _forward[(rows * heads,)](
-            q, k, v, mask, q if seed is None else seed, out, heads, q.shape[2], k.shape[2],
+            q, k, v, mask, q if seed is None else seed, out, heads, queries, k.shape[2],
             scale * LOG2_E, p,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], mask_stride,
             CAUSAL=causal, PADDED=padding_mask is not None, DROPS=drops, **_blocks(q, k, drops),
@@ -154,123 +170,75 @@ def _run_forward(
     return out
 
 
-def _run_backward(
-    do: Tensor, qkv: Qkv, grads: Qkv, padding_mask: Tensor | None, causal: bool, scale: float,
-    seed: Tensor | None, p: float,
-) -> None:  # fmt: skip
-    """Write the gradients; heads lie next to each other, and dk and dv have the same strides."""
-    (q, k, v), (dq, dk, dv) = qkv, grads
-    (mask, mask_stride), drops = _mask_bytes(padding_mask, q), seed is not None
+@torch.library.custom_op("manyheads::short_attention_backward", mutates_args=())
+def attend_parts_backward(
+    do: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, heads: int,
+    padding_mask: Tensor | None, causal: bool, scale: float, seed: Tensor | None, p: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of a, b and c, in their layout; empty for those that are None."""
+    q, k, v = _split(_map(contiguous_channels, (a, b, c)), heads)
+    grads, drops = _map(empty_contiguous, (a, b, c)), seed is not None
+    dq, dk, dv = _split(grads, heads)
+    do = contiguous_channels(do.transpose(1, 2))
+    mask, mask_stride = _mask_bytes(padding_mask, q)
     with device_guard(q):
-        _backward[(q.shape[0] * q.shape[1],)](
+        _backward[(q.shape[0] * heads,)](
             q, k, v, mask, q if seed is None else seed, do, dq, dk, dv,
-            q.shape[1], q.shape[2], k.shape[2], scale * LOG2_E, scale, p,
+            heads, q.shape[2], k.shape[2], scale * LOG2_E, scale, p,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], mask_stride, *do.stride()[:3],
             dq.stride(0), dq.stride(2), dk.stride(0), dk.stride(2),
             CAUSAL=causal, PADDED=padding_mask is not None, DROPS=drops, **_blocks(q, k, drops),
         )  # fmt: skip
+    return _or_empty(grads)
 
 
-@torch.library.custom_op("manyheads::short_attention", mutates_args=())
-def short_attention(
-    q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, causal: bool, scale: float,
-    seed: Tensor | None, p: float,
-) -> Tensor:  # fmt: skip
-    """q [b h t c], k and v [b h s c] of at most SHORT_LENGTHS positions; no dropout without a seed.
-
-    padding_mask [b s] or [1 s] is true at real keys; seed [1] is on the device.
-    """
-    q, k, v = contiguous_channels(q), contiguous_channels(k), contiguous_channels(v)
-    return _run_forward(q, k, v, padding_mask, causal, scale, seed, p)
+def _or_empty(parts: Parts) -> tuple[Tensor, Tensor, Tensor]:
+    """Operators return no None."""
+    a, b, c = (parts[0].new_empty(0) if part is None else part for part in parts)
+    return a, b, c
 
 
-@torch.library.custom_op("manyheads::short_attention_backward", mutates_args=())
-def short_attention_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, causal: bool,
-    scale: float, seed: Tensor | None, p: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k and v."""
-    qkv = contiguous_channels(q), contiguous_channels(k), contiguous_channels(v)
-    grads = empty_heads_inner(q), empty_heads_inner(k), empty_heads_inner(v)
-    _run_backward(contiguous_channels(do), qkv, grads, padding_mask, causal, scale, seed, p)
-    return grads
+@attend_parts.register_fake
+def _(a, b, c, heads, padding_mask, causal, scale, seed, p):
+    return a.new_empty(*a.shape[:2], heads, a.shape[3])
 
 
-def _split_heads(x: Tensor, memory: Tensor | None, heads: int) -> Qkv:
-    """q, k and v: of x [b t 3hc], or q of x [b t hc] and k, v of memory [b s 2hc]."""
-    projections = (x,) if memory is None else (x, memory)
-    width = x.shape[-1] // (3 * heads if memory is None else heads)
-    parts = [part for y in projections for part in y.unflatten(-1, (-1, heads, width)).unbind(2)]
-    q, k, v = (part.transpose(1, 2) for part in parts)
-    return q, k, v
-
-
-@torch.library.custom_op("manyheads::short_projected", mutates_args=())
-def short_projected(
-    x: Tensor, memory: Tensor | None, heads: int, padding_mask: Tensor | None, causal: bool,
-    scale: float, seed: Tensor | None, p: float,
-) -> Tensor:  # fmt: skip
-    """[b t hc] of the projections x [b t 3hc], or x [b t hc] and memory [b s 2hc]."""
-    x, memory = contiguous_channels(x), None if memory is None else contiguous_channels(memory)
-    return merge_heads(
-        _run_forward(*_split_heads(x, memory, heads), padding_mask, causal, scale, seed, p)
-    )
-
-
-@torch.library.custom_op("manyheads::short_projected_backward", mutates_args=())
-def short_projected_backward(
-    do: Tensor, x: Tensor, memory: Tensor | None, heads: int, padding_mask: Tensor | None,
-    causal: bool, scale: float, seed: Tensor | None, p: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of x and of memory (empty if there is none)."""
-    x, memory = contiguous_channels(x), None if memory is None else contiguous_channels(memory)
-    dx, dm = empty_contiguous(x), None if memory is None else empty_contiguous(memory)
-    do = contiguous_channels(do.unflatten(-1, (heads, -1)).transpose(1, 2))
-    qkv, grads = _split_heads(x, memory, heads), _split_heads(dx, dm, heads)
-    _run_backward(do, qkv, grads, padding_mask, causal, scale, seed, p)
-    return dx, x.new_empty(0) if dm is None else dm
-
-
-@short_attention.register_fake
-def _(q, k, v, padding_mask, causal, scale, seed, p):
-    return empty_heads_inner(q)
-
-
-@short_attention_backward.register_fake
-def _(do, q, k, v, padding_mask, causal, scale, seed, p):
-    return empty_heads_inner(q), empty_heads_inner(k), empty_heads_inner(v)
-
-
-@short_projected.register_fake
-def _(x, memory, heads, padding_mask, causal, scale, seed, p):
-    return x.new_empty(*x.shape[:2], x.shape[2] // 3 if memory is None else x.shape[2])
-
-
-@short_projected_backward.register_fake
-def _(do, x, memory, heads, padding_mask, causal, scale, seed, p):
-    return empty_contiguous(x), x.new_empty(0) if memory is None else empty_contiguous(memory)
+@attend_parts_backward.register_fake
+def _(do, a, b, c, heads, padding_mask, causal, scale, seed, p):
+    return _or_empty(_map(empty_contiguous, (a, b, c)))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save all inputs and nothing else."""
-    ctx.settings = tuple(None if isinstance(x, Tensor) else x for x in inputs)
-    ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs))
-
-
-def _inputs(ctx: Any) -> list[Any]:
-    pairs = zip(ctx.saved_tensors, ctx.settings, strict=True)
-    return [setting if tensor is None else tensor for tensor, setting in pairs]
+    a, b, c, ctx.heads, padding_mask, ctx.causal, ctx.scale, seed, ctx.p = inputs
+    ctx.save_for_backward(a, b, c, padding_mask, seed)
 
 
 def _autograd_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-    return *short_attention_backward(do, *_inputs(ctx)), *[None] * 5
+    a, b, c, padding_mask, seed = ctx.saved_tensors
+    grads = attend_parts_backward(
+        do, a, b, c, ctx.heads, padding_mask, ctx.causal, ctx.scale, seed, ctx.p
+    )
+    given = [None if part is None else d for part, d in zip((a, b, c), grads, strict=True)]
+    return *given, *[None] * 6
 
 
-def _autograd_backward_projected(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-    inputs = _inputs(ctx)
-    dx, dm = short_projected_backward(do, *inputs)
-    return dx, None if inputs[1] is None else dm, *[None] * 6
+attend_parts.register_autograd(_autograd_backward, setup_context=_setup_context)
 
 
-short_attention.register_autograd(_autograd_backward, setup_context=_setup_context)
-short_projected.register_autograd(_autograd_backward_projected, setup_context=_setup_context)
+def short_attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
+    """q [b h t c], k and v [b h s c] of at most SHORT_LENGTHS positions.
+
+    Settings: padding_mask [b s] or [1 s], true at real keys; causal; scale; seed [1] on the device,
+    or None for no dropout; dropout probability.
+    """
+    parts = (x.transpose(1, 2) for x in (q, k, v))
+    out: Tensor = attend_parts(*parts, q.shape[1], *settings)
+    return out.transpose(1, 2)
+
+
+def short_projected(x: Tensor, memory: Tensor | None, heads: int, *settings: Any) -> Tensor:
+    """[b t hc] of the projections x [b t 3hc], or x [b t hc] and memory [b s 2hc]."""
+    width = x.shape[-1] // (3 * heads if memory is None else heads)
+    a, b, _ = _map(lambda part: part.unflatten(-1, (-1, width)), (x, memory, None))
+    out: Tensor = attend_parts(a, b, None, heads, *settings)
+    return out.flatten(2)
