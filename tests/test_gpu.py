@@ -23,8 +23,8 @@ from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import Translator
 from manyheads.kernels import attention, dispatch, linear_cross_entropy
-from manyheads.kernels.attention import AttentionCall
 from manyheads.kernels.dispatch import first_supported, relative_error, verified
+from manyheads.kernels.sdpa import AttentionCall
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import CrossAttention, SelfAttention, attend
 from manyheads.nn.block import Stack

@@ -8,16 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from manyheads.kernels.attention import (
-    ATTENTION,
-    AttentionCall,
-    Mask,
-    fits_kernels,
-    packed_attention,
-    share_heads,
-)
+from manyheads.kernels.attention import ATTENTION, fits_kernels
 from manyheads.kernels.dispatch import HALF_PRECISION, first_supported, runs_triton, verified
 from manyheads.kernels.linear_cross_entropy import LinearCrossEntropy, rows_per_chunk
+from manyheads.kernels.sdpa import AttentionCall, Mask, packed_attention, share_heads
 
 __all__ = [
     "allow_recompilations",
