@@ -40,6 +40,25 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 @triton.jit
+def load_rows(x, positions, step, n, D: tl.constexpr):
+    """Rows of a matrix of n rows, zero past its end."""
+    channels = tl.arange(0, D)
+    return tl.load(
+        x + positions[:, None] * step + channels[None, :], mask=positions[:, None] < n, other=0.0
+    )
+
+
+@triton.jit
+def store_rows(x, positions, step, n, values, D: tl.constexpr):
+    channels = tl.arange(0, D)
+    tl.store(
+        x + positions[:, None] * step + channels[None, :],
+        values.to(x.dtype.element_ty),
+        mask=positions[:, None] < n,
+    )
+
+
+@triton.jit
 def dropout_scale(SEED, rows, p, D: tl.constexpr):
     """1 / (1 − p) where an element is kept, 0 where it is dropped: D columns of these rows.
 

@@ -27,28 +27,11 @@ from manyheads.kernels.common import (
     device_guard,
     dropout_scale,
     empty_contiguous,
+    load_rows,
+    store_rows,
 )
 
 Parts = tuple[Tensor, Tensor | None, Tensor | None]
-
-
-@triton.jit
-def _load_rows(x, positions, step, n, D: tl.constexpr):
-    """Rows of a matrix of n rows, zero past its end."""
-    channels = tl.arange(0, D)
-    return tl.load(
-        x + positions[:, None] * step + channels[None, :], mask=positions[:, None] < n, other=0.0
-    )
-
-
-@triton.jit
-def _store_rows(x, positions, step, n, values, D: tl.constexpr):
-    channels = tl.arange(0, D)
-    tl.store(
-        x + positions[:, None] * step + channels[None, :],
-        values.to(x.dtype.element_ty),
-        mask=positions[:, None] < n,
-    )
 
 
 @triton.jit
@@ -79,15 +62,15 @@ def _forward(
 ):  # fmt: skip
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     at_q, at_k = tl.arange(0, M), tl.arange(0, N)
-    q = _load_rows(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
-    k = _load_rows(K + row * k_row + head * k_head, at_k, k_step, keys, D)
-    v = _load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
+    q = load_rows(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
+    k = load_rows(K + row * k_row + head * k_head, at_k, k_step, keys, D)
+    v = load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
     p = _weights(q, k, MASK + row * mask_row, at_q, at_k, keys, scale, CAUSAL, PADDED)
     if DROPS:
         p = p * dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
     o = tl.dot(p.to(v.dtype), v)
     out = OUT + row * queries * heads * D + head * D
-    _store_rows(out, at_q, heads * D, queries, o, D)
+    store_rows(out, at_q, heads * D, queries, o, D)
 
 
 @triton.jit(do_not_specialize=["queries", "keys", "mask_row", "dq_row", "dk_row"])
@@ -100,10 +83,10 @@ def _backward(
 ):  # fmt: skip
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     at_q, at_k = tl.arange(0, M), tl.arange(0, N)
-    q = _load_rows(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
-    k = _load_rows(K + row * k_row + head * k_head, at_k, k_step, keys, D)
-    v = _load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
-    do = _load_rows(DO + row * o_row + head * o_head, at_q, o_step, queries, D)
+    q = load_rows(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
+    k = load_rows(K + row * k_row + head * k_head, at_k, k_step, keys, D)
+    v = load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
+    do = load_rows(DO + row * o_row + head * o_head, at_q, o_step, queries, D)
     p = _weights(q, k, MASK + row * mask_row, at_q, at_k, keys, scale, CAUSAL, PADDED)
     dp = tl.dot(do, tl.trans(v))
     dropped = p
@@ -112,11 +95,11 @@ def _backward(
         dropped = p * mask
         dp = dp * mask
     dv = tl.dot(tl.trans(dropped.to(do.dtype)), do)
-    _store_rows(DV + row * dk_row + head * D, at_k, dk_step, keys, dv, D)
+    store_rows(DV + row * dk_row + head * D, at_k, dk_step, keys, dv, D)
     ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * grad_scale).to(q.dtype)
-    _store_rows(DQ + row * dq_row + head * D, at_q, dq_step, queries, tl.dot(ds, k), D)
+    store_rows(DQ + row * dq_row + head * D, at_q, dq_step, queries, tl.dot(ds, k), D)
     dk = tl.dot(tl.trans(ds), q)
-    _store_rows(DK + row * dk_row + head * D, at_k, dk_step, keys, dk, D)
+    store_rows(DK + row * dk_row + head * D, at_k, dk_step, keys, dk, D)
 
 
 def _blocks(q: Tensor, k: Tensor, drops: bool) -> dict[str, int]:
