@@ -66,7 +66,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "softmax_grad": [
         (classes, padding, smoothing, scale, training)
         for classes, padding in ((7, 5), (300, 5), (9000, 5), (8192, 0), (16390, 8195))
-        for smoothing, scale, training in ((0.0, 3, True), (0.1, 300, True), (0.1, 3, False))
+        for smoothing, scale, training in ((0.0, 3.0, True), (0.1, 300.0, True), (0.1, 3.0, False))
     ],
     # rows, width, k, ties
     "topk": [
@@ -83,7 +83,7 @@ ON_GPU: dict[str, list[tuple[Any, ...]]] = {
     "layer_norm": [(0.3, 9, 2048)],
     "mlp": [("gelu", 700, 32)],
     "short_attention": CASES["short_attention"][-4:],
-    "softmax_grad": [(50257, 47, 0.1, 3, True)],
+    "softmax_grad": [(50257, 47, 0.1, 3.0, True)],
     "topk": [(4, 50257, 10, True)],
 }
 

@@ -53,8 +53,8 @@ def _attention_dropout(module: SelfAttention | CrossAttention) -> float:
 
 def _supports_short(
     module: SelfAttention | CrossAttention,
-    x: Hidden,
-    memory: Hidden,
+    x: Tensor,
+    memory: Tensor,
     mask: AttentionMask,
     position: Position,
 ) -> bool:
