@@ -1,6 +1,5 @@
-"""Class swaps and copies for inference leave a model what it is; int8 within its error bound."""
+"""Class swaps leave a model with the same parameters, names and results."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,189 +7,27 @@ import torch
 import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 
-from manyheads import optimize
-from manyheads.decode import linears
-from manyheads.decode.linears import (
-    ONEDNN_ACTIVATIONS,
-    Int8Linear,
-    PrepackedLinear,
-    UnfusedLinear,
-    for_inference,
-    quantize_int8,
-    replace_linears,
-    to_int8,
-)
 from manyheads.errors import UserError
-from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.layers import ACTIVATIONS, HeadConfig, Plain
+from manyheads.nn.block import Block
 from manyheads.optimize import (
     ACTIVATION_BUDGET,
+    CompiledStack,
     can_capture,
     checkpoint_blocks,
     compile_blocks,
+    optimize,
 )
 
 SIZES: Any = {"vocab_size": 50, "dim": 32, "layers": 2, "heads": 4, "dropout": 0.0}
-GPT = GptConfig(**SIZES)
-MODELS = {
-    "gpt": GPT,
-    "untied with bias": replace(GPT, tie="none", output=HeadConfig(bias="trained")),
-    "seq2seq": Seq2SeqConfig(**SIZES),
-    "seq2seq, two tables": Seq2SeqConfig(**SIZES, tie="target"),
-}
-needs_onednn = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN"
-)
-
-
-@torch.no_grad()
-def logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    inputs = (tokens, tokens) if hasattr(model, "encoder") else (tokens,)
-    out: Tensor = model(*inputs)
-    return out
 
 
 def test_optimize_does_nothing_on_a_cpu() -> None:
-    model = GPT.build()
+    model = Seq2SeqConfig(**SIZES).build()
     classes = [type(part) for part in model.modules()]
-    optimize.optimize(model)
+    optimize(model)
     assert [type(part) for part in model.modules()] == classes
-
-
-# int8
-
-
-def test_quantization_error_is_half_a_step() -> None:
-    x = torch.randn(7, 33) * torch.logspace(-3, 3, 7)[:, None]
-    integers, scale = quantize_int8(x)
-    assert integers.abs().amax(-1).tolist() == [127] * 7
-    assert ((integers * scale - x).abs() <= scale * 0.5001).all()
-    assert not quantize_int8(torch.zeros(2, 3))[0].any()
-
-
-@pytest.mark.parametrize("biased", [True, False])
-def test_int8_is_exact_for_integers(biased: bool) -> None:
-    weight = torch.randint(-127, 128, (9, 16)).double()
-    x = torch.randint(-127, 128, (2, 5, 16)).double()
-    weight[:, 0], x[..., 0] = 127, -127  # the scale of each row is 1
-    bias = torch.randn(9).double() if biased else None
-    expected = nn.functional.linear(x, weight, bias)
-    torch.testing.assert_close(Int8Linear(weight, bias)(x), expected, rtol=1e-12, atol=1e-9)
-
-
-def test_int8_rows_do_not_depend_on_each_other() -> None:
-    linear, x = Int8Linear(torch.randn(40, 32), torch.randn(40)), torch.randn(6, 32)
-    x[3] *= 1000
-    assert torch.equal(linear(x), torch.cat([linear(row[None]) for row in x]))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_int8_models_are_close_copies(name: str) -> None:
-    model, tokens = MODELS[name].build().eval(), torch.randint(50, (3, 9))
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    quantized = to_int8(model)
-    assert not any(isinstance(part, nn.Linear) for part in quantized.modules())
-    exact = logits(model, tokens)
-    assert 0 < float((exact - logits(quantized, tokens)).norm() / exact.norm()) < 0.05
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
-
-
-@pytest.mark.parametrize(
-    ("build", "fix"),
-    [
-        (lambda: BertConfig(**SIZES).build(), "remove --int8"),
-        (lambda: GPT.build().to("meta"), "--device cpu"),
-    ],
-)
-def test_int8_refuses_other_models_and_devices(build: Any, fix: str) -> None:
-    with pytest.raises(UserError, match=fix):
-        to_int8(build())
-
-
-# Prepacked weights
-
-
-@needs_onednn
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("shape", [(1,), (5,), (3, 1), (2, 7), (130,), (3, 99), (1030,)])
-def test_prepacked_linear(
-    shape: tuple[int, ...], biased: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linears, "LARGE_WEIGHT", 0)
-    linear = nn.Linear(40, 70, bias=biased)
-    x = torch.randn(*shape, 40)
-    y = PrepackedLinear(linear.weight, linear.bias)(x)
-    torch.testing.assert_close(y, linear(x), rtol=1e-5, atol=1e-5)
-
-
-@needs_onednn
-def test_few_numbers_of_rows_reach_onednn() -> None:
-    """PyTorch keeps a program for each."""
-    padded = {linears._padded_rows(rows) for rows in range(1, linears.MAX_PREPACKED_ROWS + 1)}
-    assert len(padded) < 37
-    assert all(linears._padded_rows(rows) >= rows for rows in range(1, 1025))
-
-
-@needs_onednn
-@pytest.mark.parametrize("name", MODELS)
-def test_prepacked_models_are_the_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linears, "LARGE_WEIGHT", 0)
-    model, tokens = MODELS[name].build().eval(), torch.randint(50, (3, 9))
-    copy = for_inference(model, rows=9)
-    assert not any(isinstance(part, nn.Linear) for part in copy.modules())
-    for key, value in copy.state_dict().items():  # what is not prepacked is shared
-        assert value.data_ptr() == model.state_dict()[key].data_ptr()
-    torch.testing.assert_close(logits(copy, tokens), logits(model, tokens), rtol=1e-4, atol=1e-5)
-
-
-@needs_onednn
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu-tanh", "silu"])
-@torch.no_grad()
-def test_activations_in_a_product_and_after_it(
-    activation: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linears, "LARGE_WEIGHT", 0)
-    model: Any = replace(GPT, feedforward=Plain(activation=activation)).build().eval()
-    copy: Any = for_inference(model, rows=1)
-    plain, fused = (x.decoder.blocks[0].feedforward for x in (model, copy))
-    for rows in (3, 1030):  # the second is left to PyTorch
-        x = torch.randn(1, rows, 32)
-        torch.testing.assert_close(fused(x), plain(x), rtol=1e-4, atol=1e-5)
-    assert fused.inner.activation == (activation if activation in ONEDNN_ACTIVATIONS else None)
-    assert plain.activation is ACTIVATIONS[activation]
-
-
-@needs_onednn
-def test_the_copy_follows_the_weights() -> None:
-    model = GPT.build().eval()
-    first = for_inference(model, rows=1)
-    assert for_inference(model, rows=8) is first is not model
-    with torch.autocast("cpu", torch.bfloat16):
-        assert for_inference(model, rows=1) is model
-    with torch.no_grad():
-        next(model.parameters()).mul_(2)
-    second, tokens = for_inference(model, rows=1), torch.randint(50, (2, 4))
-    assert second is not first
-    torch.testing.assert_close(logits(second, tokens), logits(model, tokens), rtol=1e-4, atol=1e-5)
-
-
-def test_some_models_are_not_prepacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = [GPT.build().double(), GPT.build()]
-    monkeypatch.setattr(linears, "MAX_PREPACKED_BYTES", 1000)
-    for model in models:
-        assert for_inference(model, rows=1) is model
-
-
-def test_compiled_steps_separate_products_and_biases() -> None:
-    model, tokens = GPT.build().eval(), torch.randint(50, (1, 1))
-    copy = replace_linears(model, UnfusedLinear)
-    torch.testing.assert_close(logits(copy, tokens), logits(model, tokens))
-
-
-# Activation checkpointing and compilation
 
 
 @pytest.mark.parametrize("settings", [{}, {"dropout": 0.3, "attention_dropout": 0.2}])
@@ -199,20 +36,20 @@ def test_checkpointed_blocks_give_the_same_bits(config: Any, settings: dict[str,
     model, tokens = config(**{**SIZES, **settings}).build().train(), torch.randint(50, (3, 9))
     inputs = (tokens, tokens) if config is Seq2SeqConfig else (tokens,)
 
-    def grads() -> list[Tensor]:
+    def loss_and_grads() -> list[Tensor]:
         torch.manual_seed(1)
         loss = model(*inputs).square().mean()
         return [loss, *torch.autograd.grad(loss, [*model.parameters()])]
 
-    names, plain = [*model.state_dict()], grads()
-    blocks = [part for part in model.modules() if isinstance(part, optimize.Block)]
+    names, plain = [*model.state_dict()], loss_and_grads()
+    blocks = [part for part in model.modules() if isinstance(part, Block)]
     assert can_capture(model)
     checkpoint_blocks(model)
     assert [*model.state_dict()] == names
-    assert [p for p in model.modules() if isinstance(p, optimize.Block)] == blocks
-    for result, expected in zip(grads(), plain, strict=True):
+    assert [part for part in model.modules() if isinstance(part, Block)] == blocks
+    for result, expected in zip(loss_and_grads(), plain, strict=True):
         assert torch.equal(result, expected)
-    assert can_capture(model) == (not settings)  # the generator's state is read by the host
+    assert can_capture(model) == (not settings)  # the host reads the generator's state
 
 
 def test_checkpointing_needs_blocks() -> None:
@@ -225,18 +62,19 @@ def test_checkpointing_needs_blocks() -> None:
 def test_compiled_stacks_keep_less_without_dropout(
     settings: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch would draw another dropout mask when it recomputes."""
+    """PyTorch would sample another dropout mask when it recomputes."""
     monkeypatch.setattr(nn.Module, "compile", lambda self: None)
-    model: Any = GptConfig(**{**SIZES, **settings}).build()
+    model: Any = GptConfig(**{**SIZES, **settings}).build().eval()
     names, budgets = [*model.state_dict()], []
     model.decoder.blocks[0].register_forward_pre_hook(
         lambda block, inputs: budgets.append(functorch_config.activation_memory_budget)
     )
     tokens = torch.randint(50, (3, 9))
-    expected = logits(model.eval(), tokens)
-    compile_blocks(model)
-    assert torch.equal(logits(model, tokens), expected)
+    with torch.no_grad():
+        expected = model(tokens)
+        compile_blocks(model)
+        assert torch.equal(model(tokens), expected)
     assert [*model.state_dict()] == names
-    assert isinstance(model.decoder, optimize.CompiledStack)
+    assert isinstance(model.decoder, CompiledStack)
     assert budgets == [1.0, 1.0 if settings else ACTIVATION_BUDGET]
     assert functorch_config.activation_memory_budget == 1.0

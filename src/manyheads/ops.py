@@ -8,17 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from manyheads.kernels import attention as attention_kernels
-from manyheads.kernels.attention import ATTENTION, AttentionCall, Mask, share_heads
-from manyheads.kernels.dispatch import (
-    HALF_PRECISION,
-    Comparison,
-    first_supported,
-    register_selftest,
-    runs_triton,
-    verified,
-)
+from manyheads.kernels.attention import ATTENTION, fits_kernels
+from manyheads.kernels.dispatch import HALF_PRECISION, first_supported, runs_triton, verified
 from manyheads.kernels.linear_cross_entropy import LinearCrossEntropy, rows_per_chunk
+from manyheads.kernels.sdpa import AttentionCall, Mask, packed_attention, share_heads
 
 __all__ = [
     "allow_recompilations",
@@ -41,8 +34,6 @@ __all__ = [
 MAX_TOPK = 32  # up to this many of a row our kernel is faster than a sort
 MAX_WRITTEN_POSITIONS = 32  # new positions whose keys and values one program holds
 
-packed_attention = attention_kernels.packed_attention
-
 
 def attention(
     q: Tensor,
@@ -61,7 +52,7 @@ def attention(
     on; the implementation that runs calls at most one of them.
     """
     call = AttentionCall(q, k, v, mask, bias, bias_table, scale, dropout)
-    out: Tensor = first_supported(ATTENTION, call, q.device).run(call)
+    out: Tensor = first_supported(ATTENTION, call, q).run(call)
     return out
 
 
@@ -82,29 +73,6 @@ def linear_cross_entropy(
         hidden, weight, bias, labels, label_smoothing, training
     )
     return objective, nll
-
-
-def _selftest_topk(device: torch.device) -> list[Comparison]:
-    from manyheads.kernels.topk import selftest
-
-    return selftest(device)
-
-
-def _selftest_write_kv(device: torch.device) -> list[Comparison]:
-    from manyheads.kernels.kv_write import selftest
-
-    return selftest(device)
-
-
-def _selftest_append_attention(device: torch.device) -> list[Comparison]:
-    from manyheads.kernels.append_attention import selftest
-
-    return selftest(device)
-
-
-register_selftest("topk", _selftest_topk)
-register_selftest("write_kv", _selftest_write_kv)
-register_selftest("append_attention", _selftest_append_attention)
 
 
 def has_fused_topk(logits: Tensor) -> bool:
@@ -171,22 +139,12 @@ def append_attention(
     q [b h 1 c], k and v [b g 1 c], position [1]; `counter` [b h] holds zeros and is left so.
     Returns None if the kernel does not support the call.
     """
-    if (
-        not runs_triton(q)
-        or q.shape[2] != 1
-        or q.dtype not in HALF_PRECISION
-        or not q.dtype == k.dtype == v.dtype
-        or k.shape != v.shape
-        or q.shape[-1] != k.shape[-1]
-        or q.shape[-1] not in attention_kernels.HEAD_DIMS
-        or torch.is_grad_enabled()
-    ):
+    if not (runs_triton(q) and fits_kernels(q, k, v)) or torch.is_grad_enabled():
         return None
     from manyheads.kernels import append_attention as kernel
 
-    if not kernel.fits(q.shape[0], q.shape[1], keys.shape[2]):
-        return None
-    if not verified("append_attention", q.device.index):
+    fits = q.shape[2] == 1 and kernel.fits(q.shape[0], q.shape[1], keys.shape[2])
+    if not fits or not verified("append_attention", q.device.index):
         return None
     out: Tensor = kernel.append_attention(q, k, v, keys, values, position, counter, scale)
     return out

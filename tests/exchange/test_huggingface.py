@@ -73,7 +73,7 @@ def test_there_and_back_is_the_same_bit_for_bit(family: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @every
 def test_models_on_a_gpu_come_and_leave_too(family: str) -> None:
-    for seed in range(6):
+    for seed in range(2):
         theirs = draw(family, seed)
         ours = from_huggingface(copy.deepcopy(theirs).cuda())
         assert {x.device.type for x in ours.state_dict().values()} == {"cuda"}

@@ -45,8 +45,9 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the guards of kernels accept CPU tensors, also in float32, without self-tests."""
     from manyheads import ops, optimize
     from manyheads.kernels import attention, dispatch, linear_cross_entropy
+    from manyheads.optimize import fused, gemv
 
-    modules = (ops, optimize, attention, dispatch, linear_cross_entropy)
+    modules = (ops, optimize, fused, gemv, attention, dispatch, linear_cross_entropy)
     accept = {
         "runs_triton": lambda x: True,
         "verified": lambda name, index: True,

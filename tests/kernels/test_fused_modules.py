@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.compare import relative_error
 from torch import Tensor, nn
 
 from manyheads import optimize
+from manyheads.kernels.dispatch import relative_error
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.attention import CrossAttention, Dense, SelfAttention
@@ -20,7 +20,7 @@ from manyheads.nn.layers import FeedForward, GatedFeedForward, Norm, Plain, Resi
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import Position, PositionSizes, Rotary
 from manyheads.nn.scores import Bilinear
-from manyheads.optimize import FUSED, FusedLayerNorm, FusedResidual
+from manyheads.optimize.fused import FUSED, FusedLayerNorm, FusedResidual
 
 pytestmark = [
     pytest.mark.usefixtures("on_cpu"),

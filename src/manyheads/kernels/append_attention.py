@@ -15,9 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import device_guard
-from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options, supports_pdl
-from manyheads.kernels.short_attention import LOG2_E, empty_heads_inner
+from manyheads.kernels.common import (
+    LOG2_E,
+    contiguous_channels,
+    device_guard,
+    empty_heads_inner,
+)
+from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options
 
 SLOTS, WARPS = 16, 1  # slots per program; a single warp needs no barrier
 MAX_PROGRAMS = 1024  # that an H200 runs at the same time; up to 256 were measured
@@ -104,9 +108,9 @@ def append_attention(
     `counter` holds a zero for each row and head and is left so. The caches and the position must be
     written before the preceding kernel starts (kernels/pdl.py).
     """
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = (contiguous_channels(x) for x in (q, k, v))
     rows, heads, _, width = q.shape
-    slots, pdl = k_cache.shape[2], supports_pdl(q)
+    slots = k_cache.shape[2]
     splits = triton.cdiv(slots, SLOTS)
     out, group_size = empty_heads_inner(q), heads // k.shape[1]
     partial, stats = (
@@ -118,7 +122,7 @@ def append_attention(
             q, k, v, position, k_cache, v_cache, partial, stats, counter, out,
             heads, group_size, slots, splits, scale * LOG2_E,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-            PDL=pdl, D=width, N=SLOTS, num_warps=WARPS, **pdl_options(pdl),
+            D=width, N=SLOTS, num_warps=WARPS, **pdl_options(q),
         )  # fmt: skip
     return out
 
@@ -131,44 +135,3 @@ def _(q, k, v, k_cache, v_cache, position, counter, scale):
 def fits(rows: int, heads: int, slots: int) -> bool:
     """True if all programs run at the same time; also called in compiled code."""
     return rows * heads * -(-slots // SLOTS) <= MAX_PROGRAMS
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Output, caches and counter at several positions, between two dependent launches."""
-    from manyheads.kernels.gemv import gemv
-
-    generator = torch.Generator(device).manual_seed(1)
-    comparisons = []
-    for rows, heads, groups, width, slots in ((1, 12, 12, 64, 320), (2, 4, 2, 128, 100)):
-        channels = heads * width
-
-        def randn(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator, device=device, dtype=torch.bfloat16)
-
-        caches = randn(rows, groups, slots, width), randn(rows, groups, slots, width)
-        counter = torch.zeros(rows * heads, device=device, dtype=torch.int32)
-        before, after = randn(channels, 64), randn(64, channels)
-        positions = torch.arange(slots, device=device)
-        for at in {0, 1, 15, 16, 40, slots - 60, slots - 1}:
-            x, k, v = randn(1, 64), randn(rows, groups, 1, width), randn(rows, groups, 1, width)
-            expected_caches = [cache.clone() for cache in caches]
-            q = gemv(x / 8, before, None, -1, None).view(1, heads, 1, width)
-            out = append_attention(
-                q.expand(rows, -1, -1, -1), k, v, *caches, positions[at : at + 1], counter, 0.1
-            )
-            product = gemv(out[:1].flatten(1) / 8, after, None, -1, None)
-            for cache, new in zip(expected_caches, (k, v), strict=True):
-                cache[:, :, at : at + 1] = new
-            past = [x[:, :, : at + 1].double() for x in expected_caches]
-            keys, values = (x.repeat_interleave(heads // groups, 1) for x in past)
-            expected = (q.double() @ keys.mT * 0.1).softmax(-1) @ values
-            comparisons += [
-                (out, expected),
-                (product, expected[:1].flatten(1) / 8 @ after.double().mT),
-            ]
-            comparisons += [
-                (cache.clone(), x.double())
-                for cache, x in zip(caches, expected_caches, strict=True)
-            ]
-        comparisons.append((counter + 1, torch.ones_like(counter).double()))
-    return comparisons

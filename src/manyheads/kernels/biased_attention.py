@@ -10,7 +10,6 @@ diagonal have the same distances, so one program sums dS over all of them, and o
 split by distance. The rest is FlashAttention (nn/tiled.py has it in PyTorch).
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-LOG2_E = 1.4426950408889634
+from manyheads.kernels.common import LOG2_E, device_guard, load_rows, store_rows
 
 
 @triton.jit
@@ -48,23 +47,6 @@ def _scores(
 
 
 @triton.jit
-def _load_rows(x, at, n, D: tl.constexpr):
-    """Rows `at` of an [n, D] matrix, zero past its end."""
-    channels = tl.arange(0, D)
-    return tl.load(x + at[:, None] * D + channels[None, :], mask=at[:, None] < n, other=0.0)
-
-
-@triton.jit
-def _store_rows(x, at, values, n, D: tl.constexpr):
-    channels = tl.arange(0, D)
-    tl.store(
-        x + at[:, None] * D + channels[None, :],
-        values.to(x.dtype.element_ty),
-        mask=at[:, None] < n,
-    )
-
-
-@triton.jit
 def _forward(
     Q, K, V, BIAS, KEY_MASK, OUT, LSE, n, heads, scale,
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, ALIGNED: tl.constexpr, D: tl.constexpr,
@@ -75,7 +57,7 @@ def _forward(
     table = BIAS + (row % heads).to(tl.int64) * (2 * n - 1)
     key_mask = KEY_MASK + (row // heads).to(tl.int64) * n
     at_m = block * M + tl.arange(0, M)
-    q = _load_rows(Q + offset, at_m, n, D)
+    q = load_rows(Q + offset, at_m, D, n, D)
     row_max = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     o = tl.zeros([M, D], tl.float32)
@@ -84,19 +66,19 @@ def _forward(
         end = tl.minimum(n, (block + 1) * M) if part == 1 else middle
         for first in range(part * middle, end, N):
             at_n = first + tl.arange(0, N)
-            k = _load_rows(K + offset, at_n, n, D)
+            k = load_rows(K + offset, at_n, D, n, D)
             s = _scores(q, k, table, key_mask, at_m, at_n, n, scale, part == 1, PADDED, ALIGNED)
             new_max = tl.maximum(row_max, tl.max(s, 1))
             safe = tl.where(new_max == float("-inf"), 0.0, new_max)
             p = tl.exp2(s - safe[:, None])
             rescale = tl.exp2(row_max - safe)
             total = total * rescale + tl.sum(p, 1)
-            v = _load_rows(V + offset, at_n, n, D)
+            v = load_rows(V + offset, at_n, D, n, D)
             o = o * rescale[:, None] + tl.dot(p.to(v.dtype), v)
             row_max = new_max
     empty = total == 0.0
     o = o / tl.where(empty, 1.0, total)[:, None]
-    _store_rows(OUT + offset, at_m, o, n, D)
+    store_rows(OUT + offset, at_m, D, n, o, D)
     lse = tl.where(empty, float("inf"), row_max + tl.log2(tl.where(empty, 1.0, total)))
     tl.store(LSE + row.to(tl.int64) * n + at_m, lse, mask=at_m < n)
 
@@ -123,7 +105,7 @@ def _backward_keys(
     table = BIAS + (row % heads).to(tl.int64) * (2 * n - 1)
     key_mask = KEY_MASK + (row // heads).to(tl.int64) * n
     at_n = block * N + tl.arange(0, N)
-    k, v = _load_rows(K + offset, at_n, n, D), _load_rows(V + offset, at_n, n, D)
+    k, v = load_rows(K + offset, at_n, D, n, D), load_rows(V + offset, at_n, D, n, D)
     dk, dv = tl.zeros([N, D], tl.float32), tl.zeros([N, D], tl.float32)
     middle = tl.minimum(n, ((block + 1) * N + M - 1) // M * M) if CAUSAL else 0
     for part in tl.static_range(2 if CAUSAL else 1):  # blocks after the diagonal, then on it
@@ -131,7 +113,7 @@ def _backward_keys(
         end = middle if part == 1 else n
         for first in range(start, end, M):
             at_m = first + tl.arange(0, M)
-            q, do = _load_rows(Q + offset, at_m, n, D), _load_rows(DO + offset, at_m, n, D)
+            q, do = load_rows(Q + offset, at_m, D, n, D), load_rows(DO + offset, at_m, D, n, D)
             lse = tl.load(LSE + stats + at_m, mask=at_m < n, other=float("inf"))
             delta = tl.load(DELTA + stats + at_m, mask=at_m < n, other=0.0)
             p, ds = _weights_and_grad(
@@ -140,8 +122,8 @@ def _backward_keys(
             )  # fmt: skip
             dv += tl.dot(tl.trans(p.to(do.dtype)), do)
             dk += tl.dot(tl.trans(ds.to(q.dtype)), q)
-    _store_rows(DK + offset, at_n, dk * grad_scale, n, D)
-    _store_rows(DV + offset, at_n, dv, n, D)
+    store_rows(DK + offset, at_n, D, n, dk * grad_scale, D)
+    store_rows(DV + offset, at_n, D, n, dv, D)
 
 
 @triton.jit
@@ -155,7 +137,7 @@ def _backward_queries(
     table = BIAS + (row % heads).to(tl.int64) * (2 * n - 1)
     key_mask = KEY_MASK + (row // heads).to(tl.int64) * n
     at_m = block * M + tl.arange(0, M)
-    q, do = _load_rows(Q + offset, at_m, n, D), _load_rows(DO + offset, at_m, n, D)
+    q, do = load_rows(Q + offset, at_m, D, n, D), load_rows(DO + offset, at_m, D, n, D)
     lse = tl.load(LSE + stats + at_m, mask=at_m < n, other=float("inf"))
     delta = tl.load(DELTA + stats + at_m, mask=at_m < n, other=0.0)
     dq = tl.zeros([M, D], tl.float32)
@@ -164,13 +146,13 @@ def _backward_queries(
         end = tl.minimum(n, (block + 1) * M) if part == 1 else middle
         for first in range(part * middle, end, N):
             at_n = first + tl.arange(0, N)
-            k, v = _load_rows(K + offset, at_n, n, D), _load_rows(V + offset, at_n, n, D)
+            k, v = load_rows(K + offset, at_n, D, n, D), load_rows(V + offset, at_n, D, n, D)
             _, ds = _weights_and_grad(
                 q, k, v, do, table, key_mask, lse, delta, at_m, at_n, n, scale,
                 part == 1, PADDED, ALIGNED,
             )  # fmt: skip
             dq += tl.dot(ds.to(k.dtype), k)
-    _store_rows(DQ + offset, at_m, dq * grad_scale, n, D)
+    store_rows(DQ + offset, at_m, D, n, dq * grad_scale, D)
 
 
 @triton.jit
@@ -190,8 +172,8 @@ def _backward_bias(
         for block in range(tl.maximum(0, -shift), tl.minimum(blocks, blocks - shift)):
             at_m = block * M + tl.arange(0, M)
             at_n = (block + shift) * M + tl.arange(0, M)
-            q, do = _load_rows(Q + offset, at_m, n, D), _load_rows(DO + offset, at_m, n, D)
-            k, v = _load_rows(K + offset, at_n, n, D), _load_rows(V + offset, at_n, n, D)
+            q, do = load_rows(Q + offset, at_m, D, n, D), load_rows(DO + offset, at_m, D, n, D)
+            k, v = load_rows(K + offset, at_n, D, n, D), load_rows(V + offset, at_n, D, n, D)
             lse = tl.load(LSE + stats + at_m, mask=at_m < n, other=float("inf"))
             delta = tl.load(DELTA + stats + at_m, mask=at_m < n, other=0.0)
             _, ds = _weights_and_grad(
@@ -312,38 +294,8 @@ def biased_attention(
     scale: float,
 ) -> Tensor:
     """q, k, v [b h n c] in half precision, bias [h, 2n − 1] at the distances −(n−1) … n−1."""
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+    with device_guard(q):
         out: Tensor = _BiasedAttention.apply(  # type: ignore[no-untyped-call]
             q, k, v, bias, padding_mask, causal, scale
         )
     return out
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Output and gradients against float64, full and causal, one sequence padded."""
-    generator, comparisons = torch.Generator(device).manual_seed(1), []
-    heads, length, width = 2, 70, 32
-    shape = (4, 2, heads, length, width)
-    q, k, v, grad = torch.randn(
-        shape, generator=generator, device=device, dtype=torch.bfloat16
-    ).unbind()
-    bias = torch.randn(heads, 2 * length - 1, generator=generator, device=device)
-    lengths = torch.tensor([[length], [41]], device=device)
-    padding_mask = torch.arange(length, device=device) < lengths
-    positions = torch.arange(length, device=device)
-    distances = positions[None, :] - positions[:, None] + length - 1
-    for causal in (False, True):
-        inputs = [x.clone().requires_grad_() for x in (q, k, v, bias)]
-        out = biased_attention(
-            inputs[0], inputs[1], inputs[2], inputs[3], padding_mask, causal, 0.2
-        )
-        grads = torch.autograd.grad(out, inputs, grad)
-        exact = [x.double().requires_grad_() for x in (q, k, v, bias)]
-        allowed = padding_mask[:, None, None, :]
-        if causal:
-            allowed = allowed & (positions[None, :] <= positions[:, None])
-        scores = exact[0] @ exact[1].mT * 0.2 + exact[3][:, distances]
-        expected = scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ exact[2]
-        expected_grads = torch.autograd.grad(expected, exact, grad.double())
-        comparisons += [(out, expected), *zip(grads, expected_grads, strict=True)]
-    return comparisons

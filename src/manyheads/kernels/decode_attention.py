@@ -20,9 +20,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import device_guard
-from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options, supports_pdl
-from manyheads.kernels.short_attention import LOG2_E, empty_heads_inner
+from manyheads.kernels.common import (
+    LOG2_E,
+    contiguous_channels,
+    device_guard,
+    empty_heads_inner,
+)
+from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options
 
 MIN_QUERIES = 16  # rows of the smallest matrix product
 KEYS, WARPS, STAGES = 64, 4, 3  # keys of a block
@@ -119,7 +123,7 @@ def _split(keys: int, programs: int) -> tuple[int, int]:
 @torch.library.custom_op("manyheads::decode_attention", mutates_args=())
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """q [b h t c], k and v [b g s c], mask [b 1 t s] or with ones for b and t. No gradients."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = (contiguous_channels(x) for x in (q, k, v))
     rows, heads, queries, width = q.shape
     groups, keys = k.shape[1:3]
     mask_strides, mask_bytes = [0, 0], q
@@ -132,7 +136,7 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
     block = max(MIN_QUERIES, triton.next_power_of_2(group_size * queries))
     out = partial = stats = empty_heads_inner(q)
     splits, split_keys = _split(keys, rows * groups)
-    outputs, pdl = rows * queries * heads, supports_pdl(q)
+    outputs, options = rows * queries * heads, pdl_options(q)
     if splits > 1:
         partial, stats = (
             torch.empty(outputs * splits, n, device=q.device, dtype=torch.float32)
@@ -145,42 +149,18 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *mask_strides,
             MASKED=mask is not None,
             SCANS=mask is not None and split_keys > MAX_UNSCANNED_KEYS,
-            UNSPLIT=splits == 1, PDL=pdl, D=width, M=block, N=KEYS,
-            num_warps=WARPS, num_stages=STAGES, **pdl_options(pdl),
+            UNSPLIT=splits == 1, D=width, M=block, N=KEYS,
+            num_warps=WARPS, num_stages=STAGES, **options,
         )  # fmt: skip
         if splits > 1:
             padded = triton.next_power_of_2(splits)
             warps = max(1, padded * width // 2048)
             _merge[(outputs,)](
-                partial, stats, out, splits, PDL=pdl, P=padded, D=width, num_warps=warps,
-                **pdl_options(pdl),
-            )  # fmt: skip
+                partial, stats, out, splits, P=padded, D=width, num_warps=warps, **options
+            )
     return out
 
 
 @decode_attention.register_fake
 def _(q, k, v, mask, scale):
     return empty_heads_inner(q)
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Grouped heads over 150 keys with and without mask, and over 40, which are not split."""
-    generator = torch.Generator(device).manual_seed(1)
-    q, k, v = (
-        torch.randn(2, heads, n, 32, generator=generator, device=device, dtype=torch.bfloat16)
-        for heads, n in ((4, 3), (2, 150), (2, 150))
-    )
-    some = torch.rand(2, 1, 3, 150, generator=generator, device=device) < 0.5
-    exact = [x.double().repeat_interleave(4 // x.shape[1], 1) for x in (q, k, v)]
-    comparisons = []
-    for mask in (None, some):
-        scores = exact[0] @ exact[1].mT * 0.25
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        comparisons.append((decode_attention(q, k, v, mask, 0.25), scores.softmax(-1) @ exact[2]))
-    short = [x[:, :, :40] for x in (k, v)]
-    scores = exact[0] @ exact[1][:, :, :40].mT * 0.25
-    return [
-        *comparisons,
-        (decode_attention(q, *short, None, 0.25), scores.softmax(-1) @ exact[2][:, :, :40]),
-    ]

@@ -1,14 +1,13 @@
-"""Which implementation of an operation runs: the first one that supports the call and is correct.
+"""Choose the implementation of an operation: the first that supports the call and is verified.
 
-Every operation has a plain tuple of implementations in order of preference; the last one is
-PyTorch's own and supports everything. A Triton kernel compares itself with a float64 reference
-once on each device before it is used, and is left out with a warning if it fails: the device may be
-too old, or have no compiler.
+An operation has a plain tuple of implementations in order of preference. The last one is PyTorch's
+and supports every call. A Triton kernel runs its self-test once on each device before its first
+use. If the test fails, a warning names the kernel and the next implementation runs: the device may
+be too old, or have no compiler.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
@@ -18,62 +17,65 @@ from torch import Tensor, nn
 
 HAS_TRITON = find_spec("triton") is not None
 HALF_PRECISION = (torch.bfloat16, torch.float16)
+ACTIVATION_KINDS = ("relu", "gelu", "gelu-tanh")  # the index is the constant KIND of kernels
 TOLERANCE = 0.02  # relative error in the Frobenius norm, in bfloat16
 
 Call = TypeVar("Call")
-Comparison = tuple[Tensor, Tensor]  # what a kernel computed, and the float64 reference
-SelfTest = Callable[[torch.device], Sequence[Comparison]]
+Comparison = tuple[Tensor, Tensor]  # the result of a kernel, and the float64 reference
 
 
 @dataclass(frozen=True)
 class Implementation(Generic[Call]):
     """One way to compute an operation.
 
-    `supports` is a pure function of shapes, dtypes and device. Kernels have a `selftest`; PyTorch's
-    own operations need none.
+    `supports` is a pure function of shapes and dtypes. `selftest` names an entry of `SELFTESTS`
+    (kernels/selftests.py); every Triton kernel has one, PyTorch's own operations need none.
     """
 
     name: str
     supports: Callable[[Call], bool]
     run: Callable[[Call], Any]
-    selftest: SelfTest | None = None
-
-    def __post_init__(self) -> None:
-        if self.selftest is not None:
-            register_selftest(self.name, self.selftest)
+    selftest: str | None = None
 
 
 def first_supported(
-    implementations: tuple[Implementation[Call], ...], call: Call, device: torch.device
+    implementations: tuple[Implementation[Call], ...], call: Call, x: Tensor
 ) -> Implementation[Call]:
-    """The first implementation that supports the call and has passed its self-test."""
+    """The first implementation that runs on the device of x and supports the call."""
     for implementation in implementations:
+        selftest = implementation.selftest
+        if selftest is not None and not runs_triton(x):
+            continue
         if implementation.supports(call) and (
-            implementation.selftest is None or verified(implementation.name, device.index)
+            selftest is None or verified(selftest, x.device.index)
         ):
             return implementation
     raise AssertionError("the last implementation supports every call")
 
 
-_SELFTESTS: dict[str, SelfTest] = {}
+def runs_triton(x: Tensor) -> bool:
+    """True if the tensor is on a device that Triton compiles for."""
+    return HAS_TRITON and x.device.type == "cuda"
+
+
 _VERIFIED: dict[tuple[str, int], bool] = {}  # by name and device index
 
 
-def register_selftest(name: str, selftest: SelfTest) -> None:
-    """Register a self-test under a name: compiled code can pass strings, not functions."""
-    _SELFTESTS[name] = selftest
-
-
 def verified(name: str, index: int) -> bool:
-    """True if a kernel passed its self-test on a CUDA device; tested at the first call."""
+    """True if a kernel passed its self-test on a CUDA device; tested at the first call.
+
+    The kernel has a name because compiled code can pass strings, not functions.
+    """
     if (name, index) not in _VERIFIED:
+        from manyheads.kernels.selftests import run_selftest
+
         device = torch.device("cuda", index)
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.autocast(device.type, enabled=False),
+            torch.autocast("cuda", enabled=False),
         ):
-            _VERIFIED[name, index] = passes(lambda: _SELFTESTS[name](device), name)
+            _VERIFIED[name, index] = passes(lambda: run_selftest(name, device), name)
     return _VERIFIED[name, index]
 
 
@@ -84,11 +86,8 @@ verified._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def passes(selftest: Callable[[], Sequence[Comparison]], name: str) -> bool:
     """True if every result of a self-test is near its reference; warns if not."""
     try:
-        errors = [
-            float((result.detach().double() - expected.detach()).norm() / expected.detach().norm())
-            for result, expected in selftest()
-        ]
-    except torch.OutOfMemoryError:  # says nothing about the kernel
+        errors = [relative_error(result, expected) for result, expected in selftest()]
+    except torch.OutOfMemoryError:  # the kernel may still be correct
         raise
     except Exception as error:  # PyTorch's own implementation takes over
         warnings.warn(f"kernel {name} is not used: {error}", stacklevel=2)
@@ -99,17 +98,13 @@ def passes(selftest: Callable[[], Sequence[Comparison]], name: str) -> bool:
     return True
 
 
-def runs_triton(x: Tensor) -> bool:
-    """True if the tensor is on a device that Triton compiles for."""
-    return HAS_TRITON and x.device.type == "cuda"
+def relative_error(result: Tensor, expected: Tensor) -> float:
+    """‖result − expected‖ / ‖expected‖, computed in float64."""
+    result, expected = result.detach().double(), expected.detach().double()
+    return float((result - expected).norm() / expected.norm())
 
 
 def has_hooks(*modules: nn.Module) -> bool:
     """True if any of these modules has hooks; a kernel that replaces several would skip them."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind) for module in modules for kind in kinds)
-
-
-def device_guard(x: Tensor) -> AbstractContextManager[object]:
-    """Launch kernels on the device of a tensor."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

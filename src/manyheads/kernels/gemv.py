@@ -23,11 +23,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
-from manyheads.kernels.dispatch import device_guard
-from manyheads.kernels.mlp import ACTIVATION_KINDS, activation_and_grad
-from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options, supports_pdl
+from manyheads.kernels.common import device_guard
+from manyheads.kernels.mlp import activation_and_grad
+from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options
 
 BLOCK_ELEMENTS, MAX_COLUMNS, WARPS = 4096, 4096, 4  # of W in a program; columns of that block
 MAX_REGISTERS = 64  # per thread: eight programs then fit on a multiprocessor of an H200
@@ -134,23 +133,24 @@ def gemv(
 ) -> Tensor:
     """One row x [… d], weight [v d], bias [v], residual [… v]; no gradients.
 
-    `kind` is an index of ACTIVATION_KINDS, −1 for none. With gain [d] and shift [d] the product is
-    of LayerNorm(x), with a gain only of RMSNorm(x).
+    `kind` is an index of dispatch.ACTIVATION_KINDS, −1 for none. With gain [d] and shift [d] the
+    product is of LayerNorm(x), with a gain only of RMSNorm(x).
     """
     outputs, inputs = weight.shape
-    x, y, pdl = x.contiguous(), x.new_empty(*x.shape[:-1], outputs), supports_pdl(x)
+    x, y = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
     columns = min(MAX_COLUMNS, triton.next_power_of_2(inputs))
     rows = max(1, BLOCK_ELEMENTS // columns)
     assert gain is None or inputs <= columns
     optional = [x if tensor is None else tensor for tensor in (bias, residual, gain, shift)]
     optional[1] = optional[1].contiguous()
-    cap_registers = pdl and (gain is None or columns <= MAX_CAPPED_NORM_COLUMNS)
+    options = pdl_options(x)
+    cap_registers = options["PDL"] and (gain is None or columns <= MAX_CAPPED_NORM_COLUMNS)
     with device_guard(x):
         _gemv[(triton.cdiv(outputs, rows),)](
             x, weight, *optional, y, outputs, inputs, eps,
             HAS_BIAS=bias is not None, KIND=kind, HAS_RESIDUAL=residual is not None,
-            HAS_NORM=gain is not None, HAS_SHIFT=shift is not None, PDL=pdl,
-            R=rows, C=columns, num_warps=WARPS, **pdl_options(pdl),
+            HAS_NORM=gain is not None, HAS_SHIFT=shift is not None,
+            R=rows, C=columns, num_warps=WARPS, **options,
             **({"maxnreg": MAX_REGISTERS} if cap_registers else {}),
         )  # fmt: skip
     return y
@@ -159,14 +159,13 @@ def gemv(
 @torch.library.custom_op("manyheads::norm_row", mutates_args=())
 def norm_row(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> Tensor:
     """LayerNorm of one row x [… d] with gain and shift [d], RMSNorm without; no gradients."""
-    width, pdl = x.shape[-1], supports_pdl(x)
-    x = x.contiguous()
+    x, width = x.contiguous(), x.shape[-1]
     y, padded = torch.empty_like(x), triton.next_power_of_2(width)
     with device_guard(x):
         _norm[(1,)](
             x, gain, gain if shift is None else shift, y, width, eps,
-            HAS_SHIFT=shift is not None, PDL=pdl, D=padded,
-            num_warps=max(1, min(16, padded // 256)), **pdl_options(pdl),
+            HAS_SHIFT=shift is not None, D=padded,
+            num_warps=max(1, min(16, padded // 256)), **pdl_options(x),
         )  # fmt: skip
     return y
 
@@ -179,51 +178,3 @@ def _(x, weight, bias, kind, residual, gain=None, shift=None, eps=0.0):
 @norm_row.register_fake
 def _(x, gain, shift, eps):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _reference_activation(x: Tensor, name: str) -> Tensor:
-    if name == "relu":
-        return F.relu(x)
-    return F.gelu(x, approximate="tanh" if name == "gelu-tanh" else "none")
-
-
-def _selftest_fused_norm(
-    x: Tensor, weight: Tensor, gain: Tensor, shift: Tensor
-) -> list[tuple[Tensor, Tensor]]:
-    exact, exact_gain, width = x.double(), gain.double(), gain.shape
-    layer_norm = F.layer_norm(exact, width, exact_gain, shift.double(), 0.1)
-    rms_norm = F.rms_norm(exact, width, exact_gain, 0.1)
-    return [
-        (gemv(x, weight, None, -1, None, gain, shift, 0.1), layer_norm @ weight.double().mT),
-        (gemv(x, weight, None, -1, None, gain, None, 0.1), rms_norm @ weight.double().mT),
-    ]
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Products, norms, activations and sums, narrow and wide, and a chain of launches."""
-    generator = torch.Generator(device).manual_seed(1)
-    comparisons = []
-    for outputs, inputs in ((7, 40), (130, 1100), (60, MAX_COLUMNS + 500)):
-        x, weight, bias, gain, shift, residual = (
-            torch.randn(size, generator=generator, device=device, dtype=torch.bfloat16)
-            for size in ((1, 1, inputs), (outputs, inputs), outputs, inputs, inputs, outputs)
-        )
-        exact = x.double()
-        comparisons.append((gemv(x, weight, None, -1, None), exact @ weight.double().mT))
-        normed = F.layer_norm(exact, (inputs,), gain.double(), shift.double(), 1e-5)
-        comparisons.append((norm_row(x, gain, shift, 1e-5), normed))
-        if inputs <= MAX_COLUMNS:
-            comparisons += _selftest_fused_norm(x + 100.0, weight[:7].contiguous(), gain, shift)
-        for kind, name in enumerate(ACTIVATION_KINDS):
-            product = F.linear(exact / inputs**0.5, weight.double(), bias.double())
-            y = gemv(x / inputs**0.5, weight, bias, kind, residual[None, None])
-            comparisons.append((y, _reference_activation(product, name) + residual.double()))
-        # A chain: each kernel reads what its predecessor wrote.
-        size = min(outputs, inputs)
-        row, square, gain = residual[None, :size], weight[:size, :size].contiguous(), gain[:size]
-        exact = row.double()
-        for _ in range(5):
-            row = gemv(norm_row(row, gain, None, 1e-5), square, None, -1, None)
-            exact = F.rms_norm(exact, exact.shape[-1:], gain.double(), 1e-5) @ square.double().mT
-        comparisons.append((row, exact))
-    return comparisons

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import device_guard
-from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options, supports_pdl
+from manyheads.kernels.common import contiguous_channels, device_guard
+from manyheads.kernels.pdl import grid_wait, launch_dependents, pdl_options
 
 
 @triton.jit
@@ -36,34 +36,17 @@ def _write_kv(
 @torch.library.custom_op("manyheads::write_kv", mutates_args=("k_cache", "v_cache"))
 def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Write k [n g t e] and v [n g t c] into slots [t] of caches [n g slots e], [n g slots c]."""
-    k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
-    kv_heads, positions, pdl = k.shape[1], k.shape[2], supports_pdl(k)
+    k, v = contiguous_channels(k), contiguous_channels(v)
+    kv_heads, positions = k.shape[1:3]
     width = triton.next_power_of_2(max(k.shape[3], v.shape[3]))
     with device_guard(k):
         _write_kv[(k.shape[0] * kv_heads,)](
             k, v, slots, k_cache, v_cache, kv_heads, positions, k_cache.shape[2],
             k.shape[3], v.shape[3], *k.stride()[:3], *v.stride()[:3],
-            PDL=pdl, M=triton.next_power_of_2(positions), D=width, num_warps=1, **pdl_options(pdl),
+            M=triton.next_power_of_2(positions), D=width, num_warps=1, **pdl_options(k),
         )  # fmt: skip
 
 
 @write_kv.register_fake
 def _(k_cache, v_cache, slots, k, v):
     return None
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Both caches after a write, against `index_copy_`; keys and values of different widths."""
-    generator, comparisons = torch.Generator(device).manual_seed(1), []
-    k, v = (
-        torch.randn(3, 5, 2, n, generator=generator, device=device).transpose(1, 2)
-        for n in (24, 40)
-    )
-    caches, expected = (
-        tuple(torch.ones(3, 2, 60, x.shape[3], device=device) for x in (k, v)) for _ in range(2)
-    )
-    slots = torch.arange(5, device=device) * 7 + 20
-    write_kv(caches[0], caches[1], slots, k, v)
-    for cache, reference, x in zip(caches, expected, (k, v), strict=True):
-        comparisons.append((cache, reference.index_copy_(2, slots, x).double()))
-    return comparisons

@@ -12,7 +12,7 @@ is PyTorch's; one kernel adds the gradients of both.
     y = γ ĥ + β,  s = h,    dh = ds + (γ dy − mean(γ dy) − ĥ mean(γ dy ∘ ĥ)) / √(σ² + ε)
 
 Only h is saved for the backward pass: it recomputes μ and σ from the row that it holds anyway, and
-the mask m from its seed (kernels/philox.py). Each program sums the gradients of γ and β over its
+the mask m from its seed (kernels/common.py). Each program sums the gradients of γ and β over its
 rows.
 """
 
@@ -24,9 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.kernels.dispatch import device_guard
-from manyheads.kernels.philox import dropout_scale
-from manyheads.kernels.reduce import sum_rows
+from manyheads.kernels.common import device_guard, dropout_scale, empty_contiguous, sum_rows
 
 ELEMENTS_PER_THREAD = 16
 MIN_ELEMENTS = 1024  # of a program
@@ -142,24 +140,19 @@ def layer_norm_backward(
     return dx, df, sum_rows(sums.view(programs, -1)).view(2, width)
 
 
-def _empty_like(x: Tensor) -> Tensor:
-    """Contiguous, whatever the strides of x."""
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _processors(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
 
 
 @add_norm.register_fake
 def _(x, f, weight, bias, seed, p, eps):
-    return _empty_like(x), _empty_like(x)
+    return empty_contiguous(x), empty_contiguous(x)
 
 
 @layer_norm_backward.register_fake
 def _(dy, ds, h, weight, seed, p, eps):
-    df = _empty_like(h) if seed is not None else h.new_empty(0)
-    return _empty_like(h), df, weight.new_empty(2, h.shape[-1], dtype=torch.float32)
+    df = empty_contiguous(h) if seed is not None else h.new_empty(0)
+    return empty_contiguous(h), df, weight.new_empty(2, h.shape[-1], dtype=torch.float32)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -209,34 +202,3 @@ def prenorm(
     """(norm(x) in that dtype, x); not differentiable twice."""
     normed, stream = _Prenorm.apply(x, weight, bias, eps, dtype)  # type: ignore[no-untyped-call]
     return normed, stream
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Outputs and gradients of `add_norm` with and without dropout, and of `prenorm`."""
-    generator = torch.Generator(device).manual_seed(1)
-    x, f, grad = (
-        torch.randn(37, 48, generator=generator, device=device, dtype=torch.bfloat16)
-        for _ in range(3)
-    )
-    weight, bias = torch.randn(2, 48, generator=generator, device=device).unbind()
-    comparisons = []
-    for seed, p in ((None, 0.0), (torch.ones(1, dtype=torch.int64, device=device), 0.25)):
-        rounded = [t.clone().requires_grad_() for t in (x, f, weight, bias)]
-        y, h = add_norm(*rounded, seed, p, 1e-5)
-        grads = torch.autograd.grad(y, rounded, grad)
-        exact = [t.double().requires_grad_() for t in (x, f, weight, bias)]
-        mask = (grads[1] != 0).double() / (1 - p)
-        expected_h = exact[0] + mask * exact[1]
-        expected = F.layer_norm(expected_h, (48,), exact[2], exact[3])
-        expected_grads = torch.autograd.grad(expected, exact, grad.double())
-        comparisons += [(y, expected), (h, expected_h), *zip(grads, expected_grads, strict=True)]
-        dropped = (mask == 0).double().mean()
-        if not (dropped - p).abs() < 0.05:
-            raise ValueError(f"dropout drops {dropped:.2f} instead of {p}")
-    rounded = [t.clone().requires_grad_() for t in (x, weight, bias)]
-    exact = [t.double().requires_grad_() for t in (x, weight, bias)]
-    y, stream = prenorm(rounded[0], rounded[1], rounded[2], 1e-5, x.dtype)
-    expected = F.layer_norm(exact[0], (48,), exact[1], exact[2])
-    grads = torch.autograd.grad((y, stream), rounded, (grad, f))
-    expected_grads = torch.autograd.grad((expected, exact[0]), exact, (grad.double(), f.double()))
-    return [*comparisons, (y, expected), *zip(grads, expected_grads, strict=True)]

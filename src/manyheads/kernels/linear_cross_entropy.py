@@ -6,18 +6,20 @@ The gradient of the logits, softmax(z) − q, overwrites the logits, so that the
 are never held together.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.kernels.dispatch import Comparison, Implementation, first_supported, runs_triton
+from manyheads.kernels.dispatch import runs_triton, verified
 
-# What stays in a CPU's caches, and what keeps a GPU busy between two launches.
+# As many as stay in a CPU's caches, or keep a GPU busy between two launches.
 ROWS_PER_CHUNK = {"cpu": 1024, "cuda": 8192}
-ALIGNMENT = 64  # classes: GPU matrix products want rows that start at a multiple of it
+ALIGNMENT = 64  # classes: GPU matrix products are fast if rows start at multiples of it
+
+Sums = tuple[Tensor, Tensor, Tensor]
+"""Σ −log p of the labels, Σ over rows of the mean −log p over classes, gradient of the logits."""
 
 
 def rows_per_chunk(hidden: Tensor) -> int:
@@ -25,52 +27,30 @@ def rows_per_chunk(hidden: Tensor) -> int:
     return ROWS_PER_CHUNK.get(hidden.device.type, ROWS_PER_CHUNK["cuda"])
 
 
-@dataclass(frozen=True)
-class GradCall:
-    """Logits [n padded] of which the first `classes` count, and labels [n], negative = ignored."""
+def _sums_and_grad(
+    logits: Tensor, labels: Tensor, classes: int, smoothing: float, training: bool
+) -> Sums:
+    """Of logits [n padded], the first `classes` of which count; negative labels [n] are ignored.
 
-    logits: Tensor
-    labels: Tensor
-    classes: int
-    smoothing: float
-    training: bool
+    The logits are overwritten.
+    """
+    if (
+        runs_triton(logits)
+        and logits.dtype != torch.float64
+        and verified("softmax_grad", logits.device.index)
+    ):
+        from manyheads.kernels.softmax_grad import cross_entropy_grad
 
-
-Sums = tuple[Tensor, Tensor, Tensor]
-"""Σ −log p of the labels, Σ over rows of the mean −log p over classes, gradient of the logits."""
-
-
-def _supports_triton(call: GradCall) -> bool:
-    return runs_triton(call.logits) and call.logits.dtype != torch.float64
-
-
-def _run_triton(call: GradCall) -> Sums:
-    from manyheads.kernels.softmax_grad import cross_entropy_grad
-
-    nll, uniform = cross_entropy_grad(
-        call.logits, call.labels, call.classes, call.smoothing, call.training
-    )
-    return nll, uniform, call.logits
+        return cross_entropy_grad(logits, labels, classes, smoothing, training)
+    return cross_entropy_grad_by_torch(logits, labels, classes, smoothing, training)
 
 
-def _selftest_triton(device: torch.device) -> list[Comparison]:
-    """Both sums and the gradient, with and without smoothing, one label ignored."""
-    generator = torch.Generator(device).manual_seed(1)
-    logits = torch.randn(5, 192, generator=generator, device=device)
-    labels = torch.tensor([3, 150, -1, 0, 99], device=device)
-    comparisons: list[Comparison] = []
-    for smoothing in (0.0, 0.1):
-        call = GradCall(logits.double(), labels, 150 + 1, smoothing, True)
-        expected = _run_torch(call)
-        results = _run_triton(GradCall(logits.clone(), labels, 150 + 1, smoothing, True))
-        comparisons += list(zip(results, expected, strict=True))
-    return comparisons
-
-
-def _run_torch(call: GradCall) -> Sums:
-    logits, classes, smoothing = call.logits, call.classes, call.smoothing
+def cross_entropy_grad_by_torch(
+    logits: Tensor, labels: Tensor, classes: int, smoothing: float, training: bool
+) -> Sums:
+    """The operation of kernels/softmax_grad.py in PyTorch."""
     dtype, missing = logits.dtype, logits.shape[-1] - classes
-    labels, counts = call.labels[:, None].clamp(min=0), call.labels[:, None] >= 0
+    labels, counts = labels[:, None].clamp(min=0), labels[:, None] >= 0
     logits = logits[:, :classes].to(_accumulation_dtype(dtype))
     highest, label_logits = logits.amax(-1, keepdim=True), logits.gather(-1, labels)
     mean_logits = logits.mean(-1, keepdim=True) if smoothing else label_logits
@@ -80,7 +60,7 @@ def _run_torch(call: GradCall) -> Sums:
     log_total = highest + total.log()
     nll = ((log_total - label_logits) * counts).sum()
     uniform = ((log_total - mean_logits) * counts).sum()
-    if call.training:
+    if training:
         powers.div_(total)
         if smoothing:
             powers -= smoothing / classes
@@ -89,16 +69,6 @@ def _run_torch(call: GradCall) -> Sums:
             powers *= counts
     grad = powers.to(dtype)
     return nll, uniform, F.pad(grad, (0, missing)) if missing else grad
-
-
-def _always(call: GradCall) -> bool:
-    return True
-
-
-CROSS_ENTROPY_GRAD = (
-    Implementation("softmax_grad", _supports_triton, _run_triton, _selftest_triton),
-    Implementation("torch", _always, _run_torch),
-)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -126,9 +96,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(hidden), size):
             rows = slice(start, start + size)
             logits = F.linear(hidden[rows], aligned, aligned_bias)
-            call = GradCall(logits, labels[rows], classes, smoothing, training)
-            chosen = first_supported(CROSS_ENTROPY_GRAD, call, hidden.device)
-            nll, uniform, d_logits = chosen.run(call)
+            nll, uniform, d_logits = _sums_and_grad(
+                logits, labels[rows], classes, smoothing, training
+            )
             nll_sum += nll
             uniform_sum += uniform
             if d_hidden is None or d_weight is None:

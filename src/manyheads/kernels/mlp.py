@@ -17,13 +17,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.kernels.dispatch import device_guard
-from manyheads.kernels.reduce import sum_rows
+from manyheads.kernels.common import device_guard, sum_rows
+from manyheads.kernels.dispatch import ACTIVATION_KINDS
 
 ROWS, COLUMNS, WARPS = 16, 128, 4  # block of a program: 16 elements per thread
 ROWS_PER_PROGRAM = 256
 ACTIVATION_BLOCK = 2048  # elements of a program of `_activate`
-ACTIVATION_KINDS = ("relu", "gelu", "gelu-tanh")  # the index is a kernel's KIND
 
 
 @triton.jit
@@ -146,26 +145,3 @@ def _autograd_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | N
 
 
 fused_mlp.register_autograd(_autograd_backward, setup_context=_setup_context)
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Output and all gradients, for each activation."""
-    generator = torch.Generator(device).manual_seed(1)
-    sizes = ((40, 16), (72, 16), (72,), (16, 72), (16,), (40, 16))
-    *inputs, grad = (
-        torch.randn(size, generator=generator, device=device, dtype=torch.bfloat16)
-        for size in sizes
-    )
-    comparisons = []
-    for kind in ACTIVATION_KINDS:
-        rounded = [x.clone().requires_grad_() for x in inputs]
-        out = fused_mlp(*rounded, kind)[0]
-        grads = torch.autograd.grad(out, rounded, grad)
-        x, w1, b1, w2, b2 = exact = [x.double().requires_grad_() for x in inputs]
-        h = F.linear(x, w1, b1)
-        approximate = "tanh" if kind == "gelu-tanh" else "none"
-        a = F.relu(h) if kind == "relu" else F.gelu(h, approximate=approximate)
-        expected = F.linear(a, w2, b2)
-        expected_grads = torch.autograd.grad(expected, exact, grad.double())
-        comparisons += [(out, expected), *zip(grads, expected_grads, strict=True)]
-    return comparisons

@@ -27,9 +27,9 @@ def supports_pdl(x: Tensor) -> bool:
     return is_nvidia and has_wait and torch.cuda.get_device_capability(x.device) >= HOPPER
 
 
-def pdl_options(pdl: bool) -> dict[str, bool]:
-    """Launch options."""
-    return {"launch_pdl": True} if pdl else {}
+def pdl_options(x: Tensor) -> dict[str, bool]:
+    """The constant PDL of a kernel, and the launch option."""
+    return {"PDL": True, "launch_pdl": True} if supports_pdl(x) else {"PDL": False}
 
 
 @triton.jit

@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import device_guard
-from manyheads.kernels.reduce import sum_rows
+from manyheads.kernels.common import contiguous_channels, device_guard, sum_rows
 
 ROWS, ROWS_PER_PROGRAM = 32, 256  # positions of a block, and of a program
 MAX_COLUMNS = 128  # of a program
@@ -57,7 +56,7 @@ def _columns(q_width: int, kv_width: int) -> int:
 @torch.library.custom_op("manyheads::pack_qkv_grad", mutates_args=())
 def pack_qkv_grad(dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
     """dq [b h t c], dk and dv [b g t c] as [b t (h+2g)c], and its sum over b and t in float32."""
-    dq, dk, dv = (x if x.stride(-1) == 1 else x.contiguous() for x in (dq, dk, dv))
+    dq, dk, dv = (contiguous_channels(x) for x in (dq, dk, dv))
     batch, heads, length, head_dim = dq.shape
     rows, q_width, kv_width = batch * length, heads * head_dim, dk.shape[1] * head_dim
     d = dq.new_empty(batch, length, q_width + 2 * kv_width)
@@ -109,27 +108,3 @@ def split_qkv(
         qkv, bias, heads, kv_heads
     )
     return heads_of_qkv
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """q, k, v and the gradients of projection and bias, with equal and with grouped heads."""
-    generator, comparisons = torch.Generator(device).manual_seed(1), []
-    for heads, kv_heads, head_dim in ((3, 3, 16), (4, 2, 64)):
-        width = (heads + 2 * kv_heads) * head_dim
-        x = torch.randn(2, 70, width, generator=generator, device=device, dtype=torch.bfloat16)
-        bias = torch.zeros(width, device=device, requires_grad=True)
-        rounded, exact = (y.detach().requires_grad_() for y in (x, x.double()))
-        out = split_qkv(rounded, bias, heads, kv_heads)
-        sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
-        expected = [
-            y.unflatten(-1, (-1, head_dim)).transpose(1, 2) for y in exact.split(sizes, dim=-1)
-        ]
-        grads_out = [torch.randn_like(y.contiguous()) for y in out]
-        grads = torch.autograd.grad(out, (rounded, bias), grads_out)
-        [d] = torch.autograd.grad(expected, exact, [y.double() for y in grads_out])
-        comparisons += [
-            *zip(out, expected, strict=True),
-            (grads[0], d),
-            (grads[1], d.sum((0, 1))),
-        ]
-    return comparisons

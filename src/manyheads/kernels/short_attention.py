@@ -10,10 +10,10 @@ the registers of a few warps: nothing is recomputed block by block, only q, k an
 the backward pass, and the padding mask is applied inside.
 
 `short_attention` takes heads of any strides; `short_projected` takes the projection [q k v] (or q
-and [k v]) as it lies in memory. It writes the gradients in the same layout, which saves a pass.
+and [k v]) in its memory layout. It writes the gradients in the same layout, which saves a pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,31 +21,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.attention import SHORT_LENGTHS
-from manyheads.kernels.dispatch import device_guard
-from manyheads.kernels.philox import dropout_scale
+from manyheads.kernels.common import (
+    LOG2_E,
+    contiguous_channels,
+    device_guard,
+    dropout_scale,
+    empty_contiguous,
+    load_rows,
+    store_rows,
+)
 
-LOG2_E = 1.4426950408889634
-Qkv = tuple[Tensor, Tensor, Tensor]
-
-
-@triton.jit
-def _load_rows(x, positions, step, n, D: tl.constexpr):
-    """Rows of a matrix of n rows, zero past its end."""
-    channels = tl.arange(0, D)
-    return tl.load(
-        x + positions[:, None] * step + channels[None, :], mask=positions[:, None] < n, other=0.0
-    )
-
-
-@triton.jit
-def _store_rows(x, positions, step, n, values, D: tl.constexpr):
-    channels = tl.arange(0, D)
-    tl.store(
-        x + positions[:, None] * step + channels[None, :],
-        values.to(x.dtype.element_ty),
-        mask=positions[:, None] < n,
-    )
+Parts = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @triton.jit
@@ -76,15 +62,15 @@ def _forward(
 ):  # fmt: skip
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     at_q, at_k = tl.arange(0, M), tl.arange(0, N)
-    q = _load_rows(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
-    k = _load_rows(K + row * k_row + head * k_head, at_k, k_step, keys, D)
-    v = _load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
+    q = load_rows(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
+    k = load_rows(K + row * k_row + head * k_head, at_k, k_step, keys, D)
+    v = load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
     p = _weights(q, k, MASK + row * mask_row, at_q, at_k, keys, scale, CAUSAL, PADDED)
     if DROPS:
         p = p * dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
     o = tl.dot(p.to(v.dtype), v)
     out = OUT + row * queries * heads * D + head * D
-    _store_rows(out, at_q, heads * D, queries, o, D)
+    store_rows(out, at_q, heads * D, queries, o, D)
 
 
 @triton.jit(do_not_specialize=["queries", "keys", "mask_row", "dq_row", "dk_row"])
@@ -97,10 +83,10 @@ def _backward(
 ):  # fmt: skip
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     at_q, at_k = tl.arange(0, M), tl.arange(0, N)
-    q = _load_rows(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
-    k = _load_rows(K + row * k_row + head * k_head, at_k, k_step, keys, D)
-    v = _load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
-    do = _load_rows(DO + row * o_row + head * o_head, at_q, o_step, queries, D)
+    q = load_rows(Q + row * q_row + head * q_head, at_q, q_step, queries, D)
+    k = load_rows(K + row * k_row + head * k_head, at_k, k_step, keys, D)
+    v = load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
+    do = load_rows(DO + row * o_row + head * o_head, at_q, o_step, queries, D)
     p = _weights(q, k, MASK + row * mask_row, at_q, at_k, keys, scale, CAUSAL, PADDED)
     dp = tl.dot(do, tl.trans(v))
     dropped = p
@@ -109,11 +95,11 @@ def _backward(
         dropped = p * mask
         dp = dp * mask
     dv = tl.dot(tl.trans(dropped.to(do.dtype)), do)
-    _store_rows(DV + row * dk_row + head * D, at_k, dk_step, keys, dv, D)
+    store_rows(DV + row * dk_row + head * D, at_k, dk_step, keys, dv, D)
     ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * grad_scale).to(q.dtype)
-    _store_rows(DQ + row * dq_row + head * D, at_q, dq_step, queries, tl.dot(ds, k), D)
+    store_rows(DQ + row * dq_row + head * D, at_q, dq_step, queries, tl.dot(ds, k), D)
     dk = tl.dot(tl.trans(ds), q)
-    _store_rows(DK + row * dk_row + head * D, at_k, dk_step, keys, dk, D)
+    store_rows(DK + row * dk_row + head * D, at_k, dk_step, keys, dk, D)
 
 
 def _blocks(q: Tensor, k: Tensor, drops: bool) -> dict[str, int]:
@@ -126,22 +112,6 @@ def _blocks(q: Tensor, k: Tensor, drops: bool) -> dict[str, int]:
     return {"M": m, "N": n, "D": q.shape[3], "num_warps": warps}
 
 
-def _contiguous_channels(x: Tensor) -> Tensor:
-    """With any strides, except that the channels must be contiguous."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def empty_heads_inner(like: Tensor) -> Tensor:
-    """An empty [b h n c] with the memory layout [b n h c], as projections need it."""
-    rows, heads, length, width = like.shape
-    return like.new_empty(rows, length, heads, width).transpose(1, 2)
-
-
-def merge_heads(x: Tensor) -> Tensor:
-    """[b h n c] as [b n hc]."""
-    return x.transpose(1, 2).flatten(2)
-
-
 def _mask_bytes(padding_mask: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
     """The padding mask as bytes, and the stride of its rows."""
     if padding_mask is None:
@@ -150,15 +120,32 @@ def _mask_bytes(padding_mask: Tensor | None, like: Tensor) -> tuple[Tensor, int]
     return mask, mask.stride(0) if len(mask) > 1 else 0
 
 
-def _run_forward(
-    q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, causal: bool, scale: float,
-    seed: Tensor | None, p: float,
+def _split(parts: Parts, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [b h n c] of tensors [b n m c] that hold them one after another."""
+    tensors = [part for part in parts if part is not None]
+    q, k, v = (x.transpose(1, 2) for part in tensors for x in part.split(heads, 2))
+    return q, k, v
+
+
+def _map(f: Callable[[Tensor], Tensor], parts: Parts) -> Parts:
+    first, second, third = (None if part is None else f(part) for part in parts)
+    assert first is not None
+    return first, second, third
+
+
+@torch.library.custom_op("manyheads::short_attention", mutates_args=())
+def attend_parts(
+    a: Tensor, b: Tensor | None, c: Tensor | None, heads: int, padding_mask: Tensor | None,
+    causal: bool, scale: float, seed: Tensor | None, p: float,
 ) -> Tensor:  # fmt: skip
+    """[b t h c] of [q k v], of q and [k v], or of q, k and v, each [b n m c]."""
+    q, k, v = _split(_map(contiguous_channels, (a, b, c)), heads)
+    rows, _, queries, width = q.shape
+    out, drops = q.new_empty(rows, queries, heads, width), seed is not None
     mask, mask_stride = _mask_bytes(padding_mask, q)
-    out, rows, heads, drops = empty_heads_inner(q), q.shape[0], q.shape[1], seed is not None
     with device_guard(q):
         _forward[(rows * heads,)](
-            q, k, v, mask, q if seed is None else seed, out, heads, q.shape[2], k.shape[2],
+            q, k, v, mask, q if seed is None else seed, out, heads, queries, k.shape[2],
             scale * LOG2_E, p,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], mask_stride,
             CAUSAL=causal, PADDED=padding_mask is not None, DROPS=drops, **_blocks(q, k, drops),
@@ -166,208 +153,75 @@ def _run_forward(
     return out
 
 
-def _run_backward(
-    do: Tensor, qkv: Qkv, grads: Qkv, padding_mask: Tensor | None, causal: bool, scale: float,
-    seed: Tensor | None, p: float,
-) -> None:  # fmt: skip
-    """Write the gradients; heads lie next to each other, and dk and dv have the same strides."""
-    (q, k, v), (dq, dk, dv) = qkv, grads
-    (mask, mask_stride), drops = _mask_bytes(padding_mask, q), seed is not None
+@torch.library.custom_op("manyheads::short_attention_backward", mutates_args=())
+def attend_parts_backward(
+    do: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, heads: int,
+    padding_mask: Tensor | None, causal: bool, scale: float, seed: Tensor | None, p: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of a, b and c, in their layout; empty for those that are None."""
+    q, k, v = _split(_map(contiguous_channels, (a, b, c)), heads)
+    grads, drops = _map(empty_contiguous, (a, b, c)), seed is not None
+    dq, dk, dv = _split(grads, heads)
+    do = contiguous_channels(do.transpose(1, 2))
+    mask, mask_stride = _mask_bytes(padding_mask, q)
     with device_guard(q):
-        _backward[(q.shape[0] * q.shape[1],)](
+        _backward[(q.shape[0] * heads,)](
             q, k, v, mask, q if seed is None else seed, do, dq, dk, dv,
-            q.shape[1], q.shape[2], k.shape[2], scale * LOG2_E, scale, p,
+            heads, q.shape[2], k.shape[2], scale * LOG2_E, scale, p,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], mask_stride, *do.stride()[:3],
             dq.stride(0), dq.stride(2), dk.stride(0), dk.stride(2),
             CAUSAL=causal, PADDED=padding_mask is not None, DROPS=drops, **_blocks(q, k, drops),
         )  # fmt: skip
+    return _or_empty(grads)
 
 
-@torch.library.custom_op("manyheads::short_attention", mutates_args=())
-def short_attention(
-    q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, causal: bool, scale: float,
-    seed: Tensor | None, p: float,
-) -> Tensor:  # fmt: skip
-    """q [b h t c], k and v [b h s c] of at most SHORT_LENGTHS positions; no dropout without a seed.
-
-    padding_mask [b s] or [1 s] is true at real keys; seed [1] is on the device.
-    """
-    return _run_forward(
-        _contiguous_channels(q),
-        _contiguous_channels(k),
-        _contiguous_channels(v),
-        padding_mask,
-        causal,
-        scale,
-        seed,
-        p,
-    )
+def _or_empty(parts: Parts) -> tuple[Tensor, Tensor, Tensor]:
+    """Operators return no None."""
+    a, b, c = (parts[0].new_empty(0) if part is None else part for part in parts)
+    return a, b, c
 
 
-@torch.library.custom_op("manyheads::short_attention_backward", mutates_args=())
-def short_attention_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, causal: bool,
-    scale: float, seed: Tensor | None, p: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k and v."""
-    qkv = _contiguous_channels(q), _contiguous_channels(k), _contiguous_channels(v)
-    grads = empty_heads_inner(q), empty_heads_inner(k), empty_heads_inner(v)
-    _run_backward(_contiguous_channels(do), qkv, grads, padding_mask, causal, scale, seed, p)
-    return grads
+@attend_parts.register_fake
+def _(a, b, c, heads, padding_mask, causal, scale, seed, p):
+    return a.new_empty(*a.shape[:2], heads, a.shape[3])
 
 
-def _split_heads(x: Tensor, memory: Tensor | None, heads: int) -> Qkv:
-    """q, k and v: of x [b t 3hc], or q of x [b t hc] and k, v of memory [b s 2hc]."""
-    projections = (x,) if memory is None else (x, memory)
-    width = x.shape[-1] // (3 * heads if memory is None else heads)
-    parts = [part for y in projections for part in y.unflatten(-1, (-1, heads, width)).unbind(2)]
-    q, k, v = (part.transpose(1, 2) for part in parts)
-    return q, k, v
-
-
-@torch.library.custom_op("manyheads::short_projected", mutates_args=())
-def short_projected(
-    x: Tensor, memory: Tensor | None, heads: int, padding_mask: Tensor | None, causal: bool,
-    scale: float, seed: Tensor | None, p: float,
-) -> Tensor:  # fmt: skip
-    """[b t hc] of the projections x [b t 3hc], or x [b t hc] and memory [b s 2hc]."""
-    x, memory = _contiguous_channels(x), None if memory is None else _contiguous_channels(memory)
-    return merge_heads(
-        _run_forward(*_split_heads(x, memory, heads), padding_mask, causal, scale, seed, p)
-    )
-
-
-@torch.library.custom_op("manyheads::short_projected_backward", mutates_args=())
-def short_projected_backward(
-    do: Tensor, x: Tensor, memory: Tensor | None, heads: int, padding_mask: Tensor | None,
-    causal: bool, scale: float, seed: Tensor | None, p: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of x and of memory (empty if there is none)."""
-    x, memory = _contiguous_channels(x), None if memory is None else _contiguous_channels(memory)
-    dx, dm = _empty_like(x), None if memory is None else _empty_like(memory)
-    do = _contiguous_channels(do.unflatten(-1, (heads, -1)).transpose(1, 2))
-    qkv, grads = _split_heads(x, memory, heads), _split_heads(dx, dm, heads)
-    _run_backward(do, qkv, grads, padding_mask, causal, scale, seed, p)
-    return dx, x.new_empty(0) if dm is None else dm
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@short_attention.register_fake
-def _(q, k, v, padding_mask, causal, scale, seed, p):
-    return empty_heads_inner(q)
-
-
-@short_attention_backward.register_fake
-def _(do, q, k, v, padding_mask, causal, scale, seed, p):
-    return empty_heads_inner(q), empty_heads_inner(k), empty_heads_inner(v)
-
-
-@short_projected.register_fake
-def _(x, memory, heads, padding_mask, causal, scale, seed, p):
-    return x.new_empty(*x.shape[:2], x.shape[2] // 3 if memory is None else x.shape[2])
-
-
-@short_projected_backward.register_fake
-def _(do, x, memory, heads, padding_mask, causal, scale, seed, p):
-    return _empty_like(x), x.new_empty(0) if memory is None else _empty_like(memory)
+@attend_parts_backward.register_fake
+def _(do, a, b, c, heads, padding_mask, causal, scale, seed, p):
+    return _or_empty(_map(empty_contiguous, (a, b, c)))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save all inputs and nothing else."""
-    ctx.settings = tuple(None if isinstance(x, Tensor) else x for x in inputs)
-    ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs))
-
-
-def _inputs(ctx: Any) -> list[Any]:
-    pairs = zip(ctx.saved_tensors, ctx.settings, strict=True)
-    return [setting if tensor is None else tensor for tensor, setting in pairs]
+    a, b, c, ctx.heads, padding_mask, ctx.causal, ctx.scale, seed, ctx.p = inputs
+    ctx.save_for_backward(a, b, c, padding_mask, seed)
 
 
 def _autograd_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-    return *short_attention_backward(do, *_inputs(ctx)), *[None] * 5
-
-
-def _autograd_backward_projected(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-    inputs = _inputs(ctx)
-    dx, dm = short_projected_backward(do, *inputs)
-    return dx, None if inputs[1] is None else dm, *[None] * 6
-
-
-short_attention.register_autograd(_autograd_backward, setup_context=_setup_context)
-short_projected.register_autograd(_autograd_backward_projected, setup_context=_setup_context)
-
-
-def dropout_mask(q: Tensor, k: Tensor, seed: Tensor, p: float) -> Tensor:
-    """m [b h t s] of a call, found by attention with scale 0 over unit vectors as values."""
-    rows, heads, length, width = k.shape
-    units = torch.eye(length, -(-length // width) * width, device=k.device, dtype=k.dtype)
-    weights = [
-        short_attention(q, k, unit.expand(rows, heads, -1, -1), None, False, 0.0, seed, p)
-        for unit in units.split(width, -1)
-    ]
-    return (torch.cat(weights, -1)[..., :length] != 0).double() / (1 - p)
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Outputs and gradients with the smallest blocks and with those that need most memory."""
-    comparisons = []
-    for q, k, v, grad in _selftest_inputs(device):
-        comparisons += _compare(q, k, v, grad, None, 0.0)
-    return comparisons
-
-
-def selftest_dropout(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """The same with dropout, which needs more memory."""
-    seed, p, comparisons = torch.ones(1, dtype=torch.int64, device=device), 0.25, []
-    for q, k, v, grad in _selftest_inputs(device):
-        dropped = (dropout_mask(q, k, seed, p) == 0).double().mean()
-        if not (dropped - p).abs() < 0.05:
-            raise ValueError(f"dropout drops {dropped:.2f} instead of {p}")
-        comparisons += _compare(q, k, v, grad, seed, p)
-    return comparisons
-
-
-def _selftest_inputs(device: torch.device) -> Iterator[tuple[Tensor, ...]]:
-    """q, k, v and a gradient of the output, for several block sizes."""
-    generator = torch.Generator(device).manual_seed(1)
-    for length, width in (
-        (14, 32),
-        (20, 16),
-        *((n, c) for c, n in SHORT_LENGTHS.items() if c >= 64),
-    ):
-        shape = (4, 2, 2, length, width)
-        yield torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16).unbind()
-
-
-def _compare(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, seed: Tensor | None, p: float
-) -> list[tuple[Tensor, Tensor]]:
-    """Both functions with a causal mask, two sequences, one of them padded."""
-    length, width = q.shape[2:]
-    scale, dropout = width**-0.5, (seed, p)
-    padding_mask = torch.arange(length, device=q.device) < torch.tensor(
-        [[length], [13]], device=q.device
+    a, b, c, padding_mask, seed = ctx.saved_tensors
+    grads = attend_parts_backward(
+        do, a, b, c, ctx.heads, padding_mask, ctx.causal, ctx.scale, seed, ctx.p
     )
-    allowed = (
-        padding_mask[:, None, None] & torch.ones_like(padding_mask[0]).expand(length, -1).tril()
-    )
-    mask = torch.ones((), device=q.device) if seed is None else dropout_mask(q, k, seed, p)
-    rounded = [x.clone().requires_grad_() for x in (q, k, v)]
-    out = short_attention(*rounded, padding_mask, True, scale, *dropout)
-    grads = torch.autograd.grad(out, rounded, grad)
-    exact = [x.double().requires_grad_() for x in (q, k, v)]
-    scores = (exact[0] @ exact[1].mT * scale).masked_fill(~allowed, -torch.inf)
-    expected = (scores.softmax(-1) * mask) @ exact[2]
-    expected_grads = torch.autograd.grad(expected, exact, grad.double())
-    qkv = torch.cat([merge_heads(x) for x in (q, k, v)], -1).requires_grad_()
-    out_projected = short_projected(qkv, None, 2, padding_mask, True, scale, *dropout)
-    [qkv_grad] = torch.autograd.grad(out_projected, qkv, merge_heads(grad))
-    return [
-        (out, expected),
-        *zip(grads, expected_grads, strict=True),
-        (out_projected, merge_heads(expected)),
-        (qkv_grad, torch.cat([merge_heads(x) for x in expected_grads], -1)),
-    ]
+    given = [None if part is None else d for part, d in zip((a, b, c), grads, strict=True)]
+    return *given, *[None] * 6
+
+
+attend_parts.register_autograd(_autograd_backward, setup_context=_setup_context)
+
+
+def short_attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
+    """q [b h t c], k and v [b h s c] of at most SHORT_LENGTHS positions.
+
+    Settings: padding_mask [b s] or [1 s], true at real keys; causal; scale; seed [1] on the device,
+    or None for no dropout; dropout probability.
+    """
+    parts = (x.transpose(1, 2) for x in (q, k, v))
+    out: Tensor = attend_parts(*parts, q.shape[1], *settings)
+    return out.transpose(1, 2)
+
+
+def short_projected(x: Tensor, memory: Tensor | None, heads: int, *settings: Any) -> Tensor:
+    """[b t hc] of the projections x [b t 3hc], or x [b t hc] and memory [b s 2hc]."""
+    width = x.shape[-1] // (3 * heads if memory is None else heads)
+    a, b, _ = _map(lambda part: part.unflatten(-1, (-1, width)), (x, memory, None))
+    out: Tensor = attend_parts(a, b, None, heads, *settings)
+    return out.flatten(2)

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import device_guard
+from manyheads.kernels.common import device_guard
 from manyheads.kernels.topk import LOG2_E, LOW, MAX_BLOCK, PER_THREAD, online_logsumexp
 
 
@@ -84,8 +84,8 @@ def _softmax_grad(
 
 def cross_entropy_grad(
     logits: Tensor, labels: Tensor, classes: int, smoothing: float, training: bool
-) -> tuple[Tensor, Tensor]:
-    """(Σ −log p of the labels, Σ over rows of the mean −log p), over the first `classes` columns.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(Σ −log p of the labels, Σ over rows of the mean −log p, logits) over the first `classes`.
 
     Without smoothing the second equals the first. In training the logits become the gradient of the
     objective, zero in the columns beyond `classes`. Rows with a negative label count 0.
@@ -100,4 +100,4 @@ def cross_entropy_grad(
             TRAINING=training, SMOOTHS=smoothing > 0, BLOCK=block, PER_THREAD=PER_THREAD,
             num_warps=max(1, block // (32 * PER_THREAD)),
         )  # fmt: skip
-    return nll.sum(), uniform.sum()
+    return nll.sum(), uniform.sum(), logits

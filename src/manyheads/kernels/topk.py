@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.kernels.dispatch import device_guard
+from manyheads.kernels.common import contiguous_channels, device_guard
 
 MAX_LANES = 1024
 TARGET_PROGRAMS = 128  # that keep a device busy
@@ -88,7 +88,7 @@ def _topk(
 @torch.library.custom_op("manyheads::logsumexp", mutates_args=())
 def logsumexp(z: Tensor) -> Tensor:
     """log Σ e^z of rows z [n v], as [n 1] in float32; a row has at least one finite logit."""
-    z = z if z.stride(-1) == 1 else z.contiguous()
+    z = contiguous_channels(z)
     total = torch.empty(len(z), 1, device=z.device, dtype=torch.float32)
     block = min(MAX_BLOCK, max(PER_THREAD, triton.next_power_of_2(z.shape[1])))
     with device_guard(z):
@@ -102,7 +102,7 @@ def logsumexp(z: Tensor) -> Tensor:
 @torch.library.custom_op("manyheads::topk", mutates_args=())
 def topk(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row of z [n v] in float32, in descending order, and their indices."""
-    z = z if z.stride(-1) == 1 else z.contiguous()
+    z = contiguous_channels(z)
     splits, split_width = _split(z.shape[0], z.shape[1], k)
     values, indices = _topk_of_splits(z, None, k, splits, split_width)
     if splits == 1:
@@ -143,16 +143,3 @@ def _(z):
 def _(z, k):
     values = z.new_empty(len(z), k, dtype=torch.float32)
     return values, values.new_empty(len(z), k, dtype=torch.int64)
-
-
-def selftest(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Top 9 and log-sum-exp of long rows, which are split, and of short ones; a third is −∞."""
-    generator, comparisons = torch.Generator(device).manual_seed(1), []
-    for rows, width in ((5, 3000), (20, 70)):
-        z = torch.randn(rows, width, generator=generator, device=device)
-        z[:, ::3] = -torch.inf
-        values, indices = topk(z, 9)
-        expected = z.double().topk(9, dim=-1).values
-        comparisons += [(values, expected), (z.gather(1, indices), expected)]
-        comparisons.append((logsumexp(z), z.double().logsumexp(-1, keepdim=True)))
-    return comparisons
