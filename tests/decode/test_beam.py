@@ -36,8 +36,6 @@ from toys import (
 from manyheads.config import parse
 from manyheads.decode import beam as beam_module
 from manyheads.decode.beam import (
-    BLOCK,
-    LARGE_VOCABULARY,
     Decode,
     DecoderSession,
     Hypothesis,
@@ -45,8 +43,8 @@ from manyheads.decode.beam import (
     continuations,
     length_penalty,
 )
-from manyheads.decode.constraints import NEVER
-from manyheads.decode.session import Seq2SeqSession
+from manyheads.decode.beam import NEVER
+from manyheads.decode.decoder import Seq2SeqSession
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ops import logsumexp
@@ -161,9 +159,9 @@ def test_length_penalty_by_length(length: int, alpha: float, penalty: float) -> 
 def test_a_gpu_writes_more_at_once_unless_told() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     unless_told, told = Decode(), Decode(batch_tokens=7)
-    assert unless_told.read_at_once == unless_told.written_at_once(cpu)
-    assert unless_told.written_at_once(cpu) < unless_told.written_at_once(gpu)
-    assert told.read_at_once == told.written_at_once(cpu) == told.written_at_once(gpu) == 7
+    assert unless_told.forward_tokens == unless_told.decode_tokens(cpu)
+    assert unless_told.decode_tokens(cpu) < unless_told.decode_tokens(gpu)
+    assert told.forward_tokens == told.decode_tokens(cpu) == told.decode_tokens(gpu) == 7
 
 
 def test_sessions_keep_the_protocol() -> None:
@@ -548,10 +546,10 @@ def test_a_tokenizer_need_not_have_every_special_token() -> None:
     """What is never written is what there is: files from elsewhere have fewer special tokens."""
     inner = tokenizers.Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "a": 2}, unk_token="a"))
     marks = SpecialTokens(Tokenizer(inner), Decode())
-    assert (marks.end, marks.banned) == (1, [0, 1])
+    assert (marks.end, marks.suppressed) == (1, [0, 1])
     with pytest.raises(UserError, match="no start token"):
         _ = marks.start
-    assert SpecialTokens(Tokenizer(inner), Decode(start=2, suppress_tokens=())).banned == []
+    assert SpecialTokens(Tokenizer(inner), Decode(start=2, suppress_tokens=())).suppressed == []
 
 
 def test_a_learned_table_is_never_left() -> None:
@@ -560,30 +558,6 @@ def test_a_learned_table_is_never_left() -> None:
     source, real = toy_source(LONGEST, 2)
     found = searched(model, source, real, [LONGEST, LONGEST], beam=2)
     assert max(len(h.tokens) for line in found for h in line) <= LONGEST - 1
-
-
-@pytest.mark.parametrize("vocabulary", [LARGE_VOCABULARY, LARGE_VOCABULARY + 1, 17 * BLOCK + 5])
-@pytest.mark.parametrize("beam", [1, 2, 5, 40])
-def test_blocks_have_the_same_continuations(
-    vocabulary: int, beam: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(vocabulary + beam)
-    logits = 3 * torch.randn(4 * beam, vocabulary)
-    logits[1, torch.rand(vocabulary) < 0.9] = NEVER  # few may be generated
-    logits[0, -1] += 20  # a token behind the last block
-    alive = torch.randn(4, beam) - 5
-    alive[2, 1:] = NEVER  # one living hypothesis, as at first
-    total = logsumexp(logits)
-    log, parents, tokens = continuations(alive, logits, total)
-    monkeypatch.setattr(beam_module, "LARGE_VOCABULARY", vocabulary + 1)
-    wanted, *_ = continuations(alive, logits, total)
-    assert torch.equal(log, wanted)
-    # Equal numbers may stand in another order, but each at its own index.
-    rows = torch.arange(4)[:, None] * beam + parents
-    again = alive.flatten()[rows] + (logits[rows, tokens] - total[rows, 0])
-    assert torch.equal(log, again)
-    pairs = parents * vocabulary + tokens
-    assert all(len(set(row.tolist())) == 2 * beam for row in pairs)
 
 
 def test_logsumexp_of_large_and_small_logits() -> None:

@@ -11,7 +11,7 @@ from toys import CELLS, CORES, POSITIONS, START, toy_model, toy_source
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode import kv_cache
 from manyheads.decode.kv_cache import GROWTH, KVCache
-from manyheads.decode.session import GptSession, Seq2SeqSession
+from manyheads.decode.decoder import GptSession, Seq2SeqSession
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.experts import Experts
@@ -190,10 +190,10 @@ def test_positions_that_were_cut_are_read_again() -> None:
     model, cache = gpt(), KVCache()
     text = torch.randint(30, (2, 6))
     model(text.flip(1), cache=cache)
-    cache.cut(0)
+    cache.truncate(0)
     model(text[:, :4], cache=cache)
     model(text[:, :2], cache=cache)
-    cache.cut(4)
+    cache.truncate(4)
     found = model(text[:, 4:], cache=cache)
     torch.testing.assert_close(found, model(text)[:, 4:], rtol=0, atol=1e-12)
 

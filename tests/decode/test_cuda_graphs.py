@@ -14,19 +14,17 @@ from torch.utils._pytree import tree_flatten
 from toys import CORES, END, LONGEST, SCHEMES, START, same, searched, toy_model, toy_tokenizer
 
 from manyheads.baselines.rnn import RnnConfig
-from manyheads.decode import cuda_graphs
+from manyheads.decode import cuda_graphs, decoder
 from manyheads.decode.beam import Decode
+from manyheads.decode.decoder import MAX_ENTRIES, GraphCache, supports_cuda_graph
 from manyheads.decode.cuda_graphs import (
-    MAX_ENTRIES,
-    MAX_READ,
-    GraphCache,
+    MAX_ENCODED,
     GraphedFunction,
     can_pad,
     padded_prompt,
     padded_rows,
     padded_size,
     padded_source,
-    supports_cuda_graph,
 )
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, Sampler
@@ -174,7 +172,7 @@ def test_recordings_hold_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) 
     room, wide = padded_size(LIMIT + 2), 2 * 16  # keys and values
     assert one == 8 * 2 * room * (1 + wide)  # of two beams in one layer, and ancestors
     for most, left in ((2 * one, 2), (one, 1), (0, 1)):
-        monkeypatch.setattr(cuda_graphs, "MAX_BYTES", most)
+        monkeypatch.setattr(decoder, "MAX_BYTES", most)
         fixed.search(PROMPTS[:1], LIMIT, n_best=1)
         fixed.search(PROMPTS[:1], LIMIT)
         assert len(fixed.graphs.entries) == left
@@ -261,10 +259,11 @@ def test_reading_is_the_same_operations_and_asks_nobody(position: str, core: str
         fixed.sample([prompt], LIMIT, SAMPLES[0])
         lines.search([line])
         texts, sources = (one.session for one in fixed.graphs.entries.values())
-        [reading] = texts.readers.values()
+        [reading] = texts.encoders.values()
         with Watch() as watch, torch.no_grad():
             reading.function()
-            sources.reader.function()
+            [own] = sources.encoders.values()
+            own.function()
         seen.append(watch.done)
     assert seen[0] == seen[1]
     assert not [line for line in seen[0] for name in HOST if f".{name}." in line]
@@ -276,7 +275,7 @@ def test_whatever_room_is_read_the_text_is_the_same(
     position: str, core: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rooms of several sizes in one cache, filled to their end and not, shorter after longer."""
-    monkeypatch.setattr(cuda_graphs, "READ_MULTIPLE", 4)
+    monkeypatch.setattr(cuda_graphs, "ENCODE_MULTIPLE", 4)
     plain, fixed = generators(toy_gpt(position, core, layers=1, max_length=LONG), beam=2)
     long = [7 + number % 8 for number in range(20)]
     for length in (6, 5, 4, 20, 9, 3, 6):
@@ -284,7 +283,7 @@ def test_whatever_room_is_read_the_text_is_the_same(
         assert fixed.sample(prompt, LIMIT, SAMPLES[1]) == plain.sample(prompt, LIMIT, SAMPLES[1])
         same(fixed.search(prompt, LIMIT), plain.search(prompt, LIMIT))
     drawn, searched = (one.session for one in fixed.graphs.entries.values())
-    assert sorted(drawn.readers) == sorted(searched.readers) == [4, 8, 20]
+    assert sorted(drawn.encoders) == sorted(searched.encoders) == [4, 8, 20]
 
 
 def test_a_model_in_training_drops_nothing_while_it_writes() -> None:
@@ -299,8 +298,8 @@ def test_what_is_read_filled_up() -> None:
     """Little, within the positions that there are, by parts that make nothing of empty places."""
     sizes: Any = {"vocab_size": 9, "dim": 8, "layers": 1, "max_length": 100}
     stack = GptConfig(**sizes).build().decoder
-    assert can_pad(stack, 4, MAX_READ // 4)
-    assert not can_pad(stack, 4, MAX_READ // 4 + 1)
+    assert can_pad(stack, 4, MAX_ENCODED // 4)
+    assert not can_pad(stack, 4, MAX_ENCODED // 4 + 1)
     learned = GptConfig(**sizes, position=Learned()).build().decoder
     assert can_pad(learned, 1, 100)
     assert not can_pad(learned, 1, 101)
@@ -400,7 +399,7 @@ def test_nothing_is_recorded_unless_wanted() -> None:
 def test_sizes_are_few() -> None:
     """Each is room enough, and there are not many of them."""
     given = ((padded_size, 4096, 7), (padded_rows, 256, 13), (padded_source, 64, 8))
-    for size_for, most, few in (*given, (padded_prompt, MAX_READ, 32)):
+    for size_for, most, few in (*given, (padded_prompt, MAX_ENCODED, 32)):
         sizes = {size_for(size) for size in range(1, most + 1)}
         assert all(size <= size_for(size) < 2 * size + 64 for size in range(1, most + 1))
         assert len(sizes) <= few

@@ -12,7 +12,7 @@ from test_generate import LIMIT, PROMPTS, schemes, toy_gpt
 from toys import END, same, toy_model, toy_tokenizer
 
 from manyheads.decode.beam import Decode, SpecialTokens
-from manyheads.decode.cuda_graphs import GraphCache
+from manyheads.decode.decoder import GraphCache
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator
@@ -129,7 +129,7 @@ def test_in_half_precision_every_token_is_nearly_the_best(norm: Norm, compiled: 
     with torch.no_grad():
         logits, others = exact(read)[0], half(read.cuda())[0].cpu()
     wrong = float((logits - others).abs().max())  # what half precision costs by itself
-    logits[:, [*SpecialTokens(toy_tokenizer(), decode).banned, END]] = -torch.inf
+    logits[:, [*SpecialTokens(toy_tokenizer(), decode).suppressed, END]] = -torch.inf
     written = logits[len(prompt) - 1 :].gather(-1, torch.tensor(text)[:, None])[:, 0]
     assert len(text) == 16
     assert float((logits[len(prompt) - 1 :].amax(-1) - written).max()) < 3 * wrong

@@ -23,7 +23,7 @@ from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode.beam import Decode
 from manyheads.decode.ensemble import EnsembleSession, ensemble
 from manyheads.decode.sample import Sample
-from manyheads.decode.session import Seq2SeqSession
+from manyheads.decode.decoder import Seq2SeqSession
 from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
 
@@ -88,8 +88,8 @@ def test_what_cannot_write_together_is_refused() -> None:
     first, second = translators(toy_model(), toy_model("rotary"))
     with pytest.raises(UserError, match="different tokenizers"):
         ensemble([first, replace(second, tokenizer=toy_tokenizer("<nothing>"))])
-    with pytest.raises(UserError, match="begin and end texts with different tokens"):
+    with pytest.raises(UserError, match="different start and end tokens"):
         ensemble([first, replace(second, decode=replace(second.decode, start=5))])
     larger = Translator(toy_model(vocab_size=16), first.tokenizer, first.decode)
-    with pytest.raises(UserError, match="different numbers of them"):
+    with pytest.raises(UserError, match="vocabulary sizes"):
         ensemble([first, larger])

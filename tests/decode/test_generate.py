@@ -25,7 +25,7 @@ from toys import (
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
 from manyheads.decode.generate import Generator, as_text, until
 from manyheads.decode.sample import Sample
-from manyheads.decode.session import GptSession
+from manyheads.decode.decoder import GptSession
 from manyheads.errors import UserError
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.tokenizer.tokenizer import SPECIALS
@@ -242,7 +242,7 @@ def test_nothing_is_computed_after_a_stop() -> None:
 @pytest.mark.parametrize(
     ("prompt", "limit", "decode", "said"),
     [
-        ([7] * (LONGEST + 1), 3, {}, f"a prompt of {LONGEST + 1} tokens"),
+        ([7] * (LONGEST + 1), 3, {}, f"prompt has {LONGEST + 1} tokens"),
         ([7, 99], 3, {}, "token 99"),
         ([7], 0, {}, "limit"),
         ([7], 3, {"forced_bos": 15}, "decode.forced_bos=15"),

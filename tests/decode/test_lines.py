@@ -7,11 +7,10 @@ from io import BytesIO
 import pytest
 import torch
 
-from manyheads.decode import lines as lines_module
+from manyheads.decode import translate as lines_module
 from manyheads.decode.beam import Decode, Hypothesis
-from manyheads.decode.lines import pieces, translate_lines
+from manyheads.decode.translate import Translator, translate_lines
 from manyheads.decode.sample import Sample
-from manyheads.decode.translate import Translator
 from manyheads.errors import DataError
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import Learned
@@ -182,12 +181,12 @@ def test_a_long_line_goes_in_pieces_with_a_warning(
     warnings: list[str] = []
     content = "\n".join([TEXT[0], "", LONG, TEXT[1]]).encode()
     found = list(translate_lines(translator, BytesIO(content), warn=warnings.append))
-    parts = pieces(translator, LONG)
+    parts = translator.split(LONG)
     assert len(parts) > 1
     assert len(warnings) == 1
     assert "line 3 " in warnings[0]
     assert str(PLENTY) in warnings[0]
-    assert f"{len(parts)} pieces" in warnings[0]
+    assert f"{len(parts)} parts" in warnings[0]
     assert found[2] == " ".join(text.replace("\n", " ") for text in translator.translate(parts))
     assert len(found) == 4
 
@@ -211,7 +210,7 @@ def test_a_long_line_goes_in_pieces_with_a_warning(
 )
 def test_pieces_fit_and_lose_nothing(translator: Translator, line: str) -> None:
     """Every piece fits into the model; together they have every letter, in order."""
-    found = pieces(translator, line)
+    found = translator.split(line)
     assert len(found) > 1
     assert all(len(translator.tokenizer.encode(part)) + 1 <= PLENTY for part in found)
     assert letters("".join(found)) == letters(line)
@@ -222,10 +221,10 @@ def test_pieces_fit_and_lose_nothing(translator: Translator, line: str) -> None:
 def test_words_and_sentences_are_cut_only_where_they_must(translator: Translator) -> None:
     """Where every word fits, words stay whole; where every sentence fits, sentences do."""
     words = "The old dog sees the old cat in the old garden near the old bird " * 3
-    parts = pieces(translator, words)
+    parts = translator.split(words)
     assert [word for part in parts for word in part.split()] == words.split()
     sentences = ["The dog sleeps.", "A cat sees it!", "Does it sing?", "Yes.", "It sleeps."] * 2
-    parts = pieces(translator, " ".join(sentences))
+    parts = translator.split(" ".join(sentences))
     assert 1 < len(parts) <= len(sentences)
     assert " ".join(parts) == " ".join(sentences)
     assert all(part.endswith((".", "!", "?")) for part in parts)
@@ -235,9 +234,9 @@ def test_the_longest_line_that_fits_stays_whole(translator: Translator) -> None:
     """Tokens and the end token together may fill every position; one more, and it is cut."""
     line = "z" * (PLENTY - 1)
     assert len(translator.tokenizer.encode(line)) == PLENTY - 1
-    assert pieces(translator, line) == [line]
+    assert translator.split(line) == [line]
     assert len(translator.translate([line])) == 1
-    assert len(pieces(translator, line + "z")) == 2
+    assert len(translator.split(line + "z")) == 2
 
 
 def test_n_best_lists(translator: Translator) -> None:

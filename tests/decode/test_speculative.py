@@ -14,10 +14,10 @@ from torch import Tensor
 from toys import END, toy_tokenizer
 
 from manyheads.decode.beam import Decode
-from manyheads.decode.constraints import LogitsConstraints
+from manyheads.decode.beam import LogitsConstraints
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, filtered
-from manyheads.decode.speculative import Acceptance, Reader, Speculation, Speculative
+from manyheads.decode.speculative import Acceptance, CachedText, Speculation, Speculative
 from manyheads.errors import UserError
 from manyheads.models.gpt import Gpt, GptConfig
 
@@ -36,7 +36,7 @@ def test_the_greedy_text_is_that_of_the_model(position: str, core: str) -> None:
     wanted = plain.sample(PROMPTS, LIMIT, greedy)
     assert fast.sample(PROMPTS, LIMIT, greedy) == wanted
     assert list(fast.stream(PROMPTS[2], LIMIT)) == wanted[2]
-    assert 0 < fast.acceptance.taken < fast.acceptance.proposed
+    assert 0 < fast.acceptance.accepted < fast.acceptance.proposed
 
 
 @pytest.mark.parametrize("at_limit", ["force-eos", "force-eos-free", "truncate"])
@@ -56,7 +56,7 @@ def test_a_draft_that_is_the_model_is_always_right() -> None:
     fast.model.decoder.register_forward_hook(lambda m, i, out: passes.append(1))
     for sample in (Sample(temperature=0.0), Sample(seed=2)):
         fast.sample([PROMPTS[0]], 20, sample)
-    assert fast.acceptance.taken == fast.acceptance.proposed > 0
+    assert fast.acceptance.accepted == fast.acceptance.proposed > 0
     assert len(passes) == 2 * 4
 
 
@@ -77,7 +77,7 @@ def test_a_seed_is_a_text() -> None:
     assert fast.sample(PROMPTS, LIMIT, Sample(seed=6)) != whole
 
 
-class Chain(Reader):
+class Chain(CachedText):
     """Logits that hang on the last token alone."""
 
     max_length = None
@@ -117,7 +117,7 @@ def test_texts_are_as_frequent_as_the_model_alone_makes_them(
     assert cells > 4
     assert chi_square <= cells + 4 * (2 * cells) ** 0.5
     assert not counts
-    assert 0 < acceptance.taken < acceptance.proposed
+    assert 0 < acceptance.accepted < acceptance.proposed
 
 
 def _to_end(text: tuple[int, ...]) -> tuple[int, ...]:
@@ -157,7 +157,7 @@ def test_the_command_writes_the_same_and_tells_how_often(runs: dict[str, Path]) 
     alone = result(*command, "--max-new-tokens", "12")
     code, fast, said = call(*command, "--max-new-tokens", "12", "--draft", runs["draft"])
     assert (code, fast) == (0, alone)
-    assert "proposed tokens were taken" in said
+    assert "proposed tokens were accepted" in said
 
 
 def test_the_command_refuses_what_cannot_help(runs: dict[str, Path]) -> None:

@@ -13,7 +13,7 @@ from tests.web.small_pages import SENTENCE, make_runs
 from tests.web.test_server import HERE, LIMITS, ask, problem
 
 from manyheads.decode.beam import Decode
-from manyheads.decode.constraints import NEVER
+from manyheads.decode.beam import NEVER
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.translate import Translator
@@ -150,7 +150,7 @@ def test_chances_before_and_after_are_those_that_are_drawn_from(
 ) -> None:
     opened = load_torch_run(folder / "deep/writer")
     ids = opened.tokenizer.encode(SENTENCE)
-    banned = Generator(opened.model, opened.tokenizer, opened.run.decode).special_tokens.banned  # type: ignore[arg-type]
+    banned = Generator(opened.model, opened.tokenizer, opened.run.decode).special_tokens.suppressed  # type: ignore[arg-type]
     with torch.no_grad():
         logits = opened.model(torch.tensor([ids]))[0, -1:]
     before = logits.softmax(-1)[0]

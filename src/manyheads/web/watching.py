@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyheads.decode.beam import BeamSearch, Candidates, DecoderSession, Hypothesis
-from manyheads.decode.constraints import NEVER
+from manyheads.decode.beam import NEVER
 
 State = Literal["kept", "ended", "pruned"]
 ROOT = -1  # the parent of first tokens
