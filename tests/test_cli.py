@@ -598,7 +598,7 @@ def test_tokens_shows_the_merges(run: Path) -> None:
     assert printed[-1] == f"{len(ids)} tokens: {' '.join(map(str, ids))}"
     found = json.loads(result("tokens", run / "tokenizer.json", "the dog", "--json"))
     assert (found["text"], found["ids"]) == ("the dog", ids)
-    assert found["pieces"] == found["steps"][-1]["pieces"] == tokenizer.pieces(ids)
+    assert found["pieces"] == found["steps"][-1]["pieces"] == tokenizer.subwords(ids)
     assert "".join(found["pieces"]) == "the dog"
 
 

@@ -36,14 +36,13 @@ from toys import (
 from manyheads.config import parse
 from manyheads.decode import beam as beam_module
 from manyheads.decode.beam import (
+    NEVER,
     Decode,
     DecoderSession,
     Hypothesis,
     SpecialTokens,
-    continuations,
     length_penalty,
 )
-from manyheads.decode.beam import NEVER
 from manyheads.decode.decoder import Seq2SeqSession
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import Seq2Seq

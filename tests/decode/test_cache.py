@@ -10,8 +10,8 @@ from toys import CELLS, CORES, POSITIONS, START, toy_model, toy_source
 
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode import kv_cache
-from manyheads.decode.kv_cache import GROWTH, KVCache
 from manyheads.decode.decoder import GptSession, Seq2SeqSession
+from manyheads.decode.kv_cache import GROWTH, KVCache
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.experts import Experts

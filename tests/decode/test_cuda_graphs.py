@@ -16,7 +16,6 @@ from toys import CORES, END, LONGEST, SCHEMES, START, same, searched, toy_model,
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode import cuda_graphs, decoder
 from manyheads.decode.beam import Decode
-from manyheads.decode.decoder import MAX_ENTRIES, GraphCache, supports_cuda_graph
 from manyheads.decode.cuda_graphs import (
     MAX_ENCODED,
     GraphedFunction,
@@ -26,6 +25,7 @@ from manyheads.decode.cuda_graphs import (
     padded_size,
     padded_source,
 )
+from manyheads.decode.decoder import MAX_ENTRIES, GraphCache, supports_cuda_graph
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, Sampler
 from manyheads.decode.translate import Translator

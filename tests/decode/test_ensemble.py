@@ -21,9 +21,9 @@ from toys import (
 
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.decode.beam import Decode
+from manyheads.decode.decoder import Seq2SeqSession
 from manyheads.decode.ensemble import EnsembleSession, ensemble
 from manyheads.decode.sample import Sample
-from manyheads.decode.decoder import Seq2SeqSession
 from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
 

@@ -23,9 +23,9 @@ from toys import (
 )
 
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
+from manyheads.decode.decoder import GptSession
 from manyheads.decode.generate import Generator, as_text, until
 from manyheads.decode.sample import Sample
-from manyheads.decode.decoder import GptSession
 from manyheads.errors import UserError
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.tokenizer.tokenizer import SPECIALS

@@ -9,8 +9,8 @@ import torch
 
 from manyheads.decode import translate as lines_module
 from manyheads.decode.beam import Decode, Hypothesis
-from manyheads.decode.translate import Translator, translate_lines
 from manyheads.decode.sample import Sample
+from manyheads.decode.translate import Translator, translate_lines
 from manyheads.errors import DataError
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.nn.positions import Learned

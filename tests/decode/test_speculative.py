@@ -13,8 +13,7 @@ from tests.test_cli import call, mistake, result
 from torch import Tensor
 from toys import END, toy_tokenizer
 
-from manyheads.decode.beam import Decode
-from manyheads.decode.beam import LogitsConstraints
+from manyheads.decode.beam import Decode, LogitsConstraints
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.speculative import Acceptance, CachedText, Speculation, Speculative

@@ -8,8 +8,7 @@ import torch
 from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
-from manyheads.decode.beam import BeamSearch, Decode, Hypothesis
-from manyheads.decode.beam import LogitsConstraints
+from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, LogitsConstraints
 from manyheads.decode.decoder import Seq2SeqSession
 from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig

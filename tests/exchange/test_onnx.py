@@ -17,8 +17,7 @@ from tests.checks import unchecked
 from tokenizers import models, pre_tokenizers
 from torch import Tensor, nn
 
-from manyheads.decode.beam import BeamSearch, Decode, DecoderSession
-from manyheads.decode.beam import LogitsConstraints
+from manyheads.decode.beam import BeamSearch, Decode, DecoderSession, LogitsConstraints
 from manyheads.decode.decoder import GptSession, Seq2SeqSession
 from manyheads.errors import DataError, UserError
 from manyheads.exchange import onnx as exchange

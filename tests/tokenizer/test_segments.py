@@ -10,7 +10,7 @@ from tests.train.small_runs import assert_same_bits, hurt
 from manyheads.data.translation import Corpus, EncodedPairs, PhrasebookData
 from manyheads.errors import UserError
 from manyheads.recipes import read_recipe
-from manyheads.tokenizer.bpe_dropout import Segmenter
+from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, WordPiece
 from manyheads.train.loop import Trainer
@@ -35,20 +35,20 @@ def lengths(found: list[list[int]]) -> list[int]:
 
 def test_with_no_merge_left_out_it_is_the_tokenizer(bpe: Tokenizer, corpus: Corpus) -> None:
     texts = [*TEXTS, *corpus.sources, *corpus.targets]
-    assert Segmenter(bpe, 0.0, seed=1).encode_batch(texts, 0) == bpe.encode_batch(texts)
+    assert BpeDropout(bpe, 0.0, seed=1).encode_batch(texts, 0) == bpe.encode_batch(texts)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
 def test_nothing_of_a_text_is_lost(bpe: Tokenizer, corpus: Corpus, share: float) -> None:
     texts = [*TEXTS, *corpus.sources[:50]]
-    found = Segmenter(bpe, share, seed=1).encode_batch(texts, 3)
+    found = BpeDropout(bpe, share, seed=1).encode_batch(texts, 3)
     assert bpe.decode_batch(found) == texts
     assert sum(lengths(found)) > sum(lengths(bpe.encode_batch(texts)))
 
 
 def test_the_more_is_left_out_the_smaller_the_pieces(bpe: Tokenizer, corpus: Corpus) -> None:
     totals = [
-        sum(lengths(Segmenter(bpe, share, seed=1).encode_batch(corpus.targets, 0)))
+        sum(lengths(BpeDropout(bpe, share, seed=1).encode_batch(corpus.targets, 0)))
         for share in (0.0, 0.1, 0.3, 0.6, 0.9)
     ]
     assert totals == sorted(totals)
@@ -60,10 +60,10 @@ def test_seed_and_copy_settle_it(bpe: Tokenizer, corpus: Corpus) -> None:
     texts = corpus.sources
 
     def cut(seed: int, *copy: int) -> list[list[int]]:
-        return Segmenter(bpe, 0.2, seed).encode_batch(texts, *copy)
+        return BpeDropout(bpe, 0.2, seed).encode_batch(texts, *copy)
 
     assert cut(1, 0) == cut(1, 0)
-    one = Segmenter(bpe, 0.2, 1)
+    one = BpeDropout(bpe, 0.2, 1)
     one.encode_batch(corpus.targets, 5)  # whatever was cut before
     assert one.encode_batch(texts, 0) == cut(1, 0)
     assert cut(1, 0) != cut(1, 1)
@@ -73,7 +73,7 @@ def test_seed_and_copy_settle_it(bpe: Tokenizer, corpus: Corpus) -> None:
 def test_only_merges_can_be_left_out(corpus: Corpus) -> None:
     pieces = WordPiece(vocab_size=600).train(corpus.sources)
     with pytest.raises(UserError, match="tokens=bpe"):
-        Segmenter(pieces, 0.1, seed=1)
+        BpeDropout(pieces, 0.1, seed=1)
     for settings in (["tokens=wordpiece"], ["tokens=characters"]):
         with pytest.raises(UserError, match="tokens=bpe"):
             read_recipe("phrasebook", [*settings, "train.bpe_dropout_copies=2"])
@@ -85,7 +85,7 @@ def test_only_merges_can_be_left_out(corpus: Corpus) -> None:
 
 def test_copies_come_after_the_pairs_as_they_are(bpe: Tokenizer, corpus: Corpus) -> None:
     plain, more = (EncodedPairs(corpus, bpe, 64) for _ in range(2))
-    more.cut_anew(corpus, Segmenter(bpe, 0.3, seed=1), 2, max_length=64)
+    more.cut_anew(corpus, BpeDropout(bpe, 0.3, seed=1), 2, max_length=64)
     count = len(corpus.sources)
     for side, others in ((plain.sources, more.sources), (plain.targets, more.targets)):
         rows, all_rows = side.rows(), others.rows()
@@ -98,7 +98,7 @@ def test_copies_come_after_the_pairs_as_they_are(bpe: Tokenizer, corpus: Corpus)
     assert more.numbers == plain.numbers * 3
     longest = int(plain.lengths.max())
     tight = EncodedPairs(corpus, bpe, longest)
-    tight.cut_anew(corpus, Segmenter(bpe, 0.9, seed=1), 1, max_length=longest)
+    tight.cut_anew(corpus, BpeDropout(bpe, 0.9, seed=1), 1, max_length=longest)
     assert int(tight.lengths.max()) == longest  # what would be longer stays as it was
     assert tight.sources.rows()[count:] != plain.sources.rows()
 

@@ -91,8 +91,8 @@ def test_offsets_cover_the_text(tokenizer: Tokenizer, text: str) -> None:
 )
 def test_pieces_are_readable(kind: Tokens, pieces: list[str]) -> None:
     tokenizer = kind.train(LINES)
-    assert tokenizer.pieces(tokenizer.encode("Der Hund 😀 über")) == pieces
-    assert tokenizer.pieces([tokenizer.mask, tokenizer.end]) == ["<mask>", "</s>"]
+    assert tokenizer.subwords(tokenizer.encode("Der Hund 😀 über")) == pieces
+    assert tokenizer.subwords([tokenizer.mask, tokenizer.end]) == ["<mask>", "</s>"]
 
 
 @every_kind
@@ -107,39 +107,43 @@ def test_specials_have_the_first_ids_and_decode_to_nothing(tokenizer: Tokenizer)
 @settings(deadline=None)
 @given(text=texts)
 def test_replay_ends_in_what_encode_gives(tokenizer: Tokenizer, text: str) -> None:
-    steps = tokenizer.replay(text)
-    assert list(steps[-1].pieces) == tokenizer.pieces(tokenizer.encode(text))
+    steps = tokenizer.trace(text)
+    assert list(steps[-1].subwords) == tokenizer.subwords(tokenizer.encode(text))
     assert (steps[0].merged, steps[0].rank) == ("", None)
 
 
 def test_bpe_replay_makes_one_merge_a_step() -> None:
-    steps = TRAINED["bpe"].replay("Hunde laufen")
-    assert list(steps[0].pieces) == list("Hunde laufen")
+    steps = TRAINED["bpe"].trace("Hunde laufen")
+    assert list(steps[0].subwords) == list("Hunde laufen")
     assert len(steps) > 3
     for before, after in pairwise(steps):
         joined = [
-            (*before.pieces[:i], before.pieces[i] + before.pieces[i + 1], *before.pieces[i + 2 :])
-            for i in range(len(before.pieces) - 1)
+            (
+                *before.subwords[:i],
+                before.subwords[i] + before.subwords[i + 1],
+                *before.subwords[i + 2 :],
+            )
+            for i in range(len(before.subwords) - 1)
         ]
-        assert after.pieces in joined
-        assert after.merged in after.pieces
+        assert after.subwords in joined
+        assert after.merged in after.subwords
         assert after.rank is not None
 
 
 def test_bpe_replay_takes_the_lowest_rank_and_then_the_leftmost() -> None:
     vocabulary = {symbol: number for number, symbol in enumerate(["a", "b", "aa", "ab"])}
     model = models.BPE(vocab=vocabulary, merges=[("a", "a"), ("a", "b")])
-    steps = Tokenizer(tokenizers.Tokenizer(model)).replay("aaab")
-    assert [step.pieces for step in steps] == [tuple("aaab"), ("aa", "a", "b"), ("aa", "ab")]
+    steps = Tokenizer(tokenizers.Tokenizer(model)).trace("aaab")
+    assert [step.subwords for step in steps] == [tuple("aaab"), ("aa", "a", "b"), ("aa", "ab")]
     assert [step.rank for step in steps] == [None, 0, 1]
 
 
 def test_wordpiece_replay_tells_what_it_tried() -> None:
     tokenizer = TRAINED["wordpiece"]
-    steps = tokenizer.replay("Hundert Wiesen")
-    assert steps[0].pieces == ("Hundert", " Wiesen")
+    steps = tokenizer.trace("Hundert Wiesen")
+    assert steps[0].subwords == ("Hundert", " Wiesen")
     first = steps[1]
-    assert first.pieces[0] == first.merged
+    assert first.subwords[0] == first.merged
     assert [*first.tried, first.merged] == [
         "Hundert"[:stop] for stop in range(7, len(first.merged) - 1, -1)
     ]
@@ -150,10 +154,10 @@ def test_replay_follows_foreign_wordpiece_and_refuses_the_rest() -> None:
     vocabulary = {"[UNK]": 0, "play": 1, "##ing": 2}
     foreign = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     foreign.pre_tokenizer = pre_tokenizers.Whitespace()
-    assert Tokenizer(foreign).replay("playing played")[-1].pieces == ("play", "##ing", "[UNK]")
+    assert Tokenizer(foreign).trace("playing played")[-1].subwords == ("play", "##ing", "[UNK]")
     unigram = tokenizers.Tokenizer(models.Unigram([("a", 0.0)], 0, False))
     with pytest.raises(UserError, match="Unigram"):
-        Tokenizer(unigram).replay("a")
+        Tokenizer(unigram).trace("a")
 
 
 @every_kind
@@ -307,6 +311,6 @@ def test_half_a_surrogate_pair_is_a_mistake(tokenizer: Tokenizer) -> None:
 def test_words_split_where_people_would() -> None:
     text = "c'est l'eau l'train it's über u\u0308ber 12345"
     tokenizer = Bpe(vocab_size=2000).train([text] * 3)
-    shown = tokenizer.pieces(tokenizer.encode(text))
+    shown = tokenizer.subwords(tokenizer.encode(text))
     french = ["c", "'", "est", " l", "'", "eau", " l", "'", "train"]
     assert shown == [*french, " it", "'s", " über", " u\u0308ber", " 123", "45"]

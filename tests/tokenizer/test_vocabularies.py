@@ -90,8 +90,8 @@ def test_words_need_room_for_one_and_a_text_with_one() -> None:
 
 
 def test_words_have_no_replay_and_read_masks_where_they_are_asked_for() -> None:
-    with pytest.raises(UserError, match="no replay for a WordLevel"):
-        KNOWN.replay("Hund")
+    with pytest.raises(UserError, match="no trace of a WordLevel"):
+        KNOWN.trace("Hund")
     assert KNOWN.encode("der <mask>")[1] == KNOWN.unknown
     assert KNOWN.framed(["der <mask>"], specials=True)[0][0][1] == KNOWN.mask
 

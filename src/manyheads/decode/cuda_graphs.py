@@ -245,7 +245,7 @@ class StaticDecoder:
         self.state = make(shape.rows, shape.size, device)
         step: Callable[[], None] = self._step
         if compiled and isinstance(self.state, Beams):
-            self.session.step = compile_after_first(self.session.step)
+            self.session.step = compile_after_first(self.session.step)  # type: ignore[method-assign]
         elif compiled:
             step = compile_after_first(self._step)
         self.graphed = GraphedFunction(step, device, pool)

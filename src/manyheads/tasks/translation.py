@@ -26,7 +26,7 @@ from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoder
 from manyheads.nn.embedding import LMHead
 from manyheads.nn.shapes import Hidden
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
-from manyheads.tokenizer.bpe_dropout import Segmenter
+from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.progress import Bar
@@ -116,7 +116,7 @@ class TranslationTask:
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
         copies = train.bpe_dropout_copies
         if copies > 1:
-            cut = Segmenter(tokenizer, train.bpe_dropout, run.seed)
+            cut = BpeDropout(tokenizer, train.bpe_dropout, run.seed)
             self.data.cut_anew(part, cut, copies - 1, max_length)
         self.digest = self.data.digest()
         notes = [*part.notes, *valid.notes, *self.data.notes, *self.valid.notes]

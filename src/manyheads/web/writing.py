@@ -9,8 +9,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.decode.beam import BeamSearch, Decode, DecoderSession, SpecialTokens
-from manyheads.decode.beam import NEVER, LogitsConstraints
+from manyheads.decode.beam import (
+    NEVER,
+    BeamSearch,
+    Decode,
+    DecoderSession,
+    LogitsConstraints,
+    SpecialTokens,
+)
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, Sampler, Samples, filtered
 from manyheads.decode.translate import Translator
