@@ -58,7 +58,7 @@ SEEDS = {
 
 WORDS = [*"abcdefgh"]
 PAD, START, END = 0, 1, 2
-BANNED = [0, 1, 3, 4, 5, 6]
+SUPPRESSED = [0, 1, 3, 4, 5, 6]
 LONGEST = 24
 
 NextLogits = Callable[[Tensor, Tensor], Tensor]
@@ -152,7 +152,7 @@ def chance(vocabulary: int, peak: float = 2.0, end: float = 0.0) -> NextLogits:
 
 
 def beam_search(
-    decode: Decode, banned: Sequence[int] = BANNED, n_best: int | None = None
+    decode: Decode, banned: Sequence[int] = SUPPRESSED, n_best: int | None = None
 ) -> BeamSearch:
     constraints = LogitsConstraints(decode, END, banned, torch.device("cpu"))
     return BeamSearch(decode, constraints, n_best)
@@ -166,14 +166,14 @@ def searched(
     return search(Seq2SeqSession(model, source, real), START, torch.tensor(limits))
 
 
-def same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
-    """The same hypotheses in the same order, with the same scores but for rounding."""
-    assert [[h.tokens for h in line] for line in found] == [
-        [h.tokens for h in line] for line in wanted
+def same(results: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    """The same hypotheses in the same order, with the same scores up to rounding."""
+    assert [[h.tokens for h in nbest] for nbest in results] == [
+        [h.tokens for h in nbest] for nbest in expected
     ]
     for field in ("log_probability", "score"):
         ours, theirs = (
-            torch.tensor([getattr(h, field) for line in lines for h in line])
-            for lines in (found, wanted)
+            torch.tensor([getattr(h, field) for nbest in x for h in nbest])
+            for x in (results, expected)
         )
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)

@@ -154,7 +154,7 @@ class Tokenizer:
         return self._library.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """First and last character (exclusive) of each token; a part of a character is all of it."""
+        """Start and end of each token in characters; part of a character counts as all of it."""
         return [(start, stop) for start, stop in self._encoding(text).offsets]
 
     # --- Special tokens ---
