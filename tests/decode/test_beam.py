@@ -143,6 +143,21 @@ def test_sessions_implement_the_protocol() -> None:
     assert isinstance(Recomputing(chance(5), 1), DecoderSession)
 
 
+def test_beam_one_is_greedy() -> None:
+    """The likeliest token that is not suppressed, again and again, until the end or the limit."""
+    model, limits, texts = chance(8, end=1.0), [9, 1, 6, 9, 2, 7], []
+    for sentence, limit in enumerate(limits):
+        tokens: list[int] = []
+        while len(tokens) < limit - 1 and END not in tokens:
+            logits = model(torch.tensor([sentence]), torch.tensor([[START, *tokens]]))[0]
+            tokens.append(max(range(2, 8), key=logits.tolist().__getitem__))
+        texts.append([token for token in tokens if token != END])
+    session = Recomputing(model, len(limits))
+    results = beam_search(Decode(beam=1), [0, 1])(session, START, torch.tensor(limits))
+    assert [[h.tokens for h in nbest] for nbest in results] == [[text] for text in texts]
+    assert len({len(text) for text in texts}) > 2
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 3.0])
 def test_a_beam_that_holds_everything_is_brute_force(alpha: float) -> None:
     """All 40 texts of at most 3 tokens out of 3 words, in order of log P / lp, and no others."""

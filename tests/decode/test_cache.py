@@ -1,6 +1,5 @@
 """The growing cache: it grows, is reordered and shrinks, and changes no result."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 from toys import CELLS, CORES, POSITIONS, toy_model, toy_source
 
 from manyheads.baselines.rnn import RnnConfig
-from manyheads.decode import kv_cache
 from manyheads.decode.decoder import GptSession, Seq2SeqSession
 from manyheads.decode.kv_cache import GROWTH, KVCache
 from manyheads.models.gpt import Gpt, GptConfig
@@ -126,18 +124,6 @@ def test_hypotheses_attend_to_their_past(changes: dict[str, Any], shared: bool) 
     for prompt in (1, 5):
         cached, full = follow(model, KVCache(shared=shared), prompt), follow(model, None, prompt)
         torch.testing.assert_close(cached, full, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["sinusoidal", "shaw", "alibi", "relative", "fused"])
-def test_unused_slots_are_freed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "UNUSED", 3)
-    model, cache, filled = gpt(**MODELS[name]), KVCache(shared=True), list[int]()
-    advance = cache.advance
-    monkeypatch.setattr(cache, "advance", lambda: (advance(), filled.append(cache._slots)))
-    cached, full = follow(model, cache, 4, 24), follow(model, None, 4, 24)
-    torch.testing.assert_close(cached, full, rtol=0, atol=1e-12)
-    assert any(after < before for before, after in pairwise(filled))
-    assert filled[-1] < 4 + 24 * BEAMS
 
 
 def test_a_step_copies_no_keys_unless_a_sentence_leaves() -> None:

@@ -23,7 +23,7 @@ def prompt_of(
     for word in prime:
         token = generator.tokenizer.token_id(word)
         if token is None:
-            raise UserError(f"the prime has '{word}', which is not a token of this model")
+            raise UserError(f"the prime has '{word}', which this model has no token for: remove it")
         ids.append(token)
     context = generator.positions or generator.context
     if context is None:

@@ -124,8 +124,8 @@ class BaseGenerator(BaseDecoder):
             return limit
         if length > positions:
             raise UserError(
-                f"the prompt has {length} tokens, but the model has {positions} learned "
-                "positions: shorten it"
+                f"the prompt has {length} tokens, but the model's learned positions end at "
+                f"{positions}: shorten it"
             )
         most = positions - length + 1
         if most < limit:

@@ -23,7 +23,6 @@ from manyheads.nn.shapes import Real
 from manyheads.nn.states import States
 
 GROWTH = 16  # fewest positions to grow by, so that few steps copy
-UNUSED = 16  # fewest unused slots for which compacting pays
 Rows = Int[Tensor, " rows"]
 Parents = Int[Tensor, "n k"]
 BeamQueries = Int[Tensor, "1 k 1"]
@@ -63,7 +62,7 @@ class KVCache:
         self._cross: dict[nn.Module, KeysAndValues] = {}
         self._states: dict[nn.Module, States] = {}
         self._table = torch.empty(0)  # [n k length], slots of each hypothesis in text order
-        self._positions = torch.empty(0)  # [1 or n, slots], position of each slot
+        self._positions = torch.empty(0)  # [1 slots], position of each slot
 
     def end(self, length: int) -> int:
         return self.length + length // self.beams
@@ -83,14 +82,10 @@ class KVCache:
         new = torch.arange(self._slots, self._slots + length, device=device)
         new = new.expand(len(self._table), length)[..., None]
         self._table = torch.cat([self._table, new], dim=-1)
-        rows = len(self._positions)
-        self._positions = torch.cat([self._positions, positions.expand(rows, length)], dim=1)
-        return AttentionMask(Lineage(self._seen()), positions, self._positions)
-
-    def _seen(self) -> OwnSlots:
-        slots = self._positions.shape[1]
-        none = self._table.new_zeros(*self._table.shape[:2], slots, dtype=torch.bool)
-        return none.scatter_(2, self._table, True)
+        self._positions = torch.cat([self._positions, positions], dim=1)
+        seen = self._table.new_zeros(*self._table.shape[:2], self._slots + length, dtype=torch.bool)
+        seen.scatter_(2, self._table, True)
+        return AttentionMask(Lineage(seen), positions, self._positions)
 
     def advance(self, positions: int | None = None) -> None:
         new = self._new if positions is None else positions
@@ -160,7 +155,6 @@ class KVCache:
             self._table = self._positions.repeat(n, k, 1)
         else:
             self._table = torch.take_along_dim(self._table, parents[..., None], 1)
-            self._compact()
 
     @torch.no_grad()
     def select_rows(self, rows: Rows) -> None:
@@ -180,27 +174,6 @@ class KVCache:
         self.select_rows(sentences)
         if self.beams > 1:
             self._table = self._table[sentences]
-            if len(self._positions) > 1:
-                self._positions = self._positions[sentences]
-
-    def _compact(self) -> None:
-        """Free the slots that no hypothesis uses, once they are the majority."""
-        n, k, length = self._table.shape
-        if self._slots - length < UNUSED:
-            return
-        used = self._seen().any(1)
-        size = int(used.sum(1).max())
-        if self._slots - size < max(UNUSED, size):
-            return
-        slots = used.sort(dim=1, descending=True, stable=True).indices[:, :size]
-        new_slot = torch.empty_like(self._positions.expand(n, -1))  # old slot → new slot
-        new_slot.scatter_(1, slots, torch.arange(size, device=slots.device).expand(n, -1))
-        self._table = new_slot.gather(1, self._table.flatten(1)).view(n, k, length)
-        self._positions = self._positions.expand(n, -1).gather(1, slots)
-        for module, (keys, values) in self._kv.items():
-            index = slots[:, None, :, None]
-            self._kv[module] = keys.take_along_dim(index, 2), values.take_along_dim(index, 2)
-        self._slots = size
 
     def bytes(self) -> int:
         """Size of all cached tensors, without unfilled slots."""

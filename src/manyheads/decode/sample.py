@@ -8,12 +8,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyheads.config import Between
 from manyheads.decode.beam import DecoderSession, LogitsConstraints, check_every
-from manyheads.errors import UserError
 from manyheads.ops import argmax
 
 Rows = Int[Tensor, " rows"]
 Uniforms = Float[Tensor, " rows"]
+RANGES = {
+    "temperature": Between(0),
+    "top_k": Between(0),
+    "top_p": Between(0, 1, open_low=True),
+    "min_p": Between(0, 1),
+}
 Step = Callable[[bool], object]  # its argument: is some row forced to one token?
 
 
@@ -32,14 +38,8 @@ class Sample:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(f"temperature={self.temperature} must be finite and at least 0")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p} must be above 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise UserError(f"min_p={self.min_p} must be from 0 to 1; 0 turns it off")
-        if self.top_k < 0:
-            raise UserError(f"top_k={self.top_k} must be at least 0; 0 turns it off")
+        for name, between in RANGES.items():
+            between.check(getattr(self, name), name)
 
 
 def filtered(logits: Float[Tensor, "rows v"], sample: Sample) -> Float[Tensor, "rows v"]:
