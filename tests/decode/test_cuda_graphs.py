@@ -160,7 +160,7 @@ def test_graphs_are_cached_by_shape_and_settings(monkeypatch: pytest.MonkeyPatch
     static.graphs.entries.clear()
     static.search(PROMPTS[:1], LIMIT)
     size = static.graphs.bytes()
-    # Of two beams in one layer: keys and values, and ancestors.
+    # Keys, values and ancestors of two beams in one layer.
     assert size == 8 * 2 * padded_size(LIMIT + 2) * (1 + 2 * 16)
     for most, left in ((2 * size, 2), (size, 1), (0, 1)):
         monkeypatch.setattr(decoder, "MAX_BYTES", most)

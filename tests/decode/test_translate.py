@@ -1,4 +1,4 @@
-"""Streams of lines and long texts: nothing is lost, added or out of order."""
+"""Streams of lines and long texts: every line has its translation, in order."""
 
 from collections.abc import Sequence
 from dataclasses import replace

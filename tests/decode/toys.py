@@ -131,13 +131,13 @@ class Recomputing:
 
 
 def full_pass(model: Seq2Seq, source: Tensor, real: Tensor) -> NextLogits:
-    """Next logits of a model by a whole pass over source and prefix: no cache, no sharing."""
+    """Next logits of a model by a full pass over source and prefix: no cache, no sharing."""
     with torch.no_grad():
         return lambda homes, prefixes: model(source[homes], prefixes, real[homes])[:, -1].float()
 
 
 def chance(vocabulary: int, peak: float = 2.0, end: float = 0.0) -> NextLogits:
-    """A language model of pure chance: logits drawn anew for each sentence and prefix."""
+    """Random logits for each sentence and prefix, the same every time."""
 
     def next_logits(homes: Tensor, prefixes: Tensor) -> Tensor:
         rows = []
@@ -152,9 +152,9 @@ def chance(vocabulary: int, peak: float = 2.0, end: float = 0.0) -> NextLogits:
 
 
 def beam_search(
-    decode: Decode, banned: Sequence[int] = SUPPRESSED, n_best: int | None = None
+    decode: Decode, suppressed: Sequence[int] = SUPPRESSED, n_best: int | None = None
 ) -> BeamSearch:
-    constraints = LogitsConstraints(decode, END, banned, torch.device("cpu"))
+    constraints = LogitsConstraints(decode, END, suppressed, torch.device("cpu"))
     return BeamSearch(decode, constraints, n_best)
 
 

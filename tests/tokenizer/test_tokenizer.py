@@ -233,8 +233,8 @@ def test_words_of_many_texts_and_of_foreign_tokenizers() -> None:
     vocabulary = {"[UNK]": 0, "play": 1, "##ing": 2, "s": 3}
     foreign = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     foreign.pre_tokenizer = pre_tokenizers.Whitespace()
-    found = Tokenizer(foreign).encode_words(["playing s"])
-    assert found == [([1, 2, 3], [True, False, True])]
+    words = Tokenizer(foreign).encode_words(["playing s"])
+    assert words == [([1, 2, 3], [True, False, True])]
     with pytest.raises(UserError, match="Unicode"):
         TRAINED["characters"].encode_words(["a\ud800"])
 

@@ -451,7 +451,7 @@ class Beams:
         """
         every = check_every(self.length.device)
         results: list[list[Hypothesis]] = [[] for _ in range(self.sentences)]
-        numbers = list(range(self.sentences))  # of the sentences that are left
+        numbers = list(range(self.sentences))  # rows of the batch → sentences
         for length in range(1, self.longest + 1):
             candidates = step(length in self.forced)
             if observe is not None and candidates is not None:

@@ -72,7 +72,7 @@ class BaseGenerator(BaseDecoder):
     def stream(
         self, prompt: Sequence[int], limit: int, sample: Sample | None = None, first: int = 0
     ) -> Iterator[int]:
-        """The tokens after a prompt, each as soon as it is generated; greedy by default.
+        """The tokens after a prompt, yielded one by one; greedy by default.
 
         `first` is the number of the prompt, if it comes after others.
         """
@@ -163,7 +163,7 @@ class Generator(BaseGenerator, ModelDecoder):
 
 
 def as_text(tokenizer: Tokenizer, before: Sequence[int], tokens: Iterator[int]) -> Iterator[str]:
-    """What each token adds to the text, as soon as its characters are complete."""
+    """Text chunks of a token stream, each as soon as its characters are complete."""
     ids, shown = list(before), tokenizer.decode(list(before))
     for token in tokens:
         ids.append(token)

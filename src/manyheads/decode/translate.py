@@ -181,8 +181,8 @@ def translate_lines(
 ) -> Iterator[str]:
     """Translate a stream line by line; an empty line stays empty, a long one goes in parts.
 
-    With n_best > 1 the output is `number ||| text ||| score`; of a line in parts, the n-th best of
-    each part.
+    With n_best > 1 the output is `number ||| text ||| score`; a line in parts joins the n-th best
+    translations of its parts.
     """
     lines = read_lines(stream)
     line_count = part_count = 0
