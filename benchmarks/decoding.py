@@ -35,7 +35,7 @@ from tokenizers import models
 from torch import Tensor, nn
 
 from manyheads.decode.beam import Decode
-from manyheads.decode.cuda_graphs import GraphCache
+from manyheads.decode.decoder import GraphCache
 from manyheads.decode.generate import GREEDY, Generator
 from manyheads.decode.translate import Translator
 from manyheads.exchange.huggingface import to_huggingface

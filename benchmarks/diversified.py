@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from manyheads.data.corpus import read_pairs
-from manyheads.decode.lines import translate_whole
 from manyheads.errors import UserError
 from manyheads.fileio import replace_file
 from manyheads.loading import load_torch_run
@@ -67,8 +66,7 @@ def diversify(
     for path, forward in zip(runs, ways, strict=True):
         opened = load_torch_run(path, device)
         with Bar(f"translate by {path.name}", len(first)) as bar:
-            written = translate_whole(
-                opened.translator(),
+            written = opened.translator().translate_long(
                 sides[0 if forward else 1],
                 lambda done, bar=bar: bar.update(done, "sentences"),  # type: ignore[misc]
             )

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from manyheads import cli, loading
 from manyheads.commands import training
 from manyheads.config import parse
-from manyheads.decode import lines
+from manyheads.decode import translate as translate_module
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
 from manyheads.run import Run, read_run
@@ -465,7 +465,7 @@ def test_scores_of_another_search_are_told_and_not_kept(run: Path) -> None:
 
 def test_to_list_several_searches_no_narrower(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
-    write = lines.translate_lines
+    write = translate_module.translate_lines
 
     def watched(translator: Any, *given: Any, **more: Any) -> Any:
         widths.append(translator.decode.beam)
@@ -478,7 +478,7 @@ def test_to_list_several_searches_no_narrower(run: Path, monkeypatch: pytest.Mon
 
     load_run = loading.load_run
     monkeypatch.setattr(loading, "load_run", with_beam_of_five)
-    monkeypatch.setattr(lines, "translate_lines", watched)
+    monkeypatch.setattr(translate_module, "translate_lines", watched)
     for given in ([], ["--n-best", "2"], ["--n-best", "9"], ["--beam", "1", "--n-best", "3"]):
         result("translate", run, *given, stdin=b"The dog sleeps.\n")
     assert widths == [5, 5, 9, 3]
@@ -598,7 +598,7 @@ def test_tokens_shows_the_merges(run: Path) -> None:
     assert printed[-1] == f"{len(ids)} tokens: {' '.join(map(str, ids))}"
     found = json.loads(result("tokens", run / "tokenizer.json", "the dog", "--json"))
     assert (found["text"], found["ids"]) == ("the dog", ids)
-    assert found["pieces"] == found["steps"][-1]["pieces"] == tokenizer.pieces(ids)
+    assert found["pieces"] == found["steps"][-1]["pieces"] == tokenizer.subwords(ids)
     assert "".join(found["pieces"]) == "the dog"
 
 

@@ -61,4 +61,4 @@ def test_leaving_the_trained_context_is_said_once(folder: Path) -> None:
     assert code == 0
     assert printed.count("\n") == 3
     assert said.count("\n") == 1
-    assert f"past the {CONTEXT} that the model was trained to read" in said
+    assert f"exceed the {CONTEXT} that the model was trained with" in said

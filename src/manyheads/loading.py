@@ -16,7 +16,7 @@ from torch import nn
 
 from manyheads.config import dump, parse
 from manyheads.decode.beam import Decode, SpecialTokens
-from manyheads.decode.cuda_graphs import GraphCache, supports_cuda_graph
+from manyheads.decode.decoder import GraphCache, supports_cuda_graph
 from manyheads.decode.ensemble import ensemble as ensemble_of
 from manyheads.decode.generate import BaseGenerator, Generator, ignore
 from manyheads.decode.linears import to_int8

@@ -8,9 +8,8 @@ import torch
 from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
-from manyheads.decode.beam import BeamSearch, Decode, Hypothesis
-from manyheads.decode.constraints import LogitsConstraints
-from manyheads.decode.session import Seq2SeqSession
+from manyheads.decode.beam import BeamSearch, Decode, Hypothesis, LogitsConstraints
+from manyheads.decode.decoder import Seq2SeqSession
 from manyheads.decode.translate import Translator
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.attend import AttentionFunctionConfig
@@ -59,7 +58,7 @@ SEEDS = {
 
 WORDS = [*"abcdefgh"]
 PAD, START, END = 0, 1, 2
-BANNED = [0, 1, 3, 4, 5, 6]
+SUPPRESSED = [0, 1, 3, 4, 5, 6]
 LONGEST = 24
 
 NextLogits = Callable[[Tensor, Tensor], Tensor]
@@ -132,13 +131,13 @@ class Recomputing:
 
 
 def full_pass(model: Seq2Seq, source: Tensor, real: Tensor) -> NextLogits:
-    """Next logits of a model by a whole pass over source and prefix: no cache, no sharing."""
+    """Next logits of a model by a full pass over source and prefix: no cache, no sharing."""
     with torch.no_grad():
         return lambda homes, prefixes: model(source[homes], prefixes, real[homes])[:, -1].float()
 
 
 def chance(vocabulary: int, peak: float = 2.0, end: float = 0.0) -> NextLogits:
-    """A language model of pure chance: logits drawn anew for each sentence and prefix."""
+    """Random logits for each sentence and prefix, the same every time."""
 
     def next_logits(homes: Tensor, prefixes: Tensor) -> Tensor:
         rows = []
@@ -153,9 +152,9 @@ def chance(vocabulary: int, peak: float = 2.0, end: float = 0.0) -> NextLogits:
 
 
 def beam_search(
-    decode: Decode, banned: Sequence[int] = BANNED, n_best: int | None = None
+    decode: Decode, suppressed: Sequence[int] = SUPPRESSED, n_best: int | None = None
 ) -> BeamSearch:
-    constraints = LogitsConstraints(decode, END, banned, torch.device("cpu"))
+    constraints = LogitsConstraints(decode, END, suppressed, torch.device("cpu"))
     return BeamSearch(decode, constraints, n_best)
 
 
@@ -167,14 +166,14 @@ def searched(
     return search(Seq2SeqSession(model, source, real), START, torch.tensor(limits))
 
 
-def same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
-    """The same hypotheses in the same order, with the same scores but for rounding."""
-    assert [[h.tokens for h in line] for line in found] == [
-        [h.tokens for h in line] for line in wanted
+def same(results: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    """The same hypotheses in the same order, with the same scores up to rounding."""
+    assert [[h.tokens for h in nbest] for nbest in results] == [
+        [h.tokens for h in nbest] for nbest in expected
     ]
     for field in ("log_probability", "score"):
         ours, theirs = (
-            torch.tensor([getattr(h, field) for line in lines for h in line])
-            for lines in (found, wanted)
+            torch.tensor([getattr(h, field) for nbest in x for h in nbest])
+            for x in (results, expected)
         )
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)

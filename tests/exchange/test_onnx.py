@@ -17,9 +17,8 @@ from tests.checks import unchecked
 from tokenizers import models, pre_tokenizers
 from torch import Tensor, nn
 
-from manyheads.decode.beam import BeamSearch, Decode, DecoderSession
-from manyheads.decode.constraints import LogitsConstraints
-from manyheads.decode.session import GptSession, Seq2SeqSession
+from manyheads.decode.beam import BeamSearch, Decode, DecoderSession, LogitsConstraints
+from manyheads.decode.decoder import GptSession, Seq2SeqSession
 from manyheads.errors import DataError, UserError
 from manyheads.exchange import onnx as exchange
 from manyheads.exchange.onnx import (

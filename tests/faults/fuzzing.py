@@ -317,7 +317,7 @@ class Inputs:
 
         def use() -> bool:
             assert isinstance(tokenizer.decode(some), str)
-            assert len(tokenizer.pieces(some)) == len(some)
+            assert len(tokenizer.subwords(some)) == len(some)
             ids = tokenizer.encode(text)
             written = tokenizer.decode(ids)
             assert kind == "words" or written == text, f"{written!r} is not what went in"
@@ -326,7 +326,7 @@ class Inputs:
             assert len(tokenizer.offsets(text)) == len(ids)
             assert all(len(one) <= longest for one, _ in tokenizer.framed([text], longest))
             if 0 < len(text) < 60 and kind in ("bpe", "wordpiece"):
-                assert len(tokenizer.replay(text)[-1].pieces) == len(ids)
+                assert len(tokenizer.trace(text)[-1].subwords) == len(ids)
             return True
 
         return (kind, text), use

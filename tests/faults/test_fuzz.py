@@ -118,6 +118,6 @@ def test_what_was_found_stays_mended(tmp_path: Path) -> None:
         read_recipe("language", ["model.dim=100000000000000000000", "model.heads=4"])
     content = Words().train(["a b"]).to_json().replace('"<unk>": 3', '"<ink>": 3')
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match="cannot read the text"):
+    with pytest.raises(UserError, match="cannot encode the text"):
         Tokenizer.load(tmp_path / "tokenizer.json").encode("c")
     assert str(UserError("one\rline\n\x1b[2J\ud800")) == "one line  [2J "

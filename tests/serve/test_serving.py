@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 from tests.web.small_pages import SENTENCE, make_runs
 
 from manyheads.data.translation import FilesData
-from manyheads.decode.lines import translate_whole
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
@@ -54,7 +53,7 @@ def writer(folder: Path) -> TestClient:
 def expected(folder: Path) -> dict[str, str]:
     """What the run's own translator writes."""
     own = load_torch_run(folder / "translator").translator()
-    return dict(zip((SENTENCE, OTHER), translate_whole(own, [SENTENCE, OTHER]), strict=True))
+    return dict(zip((SENTENCE, OTHER), own.translate_long([SENTENCE, OTHER]), strict=True))
 
 
 def test_libretranslate_as_it_is_documented(

@@ -220,7 +220,7 @@ def test_words_for_masks_are_those_of_transformers(family: str, opened: Open) ->
         best = chances.topk(3)
         for words, tokens, wanted in zip(guesses, best.indices, best.values, strict=True):
             assert [word.probability for word in words] == pytest.approx(wanted.tolist(), abs=1e-5)
-            assert [word.word for word in words] == ours.tokenizer.pieces(tokens.tolist())
+            assert [word.word for word in words] == ours.tokenizer.subwords(tokens.tolist())
 
 
 def test_a_mask_may_be_spelled_as_the_tokenizer_has_it(opened: Open, tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_tagger_labels_the_tokens_of_the_text(family: str, name: str, opened: 
         wanted = [theirs.config.id2label[int(label)] for label in logits[text].argmax(-1)]
         assert [answer.label for answer in answers] == wanted
         ids = given["input_ids"][0][text].tolist()
-        pieces = [piece.strip() for piece in ours.tokenizer.pieces(ids)]
+        pieces = [piece.strip() for piece in ours.tokenizer.subwords(ids)]
         assert [answer.piece for answer in answers] == pieces
     assert ours.classify([""]) == [[]]
 

@@ -212,7 +212,7 @@ def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path
         *("--max-new-tokens", 60, "--temperature", 2),
     )
     assert code == 0, said
-    assert "it goes on after the last" in said  # of 16 tokens
+    assert "the model continues the last" in said  # of 16 tokens
     begun = scale_up(2)
     found = read_midi(out)
     assert found[: len(begun)] == begun

@@ -12,8 +12,7 @@ from starlette.testclient import TestClient
 from tests.web.small_pages import SENTENCE, make_runs
 from tests.web.test_server import HERE, LIMITS, ask, problem
 
-from manyheads.decode.beam import Decode
-from manyheads.decode.constraints import NEVER
+from manyheads.decode.beam import NEVER, Decode
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.translate import Translator
@@ -115,7 +114,7 @@ def test_the_numbers_of_the_tree_are_the_models(client: TestClient, name: str) -
             chances = writing.logits(tokens[:-1]).log_softmax(-1)
             expected = sum(float(row[token]) for row, token in zip(chances, tokens, strict=True))
             assert nodes[number]["log_probability"] == pytest.approx(expected, abs=2e-4)
-            assert nodes[number]["piece"] == run.tokenizer.pieces(tokens)[-1]
+            assert nodes[number]["piece"] == run.tokenizer.subwords(tokens)[-1]
     assert [node["place"] for node in nodes if node["place"]]
     best = next(node for node in nodes if node["place"] == 1)
     assert best["score"] == found["beam"][0]["score"]
@@ -150,7 +149,7 @@ def test_chances_before_and_after_are_those_that_are_drawn_from(
 ) -> None:
     opened = load_torch_run(folder / "deep/writer")
     ids = opened.tokenizer.encode(SENTENCE)
-    banned = Generator(opened.model, opened.tokenizer, opened.run.decode).special_tokens.banned  # type: ignore[arg-type]
+    banned = Generator(opened.model, opened.tokenizer, opened.run.decode).special_tokens.suppressed  # type: ignore[arg-type]
     with torch.no_grad():
         logits = opened.model(torch.tensor([ids]))[0, -1:]
     before = logits.softmax(-1)[0]

@@ -56,7 +56,7 @@ def test_a_hidden_word_is_the_token_that_it_is_in_its_place(
 ) -> None:
     """Not one that only looks like it: a word at the beginning has no space, one inside has one."""
     encoder = load_torch_run(folder / "reader").encoder()
-    vocabulary = encoder.tokenizer.pieces(range(encoder.tokenizer.vocab_size))
+    vocabulary = encoder.tokenizer.subwords(range(encoder.tokenizer.vocab_size))
     assert {"cat", " cat", " dog", "dog"} - {*vocabulary} == {"dog"}
     for text, word, piece in (
         ("The small [MASK].", "dog", " dog"),

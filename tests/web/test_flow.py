@@ -188,9 +188,11 @@ def test_the_likeliest_tokens_are_those_of_the_model(name: str, tokenizer: Token
     best, tokens = chances.topk(10)
     near(trace.tensors[f"{stack}.distribution"], best)
     near(trace.tensors[f"{stack}.logits"].softmax(-1), best / best.sum(-1, keepdim=True))
-    assert [list(row) for row in box["words"]] == [tokenizer.pieces(row) for row in tokens.tolist()]
+    assert [list(row) for row in box["words"]] == [
+        tokenizer.subwords(row) for row in tokens.tolist()
+    ]
     assert box["shape"] == list(chances.shape)
-    assert list(box["rows"]) == tokenizer.pieces(ids[-1][0].tolist())
+    assert list(box["rows"]) == tokenizer.subwords(ids[-1][0].tolist())
 
 
 def test_heads_of_an_encoder_are_shown(tokenizer: Tokenizer) -> None:

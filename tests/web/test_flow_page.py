@@ -114,7 +114,7 @@ def test_the_likeliest_tokens_of_the_chosen_position(page: Any, folder: Path, ad
     assert saved[0] == ["token", "probability", "logit"]
     assert np.array_equal(np.array([row[1] for row in saved[1:]], dtype="f4"), chances[2])
     known = load_torch_run(folder / "translator").tokenizer
-    assert saved[1][0].replace("·", " ") in {*known.pieces(range(known.vocab_size)), "∅"}
+    assert saved[1][0].replace("·", " ") in {*known.subwords(range(known.vocab_size)), "∅"}
 
 
 def test_boxes_are_saved_as_files_that_open_offline(

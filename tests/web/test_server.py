@@ -438,7 +438,7 @@ def test_tokens_end_as_the_tokenizer_splits(client: TestClient, folder: Path) ->
     found = ask(client, "/api/tokens", run="translator", text="unbelievable trees")
     tokenizer = load_torch_run(folder / "translator").tokenizer
     assert found["ids"] == tokenizer.encode("unbelievable trees")
-    assert found["steps"][-1]["pieces"] == found["pieces"] == tokenizer.pieces(found["ids"])
+    assert found["steps"][-1]["pieces"] == found["pieces"] == tokenizer.subwords(found["ids"])
     assert [len(step["pieces"]) for step in found["steps"]] == sorted(
         (len(step["pieces"]) for step in found["steps"]), reverse=True
     )

@@ -47,7 +47,7 @@ def embed(
     With --pool tokens: lines × longest × width, NaN behind an end.
     """
     from manyheads.config import nearest
-    from manyheads.decode.lines import read_lines
+    from manyheads.decode.translate import read_lines
     from manyheads.fileio import replace_file
     from manyheads.train.progress import Bar
 
@@ -103,7 +103,7 @@ def fill(
     With --json a line is an object: line, text, masks (lists of N words
     with their probabilities).
     """
-    from manyheads.decode.lines import BREAKS
+    from manyheads.decode.translate import BREAKS
 
     check_at_least("--top", top, 1)
     encoder = open_model(run, device, threads).encoder()
@@ -242,7 +242,7 @@ def _object(**values: Any) -> str:
 
 def _chunks() -> Iterator[tuple[int, list[str]]]:
     """Lines of standard input, as many as are read at once, and the number of the first."""
-    from manyheads.decode.lines import LINES_AT_ONCE, read_lines
+    from manyheads.decode.translate import LINES_AT_ONCE, read_lines
 
     lines, first = read_lines(sys.stdin.buffer), 1
     # A person at a terminal waits for each line; a file is quicker in batches.

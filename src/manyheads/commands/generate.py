@@ -105,7 +105,7 @@ def generate(
     how = _decoding(opened.run, beam, min_new_tokens, max_new_tokens)
     other = None if draft is None else open_model(draft, device, None, say, half=half)
     generator = _generator(opened, how, other)
-    if not generator.draws and sample == Sample(temperature=TEMPERATURE):
+    if not generator.supports_seed and sample == Sample(temperature=TEMPERATURE):
         sample = replace(sample, temperature=0.0)
         if beam is None:
             say("CTranslate2 cannot draw by a seed: the likeliest token is taken each time")
@@ -155,7 +155,7 @@ def _continue_texts(
 ) -> None:
     """Write on after the prompt, or after each line of standard input; searching draws nothing."""
     from manyheads.decode.generate import as_text, until
-    from manyheads.decode.lines import read_lines
+    from manyheads.decode.translate import read_lines
 
     prompts = [prompt] if prompt is not None else read_lines(sys.stdin.buffer)
     for number, text in enumerate(prompts):

@@ -61,15 +61,15 @@ def tokens(
     whole = " ".join(text)
     ids = tokenizer.encode(whole)
     try:
-        steps = tokenizer.replay(whole)
+        steps = tokenizer.trace(whole)
     except UserError as reason:  # a tokenizer from elsewhere: what it gives can be shown
         say(f"{reason}; the tokens are:")
-        steps = [Step(pieces=tuple(tokenizer.pieces(ids)))]
+        steps = [Step(subwords=tuple(tokenizer.subwords(ids)))]
     if as_json:
-        states = [{"pieces": s.pieces, "merged": s.merged, "rank": s.rank} for s in steps]
-        print_json({"text": whole, "ids": ids, "pieces": tokenizer.pieces(ids), "steps": states})
+        states = [{"pieces": s.subwords, "merged": s.merged, "rank": s.rank} for s in steps]
+        print_json({"text": whole, "ids": ids, "pieces": tokenizer.subwords(ids), "steps": states})
         return
     for step in steps:
         why = f"{step.merged}" + ("" if step.rank is None else f"  (merge {step.rank + 1})")
-        print("  " + "|".join(step.pieces) + (f"    ← {why}" if step.merged else ""))
+        print("  " + "|".join(step.subwords) + (f"    ← {why}" if step.merged else ""))
     print(f"{len(ids)} tokens: {' '.join(map(str, ids))}")

@@ -53,8 +53,8 @@ def translate(
     with ⏎ where a line ends. What is too long is cut.
     """
     from manyheads.config import override_all
-    from manyheads.decode.lines import translate_lines
     from manyheads.decode.sample import Sample
+    from manyheads.decode.translate import translate_lines
     from manyheads.tasks.summaries import beginnings
 
     for setting in settings or []:

@@ -25,7 +25,7 @@ from manyheads.data.corpus import (
 )
 from manyheads.errors import DataError, UserError
 from manyheads.phrasebook import Pair, sentences
-from manyheads.tokenizer.bpe_dropout import Segmenter
+from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 
@@ -302,7 +302,7 @@ class EncodedPairs:
         self.sources = Ragged.of([sources[row] for row in self.kept])
         self.targets = Ragged.of([targets[row] for row in self.kept])
 
-    def cut_anew(self, corpus: Corpus, cut: Segmenter, copies: int, max_length: int) -> None:
+    def cut_anew(self, corpus: Corpus, cut: BpeDropout, copies: int, max_length: int) -> None:
         """Add so many copies of all pairs, in other pieces; what would be too long stays as it is.
 
         Their rows come after those that there are.

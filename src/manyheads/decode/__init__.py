@@ -1,1 +1,1 @@
-"""Writing with a trained model: cache, sampling, beam search."""
+"""Decoding: KV caches, beam search, sampling, translation and generation."""

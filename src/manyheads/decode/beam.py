@@ -1,16 +1,15 @@
-"""Beam search over a batch of sentences, all of it in tensors.
+"""Beam search over a batch of sentences, with its settings and its constraints on tokens.
 
-A hypothesis y is ranked by log P(y) / lp(y), where |y| counts its end. A sentence is done when its
-stopping rule says so, or earlier when no living hypothesis can still come among the n best that
-are wanted. Its result does not depend on the other sentences of the batch.
+A hypothesis y is ranked by log P(y) / lp(y), where |y| includes the end token. A sentence is done
+when its stopping rule says so, or as soon as no living hypothesis can reach the n best. Results do
+not depend on the rest of the batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
@@ -18,32 +17,37 @@ from torch import Tensor
 
 from manyheads.config import Between, Count, Natural, NonNegative, Renamed
 from manyheads.data.translation import Frame
-from manyheads.decode.constraints import NEVER, LogitsConstraints
 from manyheads.errors import UserError
-from manyheads.ops import logsumexp, topk
+from manyheads.ops import has_fused_topk, logsumexp, topk
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-# Settings that are a token, and the tokenizer's tokens that are never generated.
-TOKENS = ("forced_bos", "start", "end", "source_start")
+NEVER = float("-inf")  # the logit, or log P, of what cannot be generated
+
+# Settings that name a token; and the tokenizer's special tokens that are never generated.
+TOKEN_SETTINGS = ("forced_bos", "start", "end", "source_start")
 NEVER_GENERATED = ("pad", "start", "unknown", "mask", "separator", "classify")
 
-SHRINK = 8  # a batch shrinks when one of so many sentences is done
-CHECK_EVERY = 16  # steps between two checks whether all is done on a GPU; each waits for it
-CPU_TOKENS, GPU_TOKENS = 4096, 32768  # default tokens of a batch
-BLOCK = 64  # tokens of which a CPU sorts only those of the best blocks
-LARGE_VOCABULARY = 1024  # from which that pays
-
-MAX_BEAM = 1000  # the memory of a search grows with its square
+SHRINK = 8  # finished sentences leave the batch when they are at least 1/8 of it
+CHECK_EVERY = 16  # steps on a GPU between two checks for the end; each check waits for the GPU
+CPU_TOKENS, GPU_TOKENS = 4096, 32768  # default number of tokens in a batch
+MAX_BEAM = 1000  # the memory of a search grows with the square of the beam
 
 Penalty = Literal["gnmt", "length"]
 Stopping = Literal["early", "heuristic", "exact"]
-# So far as the penalty of a long text is a number in float32.
+# Ranges of α in which the penalty of a long text is finite in float32.
 PENALTIES: dict[Penalty, tuple[int, int]] = {"gnmt": (0, 10), "length": (-5, 5)}
+
+Logits = Float[Tensor, "rows v"]
+Totals = Float[Tensor, "rows 1"]
+Parents = Int[Tensor, "n k"]
+
+
+# --- Settings -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """How a trained model generates. Beam 1 is greedy search, whatever penalty and stopping are.
+    """How a trained model generates. Beam 1 is greedy search; penalty and stopping do not apply.
 
     `stopping`: a sentence is done when `beam` hypotheses have ended ("early"); or when, with as
     many ended, no living one would be better than the worst of them if it ended at the present
@@ -96,65 +100,99 @@ class Decode:
     }
 
     def __post_init__(self) -> None:
-        least, most = PENALTIES[self.penalty]
-        if not least <= self.length_penalty <= most:
+        low, high = PENALTIES[self.penalty]
+        if not low <= self.length_penalty <= high:
             raise UserError(
-                f"decode.length_penalty={self.length_penalty} must be from {least} to {most} "
+                f"decode.length_penalty={self.length_penalty} must be from {low} to {high} "
                 f"with decode.penalty={self.penalty}"
             )
 
     @property
-    def read_at_once(self) -> int:
-        """Tokens of a batch in which every token has its logits."""
+    def forward_tokens(self) -> int:
+        """Tokens of a batch in which every token has logits."""
         return self.batch_tokens or CPU_TOKENS
 
-    def written_at_once(self, device: torch.device) -> int:
+    def decode_tokens(self, device: torch.device) -> int:
         """Tokens of a batch in which only the newest token of a row has logits."""
-        most = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
-        return self.batch_tokens or most
+        return self.batch_tokens or (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS)
 
     def limit(self, source_length: int, max_length: int) -> int:
-        """The most tokens a translation may have, its end included."""
+        """The most tokens of a translation, its end included."""
         by_source = int(min(max_length, self.max_length_ratio * source_length))
         return min(max_length, by_source + self.max_length_extra)
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """Tokens without start and end, log P, and the score by which it was ranked."""
-
-    tokens: list[int]
-    log_probability: float
-    score: float
-
-
-@runtime_checkable
-class DecoderSession(Protocol):
-    """A model in the middle of decoding n sentences with k hypotheses each.
-
-    Until the first `reorder` the hypotheses of a sentence are one.
-    """
-
-    def step(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
-        """Logits of the token after the newest one of each hypothesis."""
-
-    def reorder(self, parents: Int[Tensor, "n k"]) -> None:
-        """Continue with these hypotheses of each sentence."""
-
-    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
-        """Forget the other sentences."""
 
 
 def length_penalty(
     length: Tensor | int | float, alpha: float, penalty: Penalty = "gnmt"
 ) -> Tensor | float:
-    """((5 + |y|) / 6)^α of the GNMT paper, or |y|^α."""
+    """lp(y) = ((5 + |y|) / 6)^α of the GNMT paper, or |y|^α."""
     return ((5.0 + length) / 6.0 if penalty == "gnmt" else length) ** alpha
 
 
 def check_every(device: torch.device) -> int:
     """Steps between two checks whether all texts are done."""
     return CHECK_EVERY if device.type == "cuda" else 1
+
+
+# --- Tokens that may be generated -----------------------------------------------------------------
+
+
+class LogitsConstraints:
+    """Sets logits to −∞: those of suppressed tokens, of an early end, of all but a forced token.
+
+    Positions are counted from 1 and are tensors on the device.
+    """
+
+    def __init__(
+        self, decode: Decode, end: int, suppressed: Sequence[int], device: torch.device
+    ) -> None:
+        self.end, self.first = end, decode.forced_bos
+        self.min_length, self.at_limit = decode.min_length, decode.at_limit
+        # The end stays possible, also if a tokenizer uses one token as separator and end.
+        tokens = [token for token in suppressed if token != end]
+        self.suppressed = torch.tensor(tokens, dtype=torch.long, device=device)
+
+    def prepare(self, logits: Logits) -> Logits:
+        """Logits in float32, except where kernels take lower precision and no total is stored."""
+        stores_total = self.first is not None or self.at_limit == "force-eos-free"
+        return logits.float() if stores_total or not has_fused_topk(logits) else logits
+
+    def forced_lengths(self, limits: Sequence[int]) -> set[int]:
+        """The positions at which some row is forced to one token."""
+        first = set() if self.first is None else {1}
+        return first if self.at_limit == "truncate" else first | set(limits)
+
+    def apply(
+        self,
+        logits: Logits,
+        length: Int[Tensor, " #rows"],
+        last: Bool[Tensor, " rows"] | None = None,
+        total: Totals | None = None,
+        *,
+        forces: bool = True,
+    ) -> None:
+        """Change, in place, the logits of position `length`; in rows `last` it is the limit.
+
+        A forced token is free: its logit becomes `total`, log Σ exp of its row. Without `total`
+        the logits are only good for choosing. `forces=False` skips forced tokens.
+        """
+        free = logits.new_zeros(len(logits)) if total is None else total[:, 0]
+        end_logits = logits[:, self.end].clone() if self.at_limit == "force-eos" else free
+        if len(self.suppressed):
+            logits.index_fill_(1, self.suppressed, NEVER)
+        if self.min_length:
+            logits[:, self.end].masked_fill_(length <= self.min_length, NEVER)
+        if forces and self.first is not None:
+            self._force(logits, (length == 1).expand(len(logits)), self.first, free)
+        if forces and last is not None and self.at_limit != "truncate":
+            self._force(logits, last, self.end, end_logits)
+
+    @staticmethod
+    def _force(
+        logits: Logits, rows: Bool[Tensor, " rows"], token: int, value: Float[Tensor, " rows"]
+    ) -> None:
+        logits.masked_fill_(rows[:, None], NEVER)
+        logits[:, token] = torch.where(rows, value.to(logits.dtype), logits[:, token])
 
 
 @dataclass(frozen=True)
@@ -173,54 +211,84 @@ class SpecialTokens:
         return self.tokenizer.end if self.decode.end is None else self.decode.end
 
     @property
-    def own(self) -> bool:
-        """True if texts begin and end with the tokenizer's own tokens, as in training here."""
+    def are_default(self) -> bool:
+        """True if texts begin and end with the tokenizer's tokens, as in training here."""
         return {self.decode.start, self.decode.end, self.decode.source_start} == {None}
 
     @property
-    def banned(self) -> list[int]:
+    def suppressed(self) -> list[int]:
         """Tokens that are never generated: by default the special ones that exist."""
         if self.decode.suppress_tokens is not None:
             return list(self.decode.suppress_tokens)
-        return [token for name in NEVER_GENERATED for token in self._known(name)]
+        tokens = (self._find(name) for name in NEVER_GENERATED)
+        return [token for token in tokens if token is not None]
 
     @property
     def padding(self) -> int:
-        """Fills up shorter rows; never attended to, so that the end does where there is none."""
-        return next(iter(self._known("pad")), self.end)
+        """Fills shorter rows; nothing attends to it, so the end token serves if there is none."""
+        pad = self._find("pad")
+        return self.end if pad is None else pad
 
     @property
     def frame(self) -> Frame:
-        """The tokens around texts, in training as in use."""
+        """The tokens around texts, in training and in decoding."""
         return Frame(self.start, self.end, self.padding, self.decode.source_start)
 
     def source(self, ids: list[int]) -> list[int]:
-        """A source as an encoder reads it."""
+        """A source as an encoder gets it; a model without a start token has one too."""
         return Frame(0, self.end, 0, self.decode.source_start).source(ids)
 
     def constraints(self, device: torch.device) -> LogitsConstraints:
-        """Which tokens may be generated."""
-        return LogitsConstraints(self.decode, self.end, self.banned, device)
-
-    def _known(self, name: str) -> list[int]:
-        try:
-            return [getattr(self.tokenizer, name)]
-        except UserError:  # files from elsewhere do not have them all
-            return []
+        return LogitsConstraints(self.decode, self.end, self.suppressed, device)
 
     def check(self, vocabulary: int) -> None:
-        """Refuse tokens of the settings that the model does not have."""
-        named = [(name, getattr(self.decode, name)) for name in TOKENS]
-        named += [("suppress_tokens", token) for token in self.decode.suppress_tokens or ()]
-        for name, token in named:
+        """Refuse tokens in the settings that the model does not have."""
+        settings = [(name, getattr(self.decode, name)) for name in TOKEN_SETTINGS]
+        settings += [("suppress_tokens", token) for token in self.decode.suppress_tokens or ()]
+        for name, token in settings:
             if token is not None and not 0 <= token < vocabulary:
                 raise UserError(
-                    f"decode.{name}={token} is no token of this model: it has 0 to {vocabulary - 1}"
+                    f"decode.{name}={token} is not a token of this model (0 to {vocabulary - 1})"
                 )
+
+    def _find(self, name: str) -> int | None:
+        try:
+            return int(getattr(self.tokenizer, name))
+        except UserError:  # imported tokenizers may lack some
+            return None
+
+
+# --- Search ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """Tokens without start and end, log P, and the score by which it is ranked."""
+
+    tokens: list[int]
+    log_probability: float
+    score: float
+
+
+@runtime_checkable
+class DecoderSession(Protocol):
+    """A model in the middle of decoding n sentences with k hypotheses each.
+
+    Until the first `reorder` all hypotheses of a sentence are the same.
+    """
+
+    def step(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        """Logits of the token after the newest one of each hypothesis."""
+
+    def reorder(self, parents: Parents) -> None:
+        """Continue with these hypotheses of each sentence."""
+
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Forget the other sentences."""
 
 
 class Candidates(NamedTuple):
-    """The continuations that one step weighed, best first; `living` is an index of them."""
+    """The continuations that one step compared, best first; `living` indexes those kept."""
 
     log: Float[Tensor, "n w"]
     parents: Int[Tensor, "n w"]
@@ -229,33 +297,23 @@ class Candidates(NamedTuple):
     living: Int[Tensor, "n k"]
 
 
-Step = Callable[[bool], Candidates | None]  # told whether some row is forced to one token
+Step = Callable[[bool], Candidates | None]  # its argument: is some row forced to one token?
 Observer = Callable[[int, Candidates], None]
 
 
 class BeamSearch:
-    """Beam search with given settings."""
+    """Beam search with fixed settings; calling it searches one batch."""
 
     def __init__(
         self, decode: Decode, constraints: LogitsConstraints, n_best: int | None = None
     ) -> None:
-        self.beam, self.alpha, self.penalty = decode.beam, decode.length_penalty, decode.penalty
+        self.decode, self.constraints, self.beam = decode, constraints, decode.beam
         # Stopping rules compare hypotheses: greedy search stops when its only one ends.
         self.stopping: Stopping = decode.stopping if decode.beam > 1 else "early"
         self.n_best = min(n_best or decode.beam, decode.beam)
-        self.constraints = constraints
-        # All that a search depends on, except where it begins.
-        self.settings: tuple[Any, ...] = (
-            self.beam,
-            self.alpha,
-            self.penalty,
-            self.stopping,
-            self.n_best,
-            *constraints.settings,
-        )
 
     def lp(self, length: Tensor | int) -> Tensor | float:
-        return length_penalty(length, self.alpha, self.penalty)
+        return length_penalty(length, self.decode.length_penalty, self.decode.penalty)
 
     @torch.no_grad()
     def __call__(
@@ -268,7 +326,7 @@ class BeamSearch:
         """The hypotheses of each sentence, best first.
 
         `start` is the token before the first generated one, `limits` the most tokens, the end
-        included. `observe` sees the candidates of each length.
+        included. `observe` gets the candidates of each length.
         """
         beams = Beams(self, len(limits), int(limits.max()), limits.device)
         beams.begin(start, limits)
@@ -278,8 +336,8 @@ class BeamSearch:
 class Beams:
     """The state of a search over n sentences, in tensors of fixed shape.
 
-    Living hypotheses are a trellis: the token and the parent of each beam at each length. Ended
-    ones are the k best so far, by where they leave it.
+    Living hypotheses form a trellis: the token and the parent of each beam at each length. Ended
+    ones are the k best so far, stored as the point where they leave the trellis.
     """
 
     def __init__(
@@ -296,87 +354,87 @@ class Beams:
         self.ended_log, self.ended_score = (torch.full_like(self.alive_log, NEVER) for _ in "ls")
         # Where ended hypotheses leave the trellis: length, parent and token [n k 3].
         self.ended = self.length.new_zeros(n, k, 3)
-        # By the host in float64, for every length there will be.
+        # Computed on the host in float64, for every length that can occur.
         lp = [float(search.lp(max(1, length))) for length in range(max_length + 2)]
         self.lp = torch.tensor(lp, device=device)
         self.lp_at_limit = torch.ones(n, device=device)
         self.done = torch.zeros(n, dtype=torch.bool, device=device)
 
     def begin(self, start: int | Int[Tensor, " n"], limits: Int[Tensor, " n"]) -> None:
-        """A new batch; sentences beyond it have no token to generate."""
-        n, most = len(limits), limits.tolist()
-        self.sentences, self.longest = n, max(most)
-        self.forced = self.search.constraints.forced_lengths(most)
+        """Start a batch; rows beyond it have limit 0 and generate nothing."""
+        n, limit_list = len(limits), limits.tolist()
+        self.sentences, self.longest = n, max(limit_list)
+        self.forced = self.search.constraints.forced_lengths(limit_list)
         self.length.zero_()
         self.limits.zero_()
         self.limits[:n] = limits
         self.newest[:n] = torch.as_tensor(start, device=limits.device).expand(n)[:, None]
         for log in (self.alive_log, self.ended_log, self.ended_score):
             log.fill_(NEVER)
-        # One living hypothesis a sentence; its copies cannot win until it has spread.
+        # One living hypothesis per sentence; its copies have log P = −∞ until they differ.
         self.alive_log[:n, 0] = 0.0
         self.lp_at_limit.copy_(torch.as_tensor(self.search.lp(self.limits.clamp(min=1))))
 
     def step(self, session: DecoderSession, forces: bool = True) -> Candidates:
-        """Continue every hypothesis by its best tokens; no value of the device is read."""
-        search, k = self.search, self.search.beam
+        """Continue every hypothesis by its best tokens; never waits for a value of the device."""
+        constraints, k = self.search.constraints, self.search.beam
         position = self.length.clone()
         self.length += 1
-        logits = rearrange(session.step(self.newest), "n k v -> (n k) v")
-        logits = search.constraints.prepare(logits)
+        logits = constraints.prepare(session.step(self.newest).flatten(0, 1))
         total = logsumexp(logits)
         last = self.limits == self.length
-        rows = repeat(last, "n -> (n k)", k=k) if search.constraints.forces_end else None
-        search.constraints.apply(logits, self.length, rows, total, forces=forces)
+        rows = repeat(last, "n -> (n k)", k=k)
+        constraints.apply(logits, self.length, rows, total, forces=forces)
         log, parents, tokens = continuations(self.alive_log, logits, total)
-        ending = (tokens == search.constraints.end) | last[:, None]
-        # Twice as many candidates as beams: even if k of them end, k live on. An ending beyond
-        # the first k would not have been kept.
-        now = self.lp.index_select(0, self.length)
+        ending = (tokens == constraints.end) | last[:, None]
+        # There are 2k candidates: even if k of them end, k live on. An ending beyond the first k
+        # is worse than all of them and is dropped.
+        lp = self.lp.index_select(0, self.length)
         ended_log = log[:, :k].masked_fill(~ending[:, :k], NEVER)
-        self._end(ended_log, parents[:, :k], tokens[:, :k], now)
+        self._end(ended_log, parents[:, :k], tokens[:, :k], lp)
         alive_log, living = topk(log.masked_fill(ending, NEVER), k)
         self.alive_log.copy_(alive_log)
         self.newest.copy_(tokens.gather(1, living))
         self.origin.copy_(parents.gather(1, living))
         self.tokens.index_copy_(1, position, self.newest[:, None])
         self.parents.index_copy_(1, position, self.origin[:, None])
-        self.done.copy_(self._is_done(now))
+        self.done.copy_(self._is_done(lp))
         self.alive_log.masked_fill_(self.done[:, None], NEVER)
         return Candidates(log, parents, tokens, ending, living)
 
     def _end(
         self,
         log: Float[Tensor, "n k"],
-        parents: Int[Tensor, "n k"],
+        parents: Parents,
         tokens: Int[Tensor, "n k"],
-        now: Float[Tensor, " 1"],
+        lp: Float[Tensor, " 1"],
     ) -> None:
-        """Let new endings compete with the old ones for the k best; `now` is lp at this length."""
-        best, order = topk(torch.cat([self.ended_score, log / now], 1), self.search.beam)
-        self.ended_score.copy_(best)
+        """Keep the k best of the new and the earlier endings."""
+        self.ended_score[:], order = topk(
+            torch.cat([self.ended_score, log / lp], 1), self.search.beam
+        )
         self.ended_log.copy_(torch.cat([self.ended_log, log], 1).gather(1, order))
         leaves = torch.stack([self.length.expand_as(parents), parents, tokens], -1)
         index = repeat(order, "n k -> n k 3")
         self.ended.copy_(torch.cat([self.ended, leaves], 1).gather(1, index))
 
-    def _is_done(self, now: Float[Tensor, " 1"]) -> Bool[Tensor, " n"]:
+    def _is_done(self, lp: Float[Tensor, " 1"]) -> Bool[Tensor, " n"]:
         """The stopping rule is met, or the n best are decided, or the limit is reached.
 
-        log P only falls, so that a living hypothesis can come to no better score than its log P
-        now over the greatest lp to come: that at the limit or, if lp falls, that of the next token.
+        log P only falls. So the best score that a living hypothesis can reach is its present log P
+        over the largest lp to come: the one at the limit or, if α < 0, the one of the next token.
         """
         search, living = self.search, self.alive_log.amax(dim=1)
-        greatest = self.lp_at_limit
-        if search.alpha < 0:
-            greatest = self.lp.index_select(0, self.length + 1)
-        decided = living / greatest <= self.ended_score[:, search.n_best - 1]
+        largest_lp = self.lp_at_limit
+        if search.decode.length_penalty < 0:
+            largest_lp = self.lp.index_select(0, self.length + 1)
+        decided = living / largest_lp <= self.ended_score[:, search.n_best - 1]
         done = decided | (self.limits <= self.length)
         worst = self.ended_score[:, -1]
         if search.stopping == "early":
             return done | (worst > NEVER)
         if search.stopping == "heuristic":
-            return done | ((worst > NEVER) & (living / now <= worst))
+            return done | ((worst > NEVER) & (living / lp <= worst))
         return done
 
     @torch.no_grad()
@@ -388,12 +446,12 @@ class Beams:
     ) -> list[list[Hypothesis]]:
         """Step until every sentence is done.
 
-        With `session`, hypotheses are reordered here and not by the step, and done sentences leave
-        the batch when that pays.
+        With `session`, hypotheses are reordered here and not by the step, and finished sentences
+        leave the batch when that pays.
         """
         every = check_every(self.length.device)
         results: list[list[Hypothesis]] = [[] for _ in range(self.sentences)]
-        numbers = list(range(self.sentences))  # of the sentences that are left
+        numbers = list(range(self.sentences))  # rows of the batch → sentences
         for length in range(1, self.longest + 1):
             candidates = step(length in self.forced)
             if observe is not None and candidates is not None:
@@ -403,18 +461,17 @@ class Beams:
                 if all(done):
                     break
                 if session is not None and SHRINK * sum(done) >= len(done):
-                    gone = [row for row, is_done in enumerate(done) if is_done]
-                    for row, found in zip(gone, self._hypotheses(gone, length), strict=True):
-                        results[numbers[row]] = found
-                    numbers = [n for n, is_done in zip(numbers, done, strict=True) if not is_done]
-                    left = (~self.done).nonzero()[:, 0]
+                    gone, left = (x.nonzero()[:, 0] for x in (self.done, ~self.done))
+                    for row, hypotheses in zip(gone, self._hypotheses(gone, length), strict=True):
+                        results[numbers[row]] = hypotheses
+                    numbers = [numbers[row] for row in left]
                     session.keep_sentences(left)
                     self._keep(left)
             if session is not None and self.search.beam > 1:
                 session.reorder(self.origin)
-        rows = list(range(len(numbers)))
-        for number, found in zip(numbers, self._hypotheses(rows, length), strict=True):
-            results[number] = found
+        rows = torch.arange(len(numbers), device=self.length.device)
+        for number, hypotheses in zip(numbers, self._hypotheses(rows, length), strict=True):
+            results[number] = hypotheses
         return results
 
     def _keep(self, sentences: Int[Tensor, " kept"]) -> None:
@@ -422,73 +479,31 @@ class Beams:
             if isinstance(value, Tensor) and name not in ("length", "lp"):
                 setattr(self, name, value[sentences])
 
-    def _hypotheses(self, rows: list[int], length: int) -> list[list[Hypothesis]]:
+    def _hypotheses(self, rows: Int[Tensor, " some"], length: int) -> Iterator[list[Hypothesis]]:
         """The ended hypotheses of some sentences, followed back through the trellis."""
-        tokens, parents = (x[rows, :length].cpu().numpy() for x in (self.tokens, self.parents))
-        ended = self.ended[rows].cpu().numpy()
-        at, beam, last = ended[..., 0], ended[..., 1], ended[..., 2]
-        texts = np.zeros((*at.shape, length), dtype=np.int64)
-        for position in range(length - 2, -1, -1):  # all hypotheses at once
-            before = np.take_along_axis(tokens[:, position], beam, 1)
-            texts[..., position] = np.where(position < at - 1, before, 0)
-            origin = np.take_along_axis(parents[:, position], beam, 1)
-            beam = np.where(position < at - 1, origin, beam)
-        logs, scores = (x[rows].tolist() for x in (self.ended_log, self.ended_score))
-        results: list[list[Hypothesis]] = []
-        for row, text in enumerate(texts.tolist()):
-            found = []
-            for k, score in enumerate(scores[row]):
+        trellis = (x[rows, :length].tolist() for x in (self.tokens, self.parents))
+        ended = (x[rows].tolist() for x in (self.ended, self.ended_log, self.ended_score))
+        for tokens, parents, leaves, logs, scores in zip(*trellis, *ended, strict=True):
+            hypotheses = []
+            for (size, beam, last), log, score in zip(leaves, logs, scores, strict=True):
+                text = [] if last == self.search.constraints.end else [last]
+                for position in range(size - 2, -1, -1):
+                    text.append(tokens[position][beam])
+                    beam = parents[position][beam]
                 if score > NEVER:
-                    ids = text[k][: at[row, k] - 1]
-                    if last[row, k] != self.search.constraints.end:
-                        ids.append(int(last[row, k]))
-                    found.append(Hypothesis(ids, logs[row][k], score))
-            results.append(found)
-        return results
+                    hypotheses.append(Hypothesis(text[::-1], log, score))
+            yield hypotheses
 
 
 def continuations(
-    alive_log: Float[Tensor, "n k"],
-    logits: Float[Tensor, "rows v"],
-    total: Float[Tensor, "rows 1"],
+    alive_log: Float[Tensor, "n k"], logits: Logits, total: Totals
 ) -> tuple[Float[Tensor, "n w"], Int[Tensor, "n w"], Int[Tensor, "n w"]]:
-    """The 2k best of each sentence, in order: their log P, their parents, their tokens."""
+    """The 2k best continuations of each sentence, in order: log P, parents and tokens."""
     k = alive_log.shape[1]
-    most = 2 * k
-    if logits.device.type == "cpu" and logits.shape[-1] >= LARGE_VOCABULARY:
-        return _among_blocks(alive_log, logits, total, most)
-    wide = min(most, logits.shape[-1])
-    best, tokens = topk(logits, wide)
+    width = min(2 * k, logits.shape[-1])
+    best, tokens = topk(logits, width)
     log = rearrange(alive_log, "n k -> (n k) 1") + (best - total)
     log = rearrange(log, "(n k) w -> n (k w)", k=k)
-    log, order = topk(log, min(most, log.shape[-1]))
+    log, order = topk(log, min(2 * k, log.shape[-1]))
     tokens = rearrange(tokens, "(n k) w -> n (k w)", k=k).gather(-1, order)
-    return log, order // wide, tokens
-
-
-def _among_blocks(
-    alive_log: Float[Tensor, "n k"],
-    logits: Float[Tensor, "rows v"],
-    total: Float[Tensor, "rows 1"],
-    wide: int,
-) -> tuple[Float[Tensor, "n w"], Int[Tensor, "n w"], Int[Tensor, "n w"]]:
-    """The same, where the greatest of a block is found many times as fast as the order of a row.
-
-    The w best tokens are in the w blocks whose best are best, or in what no block has room for.
-    """
-    (n, k), blocks = alive_log.shape, logits.shape[-1] // BLOCK
-    before, cut = alive_log.view(n * k, 1), blocks * BLOCK
-    whole = logits[:, :cut].unflatten(1, (blocks, BLOCK))
-    tallest = (before + (whole.amax(-1) - total)).view(n, k * blocks)
-    chosen = tallest.topk(min(wide, k * blocks), sorted=False).indices
-    parents, block = chosen // blocks, chosen % blocks
-    rows = torch.arange(n)[:, None] * k + parents
-    inside = before[rows] + (whole[rows, block] - total[rows])
-    beyond = before + (logits[:, cut:] - total)
-    log, order = torch.cat([inside.view(n, -1), beyond.view(n, -1)], 1).topk(wide)
-    left = logits.shape[-1] - cut
-    tokens = (block[..., None] * BLOCK + torch.arange(BLOCK)).view(n, -1)
-    tokens = torch.cat([tokens, torch.arange(cut, cut + left).repeat(n, k)], 1)
-    others = torch.arange(k).repeat_interleave(left).expand(n, -1)
-    parents = torch.cat([parents.repeat_interleave(BLOCK, 1), others], 1)
-    return log, parents.gather(1, order), tokens.gather(1, order)
+    return log, order // width, tokens

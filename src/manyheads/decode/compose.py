@@ -1,4 +1,4 @@
-"""Writing music: words of an encoding after those of a prime, or after the end of another piece."""
+"""Music generation: words of an encoding after a prime, or after the end of another piece."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,34 +14,31 @@ from manyheads.errors import UserError
 def prompt_of(
     prime: Sequence[str], encoding: Encoding, generator: BaseGenerator, limit: int | None = None
 ) -> list[int]:
-    """What the model reads first: the end of another piece, then the prime.
+    """The prompt: the end token of another piece, then the prime.
 
-    Of a long prime it is the last words alone, from a place on where training began stretches
-    too: as many as leave room to write `limit` more, but at least half of what the model reads at
-    once (which it is without a limit).
+    Only the end of a long prime is used: as much as leaves room for `limit` more tokens, but at
+    least half of the context (exactly half without a limit).
     """
-    tokenizer = generator.tokenizer
-    known = [(word, tokenizer.token_id(word)) for word in prime]
-    strange = next((word for word, number in known if number is None), None)
-    if strange is not None:
-        raise UserError(
-            f"the prime has '{strange}', which this model has no token for: leave it out"
-        )
-    ids = [generator.special_tokens.end, *(number for _, number in known if number is not None)]
-    room = generator.positions or generator.context
-    if room is None:
+    ids = [generator.special_tokens.end]
+    for word in prime:
+        token = generator.tokenizer.token_id(word)
+        if token is None:
+            raise UserError(f"the prime has '{word}', which this model has no token for: remove it")
+        ids.append(token)
+    context = generator.positions or generator.context
+    if context is None:
         return ids
-    read = _last(ids, max(room // 2, room - (limit or room)), encoding.unit)
-    if len(read) < len(ids):
+    prompt = _last(ids, max(context // 2, context - (limit or context)), encoding.unit)
+    if len(prompt) < len(ids):
         generator.warn(
-            f"the prime has {len(prime):,} words and the model reads {room:,}: it goes on after "
-            f"the last {len(read):,}"
+            f"the prime has {len(prime):,} words and the context {context:,}: the model continues "
+            f"the last {len(prompt):,}"
         )
-    return read
+    return prompt
 
 
 def _last(ids: list[int], most: int, unit: int) -> list[int]:
-    """The last of them, `most` at most, from a place on where training began stretches too."""
+    """The last tokens, at most `most`, from a multiple of `unit` on, as training windows start."""
     start = max(0, len(ids) - most)
     return ids[min(start + -start % unit, len(ids) - 1) :]
 
@@ -54,58 +51,49 @@ def compose(
     limit: int | None,
     sample: Sample | None,
 ) -> list[str]:
-    """The words that follow the prime, drawn, or searched for where there is no `sample`.
+    """The words that follow the prime: sampled, or found by beam search if `sample` is None.
 
-    Unless told, as many as the model reads at once beside what it read first, or as it has to
-    write before an end. What is longer is written in stretches: where the model has read as much
-    as in training, it reads the last half of that anew, and goes on. The `least` words of the
-    encoding are an opening in which no voice rests: else a model that may not end yet would write
-    the rests that it ends with.
+    The default limit is the rest of the context, or `min_length` if that is more. Longer music is
+    generated in windows: when the context is full, its last half is the prompt of the next window.
+    The first `encoding.least` words are an opening without rests: a model that may not end yet
+    would otherwise generate the rests that precede an end.
     """
     ids = prompt_of(prime, encoding, generator, limit)
-    room = generator.positions or generator.context
-    shortest = generator.decode.min_length
-    most = limit or max(1, shortest, (room or len(ids)) - len(ids) + 1)
+    context = generator.positions or generator.context
+    min_length = generator.decode.min_length
+    most = limit or max(1, min_length, (context or len(ids)) - len(ids) + 1)
     silent = [generator.tokenizer.token_id(word) for word in encoding.silent]
-    opening = min(shortest, most, encoding.least) if silent else 0
-    banned = (
-        *generator.special_tokens.banned,
-        *(number for number in silent if number is not None),
+    opening = min(min_length, most, encoding.least) if silent else 0
+    suppressed = (
+        *generator.special_tokens.suppressed,
+        *(token for token in silent if token is not None),
     )
     tokens: list[int] = []
-    for part in count():
-        opens = len(tokens) < opening
-        read, left = ids + tokens, (opening if opens else most) - len(tokens)
-        if room is not None:
-            read = _last(read, room if len(read) <= room else room // 2, encoding.unit)
-            left = min(left, room - len(read) + 1)
-        if opens:
-            writer = _with(generator, min_length=left, at_limit="truncate", suppress_tokens=banned)
+    for window in count():
+        is_opening = len(tokens) < opening
+        prompt, left = ids + tokens, (opening if is_opening else most) - len(tokens)
+        if context is not None:
+            size = context if len(prompt) <= context else context // 2
+            prompt = _last(prompt, size, encoding.unit)
+            left = min(left, context - len(prompt) + 1)
+        if is_opening:
+            changes: dict[str, Any] = {
+                "min_length": left,
+                "at_limit": "truncate",
+                "suppress_tokens": suppressed,
+            }
         else:
-            last = len(tokens) + left == most
-            at_limit = generator.decode.at_limit if last else "truncate"
-            least = max(0, shortest - len(tokens))
-            writer = _with(generator, min_length=least, at_limit=at_limit)
-        found = _written(writer, read, left, sample, part)
-        tokens += found
-        if len(found) < left or len(tokens) >= most:  # the piece has ended, or it is long enough
+            changes = {"min_length": max(0, min_length - len(tokens))}
+            if len(tokens) + left < most:  # an end may be forced in the last window only
+                changes["at_limit"] = "truncate"
+        decode = replace(generator.decode, **changes)
+        windowed: BaseGenerator = replace(cast(Any, generator), decode=decode)
+        if sample is not None:
+            new = list(windowed.stream(prompt, left, sample, window))
+        else:
+            hypotheses = windowed.search([prompt], left, n_best=1)[0]
+            new = hypotheses[0].tokens if hypotheses else []
+        tokens += new
+        if len(new) < left or len(tokens) >= most:  # the piece has ended, or is long enough
             break
     return [word for token in tokens if (word := generator.tokenizer.content(token)) is not None]
-
-
-def _with(generator: BaseGenerator, **changes: Any) -> BaseGenerator:
-    """The same with some settings of `decode` changed."""
-    changed: BaseGenerator = replace(
-        cast(Any, generator), decode=replace(generator.decode, **changes)
-    )
-    return changed
-
-
-def _written(
-    generator: BaseGenerator, ids: list[int], limit: int, sample: Sample | None, part: int
-) -> list[int]:
-    """What follows these tokens; each part of a piece has draws of its own."""
-    if sample is not None:
-        return list(generator.stream(ids, limit, sample, part))
-    found = generator.search([ids], limit, n_best=1)[0]
-    return found[0].tokens if found else []

@@ -1,84 +1,70 @@
-"""Decoding steps as CUDA graphs: captured once per shape, then replayed by one call.
+"""Decoding steps as CUDA graphs: captured once per shape, then replayed with one call.
 
-A step of a decoder is hundreds of kernels of a few microseconds each, and the host takes longer to
-launch them than the device to compute them. A graph launches them at once; its tensors stay at
-fixed addresses, the length among them. Short prompts and sources are read by graphs too. On a CPU
-the same functions simply run.
+A step of a decoder is hundreds of kernels of a few microseconds each; launching them takes longer
+than computing them. A graph launches them at once. Its tensors stay at fixed addresses, the length
+included, so sessions here use a static cache. Short prompts and sources are encoded by graphs too.
+On a CPU the same functions run eagerly.
 """
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Bool, Int
+from torch import Tensor
 
+from manyheads.decode.beam import Beams
+from manyheads.decode.decoder import MakeState, ModelSession, Rows, Texts, has_attention
+from manyheads.decode.kv_cache import KVCache
+from manyheads.decode.linears import for_inference
+from manyheads.decode.static_cache import StaticCache
 from manyheads.models.gpt import Gpt
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.nn.attention import CrossAttention, Dense, Fused, SelfAttention
+from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
+from manyheads.nn.attention import CrossAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.experts import ExpertFeedForward
-from manyheads.nn.flex import Flex
+from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.masks import full, make_mask
+from manyheads.nn.shapes import Hidden
 from manyheads.train.prefetch import capture_graph
 
 WARMUP = 2  # calls before the capture: they choose kernels and allocate tensors
-# Most entries of a cache, and their most bytes; the least recently used one goes first.
-MAX_ENTRIES, MAX_BYTES = 8, 8 * 2**30
 MIN_SIZE = 64
-MAX_READ = 2048  # positions of all rows; with more, launches are not what takes the time
-READ_MULTIPLE = 64
+MAX_ENCODED = 2048  # rows · positions of a graphed encoding; beyond it launches cost little
+ENCODE_MULTIPLE = 64
+# Try all kernel sizes; fuse the product of one row with its neighbours.
+INDUCTOR: dict[str, Any] = {"coordinate_descent_tuning": True}
 
 
-def supports_cuda_graph(model: nn.Module) -> bool:
-    """True if every step runs the same kernels, with exact attention, and nothing has hooks.
-
-    Recurrent models and decoder-only seq2seq have states of other shapes; experts ask the host
-    which of them were chosen; approximate attention depends on the order of the slots.
-    """
-    if not isinstance(model, Gpt | Seq2Seq):
-        return False
-    if any(module._forward_hooks or module._forward_pre_hooks for module in _modules(model)):
-        return False
-    return _has_cores(model.decoder, Dense, Fused, Flex)
+# --- Shapes: padded, so that there are few graphs -------------------------------------------------
 
 
-def _has_cores(stack: Stack, *kinds: type) -> bool:
-    """True if all attention is of these kinds, and there are no experts."""
-    modules = _modules(stack)
-    attentions = [part for part in modules if isinstance(part, SelfAttention | CrossAttention)]
-    experts = any(isinstance(part, ExpertFeedForward) for part in modules)
-    return not experts and all(type(part.core) in kinds for part in attentions)
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a static cache: texts are padded to them."""
 
+    rows: int
+    beams: int
+    size: int
+    source_size: int
 
-def _modules(model: nn.Module) -> list[nn.Module]:
-    """All modules; faster than `modules()`, which makes their names, and called for every text."""
-    found, left = [], [model]
-    while left:
-        part = left.pop()
-        found.append(part)
-        left.extend(inner for inner in part._modules.values() if inner is not None)
-    return found
-
-
-def can_pad(stack: Stack, rows: int, positions: int) -> bool:
-    """True if a stack may read so many positions, padding among them, in one graph.
-
-    With more of them the device is busy, and padding costs time.
-    """
-    most = stack.position.max_length
-    exists = most is None or positions <= most
-    return rows * positions <= MAX_READ and exists and _has_cores(stack, Dense, Fused)
+    @classmethod
+    def of(cls, texts: Texts, limits: Rows, beams: int) -> "Shape":
+        width, longest = texts[0].shape[1], int(limits.max())
+        prompt, source = (0, padded_source(width)) if len(texts) > 1 else (width, 0)
+        return cls(padded_rows(len(limits)), beams, padded_size(prompt + longest), source)
 
 
 def padded_size(positions: int) -> int:
-    """The next power of two."""
+    """The next power of two, at least 64."""
     return max(MIN_SIZE, 1 << (positions - 1).bit_length())
 
 
 def padded_prompt(positions: int) -> int:
     """The next multiple of 64, never more than `padded_size`."""
-    return -(-positions // READ_MULTIPLE) * READ_MULTIPLE
+    return -(-positions // ENCODE_MULTIPLE) * ENCODE_MULTIPLE
 
 
 def padded_rows(rows: int) -> int:
@@ -91,28 +77,17 @@ def padded_source(positions: int) -> int:
     return -(-positions // 8) * 8
 
 
-# Try all kernel sizes; where PyTorch multiplies one row, fuse that with its neighbours.
-INDUCTOR: dict[str, Any] = {"coordinate_descent_tuning": True}
+def can_pad(stack: Stack, rows: int, positions: int) -> bool:
+    """True if a stack can encode so many positions, padding included, in one graph.
 
-
-def compile_after_first(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, eager at its first call, which allocates tensors, and compiled from then on.
-
-    PyTorch compiles a function only a few times: each call here makes another function of it.
+    With more positions the device is busy, and padding costs time.
     """
-    assert isinstance(method, MethodType)
-    of: Any = method.__func__
-    code = of.__code__.replace()
-    alike = FunctionType(code, of.__globals__, of.__name__, of.__defaults__, of.__closure__)
-    fast = torch.compile(MethodType(alike, method.__self__), dynamic=False, options=INDUCTOR)
-    called = False
+    max_length = stack.position.max_length
+    exists = max_length is None or positions <= max_length
+    return rows * positions <= MAX_ENCODED and exists and has_attention(stack, Dense, Fused)
 
-    def call(*args: Any) -> Any:
-        nonlocal called
-        chosen, called = fast if called else method, True
-        return chosen(*args)
 
-    return call
+# --- Graphs ---------------------------------------------------------------------------------------
 
 
 class GraphedFunction:
@@ -138,7 +113,7 @@ class GraphedFunction:
     def _run(self) -> None:
         kind = self.device.type
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        # A cached cast of a weight would not follow the weight when it is trained on.
+        # A cached cast of a weight would not follow the weight when training continues.
         with torch.autocast(kind, dtype, enabled, cache_enabled=False):
             self.function()
 
@@ -149,74 +124,140 @@ class GraphedFunction:
         return graph
 
 
-@runtime_checkable
-class Entry(Protocol):
-    """Something with a captured graph and its tensors."""
+def compile_after_first(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, eager at its first call, which allocates tensors, and compiled from then on.
 
-    def bytes(self) -> int: ...
-
-
-E = TypeVar("E", bound=Entry)
-
-
-class GraphCache:
-    """The graphs of one decoder, by shape and settings; by default on a GPU only.
-
-    `compiled`: a step is compiled before it is captured, which fuses kernels and takes as long as
-    thousands of steps. Sampling is compiled with its model; of a beam search only the model, since
-    the rest, compiled by PyTorch 2.13, chose other hypotheses.
+    PyTorch compiles one function only a few times, so each call here makes a copy of it.
     """
+    assert isinstance(method, MethodType)
+    function: Any = method.__func__
+    copied = FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    compiled = torch.compile(MethodType(copied, method.__self__), dynamic=False, options=INDUCTOR)
+    called = False
 
-    def __init__(self, enabled: bool | None = None, *, compiled: bool = False) -> None:
-        self.enabled, self.compiled = enabled, compiled
-        self.entries: dict[Hashable, Entry] = {}
-        self._pool: Any = None
+    def call(*args: Any) -> Any:
+        nonlocal called
+        chosen, called = compiled if called else method, True
+        return chosen(*args)
 
-    def serves(self, model: nn.Module) -> bool:
-        """True if this model decodes by graphs."""
-        on_gpu = next(model.parameters()).device.type == "cuda"
-        return (on_gpu if self.enabled is None else self.enabled) and supports_cuda_graph(model)
+    return call
 
-    @contextmanager
-    def borrow(self, model: nn.Module, shape: Hashable, make: Callable[[Any], E]) -> Iterator[E]:
-        """The entry of this shape and these weights, made from a memory pool if there is none.
 
-        It has one user at a time: a second one gets another entry. The model is set to eval mode.
+# --- Sessions with a static cache -----------------------------------------------------------------
+
+
+class StaticGptSession(ModelSession):
+    """A decoder-only model; `encode` is called for every batch of prompts."""
+
+    cache: StaticCache
+
+    def __init__(self, model: Gpt, cache: StaticCache, pool: Any = None) -> None:
+        super().__init__(model, cache)
+        self.pool = pool
+        self.prompts = cache.length.new_zeros(cache.sentences, cache.size)
+        self.encoders: dict[int, GraphedFunction] = {}  # by padded length
+
+    def encode(self, prompts: Int[Tensor, "n length"]) -> None:
+        """All tokens of the prompts but the last ones.
+
+        Short prompts are padded on the right. No token before the padding sees it, and each of its
+        slots is overwritten before it is seen.
         """
-        modules = _modules(model)
-        if any(module.training for module in modules):
-            model.eval()
-        key = (shape, _precision(model), _addresses(modules))
-        entry: Any = self.entries.pop(key, None)
-        if entry is None:
-            entry = make(self._shared_pool(model))
-        try:
-            yield entry
-        finally:
-            self.entries[key] = entry
-            while self._is_full():
-                del self.entries[next(iter(self.entries))]
+        rows, length = len(prompts), prompts.shape[1] - 1
+        size = padded_prompt(length)
+        if size not in self.encoders:
+            if length == 0 or not can_pad(self.model.decoder, self.cache.sentences, size):
+                self._encode(prompts[:, :-1])
+                return
+            function = partial(self._encode, self.prompts[:, :size])
+            self.encoders[size] = GraphedFunction(function, self.prompts.device, self.pool)
+        self.prompts[:rows, :length] = prompts[:, :-1]
+        self.encoders[size]()
+        self.cache.length.fill_(length)
 
-    def _is_full(self) -> bool:
-        count = len(self.entries)
-        return count > MAX_ENTRIES or (count > 1 and self.bytes() > MAX_BYTES)
+    def _encode(self, tokens: Int[Tensor, "n length"]) -> None:
+        cache = KVCache()
+        if tokens.shape[1]:
+            self.model.hidden(tokens, cache=cache)
+        self.cache.fill(cache)
+
+
+class StaticSeq2SeqSession(ModelSession):
+    """An encoder–decoder; `encode` is called for every batch of sources."""
+
+    cache: StaticCache
+
+    def __init__(self, model: Seq2Seq, cache: StaticCache, pool: Any = None) -> None:
+        super().__init__(model, cache)
+        rows, size, device = cache.sentences, cache.source_size, cache.length.device
+        self.source = cache.length.new_zeros(rows, size)
+        self.padding = torch.ones(rows, size, dtype=torch.bool, device=device)
+        self.mask = make_mask(full, size, padding_mask=self.padding, device=device)
+        self.encoders: dict[int, GraphedFunction] = {}
+        if can_pad(model.encoder, rows, size):
+            function = partial(self._encode, self.source, self.padding)
+            self.encoders[size] = GraphedFunction(function, device, pool)
+
+    def encode(self, source: Int[Tensor, "n s"], padding: Bool[Tensor, "n s"]) -> None:
+        """Encode the sources. Unused rows count as real: softmax needs at least one key."""
+        rows, width = padding.shape
+        self.padding[:rows, :width] = padding
+        self.padding[:rows, width:] = False
+        self.padding[rows:] = True
+        self.source[:rows, :width] = source
+        for encoder in self.encoders.values():
+            encoder()
+        if not self.encoders:
+            self._encode(source, padding)
+        self.cache.clear()
+
+    def _encode(self, source: Int[Tensor, "n s"], padding: Bool[Tensor, "n s"]) -> None:
+        states = self.model.encode(source, padding).states
+        for part in self.model.decoder.modules():
+            if isinstance(part, CrossAttention):
+                self.cache.set_cross_kv(part, *part.project_kv(states))
+
+    def hidden(self, tokens: Int[Tensor, "n k"]) -> Hidden:
+        # A new mask object each time: the old one may have cached a bias of older padding. The
+        # states of the sources are not needed, because the cache has their keys and values.
+        memory = EncoderOutput(self.padding, replace(self.mask))
+        return self.model.decode(tokens, memory, cache=self.cache)
+
+
+class StaticDecoder:
+    """A static session and the state of a search or of sampling; their step is one CUDA graph."""
+
+    def __init__(
+        self, model: Any, shape: Shape, make: MakeState, compiled: bool, pool: Any
+    ) -> None:
+        device = next(model.parameters()).device
+        if device.type == "cuda":
+            model = for_inference(model, rows=shape.rows * shape.beams, compiled=compiled)
+        cache = StaticCache(shape.rows, shape.beams, shape.size, device, shape.source_size)
+        session = StaticGptSession if isinstance(model, Gpt) else StaticSeq2SeqSession
+        self.session: Any = session(model, cache, pool)
+        self.state = make(shape.rows, shape.size, device)
+        step: Callable[[], None] = self._step
+        if compiled and isinstance(self.state, Beams):
+            self.session.step = compile_after_first(self.session.step)  # type: ignore[method-assign]
+        elif compiled:
+            step = compile_after_first(self._step)
+        self.graphed = GraphedFunction(step, device, pool)
+
+    def _step(self) -> None:
+        self.state.step(self.session)
+        if isinstance(self.state, Beams):
+            self.session.reorder(self.state.origin)
+
+    def step(self, forces: bool) -> None:
+        self.graphed()
 
     def bytes(self) -> int:
-        return sum(entry.bytes() for entry in self.entries.values())
-
-    def _shared_pool(self, model: nn.Module) -> Any:
-        """One for all graphs: none of them reads what another one left there."""
-        if self._pool is None and next(model.parameters()).device.type == "cuda":
-            self._pool = torch.cuda.graph_pool_handle()
-        return self._pool
-
-
-def _precision(model: nn.Module) -> tuple[bool, torch.dtype]:
-    kind = next(model.parameters()).device.type
-    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-
-
-def _addresses(modules: list[nn.Module]) -> tuple[int, ...]:
-    """Where the weights are: a graph would read them there also after they have moved."""
-    tables = [table for part in modules for table in (part._parameters, part._buffers)]
-    return tuple(x.data_ptr() for table in tables for x in table.values() if x is not None)
+        """The size of the cache; the rest is small."""
+        return int(self.session.cache.bytes())

@@ -1,13 +1,13 @@
-"""What generators and translators share: search, sampling and streams over a batch of texts."""
+"""What translators and generators share: sessions (a model with its cache), search and sampling."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyheads.decode.beam import (
@@ -16,42 +16,129 @@ from manyheads.decode.beam import (
     Decode,
     DecoderSession,
     Hypothesis,
+    LogitsConstraints,
+    Parents,
     SpecialTokens,
     Step,
 )
-from manyheads.decode.constraints import LogitsConstraints
-from manyheads.decode.cuda_graphs import (
-    GraphCache,
-    GraphedFunction,
-    compile_after_first,
-    padded_rows,
-    padded_size,
-    padded_source,
-    supports_cuda_graph,
-)
+from manyheads.decode.kv_cache import KVCache
 from manyheads.decode.linears import for_inference
 from manyheads.decode.sample import Sampler, Samples
-from manyheads.decode.session import StaticGptSession, StaticSeq2SeqSession
 from manyheads.decode.static_cache import StaticCache
+from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
+from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.block import Stack
+from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.experts import ExpertFeedForward
+from manyheads.nn.flex import Flex
+from manyheads.nn.shapes import Hidden
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-Texts = tuple[Tensor, ...]  # prompts; or sources, and True where they are no padding
+Texts = tuple[Tensor, ...]  # prompts; or sources, and True where they are not padding
 Rows = Int[Tensor, " n"]
 MakeState = Callable[[int, int, torch.device], Any]  # for so many rows of so many tokens
+# The state of a search or of sampling, its step, and the session unless the step reorders it.
+Decoding = tuple[Any, Step, DecoderSession | None]
+
+# Most entries of a graph cache, and their most bytes; the least recently used one goes first.
+MAX_ENTRIES, MAX_BYTES = 8, 8 * 2**30
 
 
-class Decoding(NamedTuple):
-    """The state of a search or of sampling, and its step; a static step also reorders."""
+# --- Sessions -------------------------------------------------------------------------------------
 
-    state: Any
-    step: Step
-    session: DecoderSession | None
+
+class ModelSession:
+    """A model and its cache; one step passes the newest token of every hypothesis through it."""
+
+    def __init__(self, model: Any, cache: KVCache | StaticCache) -> None:
+        self.model, self.cache = model, cache
+
+    def step(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        # Before hypotheses differ, a growing cache holds one for each sentence.
+        hidden = self.hidden(tokens[:, : self.cache.beams])
+        logits = self.model.logits(hidden.flatten(0, 1)).unflatten(0, (len(tokens), -1))
+        repeats = tokens.shape[1] // logits.shape[1]
+        return logits.repeat_interleave(repeats, 1) if repeats > 1 else logits
+
+    def hidden(self, tokens: Int[Tensor, "n k"]) -> Hidden:
+        return self.model.hidden(tokens, cache=self.cache)
+
+    def reorder(self, parents: Parents) -> None:
+        self.cache.reorder(parents)
+
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        assert isinstance(self.cache, KVCache)  # a static batch keeps its shape
+        self.cache.keep_sentences(sentences)
+
+
+class GptSession(ModelSession):
+    """A decoder-only model; the first step takes the last token of the prompts."""
+
+    def __init__(self, model: Gpt, prompts: Int[Tensor, "n length"]) -> None:
+        super().__init__(model, KVCache(shared=supports_cuda_graph(model)))
+        if prompts.shape[1] > 1:
+            self.hidden(prompts[:, :-1])
+
+
+class Seq2SeqSession(ModelSession):
+    """An encoder–decoder. In a Transformer hypotheses are positions, in other models rows."""
+
+    def __init__(
+        self, model: EncoderDecoder, source: Int[Tensor, "n s"], padding: Bool[Tensor, "n s"]
+    ) -> None:
+        super().__init__(model, KVCache(shared=supports_cuda_graph(model)))
+        self.as_rows = not isinstance(model, Seq2Seq)
+        self.memory = model.encode(source, padding)
+
+    def hidden(self, tokens: Int[Tensor, "n k"]) -> Hidden:
+        tokens = tokens.reshape(-1, 1) if self.as_rows else tokens
+        return self.model.decode(tokens, self.memory, cache=self.cache)
+
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        super().keep_sentences(sentences)
+        mask = self.memory.mask
+        padding = None if mask.padding_mask is None else mask.padding_mask[sentences]
+        self.memory = EncoderOutput(
+            self.memory.states[sentences], replace(mask, padding_mask=padding)
+        )
+
+
+def supports_cuda_graph(model: nn.Module) -> bool:
+    """True if every step runs the same kernels, with exact attention, and no module has hooks.
+
+    Recurrent models and decoder-only seq2seq have states of other shapes; experts wait for the
+    host to route tokens; approximate attention depends on the order of the slots.
+    """
+    if not isinstance(model, Gpt | Seq2Seq):
+        return False
+    if any(module._forward_hooks or module._forward_pre_hooks for module in all_modules(model)):
+        return False
+    return has_attention(model.decoder, Dense, Fused, Flex)
+
+
+def has_attention(stack: Stack, *kinds: type) -> bool:
+    """True if all attention is of these kinds, and there are no experts."""
+    modules = all_modules(stack)
+    attentions = [part for part in modules if isinstance(part, SelfAttention | CrossAttention)]
+    experts = any(isinstance(part, ExpertFeedForward) for part in modules)
+    return not experts and all(type(part.core) in kinds for part in attentions)
+
+
+def all_modules(model: nn.Module) -> list[nn.Module]:
+    """All modules; faster than `modules()`, which builds their names. Called for every batch."""
+    modules = [model]
+    for module in modules:
+        modules.extend(part for part in module._modules.values() if part is not None)
+    return modules
+
+
+# --- Decoders -------------------------------------------------------------------------------------
 
 
 class BaseDecoder:
-    """A tokenizer and settings; a subclass has what computes the steps."""
+    """A tokenizer and settings; subclasses compute the steps."""
 
     tokenizer: Tokenizer
     decode: Decode
@@ -66,7 +153,7 @@ class BaseDecoder:
         raise NotImplementedError
 
     def begin(self, *texts: Tensor) -> DecoderSession:
-        """Ready to generate the first token after each text."""
+        """A session that is ready to generate the first token after each text."""
         raise NotImplementedError
 
     @property
@@ -81,80 +168,49 @@ class BaseDecoder:
         self, texts: Texts, start: int | Rows, limits: Rows, n_best: int | None
     ) -> list[list[Hypothesis]]:
         search = BeamSearch(self.decode, self.constraints, n_best)
-        key = ("search", *search.settings)
-        with self._decoding(texts, limits, search.beam, key, partial(Beams, search)) as decoding:
-            beams: Beams = decoding.state
+        make = partial(Beams, search)
+        key = ("search", search.n_best)
+        with self._decoding(texts, limits, search.beam, key, make) as (beams, step, session):
             beams.begin(start, limits)
-            return beams.run(decoding.step, decoding.session)
+            hypotheses: list[list[Hypothesis]] = beams.run(step, session)
+            return hypotheses
 
     def _sample(
         self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler
     ) -> list[list[int]]:
-        with self._sampling(texts, limits, sampler) as decoding:
-            samples: Samples = decoding.state
+        with self._sampling(texts, limits, sampler) as (samples, step, _):
             samples.begin(newest, limits, sampler)
-            return samples.run(decoding.step)
+            tokens: list[list[int]] = samples.run(step)
+            return tokens
 
     def _stream(self, texts: Texts, newest: Rows, limits: Rows, sampler: Sampler) -> Iterator[Rows]:
-        with self._sampling(texts, limits, sampler) as decoding:
-            samples: Samples = decoding.state
+        with self._sampling(texts, limits, sampler) as (samples, step, _):
             samples.begin(newest, limits, sampler)
-            yield from samples.stream(decoding.step)
+            yield from samples.stream(step)
 
     def _sampling(
         self, texts: Texts, limits: Rows, sampler: Sampler
     ) -> AbstractContextManager[Decoding]:
-        constraints, sample = self.constraints, replace(sampler.sample, seed=0)
-        key = ("sample", *constraints.settings, sample)
-        return self._decoding(texts, limits, 1, key, partial(Samples, constraints, sample))
+        sample = replace(sampler.sample, seed=0)  # graphs do not depend on the seed
+        make = partial(Samples, self.constraints, sample)
+        return self._decoding(texts, limits, 1, ("sample", sample), make)
 
     @contextmanager
     def _decoding(
-        self, texts: Texts, limits: Rows, beams: int, key: tuple[Any, ...], make: MakeState
+        self, texts: Texts, limits: Rows, beams: int, key: tuple[Hashable, ...], make: MakeState
     ) -> Iterator[Decoding]:
-        """A session that has read the texts, and a state for what follows them."""
+        """Encode the texts, and make the state for what follows them."""
         with torch.no_grad():
             session = self.begin(*texts)
         state = make(len(limits), int(limits.max()), self.device)
-        yield Decoding(state, partial(state.step, session), session)
-
-
-class StaticDecoder:
-    """A static session and the state of a search or of sampling; their step is one CUDA graph."""
-
-    def __init__(
-        self,
-        session: StaticGptSession | StaticSeq2SeqSession,
-        state: Any,
-        graphs: GraphCache,
-        pool: Any,
-    ) -> None:
-        self.session, self.state = session, state
-        step: Callable[[], object] = self._step
-        if graphs.compiled and isinstance(state, Beams):
-            session.step = compile_after_first(session.step)  # type: ignore[method-assign]
-        elif graphs.compiled:
-            step = compile_after_first(self._step)
-        self.graphed = GraphedFunction(step, session.cache.length.device, pool)
-
-    def _step(self) -> None:
-        self.state.step(self.session)
-        if isinstance(self.state, Beams):
-            self.session.reorder(self.state.origin)
-
-    def step(self, forces: bool) -> None:
-        self.graphed()
-
-    def bytes(self) -> int:
-        """The size of the cache; the rest is small."""
-        return self.session.cache.bytes()
+        yield state, partial(state.step, session), session
 
 
 class ModelDecoder(BaseDecoder):
-    """A model of ours: its steps are CUDA graphs on a GPU, or as `graphs` says."""
+    """A PyTorch model; by default its steps are CUDA graphs on a GPU and eager on a CPU."""
 
     model: Any
-    graphs: GraphCache
+    graphs: "GraphCache"
 
     @property
     def device(self) -> torch.device:
@@ -162,42 +218,81 @@ class ModelDecoder(BaseDecoder):
         return device
 
     def _eager_model(self) -> Any:
-        """The model to take eager steps with."""
         model: nn.Module = self.model.eval()
-        prepacked = self.device.type == "cpu" and supports_cuda_graph(model)
-        return for_inference(model, rows=1) if prepacked else model
+        prepacks = self.device.type == "cpu" and supports_cuda_graph(model)
+        return for_inference(model, rows=1) if prepacks else model
 
     @contextmanager
     def _decoding(
-        self, texts: Texts, limits: Rows, beams: int, key: tuple[Any, ...], make: MakeState
+        self, texts: Texts, limits: Rows, beams: int, key: tuple[Hashable, ...], make: MakeState
     ) -> Iterator[Decoding]:
         if not self.graphs.serves(self.model):
             with super()._decoding(texts, limits, beams, key, make) as decoding:
                 yield decoding
             return
-        rows, width, most = padded_rows(len(limits)), texts[0].shape[1], int(limits.max())
-        prompt, source = (0, padded_source(width)) if len(texts) > 1 else (width, 0)
-        size = padded_size(prompt + most)
+        from manyheads.decode.cuda_graphs import Shape, StaticDecoder
 
-        def build(pool: Any) -> StaticDecoder:
-            cache = StaticCache(rows, beams, size, self.device, source)
-            session = self._static_session(cache, pool)
-            return StaticDecoder(session, make(rows, size, self.device), self.graphs, pool)
-
-        shape = (*key, rows, beams, size, source)
-        with self.graphs.borrow(self.model, shape, build) as static:
+        shape = Shape.of(texts, limits, beams)
+        build = partial(StaticDecoder, self.model, shape, make, self.graphs.compiled)
+        with self.graphs.borrow(self.model, (*key, self.decode, shape), build) as static:
             with torch.no_grad():
-                static.session.read(*texts)
-            yield Decoding(static.state, static.step, None)
+                static.session.encode(*texts)
+            yield static.state, static.step, None
 
-    def _static_session(
-        self, cache: StaticCache, pool: Any
-    ) -> StaticGptSession | StaticSeq2SeqSession:
-        model = self.model
-        if self.device.type == "cuda":
-            rows = cache.sentences * cache.beams
-            model = for_inference(model, rows=rows, compiled=self.graphs.compiled)
-        if isinstance(model, Gpt):
-            return StaticGptSession(model, cache, pool)
-        assert isinstance(model, Seq2Seq)
-        return StaticSeq2SeqSession(model, cache, pool)
+
+E = TypeVar("E")
+
+
+class GraphCache:
+    """The CUDA graphs of one decoder, by shape and settings; by default on a GPU only.
+
+    With `compiled`, a step is compiled before its capture, which fuses kernels and takes as long
+    as thousands of steps. Sampling is compiled together with the model. In a beam search only the
+    model is: with PyTorch 2.13 the compiled search chose other hypotheses.
+    """
+
+    def __init__(self, enabled: bool | None = None, *, compiled: bool = False) -> None:
+        self.enabled, self.compiled = enabled, compiled
+        self.entries: dict[Hashable, Any] = {}
+        self._pool: Any = None
+
+    def serves(self, model: nn.Module) -> bool:
+        """True if this model decodes by graphs."""
+        on_gpu = next(model.parameters()).device.type == "cuda"
+        return (on_gpu if self.enabled is None else self.enabled) and supports_cuda_graph(model)
+
+    @contextmanager
+    def borrow(self, model: nn.Module, shape: Hashable, build: Callable[[Any], E]) -> Iterator[E]:
+        """The entry of this shape and these weights; `build` makes it from a memory pool.
+
+        It has one user at a time: a second one gets another entry. The model is set to eval mode.
+        """
+        modules = all_modules(model)
+        if any(module.training for module in modules):
+            model.eval()
+        kind = next(model.parameters()).device.type
+        if self._pool is None and kind == "cuda":
+            # One pool for all graphs: none of them uses what another one left there.
+            self._pool = torch.cuda.graph_pool_handle()
+        precision = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        key = (shape, precision, _addresses(modules))
+        entry = self.entries.pop(key, None) or build(self._pool)
+        try:
+            yield entry
+        finally:
+            self.entries[key] = entry
+            while self._is_full():
+                del self.entries[next(iter(self.entries))]
+
+    def _is_full(self) -> bool:
+        count = len(self.entries)
+        return count > MAX_ENTRIES or (count > 1 and self.bytes() > MAX_BYTES)
+
+    def bytes(self) -> int:
+        return sum(entry.bytes() for entry in self.entries.values())
+
+
+def _addresses(modules: list[nn.Module]) -> tuple[int, ...]:
+    """Where the weights are: a graph would use the old memory after they have moved."""
+    tables = [table for part in modules for table in (part._parameters, part._buffers)]
+    return tuple(x.data_ptr() for table in tables for x in table.values() if x is not None)

@@ -2,7 +2,7 @@
 
     P(y_t | y_<t, x) = 1/m Σ_i P_i(y_t | y_<t, x)
 
-They may be of different kinds and sizes, but must share a tokenizer. The usual members are runs
+Models may be of different kinds and sizes, but must share a tokenizer. The usual members are runs
 that differ only in their seed.
 """
 
@@ -13,25 +13,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.decode.beam import Decode, DecoderSession
+from manyheads.decode.beam import Decode, DecoderSession, Parents
 from manyheads.decode.decoder import BaseDecoder
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True)
 class EnsembleSession:
     """Sessions of several models over the same hypotheses."""
 
-    def __init__(self, members: Sequence[DecoderSession]) -> None:
-        self.members = members
+    members: Sequence[DecoderSession]
 
     def step(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
-        """The log of the sum of their probabilities: as logits, those of the mean."""
+        """log Σ_i P_i: as logits, those of the mean."""
         logs = [member.step(tokens).float().log_softmax(-1) for member in self.members]
         return torch.stack(logs).logsumexp(0)
 
-    def reorder(self, parents: Int[Tensor, "n k"]) -> None:
+    def reorder(self, parents: Parents) -> None:
         for member in self.members:
             member.reorder(parents)
 
@@ -42,7 +42,7 @@ class EnsembleSession:
 
 @dataclass(frozen=True)
 class EnsembleTranslator(BaseTranslator):
-    """Translators that generate as one, with the settings of the first."""
+    """Translators that generate together, with the settings of the first."""
 
     members: tuple[BaseTranslator, ...]
     tokenizer: Tokenizer
@@ -65,22 +65,19 @@ class EnsembleTranslator(BaseTranslator):
 
 
 def ensemble(members: Sequence[BaseTranslator]) -> BaseTranslator:
-    """The translators as one; refuses those that do not read or generate the same tokens."""
+    """One translator of several; refuses those with different tokens."""
     first, *others = members
     for other in others:
         if other.tokenizer.to_json() != first.tokenizer.to_json():
             raise UserError(
-                "the runs have different tokenizers, and write together token by token: choose "
-                "runs that were trained on the same texts with the same tokens"
+                "the runs have different tokenizers: choose runs trained with the same tokenizer"
             )
-        if (
-            other.special_tokens.frame != first.special_tokens.frame
-            or other.vocabulary != first.vocabulary
-        ):
+        same_frame = other.special_tokens.frame == first.special_tokens.frame
+        if not same_frame or other.vocabulary != first.vocabulary:
             raise UserError(
-                "the runs begin and end texts with different tokens, or have different numbers of "
-                "them: choose runs that were trained alike"
+                "the runs have different start and end tokens or vocabulary sizes: choose runs "
+                "trained with the same settings"
             )
     if any(type(member).begin is BaseDecoder.begin for member in members):
-        raise UserError("CTranslate2 writes by itself and not with others: use the runs themselves")
+        raise UserError("CTranslate2 models cannot be members of an ensemble: use the runs")
     return EnsembleTranslator(tuple(members), first.tokenizer, first.decode) if others else first

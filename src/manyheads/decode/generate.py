@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
-from manyheads.decode.cuda_graphs import GraphCache
-from manyheads.decode.decoder import BaseDecoder, ModelDecoder
+from manyheads.decode.decoder import BaseDecoder, GptSession, GraphCache, ModelDecoder
 from manyheads.decode.sample import Sample, Sampler
-from manyheads.decode.session import GptSession
 from manyheads.errors import UserError, check_at_least
 from manyheads.models.gpt import Gpt
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -24,20 +22,19 @@ def ignore(line: str) -> None:
 
 
 class BaseGenerator(BaseDecoder):
-    """Continues prompts; a subclass has what computes the steps.
+    """Continues prompts; subclasses compute the steps.
 
     A prompt is token ids, and `limit` the most tokens to generate after it, an end included.
-    Prompts of one length go through the model together, so that none is ever padded. Positions
-    without a table never end, and `warn` is called past the length of training; a learned table
-    ends the text, and `warn` is called then.
+    Prompts of one length form a batch, so that none is padded. Positions without a table have no
+    end: past the training length `warn` is called. A learned table ends the text, with a warning.
     """
 
     warn: Callable[[str], None]
-    draws: ClassVar[bool] = True  # whether it can sample reproducibly by a seed
+    supports_seed: ClassVar[bool] = True  # can sample reproducibly
 
     @property
     def positions(self) -> int | None:
-        """The number of positions; None where they have no end."""
+        """The number of positions; None if they are unlimited."""
         raise NotImplementedError
 
     @property
@@ -51,10 +48,10 @@ class BaseGenerator(BaseDecoder):
     ) -> list[list[Hypothesis]]:
         """The n best continuations of each prompt (default: all of the beam), best first."""
         results: list[list[Hypothesis]] = [[] for _ in prompts]
-        for rows, read, limits in self._batches(prompts, limit, self.decode.beam):
-            found = self._search((read,), read[:, -1], limits, n_best)
-            for row, hypotheses in zip(rows, found, strict=True):
-                results[row] = hypotheses
+        for rows, tokens, limits in self._batches(prompts, limit, self.decode.beam):
+            hypotheses = self._search((tokens,), tokens[:, -1], limits, n_best)
+            for row, nbest in zip(rows, hypotheses, strict=True):
+                results[row] = nbest
         return results
 
     @torch.no_grad()
@@ -63,80 +60,80 @@ class BaseGenerator(BaseDecoder):
     ) -> list[list[int]]:
         """One sampled continuation a prompt; the same for a seed whatever the batch.
 
-        `first` is the number of the first prompt, where these come after others.
+        `first` is the number of the first prompt, if these come after others.
         """
         results: list[list[int]] = [[] for _ in prompts]
-        for rows, read, limits in self._batches(prompts, limit, 1):
-            texts = self._sample((read,), read[:, -1], limits, Sampler(sample, rows, first))
-            for row, tokens in zip(rows, texts, strict=True):
-                results[row] = tokens
+        for rows, tokens, limits in self._batches(prompts, limit, 1):
+            texts = self._sample((tokens,), tokens[:, -1], limits, Sampler(sample, rows, first))
+            for row, text in zip(rows, texts, strict=True):
+                results[row] = text
         return results
 
     def stream(
         self, prompt: Sequence[int], limit: int, sample: Sample | None = None, first: int = 0
     ) -> Iterator[int]:
-        """The tokens after a prompt, each as soon as it is there; by default the likeliest ones.
+        """The tokens after a prompt, yielded one by one; greedy by default.
 
-        `first` is the number of the prompt, where it comes after others.
+        `first` is the number of the prompt, if it comes after others.
         """
-        [(rows, read, limits)] = self._batches([prompt], limit, 1)
+        [(rows, tokens, limits)] = self._batches([prompt], limit, 1)
         sampler = Sampler(sample or GREEDY, rows, first)
-        steps = self._stream((read,), read[:, -1], limits, sampler)
+        steps = self._stream((tokens,), tokens[:, -1], limits, sampler)
         end = self.special_tokens.end
         return (int(token) for token in steps if int(token) != end)
 
     def _batches(
         self, prompts: Sequence[Sequence[int]], limit: int, beam: int
     ) -> list[tuple[list[int], Tensor, Tensor]]:
-        """Prompts of one length together: their rows, their tokens, and how much may follow."""
+        """Batches of prompts of one length: their rows, their tokens, and their limits."""
         check_at_least("limit", limit, 1)
         self.special_tokens.check(self.vocabulary)
-        framed = [self._begun(prompt) for prompt in prompts]
+        prompts = [self._checked(prompt) for prompt in prompts]
         batches = []
-        for length in sorted({len(prompt) for prompt in framed}):
-            room = self._room(length, limit)
-            rows = [row for row, prompt in enumerate(framed) if len(prompt) == length]
-            size = max(1, self.decode.written_at_once(self.device) // (beam * (length + room)))
+        for length in sorted({len(prompt) for prompt in prompts}):
+            most = self._limit(length, limit)
+            rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
+            size = max(1, self.decode.decode_tokens(self.device) // (beam * (length + most)))
             for begin in range(0, len(rows), size):
-                some = rows[begin : begin + size]
-                read = torch.tensor([framed[row] for row in some], device=self.device)
-                batches.append((some, read, torch.full_like(read[:, 0], room)))
+                batch = rows[begin : begin + size]
+                tokens = torch.tensor([prompts[row] for row in batch], device=self.device)
+                batches.append((batch, tokens, torch.full_like(tokens[:, 0], most)))
         return batches
 
-    def _begun(self, prompt: Sequence[int]) -> list[int]:
-        """A prompt as the model reads it; an empty one is the start token."""
+    def _checked(self, prompt: Sequence[int]) -> list[int]:
+        """A prompt whose tokens the model has; an empty one is the start token."""
         tokens = self.vocabulary
-        strange = next((token for token in prompt if not 0 <= token < tokens), None)
-        if strange is not None:
-            raise UserError(
-                f"a prompt holds the token {strange}, but the model has 0 to {tokens - 1}: "
-                "encode it with the model's own tokenizer"
-            )
+        for token in prompt:
+            if not 0 <= token < tokens:
+                raise UserError(
+                    f"the prompt has the token {token}, but the model has 0 to {tokens - 1}: "
+                    "encode it with the model's tokenizer"
+                )
         return list(prompt) or [self.special_tokens.start]
 
-    def _room(self, length: int, limit: int) -> int:
-        """How many tokens may follow a prompt; the last of them is never read."""
-        most = self.positions
-        if most is None:
+    def _limit(self, length: int, limit: int) -> int:
+        """The most tokens after a prompt of this length; the last one needs no position."""
+        positions = self.positions
+        if positions is None:
             if self.context is not None and length + limit - 1 > self.context:
-                # The same line whatever the prompt, so that it can be shown once.
+                # The same line for every prompt, so that a command can show it once.
                 self.warn(
-                    f"{limit} more tokens may go past the {self.context} that the model was "
-                    "trained to read: how well it writes there is untested"
+                    f"{limit} more tokens may exceed the {self.context} that the model was "
+                    "trained with: quality beyond that is untested"
                 )
             return limit
-        if length > most:
+        if length > positions:
             raise UserError(
-                f"a prompt of {length} tokens, but the model's learned positions end at {most}: "
-                "shorten it"
+                f"the prompt has {length} tokens, but the model's learned positions end at "
+                f"{positions}: shorten it"
             )
-        room = most - length + 1
-        if room < limit:
+        most = positions - length + 1
+        if most < limit:
             self.warn(
-                f"a prompt of {length} tokens leaves {room} of the model's {most} positions to "
-                f"write, not {limit}"
+                f"after a prompt of {length} tokens the model can generate {most} of the "
+                f"{limit} tokens: it has {positions} positions"
             )
-        return min(limit, room)
+        return min(limit, most)
 
 
 @dataclass(frozen=True)
@@ -162,12 +159,11 @@ class Generator(BaseGenerator, ModelDecoder):
         return self.model.tokens.num_embeddings
 
     def begin(self, *texts: Tensor) -> DecoderSession:
-        [prompts] = texts
-        return GptSession(self._eager_model(), prompts)
+        return GptSession(self._eager_model(), *texts)
 
 
 def as_text(tokenizer: Tokenizer, before: Sequence[int], tokens: Iterator[int]) -> Iterator[str]:
-    """What each token adds to the text, as soon as its characters are complete."""
+    """Text chunks of a token stream, each as soon as its characters are complete."""
     ids, shown = list(before), tokenizer.decode(list(before))
     for token in tokens:
         ids.append(token)
@@ -178,25 +174,24 @@ def as_text(tokenizer: Tokenizer, before: Sequence[int], tokens: Iterator[int]) 
     yield tokenizer.decode(ids)[len(shown) :]
 
 
-def until(pieces: Iterator[str], stops: Sequence[str]) -> Iterator[str]:
-    """The text before the first occurrence of a stop text.
+def until(chunks: Iterator[str], stops: Sequence[str]) -> Iterator[str]:
+    """The text before the first occurrence of a stop text; takes no chunk after it.
 
-    A possible beginning of one is held back until more text decides. After it no piece is taken.
+    A possible beginning of a stop text is held back until more text decides.
     """
     held = ""
-    for piece in pieces:
-        held += piece
-        begins = (at for at in range(len(held)) if _may_be_at(at, held, stops))
-        at = next(begins, len(held))
-        yield held[:at]
-        held = held[at:]
+    for chunk in chunks:
+        held += chunk
+        starts = (
+            start
+            for start in range(len(held))
+            if any(stop.startswith(held[start : start + len(stop)]) for stop in stops)
+        )
+        start = next(starts, len(held))
+        yield held[:start]
+        held = held[start:]
         if held.startswith(tuple(stops)):
             return
-    # The text is over: what was only a beginning belongs to it.
-    found = (held.find(stop) for stop in stops)
-    yield held[: min((at for at in found if at >= 0), default=len(held))]
-
-
-def _may_be_at(at: int, text: str, stops: Sequence[str]) -> bool:
-    """True if a stop text is there, or may be with more text."""
-    return any(stop.startswith(text[at : at + len(stop)]) for stop in stops)
+    # The text is over: a mere beginning of a stop text belongs to it.
+    starts = (held.find(stop) for stop in stops)
+    yield held[: min((start for start in starts if start >= 0), default=len(held))]

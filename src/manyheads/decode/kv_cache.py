@@ -1,10 +1,10 @@
-"""The growing KV cache: a step costs one position, whatever was read before.
+"""The growing KV cache: a step computes one position and attends to all earlier ones.
 
-It is keyed by attention module, so that layers need not know their number. Beam search reads the
-newest tokens of a sentence's k hypotheses as k queries at one position. With exact attention
-(`shared`) keys and values of hypotheses never move: each step fills k new slots of a sentence, and
-a table holds the slots of each hypothesis. Reordering hypotheses reorders that table. Other
-attention needs its text in order: there each hypothesis has a row of its own, which is copied.
+Keys and values are stored by attention module. Beam search passes the newest tokens of the k
+hypotheses of a sentence as k queries at one position. With exact attention (`shared`) keys and
+values of hypotheses never move: each step fills k new slots of a sentence, a table holds the slots
+of each hypothesis, and reordering hypotheses reorders the table. Other attention needs its keys in
+order, so each hypothesis has a row, which is copied.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +22,7 @@ from manyheads.nn.positions import Position
 from manyheads.nn.shapes import PaddingMask
 from manyheads.nn.states import States
 
-GROWTH = 16  # least positions to grow by, so that a step seldom copies
-UNUSED = 16  # least unused slots for which a copy pays
+GROWTH = 16  # fewest positions to grow by, so that few steps copy
 Rows = Int[Tensor, " rows"]
 Parents = Int[Tensor, "n k"]
 BeamQueries = Int[Tensor, "1 k 1"]
@@ -33,7 +32,7 @@ OwnSlots = Bool[Tensor, "n k slots"]
 
 @dataclass(frozen=True, eq=False)
 class Lineage(Rule):
-    """A hypothesis sees the slots of its own past."""
+    """A hypothesis sees the slots of its past."""
 
     seen: OwnSlots
     kind: ClassVar[str] = "lineage"
@@ -47,25 +46,23 @@ class Lineage(Rule):
 
 
 class KVCache:
-    """Self-attention keys and values that grow, cross-attention ones computed once.
+    """Self-attention keys and values that grow, and cross-attention ones computed once.
 
-    Recurrent and convolutional modules keep their newest states here.
+    Recurrent and convolutional modules store their newest states here.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
         self.shared = shared
         self.beams = 1  # hypotheses of a sentence, once they differ
         self.length = 0
-        self._read = 0  # positions of the present pass
-        self._slots = 0  # filled ones; `length`, unless hypotheses share them
+        self._new = 0  # positions of the current forward pass
+        self._slots = 0  # filled ones; equal to `length`, unless hypotheses share them
         self._row_mask: AttentionMask | None = None
         self._kv: dict[nn.Module, KeysAndValues] = {}
-        self._spare: dict[nn.Module, KeysAndValues] = {}
         self._cross: dict[nn.Module, KeysAndValues] = {}
         self._states: dict[nn.Module, States] = {}
-        self._table = torch.empty(0)  # [n k length], slots of each hypothesis in reading order
-        self._positions = torch.empty(0)  # [1 or n, slots], position of each slot
-        self._left: Rows | None = None  # sentences to keep when keys and values are next copied
+        self._table = torch.empty(0)  # [n k length], slots of each hypothesis in text order
+        self._positions = torch.empty(0)  # [1 slots], position of each slot
 
     def end(self, length: int) -> int:
         return self.length + length // self.beams
@@ -73,33 +70,29 @@ class KVCache:
     def mask(
         self, rule: Rule, length: int, padding: PaddingMask | None, device: torch.device
     ) -> AttentionMask:
-        self._read = length // self.beams
+        self._new = length // self.beams
         if self.beams == 1:
             return make_mask(rule, length, start=self.length, padding_mask=padding, device=device)
-        now = torch.full((1, length), self.length, device=device)
+        positions = torch.full((1, length), self.length, device=device)
         if not self.shared:
             self._row_mask = make_mask(
                 rule, 1, start=self.length, padding_mask=padding, device=device
             )
-            return AttentionMask(rule, now, self._row_mask.key_positions)
+            return AttentionMask(rule, positions, self._row_mask.key_positions)
         new = torch.arange(self._slots, self._slots + length, device=device)
         new = new.expand(len(self._table), length)[..., None]
         self._table = torch.cat([self._table, new], dim=-1)
-        rows = len(self._positions)
-        self._positions = torch.cat([self._positions, now.expand(rows, length)], dim=1)
-        return AttentionMask(Lineage(self._seen()), now, self._positions)
-
-    def _seen(self) -> OwnSlots:
-        slots = self._positions.shape[1]
-        none = self._table.new_zeros(*self._table.shape[:2], slots, dtype=torch.bool)
-        return none.scatter_(2, self._table, True)
+        self._positions = torch.cat([self._positions, positions], dim=1)
+        seen = self._table.new_zeros(*self._table.shape[:2], self._slots + length, dtype=torch.bool)
+        seen.scatter_(2, self._table, True)
+        return AttentionMask(Lineage(seen), positions, self._positions)
 
     def advance(self, positions: int | None = None) -> None:
-        read = self._read if positions is None else positions
-        self.length += read
-        self._slots += read * self.beams if self.shared else read
+        new = self._new if positions is None else positions
+        self.length += new
+        self._slots += new * self.beams if self.shared else new
 
-    def cut(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Forget the positions from `length` on."""
         assert self.beams == 1
         self.length = self._slots = length
@@ -121,17 +114,11 @@ class KVCache:
 
     def append(self, module: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
         """Append the new positions of one module; returns all positions so far."""
-        begin, end = self._slots, self._slots + keys.shape[2]
-        if module not in self._kv or self._kv[module][0].shape[2] < end:
-            size = end + max(GROWTH, end // 2)
-            old = self._kv.get(module, (None, None))
-            self._kv[module] = (
-                _enlarged(old[0], keys, begin, size),
-                _enlarged(old[1], values, begin, size),
-            )
-        all_keys, all_values = self._kv[module]
-        all_keys[:, :, begin:end] = keys
-        all_values[:, :, begin:end] = values
+        end = self._slots + keys.shape[2]
+        old = self._kv.get(module, (None, None))
+        all_keys = _write(old[0], keys, self._slots)
+        all_values = _write(old[1], values, self._slots)
+        self._kv[module] = all_keys, all_values
         return all_keys[:, :, :end], all_values[:, :, :end]
 
     def items(self) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
@@ -153,85 +140,46 @@ class KVCache:
 
     @torch.no_grad()
     def reorder(self, parents: Parents) -> None:
-        """Continue with these hypotheses of each sentence; the first time all are one."""
+        """Continue with these hypotheses of each sentence; the first time all are the same."""
         n, k = parents.shape
         if k == 1:
             return
-        first = torch.arange(n, device=parents.device)[:, None] * self.beams
-        spreads, self.beams = self.beams == 1, k
+        first_row = torch.arange(n, device=parents.device)[:, None] * self.beams
+        is_first, self.beams = self.beams == 1, k
         if not self.shared:
-            self.select_rows((first.expand(n, k) if spreads else first + parents).flatten())
-        elif spreads:
+            self.select_rows(
+                (first_row.expand(n, k) if is_first else first_row + parents).flatten()
+            )
+        elif is_first:
             self._positions = torch.arange(self.length, device=parents.device)[None]
             self._table = self._positions.repeat(n, k, 1)
         else:
-            index = parents[..., None].expand(-1, -1, self._table.shape[2])
-            self._table = self._table.gather(1, index)
-            self._compact()
-            self._drop_sentences()
+            self._table = torch.take_along_dim(self._table, parents[..., None], 1)
 
     @torch.no_grad()
     def select_rows(self, rows: Rows) -> None:
         """Keep these rows, in this order (a row may be kept several times)."""
-        for module, pair in self._kv.items():
-            # Two sets of buffers take turns, so that a step copies once and allocates nothing.
-            spare, size = self._spare.get(module), (len(rows), pair[0].shape[2])
-            if spare is None or (spare[0].shape[0], spare[0].shape[2]) != size:
-                spare = _empty(pair[0], *size), _empty(pair[1], *size)
-            for old, new in zip(pair, spare, strict=True):
-                old, new = old[:, :, : self._slots], new[:, :, : self._slots]
-                torch.index_select(old, 0, rows, out=new)
-            self._kv[module], self._spare[module] = spare, pair
+        self._kv = {module: _select(pair, rows) for module, pair in self._kv.items()}
         for module, states in self._states.items():
             self._states[module] = tuple(x.index_select(1, rows) for x in states)
 
     @torch.no_grad()
     def keep_sentences(self, sentences: Rows) -> None:
         """Forget the other sentences; differing hypotheses are reordered before the next step."""
-        self._cross = {m: _select(pair, sentences) for m, pair in self._cross.items()}
+        self._cross = {module: _select(pair, sentences) for module, pair in self._cross.items()}
         if not self.shared:
             beams = torch.arange(self.beams, device=sentences.device)
             self.select_rows((sentences[:, None] * self.beams + beams).flatten())
             return
-        self._drop_sentences()
-        self._left = sentences
-        if self.beams == 1:
-            self._drop_sentences()
-            return
-        self._table = self._table[sentences]
-        if len(self._positions) > 1:
-            self._positions = self._positions[sentences]
-
-    def _drop_sentences(self) -> None:
-        if self._left is not None:
-            self._kv = {m: _select(pair, self._left) for m, pair in self._kv.items()}
-            self._left = None
-
-    def _compact(self) -> None:
-        """Give up the slots that no hypothesis uses, once they are the most."""
-        n, k, length = self._table.shape
-        if self._slots - length < UNUSED:
-            return
-        used = self._seen().any(1)
-        most = int(used.sum(1).max())
-        if self._slots - most < max(UNUSED, most):
-            return
-        kept = used.sort(dim=1, descending=True, stable=True).indices[:, :most]
-        moved = torch.empty_like(self._positions.expand(n, -1))
-        moved.scatter_(1, kept, torch.arange(most, device=kept.device).expand(n, -1))
-        self._table = moved.gather(1, self._table.flatten(1)).view(n, k, length)
-        self._positions = self._positions.expand(n, -1).gather(1, kept)
-        rows = torch.arange(n, device=kept.device) if self._left is None else self._left
-        for module, (keys, values) in self._kv.items():
-            self._kv[module] = _select_slots(keys, rows, kept), _select_slots(values, rows, kept)
-        self._slots, self._left = most, None
+        self.select_rows(sentences)
+        if self.beams > 1:
+            self._table = self._table[sentences]
 
     def bytes(self) -> int:
-        """Size of what is cached, unfilled slots not counted."""
+        """Size of all cached tensors, without unfilled slots."""
         grown = [x for _, *pair in self.items() for x in pair]
-        cross = [x for pair in self._cross.values() for x in pair]
-        states = [x for own in self._states.values() for x in own]
-        return sum(x.numel() * x.element_size() for x in (*grown, *cross, *states))
+        others = [x for group in (*self._cross.values(), *self._states.values()) for x in group]
+        return sum(x.numel() * x.element_size() for x in (*grown, *others))
 
 
 def _as_rows(x: Float[Tensor, "n h k c"]) -> Float[Tensor, "rows h 1 c"]:
@@ -245,20 +193,14 @@ def _select(pair: KeysAndValues, rows: Rows) -> KeysAndValues:
     return pair[0].index_select(0, rows), pair[1].index_select(0, rows)
 
 
-def _select_slots(held: Tensor, sentences: Rows, slots: Int[Tensor, "n most"]) -> Tensor:
-    """For each of these sentences its own slots, in one copy."""
-    _, heads, size, channels = held.shape
-    head = torch.arange(heads, device=held.device)[:, None]
-    rows = (sentences[:, None, None] * heads + head) * size + slots[:, None]
-    return held.view(-1, channels).index_select(0, rows.flatten()).view(*rows.shape, channels)
-
-
-def _enlarged(old: Tensor | None, new: Tensor, filled: int, size: int) -> Tensor:
-    larger = _empty(new, new.shape[0], size)
-    if old is not None:
-        larger[:, :, :filled] = old[:, :, :filled]
-    return larger
-
-
-def _empty(like: Tensor, rows: int, positions: int) -> Tensor:
-    return like.new_empty(rows, like.shape[1], positions, like.shape[3])
+def _write(buffer: Tensor | None, new: Tensor, start: int) -> Tensor:
+    """Write positions from `start` on into a buffer, or into a larger copy if it is full."""
+    rows, heads, positions, channels = new.shape
+    end = start + positions
+    if buffer is None or buffer.shape[2] < end:
+        larger = new.new_empty(rows, heads, end + max(GROWTH, end // 2), channels)
+        if buffer is not None:
+            larger[:, :, :start] = buffer[:, :, :start]
+        buffer = larger
+    buffer[:, :, start:end] = new
+    return buffer

@@ -75,7 +75,7 @@ def _identity(x: Tensor) -> Tensor:
 
 
 class UnfusedLinear(InferenceLinear):
-    """x Wᵀ, then + b: for one row the compiler writes a kernel for the product alone and fuses
+    """x Wᵀ, then + b: for one row the compiler generates a kernel for the product and fuses
     what follows; a product with its bias it would leave to a library made for many rows.
     """
 

@@ -1,11 +1,11 @@
-"""The static KV cache: every step is the same kernels over the same tensors.
+"""The static KV cache: every step runs the same kernels on the same tensors (for CUDA graphs).
 
-Keys and values have a slot for every position there will ever be, and the number of the next one is
-on the device. An unfilled slot is never seen: masks speak of positions, and its own is to come.
+Keys and values have a slot for every position from the start, and the length is on the device. An
+unfilled slot is never seen: masks compare positions, and its position is in the future.
 
-Hypotheses never move. Beam j of a sentence writes position p into slot p · k + j, and a table holds
-for each hypothesis the beam that read its token at p, its ancestor there. Reordering hypotheses
-reorders that table.
+Hypotheses never move. Beam j of a sentence writes position p into slot p · k + j. A table holds,
+for each hypothesis and position, the beam that wrote its token there (its ancestor); reordering
+hypotheses reorders the table.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from manyheads.ops import append_attention, write_kv
 
 @dataclass(frozen=True, eq=False)
 class Ancestors(Rule):
-    """A hypothesis sees the slots that its own past was written to."""
+    """A hypothesis sees the slots that its ancestors wrote."""
 
     table: Int[Tensor, "n k size"]
     kind: ClassVar[str] = "ancestors"
@@ -39,15 +39,15 @@ class Ancestors(Rule):
 
     def __call__(self, queries: BeamQueries, keys: Slots) -> OwnSlots:
         beams = torch.arange(self.table.shape[1], device=keys.device)
-        own = rearrange(self.table[..., None] == beams, "n k p j -> n k (p j)")
-        return own & (keys <= queries)
+        is_ancestor = rearrange(self.table[..., None] == beams, "n k p j -> n k (p j)")
+        return is_ancestor & (keys <= queries)
 
 
 class StaticCache:
     """`size` positions of `sentences` with k beams each, and `source_size` of their sources.
 
-    A prompt comes in by `fill`, a source by `set_cross_kv`, then one position at a time. Whoever
-    chooses the size has checked that the model has so many positions.
+    `fill` stores a prompt, `set_cross_kv` a source; then each step adds one position. The caller
+    checks that the model has `size` positions.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class StaticCache:
             self._slots = self.length
             return AttentionMask(rule, queries, self._positions)
         self._slots = self.length * self.beams + self._beams
-        own = repeat(self._beams, "k -> n k 1", n=self.sentences)
-        self.ancestors.index_copy_(2, self.length, own)
+        newest = repeat(self._beams, "k -> n k 1", n=self.sentences)
+        self.ancestors.index_copy_(2, self.length, newest)
         return AttentionMask(Ancestors(self.ancestors), queries, self._positions)
 
     def advance(self) -> None:
@@ -115,30 +115,30 @@ class StaticCache:
         self.ancestors.copy_(self.ancestors.gather(1, index))
 
     def clear(self) -> None:
-        """Begin anew; old keys and values are overwritten before they are seen."""
+        """Start again; old keys and values are overwritten before they are seen."""
         self.length.zero_()
         self._counter.zero_()
         self.ancestors.zero_()
 
     def fill(self, prompts: KVCache) -> None:
-        """Begin after a prompt, read once for all beams of a sentence: it is beam 0's."""
+        """Start after prompts; all beams of a sentence share the slots of beam 0."""
         self.clear()
-        for module, keys, values in prompts.items():
-            for held, new in zip(self._buffers(module, keys, values), (keys, values), strict=True):
-                held[: len(new), :, : prompts.length * self.beams : self.beams] = new
+        for module, *pair in prompts.items():
+            for buffer, new in zip(self._buffers(module, *pair), pair, strict=True):
+                buffer[: len(new), :, : prompts.length * self.beams : self.beams] = new
         self.length.fill_(prompts.length)
 
     def set_cross_kv(self, module: nn.Module, keys: Tensor, values: Tensor) -> None:
-        """The keys and values of the sources."""
+        """Store the keys and values of the sources."""
         if module not in self._cross:
             self._cross[module] = self._zeros(keys, values, self.source_size)
-        for held, new in zip(self._cross[module], (keys, values), strict=True):
-            held[: len(new), :, : new.shape[2]] = new
+        for buffer, new in zip(self._cross[module], (keys, values), strict=True):
+            buffer[: len(new), :, : new.shape[2]] = new
 
     def bytes(self) -> int:
         """Size of all tensors, filled or not."""
-        held = [x for pair in (*self._kv.values(), *self._cross.values()) for x in pair]
-        return sum(x.numel() * x.element_size() for x in (self.ancestors, *held))
+        buffers = [x for pair in (*self._kv.values(), *self._cross.values()) for x in pair]
+        return sum(x.numel() * x.element_size() for x in (self.ancestors, *buffers))
 
     def _buffers(self, module: nn.Module, keys: Tensor, values: Tensor) -> KeysAndValues:
         if module not in self._kv:
@@ -146,7 +146,7 @@ class StaticCache:
         return self._kv[module]
 
     def _zeros(self, keys: Tensor, values: Tensor, slots: int) -> KeysAndValues:
-        """Zeros, because anything else may be NaN, also times a weight of zero."""
+        """Buffers of zeros: uninitialised memory may hold NaN, and 0 · NaN is NaN."""
         rows = self.sentences
         return (
             keys.new_zeros(rows, keys.shape[1], slots, keys.shape[3]),
@@ -155,7 +155,7 @@ class StaticCache:
 
 
 def _plain_scale(module: SelfAttention, position: Position) -> float | None:
-    """The scale, if attention is softmax(q kᵀ · scale) v of q and k as they are now."""
+    """The scale, if attention is softmax(q kᵀ · scale) v with nothing added or dropped."""
     score: Any = module.score
     plain = type(module.core) is Fused and type(score) is InnerScore
     rotated = position.is_absolute or type(position) is RotaryPosition

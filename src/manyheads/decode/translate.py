@@ -1,7 +1,9 @@
-"""Translation with an encoder–decoder: sentences in, hypotheses out, in the same order."""
+"""Translation with an encoder–decoder: sentences, long texts and streams of lines."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -9,16 +11,21 @@ from torch import Tensor
 
 from manyheads.data.batching import Ragged, in_order_of_length
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
-from manyheads.decode.cuda_graphs import GraphCache
-from manyheads.decode.decoder import BaseDecoder, ModelDecoder
+from manyheads.decode.decoder import BaseDecoder, GraphCache, ModelDecoder, Seq2SeqSession
 from manyheads.decode.sample import Sample, Sampler
-from manyheads.decode.session import Seq2SeqSession
+from manyheads.errors import DataError
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.tokenizer.tokenizer import Tokenizer
 
+LINES_AT_ONCE = 512
+BYTE_ORDER_MARK = "\ufeff"
+BREAKS = str.maketrans("\r\n", "  ")  # a translation stays one line of output
+# Where a long text is split, the best first, and what joins its parts again.
+SPLITS = ((r"(?<=[.!?;])\s+", " "), (r"\s+", " "), (r"(?=.)", ""))
+
 
 class BaseTranslator(BaseDecoder):
-    """Translates sentences; a subclass has what computes the steps."""
+    """Translates sentences; subclasses compute the steps."""
 
     @property
     def max_length(self) -> int:
@@ -36,50 +43,97 @@ class BaseTranslator(BaseDecoder):
         start = self.special_tokens.start
         results: list[list[Hypothesis]] = [[] for _ in sentences]
         done = 0
-        for rows, source, padding, limits in self._batches(sentences, self.decode.beam):
-            found = self._search((source, padding), start, limits, n_best)
-            for row, hypotheses in zip(rows.tolist(), found, strict=True):
-                results[row] = hypotheses
+        for rows, texts, limits in self._batches(sentences, self.decode.beam):
+            hypotheses = self._search(texts, start, limits, n_best)
+            for row, nbest in zip(rows.tolist(), hypotheses, strict=True):
+                results[row] = nbest
             done += len(rows)
             advance(done)
         return results
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
         """The best translation of each sentence."""
-        best = [found[0].tokens if found else [] for found in self.search(sentences, n_best=1)]
-        return self.tokenizer.decode_batch(best)
+        return self._decode_best(self.search(sentences, n_best=1))
+
+    def _decode_best(self, results: list[list[Hypothesis]]) -> list[str]:
+        return self.tokenizer.decode_batch([nbest[0].tokens if nbest else [] for nbest in results])
 
     @torch.no_grad()
     def sample(self, sentences: Sequence[str], sample: Sample, first: int = 0) -> list[str]:
         """One sampled translation a sentence; the same for a seed whatever the batch.
 
-        `first` is the number of the first sentence, where these come after others.
+        `first` is the number of the first sentence, if these come after others.
         """
         tokens: list[list[int]] = [[] for _ in sentences]
-        for rows, source, padding, limits in self._batches(sentences, 1):
+        for rows, texts, limits in self._batches(sentences, 1):
             start = torch.full_like(limits, self.special_tokens.start)
-            sampler = Sampler(sample, rows.tolist(), first)
-            found = self._sample((source, padding), start, limits, sampler)
-            for row, text in zip(rows.tolist(), found, strict=True):
+            samples = self._sample(texts, start, limits, Sampler(sample, rows.tolist(), first))
+            for row, text in zip(rows.tolist(), samples, strict=True):
                 tokens[row] = text
         return self.tokenizer.decode_batch(tokens)
 
     def _batches(
         self, sentences: Sequence[str], beam: int
-    ) -> list[tuple[np.ndarray, Tensor, Tensor, Tensor]]:
-        """Batches sorted by length: rows, sources, True where they are real, and length limits."""
+    ) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor], Tensor]]:
+        """Batches sorted by length: rows, sources with their padding mask, and length limits."""
         special = self.special_tokens
         special.check(self.vocabulary)
         encoded = self.tokenizer.encode_batch(sentences)
         ragged = Ragged.of([special.source(ids) for ids in encoded])
-        batches = []
-        budget = max(1, self.decode.written_at_once(self.device) // beam)
+        budget = max(1, self.decode.decode_tokens(self.device) // beam)
         for rows in in_order_of_length(ragged.lengths, budget):
             lengths = ragged.lengths[rows].tolist()
             limits = [self.decode.limit(length, self.max_length) for length in lengths]
             source, padding = (x.to(self.device) for x in ragged.padded(rows, special.padding))
-            batches.append((rows, source, padding, torch.tensor(limits, device=self.device)))
-        return batches
+            yield rows, (source, padding), torch.tensor(limits, device=self.device)
+
+    def translate_long(
+        self, texts: Sequence[str], advance: Callable[[int], None] = lambda done: None
+    ) -> list[str]:
+        """The best translation of each text; one that is too long is translated in parts."""
+        parts = [self.split(text) for text in texts]
+        results = self.search([part for text in parts for part in text], advance, n_best=1)
+        translations = iter(self._decode_best(results))
+        return [" ".join(islice(translations, len(text))) for text in parts]
+
+    def split(self, text: str) -> list[str]:
+        """Parts of a text that fit the model, split after sentences, else words, else anywhere."""
+        max_tokens = self.max_length - len(self.special_tokens.source([]))
+
+        def fits(part: str) -> bool:
+            return len(self.tokenizer.encode(part)) <= max_tokens
+
+        def split_at(level: int, text: str) -> list[str]:
+            if level == len(SPLITS) or fits(text):
+                return [text]
+            pattern, joint = SPLITS[level]
+            units = [unit for unit in re.split(pattern, text) if unit]
+            return _pack(
+                [part for unit in units for part in split_at(level + 1, unit)], joint, fits
+            )
+
+        return split_at(0, text)
+
+
+def _pack(units: Sequence[str], joint: str, fits: Callable[[str], bool]) -> list[str]:
+    """Join neighbours into parts, each as long as fits.
+
+    The length of a part is found by doubling and halving its number of units, so that a unit is
+    encoded O(log n) times and not once for every later unit of its part.
+    """
+    parts: list[str] = []
+    start = 0
+    while start < len(units):
+        end, more, grows = start + 1, 1, True
+        while more:
+            if end + more <= len(units) and fits(joint.join(units[start : end + more])):
+                end += more
+            else:
+                grows = False
+            more = more * 2 if grows else more // 2
+        parts.append(joint.join(units[start:end]))
+        start = end
+    return parts
 
 
 @dataclass(frozen=True)
@@ -101,3 +155,66 @@ class Translator(BaseTranslator, ModelDecoder):
 
     def begin(self, *texts: Tensor) -> DecoderSession:
         return Seq2SeqSession(self._eager_model(), *texts)
+
+
+def read_lines(stream: Iterable[bytes]) -> Iterator[str]:
+    """Lines of a UTF-8 stream, as they come."""
+    for number, raw in enumerate(stream, start=1):
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"line {number} of the input is not UTF-8 (byte {error.start + 1}): convert it"
+            ) from None
+        if number == 1:
+            line = line.removeprefix(BYTE_ORDER_MARK)
+        yield line.removesuffix("\n").removesuffix("\r")
+
+
+def translate_lines(
+    translator: BaseTranslator,
+    stream: Iterable[bytes],
+    n_best: int = 1,
+    sample: Sample | None = None,
+    warn: Callable[[str], None] = lambda line: None,
+    at_once: int | None = None,
+) -> Iterator[str]:
+    """Translate a stream line by line; an empty line stays empty, a long one goes in parts.
+
+    With n_best > 1 the output is `number ||| text ||| score`; a line in parts joins the n-th best
+    translations of its parts.
+    """
+    lines = read_lines(stream)
+    line_count = part_count = 0
+    while chunk := list(islice(lines, at_once or LINES_AT_ONCE)):
+        lines_in_parts = [translator.split(line) if line.strip() else [] for line in chunk]
+        for number, parts in enumerate(lines_in_parts, start=line_count + 1):
+            if len(parts) > 1:
+                warn(
+                    f"line {number} is longer than the model's {translator.max_length} tokens: "
+                    f"translated in {len(parts)} parts"
+                )
+        flat = [part for parts in lines_in_parts for part in parts]
+        if n_best > 1:
+            results = iter(translator.search(flat, n_best=n_best))
+            for number, parts in enumerate(lines_in_parts, start=line_count):
+                yield from _n_best(translator, number, list(islice(results, len(parts))), n_best)
+        else:
+            texts = iter(
+                translator.sample(flat, sample, part_count)
+                if sample
+                else translator.translate(flat)
+            )
+            for parts in lines_in_parts:
+                yield " ".join(islice(texts, len(parts))).translate(BREAKS)
+        line_count += len(chunk)
+        part_count += len(flat)
+
+
+def _n_best(
+    translator: BaseTranslator, number: int, parts: list[list[Hypothesis]], n_best: int
+) -> Iterator[str]:
+    for rank in range(n_best if parts else 1):
+        chosen = [nbest[min(rank, len(nbest) - 1)] for nbest in parts if nbest]
+        text = " ".join(translator.tokenizer.decode(h.tokens) for h in chosen).translate(BREAKS)
+        yield f"{number} ||| {text} ||| {sum(h.score for h in chosen):.4f}"

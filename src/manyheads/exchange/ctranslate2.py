@@ -449,11 +449,11 @@ class Ctranslate2Model:
             # All of them where there is a penalty: ranking them is ours.
             "num_hypotheses": decode.beam if decode.length_penalty else wanted,
             "length_penalty": decode.length_penalty,
-            "suppress_sequences": [[self.target[x]] for x in marks.banned if x != marks.end],
+            "suppress_sequences": [[self.target[x]] for x in marks.suppressed if x != marks.end],
             "end_token": [marks.end],
             "return_end_token": True,  # so that it counts in |y|, as ours does
             "return_scores": True,
-            "max_batch_size": max(1, decode.read_at_once // decode.beam),
+            "max_batch_size": max(1, decode.forward_tokens // decode.beam),
             "batch_type": "tokens",
         }
 
@@ -573,7 +573,7 @@ class Ctranslate2Generator(BaseGenerator):
     The search is that of the translator. A text ends with the model's max_length at the latest.
     """
 
-    draws: ClassVar[bool] = False
+    supports_seed: ClassVar[bool] = False
     model: Ctranslate2Model
     tokenizer: Tokenizer
     decode: Decode

@@ -262,7 +262,7 @@ def tell(theirs: Any, model: Seq2Seq | Gpt, marks: SpecialTokens) -> None:
     generation.max_length = model.config.max_length + 1  # the last token is generated, never read
     generation.min_new_tokens = decode.min_length or None
     generation.eos_token_id = marks.end
-    generation.bad_words_ids = [[token] for token in marks.banned if token != marks.end] or None
+    generation.bad_words_ids = [[token] for token in marks.suppressed if token != marks.end] or None
     if isinstance(model, Seq2Seq):
         generation.decoder_start_token_id = marks.start
         generation.forced_eos_token_id = None if decode.at_limit == "truncate" else marks.end

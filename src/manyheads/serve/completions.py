@@ -173,7 +173,7 @@ def _choice(piece: Piece, work: Completions, ask: Completion) -> dict[str, Any]:
 
 def _logprobs(told: Sequence[Told], work: Completions) -> dict[str, Any]:
     """Lists of the same length: tokens, their log P, the likeliest there, where they begin."""
-    pieces = work.generator.tokenizer.pieces
+    pieces = work.generator.tokenizer.subwords
     return {
         "tokens": pieces([one.token for one in told]),
         "token_logprobs": [one.log_probability for one in told],

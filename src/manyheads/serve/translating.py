@@ -7,8 +7,7 @@ from pathlib import PurePath
 
 from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Hypothesis
-from manyheads.decode.lines import BREAKS, pieces
-from manyheads.decode.translate import BaseTranslator
+from manyheads.decode.translate import BREAKS, BaseTranslator
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.run import Run
@@ -106,7 +105,7 @@ class Translations(Work[Texts]):
             )
         cut = tuple(
             tuple(
-                tuple(pieces(translator, line)) if line.strip() else () for line in text.split("\n")
+                tuple(translator.split(line)) if line.strip() else () for line in text.split("\n")
             )
             for text in texts
         )

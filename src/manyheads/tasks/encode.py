@@ -150,7 +150,7 @@ class TextEncoder:
 
     def _guesses(self, logits: Float[Tensor, " v"], top: int) -> list[Guess]:
         chances, tokens = logits.float().softmax(-1).topk(min(top, len(logits)))
-        words = self.tokenizer.pieces(tokens.tolist())
+        words = self.tokenizer.subwords(tokens.tolist())
         return [Guess(word, float(chance)) for word, chance in zip(words, chances, strict=True)]
 
     def filled(self, line: str, guesses: list[list[Guess]]) -> str:
@@ -199,7 +199,7 @@ class TextEncoder:
                 real = True if batch.real is None else batch.real[place]
                 read = batch.tokens[place]
                 text = torch.isin(read, around, invert=True) & real
-                pieces = self.tokenizer.pieces(read[text].tolist())
+                pieces = self.tokenizer.subwords(read[text].tolist())
                 found[row] = [
                     _answer(logits, labels, piece.strip())
                     for logits, piece in zip(answers[place][text], pieces, strict=True)

@@ -215,7 +215,7 @@ def evaluate(
     texts = data.read(split_name)
     text = EncodedText(texts, tokenizer, ends=True)
     with Bar("evaluate", len(text.flat) - 1) as bar:
-        at_once = loaded.run.decode.read_at_once
+        at_once = loaded.run.decode.forward_tokens
         nll, tokens = stream_nll(
             model, text, objective, batch_tokens=at_once, stride=stride, bar=bar
         )

@@ -173,7 +173,7 @@ def evaluate(
     text = EncodedText(music, tokenizer, ends=True)
     step = stride or max(1, context // 2 // unit * unit)  # whole sixteenths of a chorale
     with Bar("evaluate", len(text.flat)) as bar:
-        at_once = loaded.run.decode.read_at_once
+        at_once = loaded.run.decode.forward_tokens
         nll, events = pieces_nll(
             model, text, closing=music.closing, batch_tokens=at_once, stride=step, bar=bar
         )

@@ -11,8 +11,7 @@ from torch import nn
 
 from manyheads.data.summaries import SummaryData, as_lines
 from manyheads.data.translation import Corpus, EncodedPairs, FilesData
-from manyheads.decode.lines import pieces, read_lines
-from manyheads.decode.translate import BaseTranslator, Translator
+from manyheads.decode.translate import BaseTranslator, Translator, read_lines
 from manyheads.evaluate.rouge import rouge_is_here, rouge_scorer, rouge_scores
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
@@ -48,7 +47,7 @@ def references(corpus: Corpus) -> list[list[str]]:
 
 def beginning(translator: BaseTranslator, document: str) -> str:
     """As much of a document as the model can read at once."""
-    return pieces(translator, document)[0]
+    return translator.split(document)[0]
 
 
 def beginnings(
@@ -90,7 +89,7 @@ def evaluate(loaded: LoadedModel, data: SummaryData | FilesData, split_name: str
     if isinstance(translator, Translator) and gives_loss(translator):
         tokenizer, frame = translator.tokenizer, translator.special_tokens.frame
         encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "truncate", frame)
-        nll, tokens = corpus_nll(translator.model, encoded, translator.decode.read_at_once)
+        nll, tokens = corpus_nll(translator.model, encoded, translator.decode.forward_tokens)
         scores |= {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         kind, size = translator.tokenizer.kind, translator.tokenizer.vocab_size
         scores["signature"] |= {

@@ -16,8 +16,7 @@ from manyheads.data.translation import (
     TranslationData,
 )
 from manyheads.decode.beam import SpecialTokens
-from manyheads.decode.cuda_graphs import GraphCache
-from manyheads.decode.lines import translate_whole
+from manyheads.decode.decoder import GraphCache
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
@@ -27,7 +26,7 @@ from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoder
 from manyheads.nn.layers import LMHead
 from manyheads.nn.shapes import Hidden
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
-from manyheads.tokenizer.bpe_dropout import Segmenter
+from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.progress import Bar
@@ -117,7 +116,7 @@ class TranslationTask:
         self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
         copies = train.bpe_dropout_copies
         if copies > 1:
-            cut = Segmenter(tokenizer, train.bpe_dropout, run.seed)
+            cut = BpeDropout(tokenizer, train.bpe_dropout, run.seed)
             self.data.cut_anew(part, cut, copies - 1, max_length)
         self.digest = self.data.digest()
         notes = [*part.notes, *valid.notes, *self.data.notes, *self.valid.notes]
@@ -159,7 +158,7 @@ class TranslationTask:
             how = replace(self.decode, beam=1)
             greedy = Translator(model, self.tokenizer, how, self.graphs)
             rows = self.valid.kept[:shown]
-            written = translate_whole(greedy, [self.valid_corpus.sources[row] for row in rows])
+            written = greedy.translate_long([self.valid_corpus.sources[row] for row in rows])
             wanted = [self.valid_corpus.targets[row] for row in rows]
             found = translation_scores(written, wanted)
             scores["bleu"] = found["bleu"]
@@ -188,7 +187,7 @@ def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
         encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "skip", frame)
     except DataError:
         return {}
-    nll, tokens = corpus_nll(translator.model, encoded, translator.decode.read_at_once)
+    nll, tokens = corpus_nll(translator.model, encoded, translator.decode.forward_tokens)
     return {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
 
 
@@ -204,13 +203,13 @@ def evaluate_translation(
     """
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
-        written = translate_whole(
-            translator, corpus.sources, lambda done: bar.update(done, "sentences")
+        written = translator.translate_long(
+            corpus.sources, lambda done: bar.update(done, "sentences")
         )
     scores = translation_scores(written, corpus.targets)
     own = False
     if isinstance(translator, Translator):
-        own = translator.special_tokens.own and looks_across(translator.model)
+        own = translator.special_tokens.are_default and looks_across(translator.model)
         if gives_loss(translator):
             scores |= _likelihood(translator, corpus)
     scores |= {"split": split_name, "examples": len(corpus.sources)}
@@ -218,7 +217,7 @@ def evaluate_translation(
         scores["files"] = corpus.name
     if split_name == "test" and COMPOSITIONAL in data.splits():
         other = data.read(COMPOSITIONAL)
-        unseen = translation_scores(translate_whole(translator, other.sources), other.targets)
+        unseen = translation_scores(translator.translate_long(other.sources), other.targets)
         scores["compositional_bleu"] = unseen["bleu"]
     error = None
     if corpus.aligned is not None and isinstance(translator, Translator) and own:

@@ -1,13 +1,14 @@
 """Text to token ids and back.
 
-Byte-level BPE, WordPiece and characters, learned in vocabularies.py, take any text and give it
-back exactly: what was never seen in training falls back to the bytes of its UTF-8 form, so
-nothing is ever unknown. Whole words, and tokenizers made elsewhere, may lose some of it.
+Byte-level BPE, WordPiece and characters (learned in train.py) encode any text without loss: what
+is not in the vocabulary falls back to the bytes of its UTF-8 form, so no text is unknown. Word
+vocabularies, and tokenizers made elsewhere, may lose some of it.
 """
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -21,16 +22,16 @@ from tokenizers.processors import TemplateProcessing
 
 from manyheads.errors import DataError, UserError
 from manyheads.fileio import write_text
-from manyheads.tokenizer.trace import Step, match_steps, merge_steps, symbols
+from manyheads.tokenizer.trace import Ranks, Step, match_steps, merge_steps, symbols
 
 # In the order of their ids.
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<sep>", "<cls>"]
 
 CONTINUATION = "##"
 
-# GPT-2's split, with combining marks kept on their letters, English contractions only where the
-# word ends (so French "c'est" and "l'eau" split at the apostrophe alike), numbers in groups of
-# three, and a bound on every run, so that no word is long enough to be slow or refused.
+# GPT-2's split, with combining marks kept on their letters, English contractions only at the end
+# of a word (so that French "c'est" and "l'eau" split at the apostrophe alike), numbers in groups
+# of three, and a bound on every run, so that no word is long enough to be slow or refused.
 WORDS = (
     r"'(?:s|t|re|ve|m|ll|d)(?!\p{L})"
     r"| ?[\p{L}\p{M}]{1,32}"
@@ -51,16 +52,16 @@ def _glyphs() -> list[str]:
 
 GLYPHS = _glyphs()
 BYTE_OF = {glyph: byte for byte, glyph in enumerate(GLYPHS)}
-BYTE_PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)}
+BYTE_TOKENS = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
-# The library's names of what vocabularies.py learns.
+# The library's names of the kinds that train.py learns.
 KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "WordLevel": "words"}
 
 
 class Special:
     """The id of a special token, as an attribute of a tokenizer.
 
-    It is looked up by content: ours, then those of files made elsewhere, the best first.
+    It is looked up by content: first ours, then those of other tokenizers in order of preference.
     """
 
     def __init__(self, *contents: str) -> None:
@@ -70,16 +71,15 @@ class Special:
         self.name = name
 
     def __get__(self, tokenizer: "Tokenizer", owner: type) -> int:
-        found = map(tokenizer.token_id, self.contents)
-        number = next((number for number in found if number is not None), None)
-        if number is None:
-            looked = " ".join(self.contents)
-            raise UserError(f"this tokenizer has no {self.name} token ({looked}); use one that has")
-        return number
+        for content in self.contents:
+            if (number := tokenizer.token_id(content)) is not None:
+                return number
+        contents = " ".join(self.contents)
+        raise UserError(f"this tokenizer has no {self.name} token ({contents}); use one that has")
 
 
 class Tokenizer:
-    """A trained tokenizer: text to ids and back, and a window on how it splits."""
+    """A trained tokenizer: text to ids and back, and how it splits."""
 
     pad = Special("<pad>", "[PAD]", "<|pad|>")
     start = Special(
@@ -91,13 +91,15 @@ class Tokenizer:
     separator = Special("<sep>", "[SEP]", "</s>")
     classify = Special("<cls>", "[CLS]", "<s>")
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        # Special tokens that a user's text spells out are text; the file does not hold this.
-        inner.encode_special_tokens = True
-        # Files from elsewhere may cut or pad what they encode.
-        inner.no_truncation()
-        inner.no_padding()
-        self._inner = inner
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        # A special token that a user's text spells out is text; the file does not store this.
+        library.encode_special_tokens = True
+        # Files made elsewhere may truncate or pad.
+        library.no_truncation()
+        library.no_padding()
+        self._library = library
+
+    # --- Encode and decode ---
 
     def encode(self, text: str) -> list[int]:
         return self._encoding(text).ids
@@ -108,18 +110,18 @@ class Tokenizer:
     def encode_words(self, texts: Sequence[str]) -> list[tuple[list[int], list[bool]]]:
         """The ids of each text as `encode_batch` gives them, and True where a word begins.
 
-        A word is what the tokenizer splits off before it looks for pieces, for ours a run of
-        letters with the space before it; one that splits nothing off has the same words.
+        Words are what the tokenizer splits off before it looks for subwords, for ours a run of
+        letters with the space before it. A tokenizer without such a split gets our words.
         """
-        found = []
+        results = []
         for text, encoding in zip(texts, self._encodings(texts), strict=True):
             words: list[int | None] = list(encoding.word_ids)
-            if self._inner.pre_tokenizer is None:
+            if self._library.pre_tokenizer is None:
                 starts = [start for _, (start, _) in SPLIT.pre_tokenize_str(text)]
                 words = [bisect_right(starts, start) for start, _ in encoding.offsets]
             begins = [word != before for before, word in pairwise([None, *words])]
-            found.append((encoding.ids, begins))
-        return found
+            results.append((encoding.ids, begins))
+        return results
 
     def framed(
         self,
@@ -128,90 +130,93 @@ class Tokenizer:
         *,
         specials: bool = False,
     ) -> list[tuple[list[int], list[int]]]:
-        """Texts and pairs of texts in the tokenizer's frame: ids, and which text each is of.
+        """Texts or pairs of texts with the tokenizer's special tokens: ids and segment ids.
 
-        What is longer than `longest` is cut, of a pair the longer text first; the frame stays.
-        With `specials`, special tokens that a text spells out are special tokens.
+        Texts longer than `longest` are truncated, the longer one of a pair first; special tokens
+        stay. With `specials`, special tokens that a text spells out are special tokens.
         """
-        self._inner.encode_special_tokens = not specials
+        self._library.encode_special_tokens = not specials
         if longest is not None:
-            self._inner.enable_truncation(longest)
+            self._library.enable_truncation(longest)
         try:
-            encodings = self._inner.encode_batch(list(texts), add_special_tokens=True)
-        except Exception as error:  # the library raises nothing narrower
-            raise _not_encoded(error) from error
+            with _encoding_errors():
+                encodings = self._library.encode_batch(list(texts), add_special_tokens=True)
         finally:
-            self._inner.encode_special_tokens = True
-            self._inner.no_truncation()
+            self._library.encode_special_tokens = True
+            self._library.no_truncation()
         return [(encoding.ids, encoding.type_ids) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, without special tokens."""
+        return self._library.decode(list(ids), skip_special_tokens=True)
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        return self._library.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Start and end of each token in characters; part of a character counts as all of it."""
+        return [(start, stop) for start, stop in self._encoding(text).offsets]
+
+    # --- Special tokens ---
 
     def frame(self) -> tuple[list[int], list[int]]:
         """The special tokens that this tokenizer puts before and after a text."""
-        whole = self._inner.encode("a", add_special_tokens=True)
-        added = whole.special_tokens_mask
-        text = added.index(0) if 0 in added else len(added)
-        after = [token for token, own in zip(whole.ids, added, strict=True) if own][text:]
-        return whole.ids[:text], after
+        encoding = self._library.encode("a", add_special_tokens=True)
+        is_special = encoding.special_tokens_mask
+        text = is_special.index(0) if 0 in is_special else len(is_special)
+        special = [token for token, yes in zip(encoding.ids, is_special, strict=True) if yes]
+        return encoding.ids[:text], special[text:]
 
     def with_frame(self, before: Sequence[int], after: Sequence[int]) -> "Tokenizer":
-        """The same, with these tokens before a text, and after each of one or two."""
-        inner = tokenizers.Tokenizer.from_str(self.to_json())
+        """A copy with these tokens before a text, and after each of one or two."""
+        library = tokenizers.Tokenizer.from_str(self.to_json())
         first, last = ([str(self.content(token)) for token in side] for side in (before, after))
-        one, two = [*first, "$A", *last], ["$B:1", *(f"{name}:1" for name in last)]
-        marks = [(str(self.content(token)), token) for token in {*before, *after}]
-        inner.post_processor = TemplateProcessing(one, [*one, *two], marks)
-        return Tokenizer(inner)
+        single, second = [*first, "$A", *last], ["$B:1", *(f"{name}:1" for name in last)]
+        special = [(str(self.content(token)), token) for token in {*before, *after}]
+        library.post_processor = TemplateProcessing(single, [*single, *second], special)
+        return Tokenizer(library)
 
     def with_specials(self, contents: Sequence[str]) -> "Tokenizer":
-        """The same, with these special tokens at the end; those that are there already stay."""
-        inner = tokenizers.Tokenizer.from_str(self.to_json())
-        inner.add_special_tokens(list(contents))
+        """A copy with further special tokens at the end of the vocabulary."""
+        library = tokenizers.Tokenizer.from_str(self.to_json())
+        library.add_special_tokens(list(contents))
         new = [content for content in contents if self.token_id(content) is None]
-        if any((inner.token_to_id(content) or 0) < self.vocab_size for content in new):
-            # The library counts tokens to find the next id, and would give one twice.
+        if any((library.token_to_id(content) or 0) < self.vocab_size for content in new):
+            # The library counts tokens to find the next id, and would assign one twice.
             raise UserError(
-                "this tokenizer has ids without tokens, so that no special ones can be added: "
-                "use one that numbers its tokens without holes"
+                "this tokenizer has holes in its ids, so special tokens cannot be added: use one "
+                "without holes"
             )
-        return Tokenizer(inner)
+        return Tokenizer(library)
 
     def sentinels(self) -> list[int]:
-        """The tokens that stand for spans in T5's texts: `<extra_id_0>`, `<extra_id_1>` and on."""
-        found: list[int] = []
-        while (token := self.token_id(f"<extra_id_{len(found)}>")) is not None:
-            found.append(token)
-        return found
+        """T5's sentinel tokens: `<extra_id_0>`, `<extra_id_1>` and so on."""
+        tokens: list[int] = []
+        while (token := self.token_id(f"<extra_id_{len(tokens)}>")) is not None:
+            tokens.append(token)
+        return tokens
 
     def takes_space(self, token: int) -> bool:
-        """Whether a special token is read together with the spaces before it."""
-        added = self._inner.get_added_tokens_decoder().get(token)
+        """True if a special token includes the spaces before it."""
+        added = self._library.get_added_tokens_decoder().get(token)
         return added is not None and bool(added.lstrip)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids; special tokens leave no trace."""
-        return self._inner.decode(list(ids), skip_special_tokens=True)
+    # --- Subwords and vocabulary ---
 
-    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        return self._inner.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
+    def subwords(self, ids: Sequence[int]) -> list[str]:
+        """Each token in readable form, with its spaces: `" dog"`.
 
-    def offsets(self, text: str) -> list[tuple[int, int]]:
-        """Where each token lies in the text, in characters; part of a character is all of it."""
-        return [(start, stop) for start, stop in self._encoding(text).offsets]
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Each token as people read it, spaces as they are: `" dog"`.
-
-        A continuation keeps its `##`, and a byte that is no character by itself is `\\xc3`.
+        A continuation keeps its `##`; a byte that is only part of a character is `\\xc3`.
         """
-        tokens = (self._inner.id_to_token(token) for token in ids)
+        tokens = (self._library.id_to_token(token) for token in ids)
         return [self._readable(token) if token is not None else "" for token in tokens]
 
-    def replay(self, text: str) -> list[Step]:
-        """How a word or a sentence is split, one state after the other, words from left to right.
+    def trace(self, text: str) -> list[Step]:
+        """How a text is split, state by state, words from left to right.
 
-        BPE goes up from single symbols, one merge a step; WordPiece goes down from whole words,
-        one longest known piece a step; characters are there at once. The last state is what
-        `encode` gives. Meant for looking: the states of a long text are many and large.
+        BPE starts from symbols, one merge a step; WordPiece from words, one longest known subword
+        a step. The last state is that of `encode`. Meant for short texts: a long one has many
+        large states.
         """
         model = self._layout["model"]
         if model["type"] == "BPE":
@@ -219,44 +224,45 @@ class Tokenizer:
         elif model["type"] == "WordPiece":
             steps = list(match_steps(self.words(text), model))
         else:
-            raise UserError(f"no replay for a {model['type']} tokenizer: only BPE and WordPiece")
-        if list(steps[-1].pieces) != self._encoding(text).tokens:
-            raise UserError("no replay for this tokenizer: it splits by rules of its own")
-        return [step.shown(self._readable) for step in steps]
+            raise UserError(f"no trace of a {model['type']} tokenizer: only BPE and WordPiece")
+        if list(steps[-1].subwords) != self._encoding(text).tokens:
+            raise UserError("no trace of this tokenizer: it has rules that are not known here")
+        return [step.map(self._readable) for step in steps]
 
     def words(self, text: str) -> list[str]:
-        """What is cut into pieces, each by itself, in the symbols of the vocabulary."""
-        normalizer, splitter = self._inner.normalizer, self._inner.pre_tokenizer
+        """The words that are split into subwords, in the symbols of the vocabulary."""
+        normalizer, splitter = self._library.normalizer, self._library.pre_tokenizer
         text = normalizer.normalize_str(text) if normalizer is not None else text
         if splitter is None:
             return [text]
         return [word for word, _ in splitter.pre_tokenize_str(text)]
 
     def symbols(self, word: str) -> list[str]:
-        return list(symbols(word, self._layout["model"]["vocab"]))
+        """The symbols that BPE starts from."""
+        return symbols(word, self._layout["model"]["vocab"])
 
     @cached_property
-    def ranks(self) -> dict[tuple[str, str], int]:
-        """Which neighbours BPE merges, the first ones first."""
-        merges = self._layout["model"]["merges"]
-        return {(left, right): rank for rank, (left, right) in enumerate(merges)}
+    def ranks(self) -> Ranks:
+        """The pairs that BPE merges, with their order."""
+        pairs = self._layout["model"]["merges"]
+        return {(left, right): rank for rank, (left, right) in enumerate(pairs)}
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id (a foreign vocabulary may have holes)."""
-        return 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
+        """One more than the largest id (an imported vocabulary may have holes)."""
+        return 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @cached_property
     def ordinary(self) -> Int[np.ndarray, " tokens"]:
-        """The ids that are no special tokens, in rising order."""
-        added = self._inner.get_added_tokens_decoder().items()
+        """The ids of tokens that are not special, in ascending order."""
+        added = self._library.get_added_tokens_decoder().items()
         special = {number for number, token in added if token.special}
-        known = set(self._inner.get_vocab(with_added_tokens=True).values())
-        return np.array(sorted(known - special), dtype=np.int64)
+        ids = set(self._library.get_vocab(with_added_tokens=True).values())
+        return np.array(sorted(ids - special), dtype=np.int64)
 
     @cached_property
     def kind(self) -> str:
-        """The kind as the settings name it (bpe, words, …), or else the library's name."""
+        """The kind in the words of the settings (bpe, words, …), or else the library's name."""
         model = self._layout["model"]
         if model["type"] == "BPE" and model["byte_fallback"] and not model["merges"]:
             return "characters"
@@ -264,44 +270,42 @@ class Tokenizer:
 
     def token_id(self, content: str) -> int | None:
         """The id of a token by its exact content in the vocabulary."""
-        return self._inner.token_to_id(content)
+        return self._library.token_to_id(content)
 
     def content(self, number: int) -> str | None:
-        """The exact content of a token by its id; None where a foreign vocabulary has a hole."""
-        return self._inner.id_to_token(number)
+        """The exact content of a token by its id; None for a hole in the vocabulary."""
+        return self._library.id_to_token(number)
+
+    # --- Files ---
 
     def save(self, path: Path) -> None:
         write_text(path, self.to_json())
 
     def to_json(self) -> str:
-        return self._inner.to_str(pretty=True) + "\n"
+        return self._library.to_str(pretty=True) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read a tokenizer.json, ours or one made elsewhere."""
+        """Load a tokenizer.json, ours or one made elsewhere."""
         try:
             return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise DataError(f"{path}: cannot read it ({error.strerror})") from error
         except Exception as error:  # the library raises nothing narrower
             reason = " ".join(str(error).split())
-            raise DataError(f"{path}: no whole tokenizer.json ({reason}); copy it again") from error
+            raise DataError(f"{path}: not a tokenizer.json ({reason}); copy it again") from error
 
     def _encoding(self, text: str) -> tokenizers.Encoding:
-        try:
-            return self._inner.encode(text, add_special_tokens=False)
-        except Exception as error:  # the library raises nothing narrower
-            raise _not_encoded(error) from error
+        with _encoding_errors():
+            return self._library.encode(text, add_special_tokens=False)
 
     def _encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        try:
-            return self._inner.encode_batch(list(texts), add_special_tokens=False)
-        except Exception as error:  # the library raises nothing narrower
-            raise _not_encoded(error) from error
+        with _encoding_errors():
+            return self._library.encode_batch(list(texts), add_special_tokens=False)
 
     @cached_property
     def _layout(self) -> dict[str, Any]:
-        layout: dict[str, Any] = json.loads(self._inner.to_str())
+        layout: dict[str, Any] = json.loads(self._library.to_str())
         return layout
 
     @cached_property
@@ -310,20 +314,25 @@ class Tokenizer:
         return {part["type"] for part in decoder.get("decoders", [decoder])}
 
     def _readable(self, token: str) -> str:
-        if "ByteFallback" in self._decoders and token in BYTE_PIECES:
-            return bytes([BYTE_PIECES[token]]).decode("utf-8", "backslashreplace")
-        if "ByteLevel" not in self._decoders:
-            return token
-        if not BYTE_OF.keys() >= set(token):  # a token added as it is
-            return token
-        # The "##" of a continuation are glyphs of themselves, so they stay.
-        return bytes(BYTE_OF[glyph] for glyph in token).decode("utf-8", "backslashreplace")
+        data = None
+        if "ByteFallback" in self._decoders and token in BYTE_TOKENS:
+            data = bytes([BYTE_TOKENS[token]])
+        elif "ByteLevel" in self._decoders and BYTE_OF.keys() >= set(token):
+            # The "##" of a continuation are glyphs of themselves, so they stay.
+            data = bytes(BYTE_OF[glyph] for glyph in token)
+        return token if data is None else data.decode("utf-8", "backslashreplace")
 
 
-def _not_encoded(error: Exception) -> UserError:
-    if isinstance(error, TypeError):
-        # A lone surrogate is what Python's str can hold and UTF-8 cannot.
-        return UserError(
+@contextmanager
+def _encoding_errors() -> Iterator[None]:
+    """Turn errors of the library into one-line errors."""
+    try:
+        yield
+    except TypeError as error:  # a lone surrogate: Python's str can hold it, UTF-8 cannot
+        raise UserError(
             "the text is not valid Unicode (half of a surrogate pair); read it as UTF-8"
-        )
-    return UserError(f"this tokenizer cannot read the text ({error}): use the model's own")
+        ) from error
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(
+            f"this tokenizer cannot encode the text ({error}): use the model's tokenizer"
+        ) from error

@@ -1,74 +1,87 @@
-"""How a text falls into pieces, one state after the other: merges going up, matches going down."""
+"""How a word is split into subwords, state by state: BPE merges upwards, WordPiece downwards."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
 
+Ranks = dict[tuple[str, str], int]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One state of a text on its way into pieces, and what was done to reach it.
+    """One state of a text, and how it was reached.
 
-    `merged` is the piece made (empty at the first state), `rank` the rank of its merge (BPE) and
-    `tried` the longer pieces that were looked up in vain before it (WordPiece).
+    `merged` is the new subword (empty in the first state), `rank` the rank of its merge (BPE) and
+    `tried` the longer subwords that are not in the vocabulary (WordPiece).
     """
 
-    pieces: tuple[str, ...]
+    subwords: tuple[str, ...]
     merged: str = ""
     rank: int | None = None
     tried: tuple[str, ...] = ()
 
-    def shown(self, show: Callable[[str], str]) -> "Step":
-        pieces, tried = tuple(map(show, self.pieces)), tuple(map(show, self.tried))
-        return Step(pieces=pieces, merged=show(self.merged), rank=self.rank, tried=tried)
+    def map(self, show: Callable[[str], str]) -> "Step":
+        subwords, tried = tuple(map(show, self.subwords)), tuple(map(show, self.tried))
+        return Step(subwords=subwords, merged=show(self.merged), rank=self.rank, tried=tried)
 
 
-def merge_steps(
-    words: list[str], vocabulary: dict[str, int], ranks: dict[tuple[str, str], int]
-) -> Iterator[Step]:
-    """BPE: always the pair of lowest rank, the leftmost of equals, until no pair has a rank."""
-    states = [list(symbols(word, vocabulary)) for word in words]
-    yield Step(pieces=tuple(chain(*states)))
+def merges(
+    state: list[str], ranks: Ranks, allows: Callable[[], bool] = lambda: True
+) -> Iterator[tuple[int, str]]:
+    """BPE in place: merge the pair of lowest rank, the leftmost of equals, until none has a rank.
+
+    `allows` is called for every pair that could be merged (BPE-dropout). Yields ranks and subwords.
+    """
+    while known := [
+        (ranks[pair], index)
+        for index, pair in enumerate(pairwise(state))
+        if pair in ranks and allows()
+    ]:
+        rank, index = min(known)
+        state[index : index + 2] = [state[index] + state[index + 1]]
+        yield rank, state[index]
+
+
+def merge_steps(words: list[str], vocabulary: dict[str, int], ranks: Ranks) -> Iterator[Step]:
+    """The states of BPE, words from left to right."""
+    states = [symbols(word, vocabulary) for word in words]
+    yield Step(subwords=tuple(chain(*states)))
     for state in states:
-        while known := [(ranks[p], i) for i, p in enumerate(pairwise(state)) if p in ranks]:
-            rank, position = min(known)
-            merged = state[position] + state[position + 1]
-            state[position : position + 2] = [merged]
-            yield Step(pieces=tuple(chain(*states)), merged=merged, rank=rank)
+        for rank, merged in merges(state, ranks):
+            yield Step(subwords=tuple(chain(*states)), merged=merged, rank=rank)
 
 
-def symbols(word: str, vocabulary: dict[str, int]) -> Iterator[str]:
-    """What BPE begins with: characters, or their bytes where they are not known."""
+def symbols(word: str, vocabulary: dict[str, int]) -> list[str]:
+    """The first state of BPE: characters, or the bytes of those not in the vocabulary."""
+    state: list[str] = []
     for character in word:
-        if character in vocabulary:
-            yield character
-        else:
-            yield from (f"<0x{byte:02X}>" for byte in character.encode())
+        known = character in vocabulary
+        state += [character] if known else [f"<0x{byte:02X}>" for byte in character.encode()]
+    return state
 
 
 def match_steps(words: list[str], model: dict[str, Any]) -> Iterator[Step]:
-    """WordPiece: from the left, always the longest piece in the vocabulary."""
+    """The states of WordPiece: from the left, always the longest subword in the vocabulary."""
     prefix, vocabulary = model["continuing_subword_prefix"], model["vocab"]
     done: list[str] = []
-    yield Step(pieces=tuple(words))
+    yield Step(subwords=tuple(words))
     for index, word in enumerate(words):
-        taken: list[str] = []
+        matched: list[str] = []
         rest = word
         while rest:
-            lead = prefix if taken else ""
+            lead = prefix if matched else ""
             candidates = [lead + rest[:stop] for stop in range(len(rest), 0, -1)]
-            tries = next((i for i, piece in enumerate(candidates) if piece in vocabulary), None)
-            if tries is None:  # a word with an unknown end is unknown as a whole
-                taken, merged, rest = [model["unk_token"]], model["unk_token"], ""
+            tries = next((i for i, part in enumerate(candidates) if part in vocabulary), None)
+            if tries is None:  # one unknown part makes the word unknown
+                matched, rest = [model["unk_token"]], ""
             else:
-                merged = candidates[tries]
-                taken.append(merged)
+                matched.append(candidates[tries])
                 rest = rest[len(rest) - tries :]
             left = [prefix + rest] if rest else []
             yield Step(
-                pieces=(*done, *taken, *left, *words[index + 1 :]),
-                merged=merged,
+                subwords=(*done, *matched, *left, *words[index + 1 :]),
+                merged=matched[-1],
                 tried=tuple(candidates[:tries]),
             )
-        done += taken
+        done += matched

@@ -1,20 +1,21 @@
-"""How a vocabulary is learned from text: byte-level BPE, WordPiece, characters and whole words.
+"""Learn a vocabulary from text: byte-level BPE, WordPiece, characters and words.
 
-The first three lose nothing of any text; whole words are for comparing with what was published.
+The first three encode any text without loss; words are for comparison with published results.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from manyheads.config import Between
 from manyheads.errors import UserError
 from manyheads.tokenizer.tokenizer import (
-    BYTE_PIECES,
+    BYTE_TOKENS,
     CONTINUATION,
     GLYPHS,
     SPECIALS,
@@ -22,30 +23,30 @@ from manyheads.tokenizer.tokenizer import (
     Tokenizer,
 )
 
-# The longest run of tokens.WORDS, at four bytes to a character, and the space before the word.
+# The longest run of tokenizer.WORDS, at four bytes a character, and the space before the word.
 LONGEST_WORD = 4 * 32 + 1
 
-# While WordPiece is trained, a glyph inside a word is a character of its own in Unicode's private
-# area. The library's WordPiece trainer numbers the `##` symbols in the order of a hash table, so
-# it gives another vocabulary in each process; its BPE trainer over this alphabet does not.
+# While WordPiece is trained, a glyph inside a word is a character in Unicode's private use area.
+# The library's WordPiece trainer numbers the `##` symbols in the order of a hash table, so its
+# vocabulary differs between processes; its BPE trainer over this alphabet is deterministic.
 INSIDE = {ord(glyph): chr(0xE000 + byte) for byte, glyph in enumerate(GLYPHS)}
 OUTSIDE = {ord(inside): chr(glyph) for glyph, inside in INSIDE.items()}
 
-# What Python's `str.split` takes for white space, and what it does not.
+# White space of Python's `str.split`, and its complement.
 SPACE, NO_SPACE = r"[\s\x1C-\x1F]", r"[^\s\x1C-\x1F]"
+
+BYTES = len(GLYPHS) + len(SPECIALS)
+MEANING = "Most tokens of the vocabulary, special tokens included"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bpe:
-    """Byte-level byte-pair encoding: the commonest pair of neighbours becomes a symbol, again and
-    again (Sennrich et al. 2016, over bytes as in GPT-2). `vocab_size` is the most there can be.
+    """Byte-level byte-pair encoding: the most frequent pair of neighbours becomes a symbol, again
+    and again (Sennrich et al. 2016, over bytes as in GPT-2).
     """
 
-    vocab_size: int = 8000
+    vocab_size: Annotated[int, Between(BYTES), MEANING] = 8000
     kind: ClassVar[str] = "bpe"
-
-    def __post_init__(self) -> None:
-        _check_size(self.vocab_size, "byte-level BPE", len(GLYPHS))
 
     def train(self, lines: Iterable[str]) -> Tokenizer:
         """Learn the merges; the same lines give the same tokenizer, bit for bit."""
@@ -56,19 +57,16 @@ class Bpe:
 
 @dataclass(frozen=True, kw_only=True)
 class WordPiece:
-    """WordPiece as in BERT, over bytes: pieces inside a word begin with `##`, and a word is split
-    by the longest known piece from the left. `vocab_size` is the most there can be.
+    """WordPiece as in BERT, over bytes: subwords inside a word begin with `##`, and a word is
+    split by the longest known subword from the left.
     """
 
-    vocab_size: int = 8000
+    vocab_size: Annotated[int, Between(BYTES + len(GLYPHS)), MEANING] = 8000
     kind: ClassVar[str] = "wordpiece"
 
-    def __post_init__(self) -> None:
-        _check_size(self.vocab_size, "WordPiece over bytes", 2 * len(GLYPHS))
-
     def train(self, lines: Iterable[str]) -> Tokenizer:
-        """Learn the pieces; the same lines give the same tokenizer, bit for bit."""
-        # A "#" of the text is a word of its own: so "##" always means "continues the word".
+        """Learn the subwords; the same lines give the same tokenizer, bit for bit."""
+        # A "#" of the text is a word, so that "##" always means "continues the word".
         splitter = _splitter(pre_tokenizers.Split("#", "isolated"))
         split = map(splitter.pre_tokenize_str, _with_text(lines))
         marked = (" ".join(w[0] + w[1:].translate(INSIDE) for w, _ in words) for words in split)
@@ -92,68 +90,50 @@ class WordPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class Characters:
-    """Single characters, the most frequent ones; any other is the bytes of its UTF-8 form.
-    `vocab_size` is the most there can be, bytes and special tokens included.
-    """
+    """The most frequent characters; any other is encoded as the bytes of its UTF-8 form."""
 
-    vocab_size: int = 1000
+    vocab_size: Annotated[int, Between(BYTES), MEANING] = 1000
     kind: ClassVar[str] = "characters"
-
-    def __post_init__(self) -> None:
-        _check_size(self.vocab_size, "a character vocabulary", len(BYTE_PIECES))
 
     def train(self, lines: Iterable[str]) -> Tokenizer:
         """Count the characters; the same lines give the same tokenizer, bit for bit."""
         frequent = _most_frequent(chain.from_iterable(_with_text(lines)))
-        symbols = _numbered([*SPECIALS, *BYTE_PIECES, *frequent][: self.vocab_size])
-        model = models.BPE(vocab=symbols, merges=[], unk_token="<unk>", byte_fallback=True)
+        vocabulary = _numbered([*SPECIALS, *BYTE_TOKENS, *frequent][: self.vocab_size])
+        model = models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
         decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
         return _assemble(model, None, decoder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Whole words between white space, the most frequent ones; any other is `<unk>`.
-    `vocab_size` is the most there can be, special tokens included.
+    """The most frequent words between white space; any other is `<unk>`.
 
-    This loses what it does not know, and white space comes back as single spaces. A text that
-    spells `<unk>`, as the Penn Treebank's does, means the token.
+    Unknown words are lost, and white space is decoded as single spaces. `<unk>` in a text, as in
+    the Penn Treebank, is the token.
     """
 
-    vocab_size: int = 50_000
+    vocab_size: Annotated[int, Between(len(SPECIALS) + 1), MEANING] = 50_000
     kind: ClassVar[str] = "words"
-
-    def __post_init__(self) -> None:
-        _check_size(self.vocab_size, "a vocabulary of words", 1, "a word")
 
     def train(self, lines: Iterable[str]) -> Tokenizer:
         """Count the words; the same lines give the same tokenizer, bit for bit."""
         text = _with_text(line.strip() for line in lines)
         frequent = _most_frequent(word for line in text for word in line.split())
         words = (word for word in frequent if word not in SPECIALS)
-        symbols = _numbered([*SPECIALS, *words][: self.vocab_size])
-        model = models.WordLevel(symbols, unk_token="<unk>")
+        vocabulary = _numbered([*SPECIALS, *words][: self.vocab_size])
+        model = models.WordLevel(vocabulary, unk_token="<unk>")
         spaces = pre_tokenizers.Split(Regex(rf"{SPACE}+"), "removed")
-        # This model looks a whole word up, so a text that spells <pad> would get the token.
-        spelled = "|".join(name for name in SPECIALS if name != "<unk>")
-        alone = Regex(rf"(?<!{NO_SPACE})(?:{spelled})(?!{NO_SPACE})")
-        return _assemble(model, spaces, None, normalizers.Replace(alone, "<unk>"))
+        # This model looks words up in the vocabulary, so "<pad>" in a text would be the token.
+        names = "|".join(name for name in SPECIALS if name != "<unk>")
+        special_word = Regex(rf"(?<!{NO_SPACE})(?:{names})(?!{NO_SPACE})")
+        return _assemble(model, spaces, None, normalizers.Replace(special_word, "<unk>"))
 
 
 Tokens = Bpe | WordPiece | Characters | Words
 
 
-def _check_size(vocab_size: int, kind: str, alphabet: int, what: str = "the bytes") -> None:
-    least = alphabet + len(SPECIALS)
-    if vocab_size < least:
-        raise UserError(
-            f"tokens.vocab_size={vocab_size} is too small: {kind} needs at least {least} "
-            f"({alphabet} for {what}, {len(SPECIALS)} special tokens)"
-        )
-
-
 def _with_text(lines: Iterable[str]) -> Iterator[str]:
-    """The same lines, once it is sure that there is a text in them."""
+    """The same lines, if they contain text."""
     rest = iter(lines)
     for line in rest:
         if line:
@@ -162,7 +142,7 @@ def _with_text(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _most_frequent(symbols: Iterable[str]) -> list[str]:
-    """Each symbol once, the commonest first, equals in the order of their characters."""
+    """Each symbol once, the most frequent first, equals in the order of their characters."""
     counts = Counter(symbols)
     return sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
 
@@ -182,8 +162,8 @@ def _learn_merges(
     alphabet: list[str],
     vocab_size: int,
 ) -> tokenizers.Tokenizer:
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = splitter
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = splitter
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -191,8 +171,8 @@ def _learn_merges(
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    inner.train_from_iterator(lines, trainer)
-    return inner
+    library.train_from_iterator(lines, trainer)
+    return library
 
 
 def _assemble(
@@ -203,14 +183,14 @@ def _assemble(
     *,
     spaced: bool = False,
 ) -> Tokenizer:
-    """With `spaced` words carry the space before them, and so a mask in a text takes its own."""
-    inner = tokenizers.Tokenizer(model)
+    """With `spaced`, words include the space before them, so a mask in a text does too."""
+    library = tokenizers.Tokenizer(model)
     if normalizer is not None:
-        inner.normalizer = normalizer
+        library.normalizer = normalizer
     if splitter is not None:
-        inner.pre_tokenizer = splitter
+        library.pre_tokenizer = splitter
     if decoder is not None:  # without one, tokens are joined with spaces
-        inner.decoder = decoder
+        library.decoder = decoder
     mask = AddedToken("<mask>", lstrip=spaced, special=True)
-    inner.add_special_tokens([mask if name == mask.content else name for name in SPECIALS])
-    return Tokenizer(inner)
+    library.add_special_tokens([mask if name == mask.content else name for name in SPECIALS])
+    return Tokenizer(library)

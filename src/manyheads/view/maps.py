@@ -78,7 +78,7 @@ def maps_of(opened: TorchRun, text: str, target: str | None = None) -> dict[str,
     _check(ids, model.config.max_length)
     with capture(model) as maps:
         model.hidden(_batch(ids, opened))
-    pieces = tokenizer.pieces(ids)
+    pieces = tokenizer.subwords(ids)
     return {f"{stack}.self": _stacked(maps, stack, "self", pieces, pieces)}
 
 
@@ -98,11 +98,11 @@ def _written(opened: TorchRun, text: str, target: str | None) -> dict[str, TextM
     _check(given, model.config.max_length)
     with capture(model) as maps:
         model(_batch(source, opened), _batch(given, opened))
-    read, steps = tokenizer.pieces(source), tokenizer.pieces(given)
+    read, steps = tokenizer.subwords(source), tokenizer.subwords(given)
     sides = {
         ("encoder", "self"): (read, read),
         ("decoder", "self"): (steps, steps),
-        ("decoder", "cross"): (tokenizer.pieces([*written, marks.end]), read),
+        ("decoder", "cross"): (tokenizer.subwords([*written, marks.end]), read),
     }
     there = {(stack, kind) for stack, kind, _ in maps.by_layer}
     return {

@@ -47,7 +47,7 @@ def _decode(fields: Fields, library: Library, limits: Limits) -> Response:
         found = {
             "run": run,
             "continues": writing.continues,
-            "root": writing.tokenizer.pieces([writing.start])[0],
+            "root": writing.tokenizer.subwords([writing.start])[0],
             "limit": writing.limit,
             "prefix": given,
             **settings_of(writing),
@@ -72,7 +72,7 @@ def settings_of(writing: Writing) -> dict[str, Any]:
 def nodes_of(tree: Watched, writing: Writing) -> list[dict[str, Any]]:
     """The tree as JSON; `place` counts the hypotheses that were found, the best is 1."""
     places = {node: place for place, node in enumerate(tree.ends, start=1)}
-    pieces = writing.tokenizer.pieces([node.token for node in tree.nodes])
+    pieces = writing.tokenizer.subwords([node.token for node in tree.nodes])
     return [
         {**vars(node), "piece": piece, "place": places.get(number)}
         for number, (node, piece) in enumerate(zip(tree.nodes, pieces, strict=True))
@@ -83,7 +83,7 @@ def _hypothesis(one: Hypothesis, writing: Writing) -> dict[str, Any]:
     return {
         "text": writing.text(one.tokens),
         "tokens": one.tokens,
-        "pieces": writing.tokenizer.pieces(one.tokens),
+        "pieces": writing.tokenizer.subwords(one.tokens),
         "log_probability": one.log_probability,
         "score": one.score,
     }
@@ -123,7 +123,7 @@ def _following(fields: Fields, library: Library, limits: Limits) -> Response:
         top = [
             {"token": token, "piece": piece, "before": chance, "after": float(after[token])}
             for token, piece, chance in zip(
-                ids.tolist(), writing.tokenizer.pieces(ids.tolist()), best.tolist(), strict=True
+                ids.tolist(), writing.tokenizer.subwords(ids.tolist()), best.tolist(), strict=True
             )
         ]
         found = {

@@ -92,7 +92,7 @@ def _piece(tokenizer: Tokenizer, parts: list[str], at: int, word: str) -> str | 
     place = [number for number, token in enumerate(masked) if token == tokenizer.mask][at]
     alike = whole[:place] == masked[:place] and whole[place + 1 :] == masked[place + 1 :]
     one = alike and len(whole) == len(masked)
-    return tokenizer.pieces([whole[place]])[0] if one else None
+    return tokenizer.subwords([whole[place]])[0] if one else None
 
 
 ROUTES = [Route("/api/fill", fill, methods=["POST"])]

@@ -104,7 +104,7 @@ def follow(
     manifest = {
         **about,
         "output": found.output,
-        "columns": [_told(one, opened.tokenizer.pieces(one.ids), own) for one in columns],
+        "columns": [_told(one, opened.tokenizer.subwords(one.ids), own) for one in columns],
         "code": {_named(one): source(one) for one in told if _is_own(one)},
     }
     return Trace(manifest, {part.name: part.tensor for part in parts})

@@ -123,12 +123,12 @@ def _translated(opened: TorchRun, text: str, target: str | None, room: Room) -> 
         "forced": target is not None,
         **_likelihood(chances, expected, tokenizer),
     }
-    read, steps = tokenizer.pieces(source), tokenizer.pieces(given)
+    read, steps = tokenizer.subwords(source), tokenizer.subwords(given)
     whole = [*read, *steps] if isinstance(model, DecoderOnlySeq2Seq) else steps
     sides: dict[tuple[str, Kind], tuple[list[str], list[str]]] = {
         ("encoder", "self"): (read, read),
         ("decoder", "self"): (whole, whole),
-        ("decoder", "cross"): (tokenizer.pieces(expected), read),
+        ("decoder", "cross"): (tokenizer.subwords(expected), read),
     }
     return Pass(record, output, sides)
 
@@ -172,7 +172,7 @@ def _continued(opened: TorchRun, text: str, room: Room) -> Pass:
         "top": _top(chances[-1], tokenizer),
         **_likelihood(chances[:-1], ids[1:], tokenizer),
     }
-    pieces = tokenizer.pieces(ids)
+    pieces = tokenizer.subwords(ids)
     return Pass(record, output, {("decoder", "self"): (pieces, pieces)})
 
 
@@ -196,7 +196,7 @@ def _read(opened: TorchRun, text: str, room: Room) -> Pass:
     with recorded(model) as record:
         hidden = model.hidden(_batch(ids, opened), None, _batch(segments, opened))
         answer = model.answer(hidden)[0].float()
-    pieces = tokenizer.pieces(ids)
+    pieces = tokenizer.subwords(ids)
     output: dict[str, Any] = {"kind": "states"}
     if isinstance(head, Masked):
         chances = answer.log_softmax(-1)
@@ -221,13 +221,13 @@ def _likelihood(
 ) -> dict[str, Any]:
     """log P of each expected token, and of all of them."""
     each = [float(row[token]) for row, token in zip(chances, expected, strict=True)]
-    pieces = tokenizer.pieces(expected)
+    pieces = tokenizer.subwords(expected)
     return {"pieces": pieces, "log_probabilities": each, "log_probability": sum(each)}
 
 
 def _top(chances: Float[Tensor, " v"], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     best, ids = chances.exp().topk(min(TOP, len(chances)))
-    pieces = tokenizer.pieces(ids.tolist())
+    pieces = tokenizer.subwords(ids.tolist())
     return [
         {"piece": piece, "probability": chance}
         for piece, chance in zip(pieces, best.tolist(), strict=True)

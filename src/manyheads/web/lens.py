@@ -174,11 +174,11 @@ def told(opened: TorchRun, found: Read) -> dict[str, Any]:
     known = sorted({one for layer in ids for place in layer for one in place})
     return {
         "layers": len(found.states) - 1,
-        "given": tokenizer.pieces(found.given),
+        "given": tokenizer.subwords(found.given),
         "expected": [
-            None if token is None else tokenizer.pieces([token])[0] for token in found.expected
+            None if token is None else tokenizer.subwords([token])[0] for token in found.expected
         ],
-        "pieces": dict(zip(map(str, known), tokenizer.pieces(known), strict=True)),
+        "pieces": dict(zip(map(str, known), tokenizer.subwords(known), strict=True)),
         "top": ids,
         "probabilities": chances,
         "entropy": entropies,

@@ -170,7 +170,7 @@ def listened(
         logits = model(torch.tensor([ids], device=opened.device))
     chances = logits[0, :-1].float().log_softmax(-1)
     each = [float(row[token]) for row, token in zip(chances, ids[1:], strict=True)]
-    labels = tokenizer.pieces(ids)
+    labels = tokenizer.subwords(ids)
     sides: dict[tuple[str, Kind], tuple[list[str], list[str]]] = {
         ("decoder", "self"): (labels, labels)
     }

@@ -81,9 +81,9 @@ def _of_tokens(
         formula=formulas.logits(last),
         code=(last.forward,),
         # Where a source stands before the target, its positions answer nothing.
-        rows=tuple(tokenizer.pieces(column.ids[-len(logits) :])),
+        rows=tuple(tokenizer.subwords(column.ids[-len(logits) :])),
         columns=tuple(str(rank) for rank in range(1, ids.shape[1] + 1)),
-        words=tuple(tuple(tokenizer.pieces(row)) for row in ids.tolist()),
+        words=tuple(tuple(tokenizer.subwords(row)) for row in ids.tolist()),
         all=logits.shape[-1],
     )
     return [*before, best, _as_chances(best, chances, distribution)]

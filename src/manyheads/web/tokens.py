@@ -34,7 +34,7 @@ def _tokens(fields: Fields, library: Library, limits: Limits) -> Response:
         reason = f"steps are shown of up to {limits.replay_characters} characters: shorten the text"
     elif text:
         try:
-            steps = tokenizer.replay(text)
+            steps = tokenizer.trace(text)
         except UserError as mistake:
             reason = str(mistake)
     return JSONResponse(
@@ -42,9 +42,9 @@ def _tokens(fields: Fields, library: Library, limits: Limits) -> Response:
             "kind": tokenizer.kind,
             "vocab_size": tokenizer.vocab_size,
             "ids": ids,
-            "pieces": tokenizer.pieces(ids),
+            "pieces": tokenizer.subwords(ids),
             "steps": [
-                {"pieces": s.pieces, "merged": s.merged, "rank": s.rank, "tried": s.tried}
+                {"pieces": s.subwords, "merged": s.merged, "rank": s.rank, "tried": s.tried}
                 for s in steps
             ],
             "reason": reason,

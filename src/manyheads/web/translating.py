@@ -78,7 +78,7 @@ def _translated(opened: TorchRun, fields: Fields, room: Room, about: dict[str, A
     tokenizer = writing.tokenizer
     weights, chances = aligned(writing, found[which].tokens, room)
     expected = [*found[which].tokens, writing.special_tokens.end][: len(chances)]
-    columns = tokenizer.pieces(writing.read)
+    columns = tokenizer.subwords(writing.read)
     tensors, alignment = {}, None
     if weights is not None:
         layers, heads, _, keys = weights.shape
@@ -91,10 +91,10 @@ def _translated(opened: TorchRun, fields: Fields, room: Room, about: dict[str, A
         **about,
         "prefix": given,
         "width": writing.decode.beam,
-        "source": tokenizer.pieces(writing.read),
+        "source": tokenizer.subwords(writing.read),
         "which": which,
         "hypotheses": [_hypothesis(one, writing) for one in found],
-        "pieces": tokenizer.pieces(expected),
+        "pieces": tokenizer.subwords(expected),
         "tokens": expected,
         "log_probabilities": chances,
         "alignment": alignment,

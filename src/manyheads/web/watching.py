@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyheads.decode.beam import BeamSearch, Candidates, DecoderSession, Hypothesis
-from manyheads.decode.constraints import NEVER
+from manyheads.decode.beam import NEVER, BeamSearch, Candidates, DecoderSession, Hypothesis
 
 State = Literal["kept", "ended", "pruned"]
 ROOT = -1  # the parent of first tokens

@@ -9,8 +9,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.decode.beam import BeamSearch, Decode, DecoderSession, SpecialTokens
-from manyheads.decode.constraints import NEVER, LogitsConstraints
+from manyheads.decode.beam import (
+    NEVER,
+    BeamSearch,
+    Decode,
+    DecoderSession,
+    LogitsConstraints,
+    SpecialTokens,
+)
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample, Sampler, Samples, filtered
 from manyheads.decode.translate import Translator
@@ -104,7 +110,7 @@ class Writing:
 
     def constraints(self, given: Sequence[int] = ()) -> PrefixConstraints:
         special, device = self.special_tokens, self.opened.device
-        constraints = PrefixConstraints(self.decode, special.end, special.banned, device)
+        constraints = PrefixConstraints(self.decode, special.end, special.suppressed, device)
         constraints.prefix = list(given)
         return constraints
 
@@ -156,7 +162,7 @@ class Writing:
             raise Problem(
                 413, f"'{name}' has {len(value)} tokens, but at most {self.limit} are written"
             )
-        barred = set(self.special_tokens.banned)
+        barred = set(self.special_tokens.suppressed)
         for place, token in enumerate(value, start=1):
             early = token == self.special_tokens.end and place < len(value)
             if not 0 <= token < self.vocabulary or token in barred or early:
