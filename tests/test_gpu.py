@@ -550,8 +550,8 @@ def test_the_loss_at_masked_positions_is_that_of_all_logits(tmp_path: Path) -> N
     run = read_recipe(case.recipe, [*case.all(texts), "model.dropout=0"])
     trainer = train(run, tmp_path / "run", CUDA)
     [batch] = trainer.task.batches(0)
-    logits = trainer.model(batch.tokens, batch.real, batch.segments).flatten(0, 1)[batch.places]
-    expected = F.cross_entropy(logits, batch.wanted, ignore_index=IGNORE_INDEX, reduction="sum")
+    logits = trainer.model(batch.tokens, batch.real, batch.segments).flatten(0, 1)[batch.positions]
+    expected = F.cross_entropy(logits, batch.labels, ignore_index=IGNORE_INDEX, reduction="sum")
     loss = trainer.task.losses(trainer.model, batch)["masked"].objective
     assert torch.allclose(loss, expected, rtol=1e-4)
 

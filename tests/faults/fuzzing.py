@@ -365,7 +365,7 @@ class Inputs:
             path = self._file(name, content)
             if draw.random() < 0.5:
                 read_lines(path)
-                return bool(read_pairs(path, path, empty_lines="skip").pairs)
+                return bool(read_pairs(path, path, skip_empty=True)[0])
             train, valid = data.read("train"), data.read("valid")
             data.label_names(train)
             return len(train.texts) > 0 and len(valid.texts) > 0

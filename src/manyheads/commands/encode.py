@@ -165,7 +165,7 @@ def classify(
     data = opened.run.data
     for first, lines in _chunks():
         if isinstance(data, LabelledData):
-            _say_others(lines, first, bool(data.columns.pair))
+            _say_others(lines, first, len(data.columns) > 2)
         for at, answers in enumerate(encoder.classify(lines), start=first):
             if not as_json:
                 write(_labelled(answers, scores, encoder.tags))

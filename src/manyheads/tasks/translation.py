@@ -55,7 +55,7 @@ def translation_losses(
     apart = rdrop_kl(
         model.head.enter(hidden),
         model.head.matrix(model.target_table),
-        batch.real,
+        batch.loss_mask,
         bias=model.head.bias,
         count=batch.target_tokens,
         weight=agreement / 2,
@@ -77,10 +77,10 @@ def _prediction(model: EncoderDecoder, hidden: Hidden, batch: Batch, smoothing: 
     return cross_entropy(
         model.head.enter(hidden),
         model.head.matrix(model.target_table),
-        batch.wanted,
+        batch.labels,
         bias=model.head.bias,
         smoothing=smoothing,
-        loss_mask=batch.real,
+        loss_mask=batch.loss_mask,
         count=batch.target_tokens,
     )
 
