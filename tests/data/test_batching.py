@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.helpers import refusal
 
-from manyheads.data.batching import Batches, Ragged, Shuffled, in_order_of_length, split
+from manyheads.data.batching import Batches, Ragged, Shuffled, batches_by_length, split
 from manyheads.errors import UserError
 
 BUDGET = 1024
@@ -96,7 +96,7 @@ def test_micro_batches_are_the_batch(rows: list[int], parts: int) -> None:
 @given(lengths=st.lists(st.integers(0, 90), max_size=80), budget=st.integers(1, 300))
 def test_a_single_pass_takes_each_row_once_longest_first(lengths: list[int], budget: int) -> None:
     sizes = np.array(lengths, dtype=np.int64)
-    batches = in_order_of_length(sizes, budget)
+    batches = batches_by_length(sizes, budget)
     order = [row for rows in batches for row in rows.tolist()]
     assert sorted(order) == list(range(len(lengths)))
     assert [lengths[row] for row in order] == sorted(lengths, reverse=True)

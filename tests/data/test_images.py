@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.data.helpers import refusal, write
 
-from manyheads.data.images import ImageData, Pictures, pictures_in, read_picture
+from manyheads.data.images import ImageData, ImageSet, find_images, read_image
 from manyheads.errors import DataError, UserError
 
 Array = np.ndarray[Any, Any]
@@ -66,7 +66,7 @@ def in_folder(folder: Path, **settings: Any) -> ImageData:
     return ImageData(folder=str(folder), **settings)
 
 
-def rows_of(part: Pictures, whole: Array) -> list[int]:
+def rows_of(part: ImageSet, whole: Array) -> list[int]:
     """The row of each image of a part in an array [n h w]."""
     rows = {image.tobytes(): row for row, image in enumerate(whole)}
     return [rows[image.tobytes()] for image in part.pixels[:, 0]]
@@ -177,14 +177,14 @@ def test_the_images_of_a_folder(tmp_path: Path) -> None:
     for name in (".git/x.png", ".d.png", "notes.png.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    assert pictures_in(tmp_path) == wanted
-    assert pictures_in(wanted[0]) == [wanted[0]]
+    assert find_images(tmp_path) == wanted
+    assert find_images(wanted[0]) == [wanted[0]]
     nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
     empty.mkdir()
     for path, said in ((nowhere, "no file"), (empty, "is a folder")):
-        assert pictures_in(path) == [path]
+        assert find_images(path) == [path]
         with pytest.raises(UserError, match=said):
-            read_picture(path, 4, 1)
+            read_image(path, 4, 1)
 
 
 def test_classes_without_splits_are_divided_into_three(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_transparent_pixels_are_shown_on_white(tmp_path: Path) -> None:
     pixels = np.zeros((2, 2, 4), dtype=np.uint8)
     pixels[0, :, 3] = 255
     image.fromarray(pixels).save(tmp_path / "ink.png")
-    one = read_picture(tmp_path / "ink.png", 2, 3)
+    one = read_image(tmp_path / "ink.png", 2, 3)
     assert (one[:, 0] == 0).all()
     assert (one[:, 1] == 255).all()
 
@@ -291,7 +291,7 @@ def test_the_orientation_of_a_camera_is_applied(tmp_path: Path) -> None:
     exif = image.Exif()
     exif[0x0112] = 6  # a quarter turn clockwise
     image.fromarray(pixels).save(tmp_path / "side.png", exif=exif)
-    one = read_picture(tmp_path / "side.png", 8, 1)[0]
+    one = read_image(tmp_path / "side.png", 8, 1)[0]
     assert (one == np.rot90(pixels[..., 0], -1)).all()
 
 
@@ -308,20 +308,20 @@ def test_broken_images_are_refused(tmp_path: Path) -> None:
         said = refused(DataError, in_folder(tmp_path, valid_fraction=0.01), "train")
         assert said.startswith(f"{path}: ")
         with pytest.raises(DataError, match="empty" if not content else "broken"):
-            read_picture(path, 6, 3)
+            read_image(path, 6, 3)
     with pytest.raises(UserError, match=r"no file .*nowhere\.png"):
-        read_picture(tmp_path / "nowhere.png", 6, 3)
+        read_image(tmp_path / "nowhere.png", 6, 3)
     deep = noise(4, 4).astype(np.uint16) * 257
     pytest.importorskip("PIL.Image").fromarray(deep).save(tmp_path / "deep.png")
     with pytest.raises(DataError, match="more than 8 bits"):
-        read_picture(tmp_path / "deep.png", 4, 1)
+        read_image(tmp_path / "deep.png", 4, 1)
 
 
 def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.png").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(UserError, match=r"pip install 'manyheads\[images\]'"):
-        read_picture(tmp_path / "x.png", 4, 1)
+        read_image(tmp_path / "x.png", 4, 1)
     write_mnist(tmp_path)
     assert in_folder(tmp_path).read("test").labels.tolist() == [0, 1, 2, 0]
 
@@ -444,13 +444,13 @@ def test_a_broken_archive_is_refused(tmp_path: Path) -> None:
 def test_a_digest_depends_on_pixels_labels_and_classes() -> None:
     pixels, labels = noise(4, 1, 3, 3), np.array([0, 1, 0, 1])
     others = [
-        Pictures(noise(4, 1, 3, 3, seed=1), labels, ["a", "b"]),
-        Pictures(pixels, labels[::-1], ["a", "b"]),
-        Pictures(pixels, labels, ["a", "c"]),
-        Pictures(pixels.reshape(4, 1, 1, 9), labels, ["a", "b"]),
+        ImageSet(noise(4, 1, 3, 3, seed=1), labels, ["a", "b"]),
+        ImageSet(pixels, labels[::-1], ["a", "b"]),
+        ImageSet(pixels, labels, ["a", "c"]),
+        ImageSet(pixels.reshape(4, 1, 1, 9), labels, ["a", "b"]),
     ]
-    same = Pictures(pixels.copy(), labels.copy(), ["a", "b"], ("a note",))
-    digests = {part.digest() for part in (Pictures(pixels, labels, ["a", "b"]), same, *others)}
+    same = ImageSet(pixels.copy(), labels.copy(), ["a", "b"], ("a note",))
+    digests = {part.digest() for part in (ImageSet(pixels, labels, ["a", "b"]), same, *others)}
     assert len(digests) == 5
 
 

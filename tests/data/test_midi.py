@@ -16,12 +16,12 @@ from manyheads.data.events import (
     Encoding,
     PerformanceEvents,
     Statistics,
-    events_of,
-    performance_of,
-    transposed,
-    voices_of,
+    decode_events,
+    decode_grid,
+    encode_events,
+    transpose_word,
 )
-from manyheads.data.midi import Note, performance_in, read_midi, settled, write_midi
+from manyheads.data.midi import Note, parse_performance, read_midi, resolve_overlaps, write_midi
 from manyheads.errors import DataError, UserError
 
 ON, OFF = "note_on", "note_off"
@@ -31,13 +31,13 @@ ONE_NOTE = [Message(ON, note=60, velocity=64, time=480), Message(ON, note=60, ve
 @pytest.mark.parametrize("seed", range(25))
 def test_events_and_files_restore_a_performance(seed: int, tmp_path: Path) -> None:
     notes = random_performance(seed)
-    events = events_of(notes)
-    assert performance_of(events) == notes
+    events = encode_events(notes)
+    assert decode_events(events) == notes
     write_midi([notes], tmp_path / "one.mid")
     assert read_midi(tmp_path / "one.mid") == notes
     assert set(events) <= set(PerformanceEvents().vocabulary())
     # A key cannot be pressed twice at a time.
-    assert settled(notes) == notes == sorted(notes)
+    assert resolve_overlaps(notes) == notes == sorted(notes)
     last: dict[int, int] = {}
     for note in notes:
         assert note.end > note.start >= last.get(note.pitch, 0)
@@ -47,7 +47,7 @@ def test_events_and_files_restore_a_performance(seed: int, tmp_path: Path) -> No
 def test_events_are_those_of_the_paper() -> None:
     """Velocities where they change, shifts of at most a second, ends before starts."""
     notes = [Note(0, 60, 150, 20), Note(150, 60, 151, 20), Note(150, 64, 151, 3)]
-    assert events_of(notes) == [
+    assert encode_events(notes) == [
         *("velocity20", "on60", "shift100", "shift50", "off60", "on60", "velocity3", "on64"),
         *("shift1", "off60", "off64"),
     ]
@@ -60,13 +60,13 @@ def test_events_are_those_of_the_paper() -> None:
 
 def test_any_sequence_of_events_is_a_performance() -> None:
     """A model may generate ends without starts and starts without ends."""
-    assert performance_of(["off60", "on61", "shift5", "on62", "shift5", "off62"]) == [
+    assert decode_events(["off60", "on61", "shift5", "on62", "shift5", "off62"]) == [
         Note(0, 61, 10, 16),
         Note(5, 62, 10, 16),
     ]
-    assert performance_of(["on60", "on60", "off60"]) == [Note(0, 60, 1, 16)]
-    assert "p60" in refusal(UserError, performance_of, ["p60"])
-    assert "on60" in refusal(UserError, voices_of, ["on60"] * 4)
+    assert decode_events(["on60", "on60", "off60"]) == [Note(0, 60, 1, 16)]
+    assert "p60" in refusal(UserError, decode_events, ["p60"])
+    assert "on60" in refusal(UserError, decode_grid, ["on60"] * 4)
 
 
 @pytest.mark.parametrize("first", [250_000, 500_000])
@@ -78,7 +78,7 @@ def test_time_follows_the_tempo(first: int, tmp_path: Path) -> None:
     ]
     content = midi_bytes(tempi, ONE_NOTE, path=tmp_path / "one.mid")
     start = first // 10_000
-    assert performance_in(content, "one.mid") == [Note(start, 60, start + 100, 16)]
+    assert parse_performance(content, "one.mid") == [Note(start, 60, start + 100, 16)]
 
 
 def test_the_pedal_extends_notes(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_the_pedal_extends_notes(tmp_path: Path) -> None:
     content = midi_bytes(track, path=tmp_path / "one.mid", kind=0)
     held = Note(0, 72, 50, 16)
     extended = [Note(0, 60, 10, 16), held, Note(10, 60, 25, 16)]
-    assert performance_in(content, "one.mid") == extended
-    assert performance_in(content, "one.mid", "ignore") == [
+    assert parse_performance(content, "one.mid") == extended
+    assert parse_performance(content, "one.mid", "ignore") == [
         Note(0, 60, 5, 16),
         held,
         Note(10, 60, 15, 16),
@@ -122,7 +122,7 @@ def test_irregular_files_have_one_meaning(tmp_path: Path) -> None:
         MetaMessage("end_of_track", time=240),
     ]
     content = midi_bytes(track, other, path=tmp_path / "one.mid")
-    assert performance_in(content, "one.mid") == [
+    assert parse_performance(content, "one.mid") == [
         Note(0, 60, 10, 16),
         Note(10, 60, 20, 32),
         Note(20, 61, 21, 1),
@@ -135,15 +135,15 @@ def test_a_chorale_is_restored_from_its_file(tmp_path: Path) -> None:
         *("p72", "p67", "p60", "p48", "p72", "p65", "rest", "p48"),
         *("p74", "p65", "p60", "rest", "p74", "p65", "p60", "p36"),
     ]
-    voices = voices_of(grid)
+    voices = decode_grid(grid)
     assert voices[0] == [Note(0, 72, 2, 16), Note(2, 74, 4, 16)]
-    assert voices_of([*grid, "p60", "p61"]) == voices  # an incomplete sixteenth
+    assert decode_grid([*grid, "p60", "p61"]) == voices  # an incomplete sixteenth
     silent = [
         [*["p72", "p67", "p60", "p48"][:n], "rest", *["p67", "p60", "p48"][n:]] for n in range(4)
     ]
     path = tmp_path / "chorale.mid"
     for words in (grid, *(frame * 4 for frame in silent)):  # a silent voice keeps its position
-        write_midi(voices_of(words), path, ChoraleGrid.step)
+        write_midi(decode_grid(words), path, ChoraleGrid.step)
         assert ChoraleGrid().words(path.read_bytes(), "chorale.mid") == words
 
 
@@ -163,7 +163,7 @@ def test_tracks_without_notes_are_not_voices(tmp_path: Path) -> None:
 def test_transposition_changes_pitches_only() -> None:
     for encoding in (PerformanceEvents(), ChoraleGrid()):
         for word in encoding.vocabulary():
-            moved = transposed(word, 5)
+            moved = transpose_word(word, 5)
             name = word.rstrip("0123456789")
             if name not in ("on", "off", "p"):
                 assert moved == word
@@ -171,7 +171,7 @@ def test_transposition_changes_pitches_only() -> None:
                 assert moved is None
             else:
                 assert moved == f"{name}{int(word.removeprefix(name)) + 5}"
-                assert transposed(moved, -5) == word
+                assert transpose_word(moved, -5) == word
 
 
 def test_statistics_are_over_all_notes() -> None:
@@ -212,4 +212,4 @@ def test_files_without_music_are_refused_with_their_name(tmp_path: Path) -> None
 
 def test_without_mido_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mido", None)
-    assert "manyheads[music]" in refusal(UserError, performance_in, b"MThd", "x.mid")
+    assert "manyheads[music]" in refusal(UserError, parse_performance, b"MThd", "x.mid")

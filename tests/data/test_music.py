@@ -14,7 +14,7 @@ from tests.data.helpers import refusal, write
 from tests.data.small_music import scale_up, write_chorales, write_performances
 
 from manyheads.config import parse
-from manyheads.data.events import ChoraleGrid, events_of
+from manyheads.data.events import ChoraleGrid, encode_events
 from manyheads.data.language import EncodedText
 from manyheads.data.midi import write_midi
 from manyheads.data.music import MusicData
@@ -54,7 +54,7 @@ def test_folders_and_archives_are_splits(packed: bool, tmp_path: Path) -> None:
     assert data.splits() == ["train", "valid", "test"]
     assert names(data, "test") == [f"scale0{number}.mid" for number in range(3)]
     assert names(data, "train") == ["scale00.mid"]
-    assert data.read("test").pieces_of_words == [events_of(scale_up(n)) for n in range(3)]
+    assert data.read("test").pieces_of_words == [encode_events(scale_up(n)) for n in range(3)]
 
 
 def test_every_piece_comes_after_an_end(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_only_merges_can_be_left_out(corpus: Corpus) -> None:
 
 def test_copies_come_after_the_pairs_as_they_are(bpe: Tokenizer, corpus: Corpus) -> None:
     plain, more = (EncodedPairs(corpus, bpe, 64) for _ in range(2))
-    more.cut_anew(corpus, Segmenter(bpe, 0.3, seed=1), 2, max_length=64)
+    more.add_bpe_dropout(corpus, Segmenter(bpe, 0.3, seed=1), 2, max_length=64)
     count = len(corpus.sources)
     for side, others in ((plain.sources, more.sources), (plain.targets, more.targets)):
         rows, all_rows = side.rows(), others.rows()
@@ -98,7 +98,7 @@ def test_copies_come_after_the_pairs_as_they_are(bpe: Tokenizer, corpus: Corpus)
     assert more.numbers == plain.numbers * 3
     longest = int(plain.lengths.max())
     tight = EncodedPairs(corpus, bpe, longest)
-    tight.cut_anew(corpus, Segmenter(bpe, 0.9, seed=1), 1, max_length=longest)
+    tight.add_bpe_dropout(corpus, Segmenter(bpe, 0.9, seed=1), 1, max_length=longest)
     assert int(tight.lengths.max()) == longest  # what would be longer stays as it was
     assert tight.sources.rows()[count:] != plain.sources.rows()
 

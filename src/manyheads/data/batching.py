@@ -28,29 +28,20 @@ def bucket_edges(longest: int) -> list[int]:
     return edges
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Rows of similar length, and how many of them fit into a batch."""
+def _make_buckets(lengths: Rows, longest: int, batch_tokens: int) -> list[tuple[Rows, int]]:
+    """Rows of similar length, with the number of batches that they are divided into.
 
-    rows: Rows
-    size: int
-
-    @property
-    def batches(self) -> int:
-        return -(-len(self.rows) // self.size)
-
-
-def _make_buckets(lengths: Rows, longest: int, batch_tokens: int) -> list[Bucket]:
-    """Rows by length; too few rows for one batch join the next longer bucket."""
+    Too few rows for one batch join the next longer bucket.
+    """
     edges = bucket_edges(longest)
     bucket_of_row = np.searchsorted(edges, lengths)
-    buckets: list[Bucket] = []
+    buckets: list[tuple[Rows, int]] = []
     rows = np.empty(0, dtype=np.int64)
     for number, edge in enumerate(edges):
         rows = np.concatenate([rows, np.flatnonzero(bucket_of_row == number)])
         size = max(1, batch_tokens // min(edge, longest))
         if len(rows) >= size or (edge >= longest and len(rows)):
-            buckets.append(Bucket(rows, size))
+            buckets.append((rows, -(-len(rows) // size)))
             rows = rows[:0]
     return buckets
 
@@ -70,7 +61,7 @@ class Batches:
                 f"train.batch_tokens={batch_tokens} must be at least {longest}, the longest row"
             )
         self.buckets = _make_buckets(lengths, longest, batch_tokens)
-        self.per_epoch = sum(bucket.batches for bucket in self.buckets)
+        self.per_epoch = sum(count for _, count in self.buckets)
         self._epoch: tuple[int, list[tuple[Rows, int]]] | None = None
 
     def rows(self, step: int) -> Rows:
@@ -90,8 +81,8 @@ class Batches:
     def _shuffle(self, epoch: int) -> list[tuple[Rows, int]]:
         random = np.random.default_rng([self.seed, epoch])
         batches = []
-        for bucket in self.buckets:
-            parts = np.array_split(random.permutation(bucket.rows), bucket.batches)
+        for rows, count in self.buckets:
+            parts = np.array_split(random.permutation(rows), count)
             batches += [(part, len(parts[0])) for part in parts]
         return [batches[i] for i in random.permutation(len(batches))]
 
@@ -118,7 +109,7 @@ def split(rows: Rows, parts: int) -> list[Rows]:
     return [part for part in np.array_split(rows, parts) if len(part)]
 
 
-def in_order_of_length(lengths: Rows, batch_tokens: int) -> list[Rows]:
+def batches_by_length(lengths: Rows, batch_tokens: int) -> list[Rows]:
     """Batches for a single pass (validation, decoding): longest first, each row once."""
     order = np.argsort(-lengths, kind="stable")
     batches: list[Rows] = []

@@ -18,7 +18,11 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # File names of each split, in order of preference.
 STEMS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 
-OpenFraction = Annotated[float, Between(0, 1, open_low=True, open_high=True)]
+ValidFraction = Annotated[
+    float,
+    Between(0, 1, open_low=True, open_high=True),
+    "Fraction of the training data held out if there are no validation files",
+]
 Files = TypeVar("Files")
 
 
@@ -31,9 +35,7 @@ class SplitData(Generic[Files]):
     """
 
     folder: Annotated[str, "Folder with the files"] = ""
-    valid_fraction: Annotated[
-        OpenFraction, "Fraction of the training data held out if there are no validation files"
-    ] = 0.1
+    valid_fraction: ValidFraction = 0.1
     RENAMED: ClassVar[dict[str, str]] = {"held_out": "valid_fraction"}
 
     def splits(self) -> list[str]:
@@ -145,7 +147,7 @@ def read_bytes(path: Path) -> bytes:
         raise UserError(f"cannot read {path} ({error.strerror}); check the path") from None
 
 
-def read_pairs(source: Path, target: Path, *, skip_empty: bool) -> tuple[list[str], list[str], int]:
+def read_pairs(source: Path, target: Path, skip_empty: bool) -> tuple[list[str], list[str], int]:
     """Two files whose lines translate each other, and how many pairs were skipped.
 
     A pair with an empty line is skipped or refused.

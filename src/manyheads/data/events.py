@@ -20,9 +20,9 @@ from manyheads.data.midi import (
     Note,
     Pedal,
     Performance,
-    performance_in,
-    settled,
-    voices_in,
+    parse_performance,
+    parse_voices,
+    resolve_overlaps,
 )
 from manyheads.errors import DataError, UserError
 
@@ -35,13 +35,13 @@ VOICES = ("soprano", "alto", "tenor", "bass")
 Frame = Sequence[int | None]  # the pitch of each voice at a sixteenth; None is silence
 
 
-def events_of(performance: Iterable[Note]) -> list[str]:
+def encode_events(performance: Iterable[Note]) -> list[str]:
     """A performance as events, in order of time.
 
     At each step released keys come before pressed ones, low pitches before high ones. A velocity
     is given where it changes, and a long time takes several shifts.
     """
-    notes = settled(performance)
+    notes = resolve_overlaps(performance)
     ends = [(note.end, 0, note.pitch, 0) for note in notes]
     starts = [(note.start, 1, note.pitch, note.velocity) for note in notes]
     events: list[str] = []
@@ -58,8 +58,8 @@ def events_of(performance: Iterable[Note]) -> list[str]:
     return events
 
 
-def performance_of(events: Iterable[str]) -> Performance:
-    """The notes of any sequence of events; the inverse of `events_of`.
+def decode_events(events: Iterable[str]) -> Performance:
+    """The notes of any sequence of events; the inverse of `encode_events`.
 
     A release without a press is ignored, a note without an end lasts to the end of the sequence,
     and notes before the first velocity have the middle one.
@@ -83,15 +83,15 @@ def performance_of(events: Iterable[str]) -> Performance:
             if name == "on":
                 held[number] = now, velocity
     notes += [Note(start, pitch, now, v) for pitch, (start, v) in held.items()]
-    return settled(notes)
+    return resolve_overlaps(notes)
 
 
-def grid_of(frames: Iterable[Frame]) -> list[str]:
+def encode_grid(frames: Iterable[Frame]) -> list[str]:
     """A chorale as tokens: for each sixteenth the four voices, soprano to bass."""
     return [REST if pitch is None else f"p{pitch}" for frame in frames for pitch in frame]
 
 
-def voices_of(tokens: Sequence[str]) -> list[Performance]:
+def decode_grid(tokens: Sequence[str]) -> list[Performance]:
     """The four voices of a grid as notes: consecutive equal pitches are one note.
 
     The grid does not record repeated notes, so they are merged. An incomplete last sixteenth is
@@ -119,7 +119,7 @@ def _pitch(token: str) -> int | None:
     return int(match[2])
 
 
-def transposed(word: str, semitones: int) -> str | None:
+def transpose_word(word: str, semitones: int) -> str | None:
     """A word that many semitones higher; None if the pitch leaves MIDI's range."""
     match = PITCHED.fullmatch(word)
     if match is None:
@@ -154,17 +154,17 @@ class PerformanceEvents:
 
     def words(self, content: bytes, name: str, tempo: float = 1.0) -> list[str]:
         """The events of a MIDI file; a tempo of 2 is twice as fast."""
-        notes = performance_in(content, name, self.pedal)
+        notes = parse_performance(content, name, self.pedal)
         _check_length([notes], self.step, name)
         if tempo != 1:
             notes = [
                 note._replace(start=round(note.start / tempo), end=round(note.end / tempo))
                 for note in notes
             ]
-        return events_of(notes)
+        return encode_events(notes)
 
     def parts(self, words: Sequence[str]) -> list[Performance]:
-        return [performance_of(words)]
+        return [decode_events(words)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class ChoraleGrid:
 
         If two notes of a voice overlap, the later one sounds. The grid has no tempo.
         """
-        voices = voices_in(content, name)
+        voices = parse_voices(content, name)
         length = _check_length(voices, self.step, name)
         if len(voices) != len(VOICES):  # tracks without notes are not voices
             voices = [voice for voice in voices if voice]
@@ -209,10 +209,10 @@ class ChoraleGrid:
             for note in voice:
                 for frame in frames[note.start : note.end]:
                     frame[number] = note.pitch
-        return grid_of(frames)
+        return encode_grid(frames)
 
     def parts(self, words: Sequence[str]) -> list[Performance]:
-        return voices_of(words)
+        return decode_grid(words)
 
 
 Encoding = PerformanceEvents | ChoraleGrid

@@ -46,7 +46,7 @@ LUMA = (19595, 38470, 7471)  # 0.299 red, 0.587 green and 0.114 blue, in units o
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
+class ImageSet:
     """The images of one split with their class indices."""
 
     pixels: UInt8[np.ndarray, "n channels height width"]
@@ -110,7 +110,7 @@ class ImageData(SplitData[Path]):
         readers, held_out = open_folder(self.folder)
         return [split for split in STEMS if split in {*readers, *held_out}]
 
-    def read(self, split: str) -> Pictures:
+    def read(self, split: str) -> ImageSet:
         """The images of a split."""
         check_split(split, STEMS)
         readers, held_out = open_folder(self.folder)
@@ -131,7 +131,10 @@ class ImageData(SplitData[Path]):
         _, channels, height, width = pixels.shape
         counts = f"{len(files.labels):,} images of {len(np.unique(files.labels))} classes"
         note = f"{files.name}: {counts}, {height}×{width}, {CHANNELS[channels]}"
-        return Pictures(pixels, files.labels[rows], train.classes, (note, *files.notes, *notes))
+        absent = [name for n, name in enumerate(train.classes) if n not in files.labels]
+        if absent:
+            notes.append(f"no image of the classes {join_names(absent)}")
+        return ImageSet(pixels, files.labels[rows], train.classes, (note, *files.notes, *notes))
 
     def _choose_rows(
         self, train: ImageFiles, split: str, held_out: tuple[str, ...]
@@ -148,6 +151,10 @@ class ImageData(SplitData[Path]):
                     f"'{other}': add images, or files for that split"
                 )
             notes.append(f"{len(rows[other]):,} of them held out for '{other}'")
+        counts = Counter(labels)
+        single = [name for n, name in enumerate(train.classes) if counts[n] == 1]
+        if single and held_out:
+            notes.append(f"classes with one image, which is not held out: {join_names(single)}")
         if split == "train" and self.max_train is not None:
             rows["train"] = _balance(labels, rows["train"], self.max_train)
             notes.append(f"{len(rows['train']):,} of them for training, by data.max_train")
@@ -177,10 +184,8 @@ class ImageData(SplitData[Path]):
             )
 
 
-def read_picture(
-    path: Path, size: int, channels: int
-) -> UInt8[np.ndarray, "channels height width"]:
-    return _convert(open_picture(path), size, channels)[0]
+def read_image(path: Path, size: int, channels: int) -> UInt8[np.ndarray, "channels height width"]:
+    return _convert(load_image(path), size, channels)[0]
 
 
 def _convert(pixels: Pixels, size: int | None, channels: int | None) -> Pixels:
@@ -312,7 +317,7 @@ def _read_classes(folder: Path, classes: list[str], root: Path) -> ImageFiles:
     if not files:
         raise DataError(f"{folder}: no folders of classes in it: use {LAYOUTS}")
     notes = [f"{others:,} files other than {', '.join(SUFFIXES)} left out"] if others else []
-    loose = {file for file in root.iterdir() if _is_image(file)} | {*pictures_in(folder)}
+    loose = {file for file in root.iterdir() if _is_image(file)} | {*find_images(folder)}
     loose -= {*files}
     if loose:
         names = join_names([str(file.relative_to(root)) for file in sorted(loose)], 3)
@@ -320,15 +325,15 @@ def _read_classes(folder: Path, classes: list[str], root: Path) -> ImageFiles:
 
     def load(rows: Sequence[int]) -> Iterator[tuple[str, Pixels]]:
         for row in rows:
-            yield str(files[row]), open_picture(files[row])
+            yield str(files[row]), load_image(files[row])
 
     return ImageFiles(str(folder), np.array(labels, dtype=np.int64), classes, load, tuple(notes))
 
 
-def pictures_in(path: Path) -> list[Path]:
+def find_images(path: Path) -> list[Path]:
     """The image files of a folder and its subfolders, in order, without hidden ones.
 
-    A path that is not a folder, or has no image, stands for itself: `open_picture` reports it.
+    A path that is not a folder, or has no image, stands for itself: `load_image` reports it.
     """
     images = []
     for file in path.rglob("*") if path.is_dir() else ():
@@ -338,7 +343,7 @@ def pictures_in(path: Path) -> list[Path]:
     return sorted(images) or [path]
 
 
-def open_picture(path: Path) -> Pixels:
+def load_image(path: Path) -> Pixels:
     """The image of a file, grey or colour; transparent pixels are shown on white."""
     import_optional("PIL", "images")
     from PIL import Image, ImageOps

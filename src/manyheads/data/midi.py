@@ -45,7 +45,7 @@ class Note(NamedTuple):
 Performance = list[Note]
 
 
-def settled(notes: Iterable[Note]) -> Performance:
+def resolve_overlaps(notes: Iterable[Note]) -> Performance:
     """Notes as one keyboard can play them, in order of start and pitch.
 
     A note lasts at least one step. A repeated key ends its previous note; two notes of a key with
@@ -67,32 +67,32 @@ def settled(notes: Iterable[Note]) -> Performance:
 
 def read_midi(path: Path, pedal: Pedal = "extend") -> Performance:
     """The notes of a file on the grid of 10 milliseconds."""
-    return performance_in(read_bytes(path), str(path), pedal)
+    return parse_performance(read_bytes(path), str(path), pedal)
 
 
-def performance_in(content: bytes, name: str, pedal: Pedal = "extend") -> Performance:
+def parse_performance(content: bytes, name: str, pedal: Pedal = "extend") -> Performance:
     """The notes of all tracks on the grid of 10 milliseconds; `name` is for messages.
 
     With pedal=extend, a note whose key is released while the sustain pedal is down lasts until
     the pedal is up or the key is pressed again. A note without an end lasts to the end of the file.
     """
     parts = _read_parts(content, name, pedal, sixteenths=False)
-    return settled(note for part in parts.values() for note in part)
+    return resolve_overlaps(note for part in parts.values() for note in part)
 
 
-def voices_in(content: bytes, name: str) -> list[Performance]:
+def parse_voices(content: bytes, name: str) -> list[Performance]:
     """The notes of each track and channel on the grid of sixteenth notes.
 
     A track that only names an instrument is a silent voice.
     """
     parts = _read_parts(content, name, "ignore", sixteenths=True)
-    return [settled(part) for _, part in sorted(parts.items())]
+    return [resolve_overlaps(part) for _, part in sorted(parts.items())]
 
 
 def write_midi(parts: Sequence[Performance], path: Path, step: int = STEP) -> None:
     """A MIDI file with a piano track for each part; `step` is in milliseconds.
 
-    `read_midi`, or `voices_in` for several parts, gives the same notes.
+    `read_midi`, or `parse_voices` for several parts, gives the same notes.
     """
     mido = import_optional("mido", "music")
     file = mido.MidiFile(type=0 if len(parts) == 1 else 1, ticks_per_beat=TICKS)

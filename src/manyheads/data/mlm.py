@@ -23,10 +23,10 @@ Positions = Int[np.ndarray, " rows"]  # in the stream
 
 # Random numbers for each purpose come from a sequence of their own. numpy extends a list of
 # numbers as a seed with zeros, so neither a purpose nor the last number may be 0.
-TEXTS, HIDING, HELD_OUT, BREAKING = range(1, 5)
+TEXTS, MASKING, HELD_OUT, CORRUPTION = range(1, 5)
 
 
-def drawing(seed: int, purpose: int, number: int) -> np.random.Generator:
+def make_rng(seed: int, purpose: int, number: int) -> np.random.Generator:
     """The generator for one purpose, of a step or of a position in the text."""
     return np.random.default_rng([seed, purpose, number + 1])
 
@@ -301,5 +301,5 @@ class MaskedOrder:
         return MaskedRows.stack(rows, self.text.tokenizer.pad)
 
     def _draw(self, starts: Rows, number: int) -> MaskedRows:
-        pairing, masking = (drawing(self.seed, use, number) for use in (TEXTS, HIDING))
+        pairing, masking = (make_rng(self.seed, use, number) for use in (TEXTS, MASKING))
         return self.text.rows(starts, pairing, masking)

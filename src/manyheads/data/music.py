@@ -18,7 +18,7 @@ from manyheads.data.corpus import (
     read_bytes,
     read_lines,
 )
-from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, grid_of
+from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, encode_grid
 from manyheads.data.language import Document, Texts
 from manyheads.data.midi import PITCHES, SUFFIXES
 from manyheads.errors import DataError, UserError
@@ -125,10 +125,10 @@ class MusicData(SplitData[Path]):
             name: [folder / f"{stem}{end}" for stem in stems for end in ("", *ARCHIVES)]
             for name, stems in STEMS.items()
         }
-        found = {name: [path for path in paths[name] if path.exists()] for name in paths}
-        if split == "train" and not any(found.values()):
+        existing = {name: [path for path in paths[name] if path.exists()] for name in paths}
+        if split == "train" and not any(existing.values()):
             return folder
-        return found[split][0] if found[split] else None
+        return existing[split][0] if existing[split] else None
 
     def _missing(self, split: str) -> str:
         return (
@@ -176,7 +176,7 @@ def _read_chorales(path: Path, split: str) -> Iterator[tuple[str, list[str]]]:
         if not isinstance(piece, list):
             raise DataError(f"{name}: not a list of sixteenths; {FOUR_VOICES}")
         frames = [_frame(x, f"{name}, sixteenth {n}") for n, x in enumerate(piece, start=1)]
-        words = grid_of(frames)
+        words = encode_grid(frames)
         if all(word == REST for word in words):
             raise DataError(f"{name}: no note in this piece; remove it from the file")
         yield name, words

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from manyheads.data.corpus import FileData, OpenFraction, read_lines
+from manyheads.data.corpus import FileData, ValidFraction, read_lines
 from manyheads.data.translation import Corpus
 from manyheads.errors import DataError, UserError
 
@@ -38,9 +38,7 @@ class SummaryData(FileData):
 
     source: Annotated[str, "Key of the document"] = "dialogue"
     target: Annotated[str, "Key of the summary"] = "summary"
-    valid_fraction: Annotated[
-        OpenFraction, "Fraction of the training rows held out if there is no validation file"
-    ] = 0.02
+    valid_fraction: ValidFraction = 0.02
     kind: ClassVar[str] = "summaries"
     SUFFIX: ClassVar[str] = ".jsonl"
 

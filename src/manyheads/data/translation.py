@@ -16,8 +16,8 @@ from manyheads.config import Between, nearest
 from manyheads.data.batching import Ragged, Rows
 from manyheads.data.corpus import (
     STEMS,
-    OpenFraction,
     SplitData,
+    ValidFraction,
     check_folder,
     hold_out,
     is_here,
@@ -96,23 +96,15 @@ class FilesData(SplitData[tuple[Path, Path]]):
     valid_target: Annotated[str, "Target file for validation"] = ""
     test_source: Annotated[str, "Source file for testing"] = ""
     test_target: Annotated[str, "Target file for testing"] = ""
-    valid_fraction: Annotated[
-        OpenFraction, "Fraction of the training pairs held out if there are no validation files"
-    ] = 0.02
-    empty_lines: Annotated[
-        Literal["refuse", "skip"], "What to do with pairs with an empty line"
-    ] = "refuse"
+    valid_fraction: ValidFraction = 0.02
+    empty_lines: Annotated[Literal["refuse", "skip"], "Pairs with an empty line"] = "refuse"
     kind: ClassVar[str] = "files"
 
     def read(self, split: str) -> Corpus:
         if not self.source or not self.target:
-            raise UserError(
-                "data.source and data.target are needed, e.g. data.source=en data.target=de"
-            )
+            raise UserError("set data.source and data.target, e.g. data.source=en data.target=de")
         (source, target), is_held_out = self._locate(split)
-        sources, targets, skipped = read_pairs(
-            source, target, skip_empty=self.empty_lines == "skip"
-        )
+        sources, targets, skipped = read_pairs(source, target, self.empty_lines == "skip")
         name = f"{source}, {target}"
         notes = [f"{name}: {len(sources):,} pairs"]
         if skipped:
@@ -123,10 +115,8 @@ class FilesData(SplitData[tuple[Path, Path]]):
     def _find(self, split: str) -> tuple[Path, Path] | None:
         """The two files of a split: the configured ones, or those found by their stem."""
         folder = check_folder(self.folder)
-        names = (
-            getattr(self, f"{split}_source", self.source if split == "train" else ""),
-            getattr(self, f"{split}_target", self.target if split == "train" else ""),
-        )
+        names = [getattr(self, f"{split}_{side}", "") for side in ("source", "target")]
+        names = [self.source, self.target] if split == "train" else names
         if any(names) and not all(names):
             raise UserError(f"data.{split}_source and data.{split}_target go together: set both")
         if all(names) and (split != "train" or is_here(folder / names[0])):
@@ -270,7 +260,7 @@ class EncodedPairs:
         self.sources = Ragged.of([_truncate(sources[row], max_length) for row in self.kept])
         self.targets = Ragged.of([_truncate(targets[row], max_length) for row in self.kept])
 
-    def cut_anew(self, corpus: Corpus, cut: Segmenter, copies: int, max_length: int) -> None:
+    def add_bpe_dropout(self, corpus: Corpus, cut: Segmenter, copies: int, max_length: int) -> None:
         """BPE-dropout: append copies of all pairs with other segmentations.
 
         A copy that would be too long keeps the segmentation without dropout.

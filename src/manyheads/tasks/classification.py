@@ -17,7 +17,7 @@ from manyheads.data.batching import (
     Ragged,
     Rows,
     Shuffled,
-    in_order_of_length,
+    batches_by_length,
     split,
 )
 from manyheads.data.labelled import Labelled, LabelledData, class_indices
@@ -199,7 +199,7 @@ def all_answers(
     lengths = data.tokens.lengths
     head: Any = model.head
     found = torch.empty(len(lengths), head.output.out_features)
-    for rows in in_order_of_length(lengths, batch_tokens):
+    for rows in batches_by_length(lengths, batch_tokens):
         batch = data.batch(rows, device)
         found[rows] = model(batch.tokens, batch.real, batch.segments).float().cpu()
     return found, torch.from_numpy(data.wanted)

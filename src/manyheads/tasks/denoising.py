@@ -19,7 +19,7 @@ from manyheads.data.masking import (
     sample_spans,
     span_sizes,
 )
-from manyheads.data.mlm import BREAKING, HELD_OUT, drawing
+from manyheads.data.mlm import CORRUPTION, HELD_OUT, make_rng
 from manyheads.data.translation import Batch, Frame
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
@@ -118,7 +118,7 @@ class DenoisingTask:
 
     def batches(self, step: int) -> list[Batch]:
         starts = self.order.starts(step)
-        random = drawing(self.seed, BREAKING, step)
+        random = make_rng(self.seed, CORRUPTION, step)
         parts = self.data.batches(starts, random, self.train.accumulate)
         return [part.to(self.device) for part in parts]
 
@@ -150,7 +150,7 @@ def restored_scores(model: Seq2Seq, text: BrokenText) -> dict[str, float]:
     nll, tokens = 0.0, 0
     for begin in range(0, whole, HELD_OUT_ROWS):
         starts = np.arange(begin, min(begin + HELD_OUT_ROWS, whole)) * text.length
-        random = drawing(HELD_OUT_SEED, HELD_OUT, begin)
+        random = make_rng(HELD_OUT_SEED, HELD_OUT, begin)
         [batch] = text.batches(starts, random)
         loss = translation_loss(model, batch.to(device), 0.0)
         nll, tokens = nll + float(loss.nll), tokens + loss.count

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from manyheads.data.batching import split
 from manyheads.data.language import TextData, Texts
 from manyheads.data.masking import Masked, ReplacedToken
-from manyheads.data.mlm import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText, drawing
+from manyheads.data.mlm import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText, make_rng
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models import heads
@@ -158,7 +158,7 @@ def masked_scores(
     right: dict[str, int] = {}
     whole = text.text.count_windows(text.room)
     for begin in range(0, whole, HELD_OUT_ROWS):
-        random = drawing(HELD_OUT_SEED, HELD_OUT, begin)
+        random = make_rng(HELD_OUT_SEED, HELD_OUT, begin)
         count = min(HELD_OUT_ROWS, whole - begin)
         starts = np.arange(begin, begin + count) * text.room
         batch = text.rows(starts, random, random).batch(np.arange(count)).to(device)

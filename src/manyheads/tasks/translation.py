@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyheads.data.batching import Batches, in_order_of_length, split
+from manyheads.data.batching import Batches, batches_by_length, split
 from manyheads.data.translation import (
     Batch,
     Corpus,
@@ -91,7 +91,7 @@ def corpus_nll(model: EncoderDecoder, data: EncodedPairs, batch_tokens: int) -> 
     device = next(model.parameters()).device
     total, tokens = 0.0, 0
     with torch.no_grad():
-        for rows in in_order_of_length(data.lengths, batch_tokens):
+        for rows in batches_by_length(data.lengths, batch_tokens):
             loss = translation_loss(model, data.batch(rows).to(device), 0.0)
             total, tokens = total + float(loss.nll), tokens + loss.count
     return total, tokens
@@ -118,7 +118,7 @@ class TranslationTask:
         copies = train.bpe_dropout_copies
         if copies > 1:
             cut = Segmenter(tokenizer, train.bpe_dropout, run.seed)
-            self.data.cut_anew(part, cut, copies - 1, max_length)
+            self.data.add_bpe_dropout(part, cut, copies - 1, max_length)
         self.digest = self.data.digest()
         notes = [*part.notes, *valid.notes, *self.data.notes, *self.valid.notes]
         self.notes = list(dict.fromkeys(notes))  # a held-out share comes from the same files
