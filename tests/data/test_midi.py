@@ -90,17 +90,22 @@ def test_the_pedal_extends_notes(tmp_path: Path) -> None:
         Message(OFF, note=60, time=48),
         Message(ON, note=60, velocity=64, time=48),
         Message(OFF, note=60, time=48),
+        Message("control_change", control=64, value=127, time=0, channel=1),
+        Message(ON, note=80, velocity=64, time=0, channel=1),
+        Message(OFF, note=80, time=0, channel=1),
         Message("control_change", control=64, value=0, time=96),
-        Message(OFF, note=72, time=240),
+        Message("control_change", control=64, value=0, time=96, channel=1),
+        Message(OFF, note=72, time=144),
     ]
     content = midi_bytes(track, path=tmp_path / "one.mid", kind=0)
     held = Note(0, 72, 50, 16)
-    extended = [Note(0, 60, 10, 16), held, Note(10, 60, 25, 16)]
+    extended = [Note(0, 60, 10, 16), held, Note(10, 60, 25, 16), Note(15, 80, 35, 16)]
     assert parse_performance(content, "one.mid") == extended
     assert parse_performance(content, "one.mid", "ignore") == [
         Note(0, 60, 5, 16),
         held,
         Note(10, 60, 15, 16),
+        Note(15, 80, 16, 16),
     ]
 
 

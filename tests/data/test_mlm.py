@@ -190,21 +190,21 @@ def test_static_rows_differ_and_repeat_every_epoch(
 ) -> None:
     objective = Masked(masking="static", pairs=pairs)  # type: ignore[arg-type]
     data = MaskedText(texts, tokenizer, objective, max_length=LENGTH)
-    epochs = []
-    for rows in (1, 3):  # one row a step, then several, padded to one width
-        order = MaskedOrder(data, rows, 1, "texts")
-        count = order.windows.per_epoch
-        seen = set()
-        for step in range(-(-count // rows)):
-            drawn = order.at(step)
-            for row in range(rows):
+
+    def rows_at(order: MaskedOrder, steps: range) -> set[bytes]:
+        rows = set()
+        for drawn in map(order.at, steps):
+            for row, length in enumerate(drawn.lengths):
                 arrays = (drawn.tokens, drawn.inputs, drawn.chosen)
-                seen.add(b"".join(x[row, : drawn.lengths[row]].tobytes() for x in arrays))
-        epochs.append(seen)
-    again = order.at(order.windows.per_epoch * 3 // 3)
-    assert epochs[0] == epochs[1]
-    assert len(epochs[0]) > 0.9 * count
-    assert again.tokens[0, : again.lengths[0]].tobytes() in b"".join(epochs[0])
+                rows.add(b"".join(array[row, :length].tobytes() for array in arrays))
+        return rows
+
+    single, several = (MaskedOrder(data, rows, 1, "texts") for rows in (1, 3))
+    count = single.windows.per_epoch
+    epoch = rows_at(single, range(count))
+    assert rows_at(single, range(count, 2 * count)) == epoch
+    assert rows_at(several, range(-(-count // 3))) == epoch  # padded to one width
+    assert len(epoch) > 0.9 * count
 
 
 def test_dynamic_masking_differs_in_every_step(texts: Texts, tokenizer: Tokenizer) -> None:

@@ -273,7 +273,7 @@ class MaskedText:
             random_fraction=fractions[1],
             mask=self.tokenizer.mask,
             ordinary=self.ordinary,
-            word_starts=None if word_starts is None else is_text & word_starts[source],
+            word_starts=None if word_starts is None else word_starts[source],
         )
         paired = None if is_next is None else segments
         return MaskedRows(tokens, inputs, chosen, lengths, paired, is_next)
