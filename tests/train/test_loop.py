@@ -111,7 +111,7 @@ def test_a_position_is_scored_by_nothing_that_comes_after_it(recipe: Path, tmp_p
 
     def loss_up_to(position: int, target: Tensor) -> float:
         real = batch.loss_mask & (torch.arange(length) <= position)
-        changed = dataclasses.replace(batch, target=target, real=real)
+        changed = dataclasses.replace(batch, target=target, loss_mask=real)
         return float(translation_loss(found.model, changed, 0.1).objective.detach())  # type: ignore[arg-type]
 
     for position in range(length - 1):
