@@ -60,7 +60,7 @@ def diversify(
         raise UserError(f"{out} is there already: choose another folder")
     ways = [direction(load_torch_run(path, "cpu").run.data, path, source, target) for path in runs]
     files = [folder / f"train.{end}" for end in (source, target)]
-    first = read_pairs(*files, empty_lines="skip").pairs
+    first = list(zip(*read_pairs(*files, skip_empty=True)[:2], strict=True))
     sides: list[list[str]] = [[pair[side] for pair in first] for side in (0, 1)]
     pairs, seen = list(first), set(first)
     for path, forward in zip(runs, ways, strict=True):

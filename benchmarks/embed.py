@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from manyheads.data.batching import in_order_of_length
+from manyheads.data.batching import batches_by_length
 from manyheads.evaluate.scores import spearman
 from manyheads.loading import load_run
 from manyheads.tasks.encode import BATCH_TOKENS, TextEncoder
@@ -130,7 +130,7 @@ def read(path: Path) -> tuple[list[str], list[str], np.ndarray]:
 
 def our_batches(encoder: TextEncoder, lines: list[str]) -> list[list[int]]:
     lengths = np.array([len(ids) for ids, _ in encoder.tokenizer.framed(lines)])
-    return [rows.tolist() for rows in in_order_of_length(lengths, BATCH_TOKENS)]
+    return [rows.tolist() for rows in batches_by_length(lengths, BATCH_TOKENS)]
 
 
 def cosine(vectors: np.ndarray, pairs: int) -> np.ndarray:

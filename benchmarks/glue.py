@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyheads.data.labelled import GLUE, LabelledData, places
+from manyheads.data.labelled import GLUE, LabelledData, class_indices
 from manyheads.evaluate.scores import label_scores
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
@@ -57,7 +57,7 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
         given = first if second[0] is None else (first, second)
         texts = (given,) if second[0] is None else given
         self.encoded = tokenizer(*texts, truncation=True, max_length=LONGEST)
-        self.labels = part.numbers or places(part, names).tolist()
+        self.labels = part.numbers or class_indices(part, names).tolist()
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -158,7 +158,7 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
 
     def feed(batch: MaskedBatch) -> Feed:
         labels = torch.full((rows * length,), -100)
-        labels[batch.places[: batch.predictions]] = batch.wanted[: batch.predictions]
+        labels[batch.positions[: batch.predictions]] = batch.labels[: batch.predictions]
         given = {"input_ids": batch.tokens, "token_type_ids": batch.segments}
         given |= {"labels": labels.view(rows, length), "next_sentence_label": batch.other}
         return given, rows * length  # type: ignore[return-value]
@@ -218,7 +218,7 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
     def feed(one: Batch) -> Feed:
         given = {"input_ids": one.source, "attention_mask": one.source_real.long()}
         given |= {"decoder_input_ids": one.target}
-        given |= {"labels": one.wanted.masked_fill(~one.real, -100)}
+        given |= {"labels": one.labels.masked_fill(~one.loss_mask, -100)}
         return given, one.source_tokens + one.target_tokens
 
     def feeds() -> dict[str, list[Feed]]:

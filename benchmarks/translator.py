@@ -164,19 +164,19 @@ def warm_up(
 
 
 def labels_of(batch: Batch) -> torch.Tensor:
-    return batch.wanted.masked_fill(~batch.real, -100)
+    return batch.labels.masked_fill(~batch.loss_mask, -100)
 
 
 def check_equal(ours: torch.nn.Module, theirs: torch.nn.Module, batch: Batch) -> None:
     """The two really are one model: equal logits at all real positions."""
     ours.eval(), theirs.eval()
     with torch.no_grad():
-        a = ours(batch.source, batch.target, batch.source_real)[batch.real]
+        a = ours(batch.source, batch.target, batch.source_real)[batch.loss_mask]
         b = theirs(
             input_ids=batch.source,
             attention_mask=batch.source_real.long(),
             decoder_input_ids=batch.target,
-        ).logits[batch.real]
+        ).logits[batch.loss_mask]
     difference = float((a - b).abs().max())
     assert difference < 1e-3, f"the two models differ by {difference}"
 

@@ -285,7 +285,7 @@ def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
     text = opened.tokenizer.decode(row)
     assert row == marks.source(opened.tokenizer.encode(text))
     assert set(batch.target[:, 0].tolist()) == {marks.start}
-    ends = batch.wanted.gather(1, batch.real.sum(1, keepdim=True) - 1)
+    ends = batch.labels.gather(1, batch.loss_mask.sum(1, keepdim=True) - 1)
     assert set(ends.flatten().tolist()) == {marks.end}
 
 

@@ -102,7 +102,7 @@ def test_a_recipe_without_data_asks_for_them(name: str) -> None:
     assert " is needed" in refused(name, *sizes)
     assert "data.folder=nowhere is not a folder" in refused(name, *sizes, "data.folder=nowhere")
     line = refused(name, *sizes, "data.folder=table/train.tsv")
-    assert "data.folder=table/train.tsv is a file: give data." in line
+    assert "data.folder=table/train.tsv is a file: set data." in line
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_a_recipe_without_data_asks_for_them(name: str) -> None:
         (["gpt-mini", "objective=masked"], "objective=causal (not masked)"),
         (["bert-mini", "objective=mask"], "did you mean 'masked'?"),
         (["bert-mini", "objective=none"], "needs an objective, e.g. objective=masked"),
-        (["bert-mini", "objective=replaced"], "objective=replaced needs model.head=detect"),
-        (["electra-mini", "model.head=masked"], "objective=replaced needs model.head=detect"),
+        (["bert-mini", "objective=replaced"], "objective=replaced-token needs model.head=detect"),
+        (["electra-mini", "model.head=masked"], "objective=replaced-token needs model.head=detect"),
         (["bert-mini", "model.embed.segments=1"], "needs model.embed.segments=2"),
-        (["bert-mini", "objective.rate=15"], "objective.rate=15.0 must be above 0, below 1"),
+        (["bert-mini", "objective.rate=15"], "objective.rate=15.0 must be above 0"),
         (["classify", "objective=masked"], "objective=none"),
         (["classify", "model=gpt"], "model=bert or elmo (not gpt)"),
         (["classify", "model.head=tag"], "task=classification needs model.head=classify"),
@@ -168,12 +168,12 @@ LONG = sentences(200)
         ("language", {"a.bin": bytes(range(256))}, (), "bad/a.bin: line 2 is not UTF-8"),
         ("bert-mini", {"a.txt": "fine\ncaf\xe9".encode("latin-1")}, (), "line 2 is not UTF-8"),
         ("language", {"a.txt": "one line"}, (), "bad/a.txt, the first part: "),
-        ("bert-mini", {"a.txt": "one line"}, (), "bad/a.txt:1: this one sentence"),
-        ("gpt-mini", {"a.txt": sentences(2)}, (), "too few to train on stretches of 128"),
+        ("bert-mini", {"a.txt": "one line"}, (), "bad/a.txt:1: one sentence"),
+        ("gpt-mini", {"a.txt": sentences(2)}, (), "too few to train on windows of 128"),
         ("t5-mini", {"a.txt": sentences(40)}, (), "bad/a.txt, the last part: "),
         ("electra-mini", {"a.txt": LONG, "valid.txt": "two words"}, (), "bad/valid.txt: "),
-        ("bert-mini", {"a.txt": LONG}, ("data.lines=text",), "go without it, objective.pairs=none"),
-        ("bert-mini", {"a.txt": f"alone\n\n{LONG}"}, (), "bad/a.txt:1: the document that begins"),
+        ("bert-mini", {"a.txt": LONG}, ("data.lines=text",), "objective.pairs=none"),
+        ("bert-mini", {"a.txt": f"alone\n\n{LONG}"}, (), "bad/a.txt:1: this document"),
         ("bert-mini", {"a.txt": sentences(20, 10)}, (), "bad/a.txt, the first part: next-sentence"),
     ],
 )
@@ -189,7 +189,7 @@ def test_texts_that_cannot_be_trained_on(
 
 def test_a_folder_without_text_and_one_that_only_validates() -> None:
     Path("hollow").mkdir()
-    assert "holds no text file" in refused("language", "data.folder=hollow")
+    assert "has no text file" in refused("language", "data.folder=hollow")
     write("hollow/a.valid.txt", LONG)
     assert "only a.valid.txt" in refused("language", "data.folder=hollow")
 
@@ -234,14 +234,14 @@ WRONG = [
     (table(ROWS, "text\tlable"), (), ":1: no column 'label' in the header (text, lable): did"),
     ("\n".join(ROWS), (), ":1: no column 'label' in the header"),
     ("\n".join(ROWS), ("data.text=1", "data.label=3"), ":1: 2 columns where 3 are needed"),
-    (table(ROWS).replace("\t", ","), (), ": the columns of a table stand between tabs"),
+    (table(ROWS).replace("\t", ","), (), ": put tabs between the columns"),
     (table([*ROWS[:2], "no label"]), (), ":4: one column where 2 are needed"),
     (table([*ROWS[:2], "no label\t"]), (), ":4: an empty label (column label)"),
     (table([*ROWS[:2], "a\ttab\tgood"]), (), ":4: 3 columns where the header has 2"),
     (table(["a dog\tgood"] * 9), (), ": every label is 'good', and a classifier needs two"),
     (table([]), (), ": nothing but a header"),
-    (table(NUMBERS), (), "or say that labels are numbers by data.answer=number"),
-    (table([*NUMBERS, "dog\t3,5"]), ("data.answer=number",), ":32: '3,5' is no number"),
+    (table(NUMBERS), (), "data.answer=number"),
+    (table([*NUMBERS, "dog\t3,5"]), ("data.answer=number",), ":32: '3,5' is not a number"),
     (PAIRS, ("data.pair=another",), ":1: no column 'another'"),
 ]
 

@@ -142,7 +142,7 @@ def test_every_part_is_looked_at() -> None:
     """The walk of the test above reaches the alternatives, and the sides of a model."""
     found = {path for _, path in numbers(Run)}
     for path in (
-        *("seed", "data.train_pairs", "data.held_out", "tokens.vocab_size", "train.clip"),
+        *("seed", "data.train_pairs", "data.valid_fraction", "tokens.vocab_size", "train.clip"),
         *(
             "model.attention.block",
             "model.score.rank",
@@ -180,13 +180,13 @@ def test_other_numbers_without_sense(setting: str) -> None:
 
 @pytest.mark.parametrize("share", ["0", "1"])
 def test_a_held_out_share_leaves_something_on_both_sides(share: str) -> None:
-    with pytest.raises(UserError, match="held_out"):
+    with pytest.raises(UserError, match="valid_fraction"):
         read_recipe("translation", [f"data.held_out={share}"])
 
 
 def test_limits_name_what_is_possible() -> None:
-    with pytest.raises(UserError, match="from 1 to 300_000"):
-        PhrasebookData(train_pairs=10**9)
+    with pytest.raises(UserError, match="from 1 to 300000"):
+        read_recipe("phrasebook", ["data.train_pairs=1e9"])
     assert PhrasebookData(train_pairs=300_000, valid_pairs=20_000).train_pairs == 300_000
 
 

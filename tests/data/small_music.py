@@ -7,7 +7,7 @@ from typing import Any
 
 import mido
 
-from manyheads.data.midi import Note, Performance, settled, write_midi
+from manyheads.data.midi import Note, Performance, resolve_overlaps, write_midi
 
 SCALE = (60, 62, 64, 65, 67, 69, 71, 72)
 
@@ -21,7 +21,7 @@ def random_performance(seed: int, notes: int = 60) -> Performance:
         length = draw.choice((0, 1, draw.randrange(30), draw.randrange(500)))
         pitch = draw.choice((draw.randrange(58, 62), draw.randrange(128)))
         found.append(Note(start, pitch, start + length, draw.randint(1, 32)))
-    return settled(found)
+    return resolve_overlaps(found)
 
 
 def midi_bytes(*tracks: list[Any], path: Path, beat: int = 480, kind: int = 1) -> bytes:

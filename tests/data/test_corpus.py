@@ -1,4 +1,4 @@
-"""Users' text files: what is read, and the one line for each thing that is wrong with them."""
+"""Text files: which lines are read, and the one line for each problem."""
 
 import gzip
 from pathlib import Path
@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.helpers import refusal, write
 
+from manyheads.config import parse
 from manyheads.data.corpus import hold_out, read_lines, read_pairs
+from manyheads.data.language import TextData
 from manyheads.errors import DataError, UserError
-
-
-def message(caught: pytest.ExceptionInfo[UserError]) -> str:
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -32,142 +30,89 @@ def message(caught: pytest.ExceptionInfo[UserError]) -> str:
 def test_lines_end_at_newlines_only(
     name: str, content: bytes, lines: list[str], tmp_path: Path
 ) -> None:
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    assert read_lines(path) == lines
+    assert read_lines(write(tmp_path / name, content)) == lines
     assert read_lines(tmp_path / "train.de") == lines
 
 
-def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
-    (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"x\n"))
-    (tmp_path / "notes.md").write_bytes(b"x\n")
-    with pytest.raises(UserError) as caught:
-        read_lines(tmp_path / "trian.de")
-    assert caught.value.exit_code == 2
-    assert f"no file {tmp_path / 'trian.de'}" in message(caught)
-    assert "train.de" in message(caught)
-    assert "notes" not in message(caught)
-
-
-def test_a_missing_folder_names_its_neighbours(tmp_path: Path) -> None:
+def test_a_missing_path_names_its_neighbours(tmp_path: Path) -> None:
+    write(tmp_path / "train.de.gz", "x\n")
+    write(tmp_path / "notes.md", "x\n")
+    message = refusal(UserError, read_lines, tmp_path / "trian.de")
+    assert f"no file {tmp_path / 'trian.de'}" in message
+    assert "train.de" in message
+    assert "notes" not in message
     (tmp_path / "multi30k").mkdir()
-    with pytest.raises(UserError) as caught:
-        read_lines(tmp_path / "multi30" / "deep" / "train.de")
-    assert f"no folder {tmp_path / 'multi30'} " in message(caught)
-    assert "multi30k" in message(caught)
-
-
-def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    (tmp_path / "train.de").write_bytes(b"x\n")
-    with pytest.raises(UserError) as caught:
-        read_lines(tmp_path)
-    assert "is a folder" in message(caught)
-    assert "train.de" in message(caught)
+    message = refusal(UserError, read_lines, tmp_path / "multi30" / "deep" / "train.de")
+    assert f"no folder {tmp_path / 'multi30'} " in message
+    assert "multi30k" in message
+    assert "is a folder" in refusal(UserError, read_lines, tmp_path)
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_what_is_not_utf8_is_named_by_line_and_byte(
+def test_bytes_that_are_not_utf8_are_named_by_line(
     suffix: str, mark: bytes, tmp_path: Path
 ) -> None:
-    content = mark + b"good\n\nb\xc3\xa4d \xe4 here\n"
-    path = tmp_path / f"latin.txt{suffix}"
-    path.write_bytes(gzip.compress(content) if suffix else content)
-    with pytest.raises(DataError) as caught:
-        read_lines(path)
-    assert str(path) in message(caught)
-    assert "line 3 " in message(caught)
-    assert f"0xe4 at byte {len(mark) + 11} " in message(caught)
-    assert "UTF-8" in message(caught)
+    path = write(tmp_path / f"latin.txt{suffix}", mark + b"good\n\nb\xc3\xa4d \xe4 here\n")
+    message = refusal(DataError, read_lines, path)
+    assert message.startswith(f"{path}: line 3 ")
+    assert f"0xe4 at byte {len(mark) + 11} " in message
 
 
-@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
-def test_an_empty_file_is_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "empty.txt"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        read_lines(path)
-    assert f"{path}: the file is empty" in message(caught)
-
-
-@pytest.mark.parametrize("damage", ["truncate", "plain", "flipped", "garbled", "headless", "empty"])
-def test_a_damaged_gzip_is_refused(damage: str, tmp_path: Path) -> None:
-    whole = gzip.compress(b"some lines of text\n" * 50)
-    middle = len(whole) // 2
-    contents = {
-        "truncate": whole[:-9],
-        "plain": b"not zipped\n",
-        "flipped": whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :],
-        "garbled": whole[:10] + b"\xff" * 20,
-        "headless": whole[10:],
-        "empty": b"",
-    }
+def test_empty_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    for content in (b"", b"\xef\xbb\xbf"):
+        empty = write(tmp_path / "empty.txt", content)
+        assert refusal(DataError, read_lines, empty).startswith(f"{empty}: ")
+    packed = gzip.compress(b"some lines of text\n" * 50)
+    middle = len(packed) // 2
+    flipped = packed[:middle] + bytes([packed[middle] ^ 0xFF]) + packed[middle + 1 :]
     path = tmp_path / "train.de.gz"
-    path.write_bytes(contents[damage])
-    with pytest.raises(DataError) as caught:
-        read_lines(path)
-    assert str(path) in message(caught)
+    for content in (packed[:-9], b"plain\n", flipped, packed[:10] + b"\xff" * 20, packed[10:], b""):
+        path.write_bytes(content)
+        assert refusal(DataError, read_lines, path).startswith(f"{path}: ")
 
 
-def files(folder: Path, source: str, target: str) -> tuple[Path, Path]:
-    (folder / "train.de").write_text(source, encoding="utf-8", newline="")
-    (folder / "train.en").write_text(target, encoding="utf-8", newline="")
-    return folder / "train.de", folder / "train.en"
-
-
-def test_pairs_go_line_by_line(tmp_path: Path) -> None:
-    read = read_pairs(*files(tmp_path, "ein\nzwei\n", "one\r\ntwo"), empty_lines="refuse")
-    assert read.pairs == [("ein", "one"), ("zwei", "two")]
-    assert read.skipped == 0
-
-
-def test_different_counts_are_refused_with_both(tmp_path: Path) -> None:
-    source, target = files(tmp_path, "ein\nzwei\ndrei\n", "one\ntwo\n")
-    with pytest.raises(DataError) as caught:
-        read_pairs(source, target, empty_lines="skip")
-    assert f"{source} has 3 lines but {target} has 2" in message(caught)
+def test_pairs_are_read_line_by_line(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "de", "ein\nzwei\n"), write(tmp_path / "en", "one\r\ntwo")
+    assert read_pairs(source, target, skip_empty=False) == (["ein", "zwei"], ["one", "two"], 0)
+    write(target, "one\n")
+    message = refusal(DataError, lambda: read_pairs(source, target, skip_empty=True))
+    assert f"{source} has 2 lines but {target} has 1" in message
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "where"),
-    [("ein\n \t\ndrei\n", "one\ntwo\nthree\n", 0), ("ein\nzwei\ndrei\n", "one\n\nthree\n", 1)],
+    ("source", "target", "side"),
+    [("ein\n \t\ndrei\n", "one\ntwo\nthree\n", "de"), ("ein\nzwei\ndrei\n", "one\n\nthree", "en")],
 )
-def test_an_empty_side_is_refused_or_skipped(
-    source: str, target: str, where: int, tmp_path: Path
+def test_a_pair_with_an_empty_line_is_refused_or_skipped(
+    source: str, target: str, side: str, tmp_path: Path
 ) -> None:
-    paths = files(tmp_path, source, target)
-    with pytest.raises(DataError) as caught:
-        read_pairs(*paths, empty_lines="refuse")
-    assert f"{paths[where]}:2: empty line" in message(caught)
-    assert "data.empty_lines=skip" in message(caught)
-    read = read_pairs(*paths, empty_lines="skip")
-    assert read.pairs == [("ein", "one"), ("drei", "three")]
-    assert read.skipped == 1
+    paths = write(tmp_path / "de", source), write(tmp_path / "en", target)
+    message = refusal(DataError, lambda: read_pairs(*paths, skip_empty=False))
+    assert message.startswith(f"{tmp_path / side}:2: ")
+    assert "data.empty_lines=skip" in message
+    assert read_pairs(*paths, skip_empty=True) == (["ein", "drei"], ["one", "three"], 1)
 
 
 @given(
     count=st.integers(2, 300),
-    share=st.floats(0, 1, exclude_min=True, exclude_max=True),
+    fraction=st.floats(0, 1, exclude_min=True, exclude_max=True),
     seed=st.integers(0, 2**32),
 )
-def test_held_out_rows_are_a_split(count: int, share: float, seed: int) -> None:
-    training, validation = hold_out(count, share, seed)
+def test_held_out_rows_are_a_seeded_split(count: int, fraction: float, seed: int) -> None:
+    training, validation = hold_out(count, fraction, seed)
     assert training
     assert validation
     assert sorted(training + validation) == list(range(count))
-    assert abs(len(validation) - count * share) <= 1
-    assert (training, validation) == hold_out(count, share, seed)
+    assert abs(len(validation) - count * fraction) <= 1
+    assert (training, validation) == hold_out(count, fraction, seed)
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_one_row_cannot_be_split(count: int) -> None:
-    with pytest.raises(UserError) as caught:
-        hold_out(count, 0.5, 0)
-    assert f"{count} rows" in message(caught)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 2.0, float("nan")])
-def test_a_share_lies_between_nothing_and_all(share: float) -> None:
-    with pytest.raises(UserError) as caught:
-        hold_out(10, share, 0)
-    assert "above 0, below 1" in message(caught)
+def test_fractions_and_rows_that_cannot_be_divided_are_refused() -> None:
+    for count in (0, 1):
+        assert f"{count} rows" in refusal(UserError, hold_out, count, 0.5, 0)
+    for fraction in (0.0, 1.0, -0.1, 2.0, float("nan")):
+        for name in ("valid_fraction", "held_out"):  # the name of 0.1 is an alias
+            message = refusal(UserError, parse, TextData, {name: fraction}, "data")
+            assert message.startswith("data.valid_fraction=")
+    assert parse(TextData, {"held_out": 0.3}, "data") == TextData(valid_fraction=0.3)

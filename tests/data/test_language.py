@@ -1,13 +1,14 @@
-"""Running text: what is read for which split, the stream, and which stretches a step takes."""
+"""Running text: what is read for which split, the stream, and which windows a step takes."""
 
-import gzip
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.helpers import refusal, write
 
 from manyheads.data import language
 from manyheads.data.language import Document, EncodedText, TextData, Texts, Windows
@@ -24,100 +25,104 @@ def letters() -> Tokenizer:
     return Characters().train([STORY, SENTENCES])
 
 
-def one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+def join(documents: list[Document]) -> str:
+    return "".join(line for document in documents for line in document.sentences)
 
 
-def write(folder: Path, name: str, text: str) -> None:
-    content = text.encode()
-    (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-
-
-def whole(texts: Texts) -> str:
-    return "".join(line for document in texts.documents for line in document.sentences)
-
-
-def test_a_file_is_for_what_its_name_says(tmp_path: Path) -> None:
+def test_the_name_of_a_file_decides_its_split(tmp_path: Path) -> None:
     names = {
         "train": ["brown.train.txt.gz", "contest.txt", "devil_s-own.txt"],
         "valid": ["my-dev.txt", "ptb.VALID.txt.gz", "x_val", "z.validation.raw"],
         "test": ["wiki.test.raw.gz"],
     }
-    for group in names.values():
-        for name in group:
-            write(tmp_path, name, f"{name}\n")
-    for name in (".hidden.txt", "README.md", "about.json", "run.toml", "contest.txt.gz"):
-        write(tmp_path, name, "never read\n")
-    (tmp_path / "deeper").mkdir()
-    write(tmp_path / "deeper", "more.txt", "never read\n")
+    for name in [name for group in names.values() for name in group]:
+        write(tmp_path / name, f"{name}\n")
+    ignored = (".hidden.txt", "README.md", "about.json", "run.toml", "contest.txt.gz", "sub/x.txt")
+    for name in ignored:
+        write(tmp_path / name, "never read\n")
     data = TextData(folder=str(tmp_path))
     assert data.splits() == ["train", "valid", "test"]
     for split, group in names.items():
-        texts = data.read(split)
-        assert [document.sentences for document in texts.documents] == [[f"{n}\n"] for n in group]
-        assert [document.file for document in texts.documents] == [str(tmp_path / n) for n in group]
+        documents = data.read(split).documents
+        assert [document.sentences for document in documents] == [[f"{name}\n"] for name in group]
+        assert [document.file for document in documents] == [str(tmp_path / n) for n in group]
     assert data.read("test").name == str(tmp_path / "wiki.test.raw.gz")
-    assert data.read("train").name == f"{tmp_path} (3 files)"
 
 
 @pytest.mark.parametrize(
-    ("count", "held_out", "kept"), [(1_115_394, 0.1, 1_003_854), (100, 0.9, 10), (3, 0.99, 1)]
+    ("count", "fraction", "first"), [(1_115_394, 0.1, 1_003_854), (100, 0.9, 10), (3, 0.99, 1)]
 )
 def test_the_last_characters_are_held_out(
-    count: int, held_out: float, kept: int, tmp_path: Path
+    count: int, fraction: float, first: int, tmp_path: Path
 ) -> None:
     text = ("To be, or not to be\n" * (count // 20 + 1))[: count - 1] + "\n"
-    write(tmp_path, "input.txt", text)
-    data = TextData(file=str(tmp_path / "input.txt"), held_out=held_out)
+    file = write(tmp_path / "input.txt", text)
+    data = TextData(file=str(file), valid_fraction=fraction)
     assert data.splits() == ["train", "valid"]
     train, valid = data.read("train"), data.read("valid")
-    assert whole(train) == text[:kept]
-    assert whole(valid) == text[kept:]
-    assert valid.documents[0].line == 1 + text[:kept].count("\n")
-    assert (train.characters, valid.characters) == (kept, count - kept)
+    assert join(train.documents) == text[:first]
+    assert join(valid.documents) == text[first:]
+    assert valid.documents[0].line == 1 + text[:first].count("\n")
+    assert (train.characters, valid.characters) == (first, count - first)
+
+
+@pytest.mark.parametrize(
+    ("text", "fraction", "valid"),
+    [
+        ("A dog barked, and it ran.\n", 0.7, ", and it ran.\n"),  # not "rked, and it ran."
+        ("A dog barked, and it ran.\n", 0.5, " and it ran.\n"),
+        ("We don't know it.\n", 0.7, " know it.\n"),
+        ("barked\nand ran\n", 0.7, "\nand ran\n"),
+        ("unbroken\n", 0.5, "oken\n"),  # there is no other word
+    ],
+)
+def test_held_out_text_does_not_begin_inside_a_word(
+    text: str, fraction: float, valid: str, tmp_path: Path
+) -> None:
+    data = TextData(file=str(write(tmp_path / "x.txt", text)), valid_fraction=fraction)
+    assert join(data.read("valid").documents) == valid
+    # The training text ends where 0.1 ended it, so that old runs resume.
+    first = int(len(text) * (1 - Fraction(str(fraction))))
+    assert join(data.read("train").documents) == text[:first]
 
 
 @settings(deadline=None, max_examples=50)
 @given(
-    files=st.lists(st.lists(st.text("ab", max_size=3), min_size=1), min_size=1, max_size=4),
-    held_out=st.floats(0.01, 0.99),
+    files=st.lists(st.lists(st.text("ab ", max_size=3), min_size=1), min_size=1, max_size=4),
+    fraction=st.floats(0.01, 0.99),
 )
-def test_holding_out_characters_loses_and_doubles_none(
-    files: list[list[str]], held_out: float
+def test_both_parts_are_the_text_except_for_a_divided_word(
+    files: list[list[str]], fraction: float
 ) -> None:
     documents = [
         Document([f"{line}\n" for line in lines], str(number), 1)
         for number, lines in enumerate([*files, ["end"]])
     ]
-    first, last = language._cut_characters(documents, held_out)
+    first, last = language._cut_characters(documents, fraction)
     assert first
     assert last
-    assert whole(Texts([*first, *last], "text")) == whole(Texts(documents, "text"))
-    assert {document.file for document in first} & {document.file for document in last} <= {
-        first[-1].file
-    }
-    assert all(line for document in (*first, *last) for line in document.sentences)
+    text, beginning, end = join(documents), join(first), join(last)
+    assert text.startswith(beginning)
+    assert text.endswith(end)
+    missing = text[len(beginning) : len(text) - len(end)]
+    assert missing == "" or (missing.isalpha() and beginning[-1].isalpha())
+    assert {d.file for d in first} & {d.file for d in last} <= {first[-1].file}
+    assert all(line for document in first for line in document.sentences)
 
 
-def test_text_is_read_as_it_stands(tmp_path: Path) -> None:
-    write(tmp_path, "a.txt", STORY.removesuffix("\n"))
-    write(tmp_path, "b.valid.txt", "ä b\n")
-    data = TextData(folder=str(tmp_path))
+def test_text_and_sentences_are_read(tmp_path: Path) -> None:
+    story = write(tmp_path / "text" / "a.txt", STORY.removesuffix("\n"))
+    write(tmp_path / "text" / "b.valid.txt", "ä b\n")
+    data = TextData(folder=str(tmp_path / "text"))
     train, valid = data.read("train"), data.read("valid")
-    assert train.documents == [
-        Document(["A dog.\n", "\n", "  It barked,\n", "and ran.\n"], str(tmp_path / "a.txt"), 1)
-    ]
+    lines = ["A dog.\n", "\n", "  It barked,\n", "and ran.\n"]
+    assert train.documents == [Document(lines, str(story), 1)]
     assert "".join(train.strings()) == STORY
     assert (valid.characters, valid.bytes, valid.words) == (4, 5, 2)
-
-
-def test_sentences_and_documents_are_read(tmp_path: Path) -> None:
-    write(tmp_path, "a.txt", SENTENCES)
-    write(tmp_path, "b.valid.txt", "ä b\nc\n")
-    data = TextData(folder=str(tmp_path), lines="sentences")
+    file = str(write(tmp_path / "sentences" / "a.txt", SENTENCES))
+    write(tmp_path / "sentences" / "b.valid.txt", "ä b\nc\n")
+    data = TextData(folder=str(tmp_path / "sentences"), lines="sentences")
     train, valid = data.read("train"), data.read("valid")
-    file = str(tmp_path / "a.txt")
     assert train.documents == [
         Document(["one two", "three"], file, 2),
         Document(["four five six", "seven", "äh"], file, 6),
@@ -129,44 +134,35 @@ def test_sentences_and_documents_are_read(tmp_path: Path) -> None:
 
 
 def test_the_last_documents_or_sentences_are_held_out(tmp_path: Path) -> None:
-    write(tmp_path, "many.txt", "".join(f"a{n}\nb{n}\n\n" for n in range(10)))
-    write(tmp_path, "one.txt", "a\nb\nc\n")
-    many = TextData(folder=str(tmp_path), file="many.txt", lines="sentences", held_out=0.2)
-    assert [d.sentences[0] for d in many.read("train").documents] == [f"a{n}" for n in range(8)]
-    assert [d.line for d in many.read("valid").documents] == [25, 28]
-    one = TextData(folder=str(tmp_path), file="one.txt", lines="sentences")
-    assert one.read("train").strings() == ["a", "b"]
-    assert one.read("valid").documents == [Document(["c"], str(tmp_path / "one.txt"), 3)]
+    many = write(tmp_path / "many.txt", "".join(f"a{n}\nb{n}\n\n" for n in range(10)))
+    data = TextData(file=str(many), lines="sentences", valid_fraction=0.2)
+    assert [d.sentences[0] for d in data.read("train").documents] == [f"a{n}" for n in range(8)]
+    assert [d.line for d in data.read("valid").documents] == [25, 28]
+    one = str(write(tmp_path / "one.txt", "a\nb\nc\n"))
+    data = TextData(file=one, lines="sentences")
+    assert data.read("train").strings() == ["a", "b"]
+    assert data.read("valid").documents == [Document(["c"], one, 3)]
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    def refusal(kind: type[UserError], data: TextData, split: str = "train") -> str:
-        with pytest.raises(kind) as caught:
-            data.read(split)
-        assert type(caught.value) is kind
-        return one_line(caught)
-
+def test_unreadable_text_is_refused(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    assert "data.folder or data.file is needed" in refusal(UserError, TextData())
-    assert "is not a folder" in refusal(UserError, TextData(folder=f"{folder}/no"))
-    assert "holds no text file" in refusal(UserError, TextData(folder=folder))
-    write(tmp_path, "x.valid.txt", "text\n")
-    line = refusal(UserError, TextData(folder=folder))
-    assert "only x.valid.txt" in line
-    assert "data.file=" in line
-    assert TextData(folder=folder).splits() == ["valid"]
-    assert "--split valid" in refusal(UserError, TextData(folder=folder), "test")
-    assert "did you mean 'valid'" in refusal(UserError, TextData(folder=folder), "vaild")
-    assert "near names" in refusal(UserError, TextData(folder=folder, file="x.valld.txt"))
-    write(tmp_path, "blank.txt", "\n \n")
-    blank = refusal(DataError, TextData(folder=folder, file="blank.txt"))
-    assert blank.startswith(f"{tmp_path / 'blank.txt'}: every line is empty")
-    write(tmp_path, "one.txt", "\nalone\n")
-    alone = refusal(DataError, TextData(folder=folder, file="one.txt", lines="sentences"))
-    assert alone.startswith(f"{tmp_path / 'one.txt'}:2: this one sentence cannot be")
-    for share in (0.0, 1.0, float("nan")):
-        with pytest.raises(UserError, match=r"data\.held_out"):
-            TextData(held_out=share)
+    assert "data.folder or data.file" in refusal(UserError, TextData().read, "train")
+    nowhere = TextData(folder=f"{folder}/no")
+    assert "is not a folder" in refusal(UserError, nowhere.read, "train")
+    data = TextData(folder=folder)
+    assert "no text file" in refusal(UserError, data.read, "train")
+    write(tmp_path / "x.valid.txt", "text\n")
+    message = refusal(UserError, data.read, "train")
+    assert "only x.valid.txt" in message
+    assert "data.file=" in message
+    assert "--split valid" in refusal(UserError, data.read, "test")
+    assert "did you mean 'valid'" in refusal(UserError, data.read, "vaild")
+    misspelled = TextData(folder=folder, file="x.valld.txt")
+    assert "x.valid.txt" in refusal(UserError, misspelled.read, "train")
+    blank = TextData(file=str(write(tmp_path / "blank.txt", "\n \n")))
+    assert refusal(DataError, blank.read, "train").startswith(f"{tmp_path / 'blank.txt'}: ")
+    one = TextData(file=str(write(tmp_path / "one.txt", "\nalone\n")), lines="sentences")
+    assert refusal(DataError, one.read, "train").startswith(f"{tmp_path / 'one.txt'}:2: ")
 
 
 def two_documents(lines: language.Lines) -> Texts:
@@ -218,7 +214,7 @@ def test_words_of_the_stream(letters: Tokenizer) -> None:
     assert text.word_starts.tolist() == [word for row in begins for word in (*row, True)]
 
 
-def test_blocks_and_calls_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_blocks_and_calls_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     some = "a dog.\n\nran\n\n = far = \n \n and \n wide\n\n \nx\ny\n\n  so\n  far\non\n"
     lines = (some * 5).splitlines(keepends=True)
     bpe = Bpe(vocab_size=400).train(["".join(lines)])
@@ -234,7 +230,7 @@ def test_blocks_and_calls_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Non
     assert often.flat.tolist() == once.flat.tolist()
     assert often.document_starts.tolist() == once.document_starts.tolist()
     assert often.sentence_starts.tolist() == sentences
-    # Where words part nowhere for sure, only a block that is far too long is cut.
+    # Without a certain boundary between words, only a block that is far too long is cut.
     assert len(Texts([Document(["  x\n"] * 12, "f", 1)], "text").strings()) == 1
     assert len(Texts([Document(["  x\n"] * 50, "f", 1)], "text").strings()) == 4
 
@@ -247,7 +243,7 @@ def test_blocks_and_calls_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Non
     moving=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_each_stretch_once_an_epoch(
+def test_each_window_once_an_epoch(
     tokens: int, length: int, rows: int, moving: bool, seed: int
 ) -> None:
     if tokens < length:
@@ -267,9 +263,9 @@ def test_each_stretch_once_an_epoch(
         assert (np.diff(cuts) == length).all()
         if not moving:
             assert cuts.tolist() == list(range(0, tokens - length + 1, length))
-        # All but the two ends of the stream is in it.
+        # Only the two ends of the stream are left out.
         assert tokens - len(cuts) * length < 2 * length
-    # Any step alone, from any state of the cache.
+    # A step does not depend on the steps before it.
     fresh = Windows(tokens, length, rows, seed, moving=moving)
     for step in reversed(range(steps)):
         assert fresh.starts(step).tolist() == taken[step].tolist()
@@ -283,10 +279,10 @@ def test_moving_cuts_leave_no_token_out() -> None:
     assert set(seen) == set(range(23))
 
 
-def test_too_few_tokens_are_refused() -> None:
-    with pytest.raises(DataError) as caught:
-        Windows(12, 128, 4, 0, name="my.txt")
-    assert one_line(caught) == (
-        "my.txt: 12 tokens are too few to train on stretches of 128: give more text, or lower "
-        "model.max_length"
-    )
+def test_too_few_tokens_are_refused(letters: Tokenizer) -> None:
+    message = refusal(DataError, lambda: Windows(12, 128, 4, 0, name="my.txt"))
+    assert message.startswith("my.txt: 12 tokens")
+    assert "model.max_length" in message
+    text = EncodedText(two_documents("text"), letters, ends=True)
+    assert text.count_windows(10) == len(text.flat) // 10
+    assert "model.max_length" in refusal(DataError, text.count_windows, 99)

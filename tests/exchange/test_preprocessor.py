@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.data.images import read_picture
+from manyheads.data.images import read_image
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError
 from manyheads.exchange.families import PREPROCESSOR, read_pixel_statistics
@@ -57,7 +57,7 @@ def test_their_processor_makes_of_a_picture_what_our_model_sees(
     write_huggingface(model, None, Decode(), folder)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     theirs = processor(image.open(picture), return_tensors="pt")["pixel_values"]
-    pixels = read_picture(picture, 12, 3)[None]
+    pixels = read_image(picture, 12, 3)[None]
     ours = seen(from_pixels(pixels, torch.device("cpu")), model.config)
     assert theirs.shape == ours.shape
     assert float((theirs - ours).abs().max()) <= 1.01 / 255 / min(DEVIATION)

@@ -29,7 +29,7 @@ from tests.web.small_models import SENTENCE, make_models
 from manyheads.config import dump, to_toml
 from manyheads.data.corpus import read_lines, read_pairs
 from manyheads.data.events import ChoraleGrid, PerformanceEvents
-from manyheads.data.images import ImageData, open_picture
+from manyheads.data.images import ImageData, load_image
 from manyheads.data.labelled import LabelledData
 from manyheads.data.midi import write_midi
 from manyheads.errors import UserError
@@ -365,7 +365,7 @@ class Inputs:
             path = self._file(name, content)
             if draw.random() < 0.5:
                 read_lines(path)
-                return bool(read_pairs(path, path, empty_lines="skip").pairs)
+                return bool(read_pairs(path, path, skip_empty=True)[0])
             train, valid = data.read("train"), data.read("valid")
             data.label_names(train)
             return len(train.texts) > 0 and len(valid.texts) > 0
@@ -403,7 +403,7 @@ class Inputs:
         def use() -> bool:
             path = self._file(name, content)
             if path.suffix in (".png", ".jpeg"):
-                return open_picture(path).ndim == 4
+                return load_image(path).ndim == 4
             if path.suffix != ".npz":
                 labels = bytes([0, 0, 8, 1, 0, 0, 0, 6, 0, 1, 0, 1, 0, 1])
                 (path.parent / "train-labels-idx1-ubyte").write_bytes(labels)

@@ -127,7 +127,10 @@ def test_only_words_are_hidden_and_only_they_are_scored() -> None:
     rows, _ = language.draw(50, np.random.default_rng(1))
     rows[:, -3:] = reading.PAD
     inputs, places = reading.hidden_words(
-        rows, language.words, Masked(mask_share=1.0, random_share=0.0), np.random.default_rng(2)
+        rows,
+        language.words,
+        Masked(mask_fraction=1.0, random_fraction=0.0),
+        np.random.default_rng(2),
     )
     assert not places[:, 0].any()
     assert not places[:, -3:].any()

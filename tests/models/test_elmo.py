@@ -268,9 +268,9 @@ def test_settings_survive_a_file() -> None:
     [
         ("elmo-mini", "model.frozen=true", "leaves nothing to train"),
         ("elmo-mini", "model.heads=2", "no setting 'model.heads'"),
-        ("elmo-mini", "model=bert", "objective=both-ways"),
+        ("elmo-mini", "model=bert", "objective=bidirectional"),
         ("elmo-mini", "objective=masked", "objective=masked"),
-        ("bert-mini", "objective=both-ways", "objective=both-ways"),
+        ("bert-mini", "objective=both-ways", "objective=bidirectional"),
         ("phrasebook", "model=elmo", "task=translation"),
         ("classify", "model=elmo", "needs model.head=classify"),
     ],

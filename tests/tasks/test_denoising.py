@@ -18,7 +18,7 @@ def rows(batch: Batch) -> list[tuple[list[int], list[int]]]:
     return [
         (
             batch.source[row][sources[row]].tolist()[:-1],
-            batch.wanted[row][batch.real[row]].tolist()[:-1],
+            batch.labels[row][batch.loss_mask[row]].tolist()[:-1],
         )
         for row in range(len(batch.source))
     ]

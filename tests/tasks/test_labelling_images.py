@@ -14,7 +14,7 @@ from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
 
 from manyheads.commands.encode import classify_pictures
-from manyheads.data.images import ImageData, Pictures
+from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import UserError
 from manyheads.lab.compare import table_of
 from manyheads.loading import load_torch_run
@@ -53,10 +53,10 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def pictures(count: int = 12, channels: int = 2, classes: int = 3) -> Pictures:
+def pictures(count: int = 12, channels: int = 2, classes: int = 3) -> ImageSet:
     draw = np.random.default_rng(1)
     pixels = draw.integers(0, 256, (count, channels, 8, 8), dtype=np.uint8)
-    return Pictures(pixels, np.arange(count) % classes, [f"c{n}" for n in range(classes)])
+    return ImageSet(pixels, np.arange(count) % classes, [f"c{n}" for n in range(classes)])
 
 
 def tiny(classes: int = 3, channels: int = 2, **changes: Any) -> VitConfig:
@@ -65,7 +65,7 @@ def tiny(classes: int = 3, channels: int = 2, **changes: Any) -> VitConfig:
     return VitConfig(**{**sizes, "channels": channels, "head": head, "dropout": 0.0, **changes})
 
 
-def task(seed: int = 1, part: Pictures | None = None, **train: Any) -> ImageTask:
+def task(seed: int = 1, part: ImageSet | None = None, **train: Any) -> ImageTask:
     data = ImageData()
     data = replace(data, augment=replace(data.augment, crop_padding=2, flip=0.5))
     data = replace(data, mixing=replace(data.mixing, mixup=0.3, chance=0.5))
@@ -166,7 +166,7 @@ def test_a_validation_is_the_scores_of_all_its_pictures() -> None:
 
 
 def test_classes_are_matched_by_name() -> None:
-    part = Pictures(pictures(4).pixels, np.array([0, 1, 1, 0]), ["c2", "c0"])
+    part = ImageSet(pictures(4).pixels, np.array([0, 1, 1, 0]), ["c2", "c0"])
     assert places(part, ("c0", "c1", "c2")).tolist() == [2, 0, 0, 2]
     with pytest.raises(UserError, match="knows no class 'c2'"):
         places(part, ("c0", "c1"))
@@ -236,7 +236,7 @@ def test_pictures_are_labelled_by_the_command(trained: Path, tmp_path: Path) -> 
     code, printed, said = call("classify", trained, tmp_path / "none", files[3])
     assert code == 2
     assert printed.startswith(f"{QUARTERS[3]}\t")
-    assert f"{tmp_path / 'none'} is a folder, and no picture" in said
+    assert f"{tmp_path / 'none'} is a folder, not an image" in said
 
 
 def test_an_edge_that_is_not_seen_is_said(

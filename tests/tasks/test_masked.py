@@ -50,7 +50,7 @@ def test_the_loss_at_the_places_is_that_of_all_logits(shape: str, smoothing: flo
     model: Bert = tiny(BertConfig, **SHAPES[shape]).build().double()
     batch = a_batch(padded=True)
     labels = torch.full_like(batch.tokens.flatten(), -100)
-    labels[batch.places] = batch.wanted
+    labels[batch.positions] = batch.labels
     logits = model(batch.tokens, batch.real, batch.segments)
     assert logits.shape == (3, 7, VOCAB)
     usual = F.cross_entropy(
@@ -58,7 +58,7 @@ def test_the_loss_at_the_places_is_that_of_all_logits(shape: str, smoothing: flo
     )
     hidden = model.hidden(batch.tokens, batch.real, batch.segments)
     ours = masked_loss(model, hidden, batch, smoothing)
-    assert ours.count == len(batch.places) == int((labels >= 0).sum())
+    assert ours.count == len(batch.positions) == int((labels >= 0).sum())
     torch.testing.assert_close(ours.objective, usual, rtol=0, atol=1e-12)
     mine, theirs = gradients(ours.objective, model), gradients(usual, model)
     for one, other in zip(mine, theirs, strict=True):
@@ -70,10 +70,10 @@ def test_places_that_want_nothing_change_nothing() -> None:
     model: Bert = tiny(BertConfig).build().double()
     batch = a_batch(padded=True)
     wide = batch.padded(16)
-    assert len(wide.places) == len(wide.wanted) == 16 > len(batch.places)
+    assert len(wide.positions) == len(wide.labels) == 16 > len(batch.positions)
     both = [(model.hidden(batch.tokens, batch.real), one) for one in (batch, wide)]
     losses = [masked_loss(model, hidden, one, 0.1) for hidden, one in both]
-    assert losses[0].count == losses[1].count == len(batch.places)
+    assert losses[0].count == losses[1].count == len(batch.positions)
     torch.testing.assert_close(losses[0].objective, losses[1].objective, rtol=1e-12, atol=0)
     for one, other in zip(*(gradients(loss.objective, model) for loss in losses), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
@@ -92,8 +92,8 @@ def test_only_the_places_enter_the_output_layer(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(masked, "cross_entropy", watched)
     hidden = model.hidden(batch.tokens)
     masked_loss(model, hidden, batch).objective.backward()
-    assert [len(rows) for rows in entered] == [len(batch.places)] * 2
-    assert torch.equal(entered[0], hidden.flatten(0, 1)[batch.places])
+    assert [len(rows) for rows in entered] == [len(batch.positions)] * 2
+    assert torch.equal(entered[0], hidden.flatten(0, 1)[batch.positions])
 
 
 def test_a_pair_has_two_terms() -> None:
@@ -107,7 +107,7 @@ def test_a_pair_has_two_terms() -> None:
     found = masked_pass(model, batch)
     assert found.losses.keys() == {"masked", "next_sentence"}
     assert (found.losses["masked"].count, found.losses["next_sentence"].count) == (
-        len(batch.places),
+        len(batch.positions),
         3,
     )
     hidden = model.hidden(batch.tokens, batch.real, batch.segments)
@@ -131,19 +131,19 @@ def test_what_was_replaced_is_where_the_drawn_token_differs(
     padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = electra().double(), a_batch(padded=padded)
-    other = (batch.wanted + 1) % VOCAB
+    other = (batch.labels + 1) % VOCAB
     # Right, wrong, right, wrong …: the generator may well draw the token that was there.
-    drawn = torch.where(torch.arange(len(batch.wanted)) % 2 == 0, batch.wanted, other)
+    drawn = torch.where(torch.arange(len(batch.labels)) % 2 == 0, batch.labels, other)
     monkeypatch.setattr(torch, "multinomial", lambda chances, count: drawn[:, None])
     read: list[Tensor] = []
     model.model.register_forward_hook(lambda module, given, out: read.extend([given[0], out]))
     found = replaced_pass(model, batch, weight=50.0)
     tokens, logits = read
     expected = batch.tokens.flatten().clone()
-    expected[batch.places] = drawn
+    expected[batch.positions] = drawn
     assert torch.equal(tokens.flatten(), expected)
     wrong = torch.zeros(tokens.numel())
-    wrong[batch.places[1::2]] = 1.0
+    wrong[batch.positions[1::2]] = 1.0
     real = torch.ones_like(tokens, dtype=torch.bool) if batch.real is None else batch.real
     total = F.binary_cross_entropy_with_logits(
         logits.float()[real], wrong.view_as(tokens)[real], reduction="sum"
@@ -153,7 +153,7 @@ def test_what_was_replaced_is_where_the_drawn_token_differs(
     assert (loss.count, loss.weight) == (int(real.sum()), 50.0)
     right = ((logits > 0) == (wrong.view_as(tokens) > 0))[real]
     assert int(found.right["replaced"]) == int(right.sum())
-    assert found.losses["masked"].count == len(batch.places)
+    assert found.losses["masked"].count == len(batch.positions)
     assert found.losses["masked"].weight == 1.0
 
 
@@ -175,7 +175,7 @@ def test_the_same_seed_draws_the_same_and_another_does_not() -> None:
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        draws.append(model.fill(batch.tokens, batch.places, hidden)[1])
+        draws.append(model.fill(batch.tokens, batch.positions, hidden)[1])
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
 
@@ -213,7 +213,7 @@ def test_held_out_scores_are_of_all_rows_and_hang_on_no_other_draw(
     torch.manual_seed(1)
     first = found.task.validate(found.model)
     assert len(passes) > 1
-    places = [batch.places.tolist() for batch, _ in passes[:2]]
+    places = [batch.positions.tolist() for batch, _ in passes[:2]]
     assert places[0] != places[1]
     [(term, _)] = passes[0][1].right.items()
     right = sum(int(one.right[term]) for _, one in passes)

@@ -20,7 +20,7 @@ from tests.train.small_runs import assert_same_bits, records
 from tests.view.test_figures import png
 
 import manyheads.loading
-from manyheads.data.events import VOICES, ChoraleGrid, PerformanceEvents, events_of
+from manyheads.data.events import VOICES, ChoraleGrid, PerformanceEvents, encode_events
 from manyheads.data.language import EncodedText
 from manyheads.data.midi import read_midi, write_midi
 from manyheads.data.music import MusicData
@@ -200,7 +200,7 @@ def test_a_run_writes_music_that_reads_back(trained: dict[str, Path], tmp_path: 
     notes = read_midi(out)
     assert notes
     write_midi([notes], again)
-    assert events_of(read_midi(again)) == events_of(notes)
+    assert encode_events(read_midi(again)) == encode_events(notes)
 
 
 def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_split_task_has_the_same_rows_in_smaller_parts(recipe: Path, tmp_path:
         assert sum(map(task.tokens, whole)) == sum(map(task.tokens, parts))
         sentences = [
             [row[: int(real.sum())].tolist() for batch in batches
-             for row, real in zip(batch.wanted, batch.real, strict=True)]
+             for row, real in zip(batch.labels, batch.loss_mask, strict=True)]
             for batches in (whole, parts)
         ]  # fmt: skip
         assert sentences[0] == sentences[1]

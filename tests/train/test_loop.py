@@ -110,8 +110,8 @@ def test_a_position_is_scored_by_nothing_that_comes_after_it(recipe: Path, tmp_p
     length = batch.target.shape[1]
 
     def loss_up_to(position: int, target: Tensor) -> float:
-        real = batch.real & (torch.arange(length) <= position)
-        changed = dataclasses.replace(batch, target=target, real=real)
+        real = batch.loss_mask & (torch.arange(length) <= position)
+        changed = dataclasses.replace(batch, target=target, loss_mask=real)
         return float(translation_loss(found.model, changed, 0.1).objective.detach())  # type: ignore[arg-type]
 
     for position in range(length - 1):
@@ -125,13 +125,13 @@ def test_a_position_is_scored_by_nothing_that_comes_after_it(recipe: Path, tmp_p
 def test_the_loss_of_a_batch_is_that_of_its_logits(recipe: Path, tmp_path: Path) -> None:
     found = trainer(recipe, tmp_path / "run", "model.dropout=0")
     (batch,) = found.task.batches(0)
-    logits = found.model(batch.source, batch.target, batch.source_real, batch.real)
+    logits = found.model(batch.source, batch.target, batch.source_real, batch.loss_mask)
     expected = nn.functional.cross_entropy(
-        logits[batch.real], batch.wanted[batch.real], label_smoothing=0.1, reduction="sum"
+        logits[batch.loss_mask], batch.labels[batch.loss_mask], label_smoothing=0.1, reduction="sum"
     )
     [loss] = found.task.losses(found.model, batch).values()
     torch.testing.assert_close(loss.objective, expected, rtol=1e-5, atol=1e-4)
-    assert loss.count == found.task.tokens(batch) == int(batch.real.sum())
+    assert loss.count == found.task.tokens(batch) == int(batch.loss_mask.sum())
 
 
 def test_padding_to_a_shape_changes_no_loss_and_no_gradient(recipe: Path, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_padding_to_a_shape_changes_no_loss_and_no_gradient(recipe: Path, tmp_pa
     rows, length = batch.target.shape
     padded = batch.padded(rows + 3, 32)
     assert padded.source.shape == padded.source_real.shape == (rows + 3, 32)
-    assert padded.target.shape == padded.wanted.shape == padded.real.shape == (rows + 3, 32)
+    assert padded.target.shape == padded.labels.shape == padded.loss_mask.shape == (rows + 3, 32)
     assert length < 32
     assert padded.source_real.any(1).all()  # attention over nothing is not defined
 

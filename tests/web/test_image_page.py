@@ -14,7 +14,7 @@ from tests.web.small_models import make_models
 from tests.web.test_server import HERE, ask, problem, tensor
 from torch.nn import functional as F
 
-from manyheads.data.images import ImageData, read_picture
+from manyheads.data.images import ImageData, read_image
 from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.capture import capture
 from manyheads.tasks.images import class_chances, from_pixels, seen
@@ -86,7 +86,7 @@ def test_an_upload_is_read_as_a_file_is(client: TestClient, folder: Path, tmp_pa
         pixels = tensor(client, shown["trace"], "image.pixels")[..., 0]
         file = tmp_path / f"own.{form.lower()}"
         file.write_bytes(base64.b64decode(packed(larger, form)))
-        expected = read_picture(file, size=8, channels=1)[0]
+        expected = read_image(file, size=8, channels=1)[0]
         assert torch.equal(pixels, torch.from_numpy(expected) / 255)
 
 

@@ -165,7 +165,7 @@ def classify(
     data = opened.run.data
     for first, lines in _chunks():
         if isinstance(data, LabelledData):
-            _say_others(lines, first, bool(data.columns.pair))
+            _say_others(lines, first, len(data.columns) > 2)
         for at, answers in enumerate(encoder.classify(lines), start=first):
             if not as_json:
                 write(_labelled(answers, scores, encoder.tags))
@@ -181,7 +181,7 @@ def classify_pictures(opened: "LoadedRun", files: list[Path], scores: bool, as_j
 
     Of a folder all pictures are labelled, also those in folders inside it, in order of their names.
     """
-    from manyheads.data.images import pictures_in, read_picture
+    from manyheads.data.images import find_images, read_image
     from manyheads.tasks.images import class_chances
 
     model = opened.labeller()
@@ -192,9 +192,9 @@ def classify_pictures(opened: "LoadedRun", files: list[Path], scores: bool, as_j
     if model.config.unseen:
         say(f"the model does not see the last {model.config.unseen} rows and columns of a picture")
     failed = 0
-    for file in [one for path in files for one in pictures_in(path)]:
+    for file in [one for path in files for one in find_images(path)]:
         try:
-            pixels = read_picture(file, model.config.image_size, model.config.channels)
+            pixels = read_image(file, model.config.image_size, model.config.channels)
         except UserError as mistake:  # the others are answered all the same
             say(f"manyheads: {mistake}")
             failed = mistake.exit_code

@@ -227,8 +227,9 @@ def _write_music(
     sample: "Sample | None",
 ) -> None:
     """Continue the prime, or begin anew; say what was written beside what the data has."""
+    from manyheads.data.corpus import read_bytes
     from manyheads.data.events import Statistics
-    from manyheads.data.midi import read_bytes, write_midi
+    from manyheads.data.midi import write_midi
     from manyheads.decode.compose import compose
 
     encoding, out, prime = data.encoding, files.out, files.prime

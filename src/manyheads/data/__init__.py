@@ -1,1 +1,1 @@
-"""From files to batches: what a model is trained and tested on."""
+"""From files to batches of training and test data."""

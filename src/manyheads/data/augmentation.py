@@ -1,13 +1,13 @@
-"""Training pictures made more various: shifted, mirrored, changed (RandAugment), cut out, mixed.
+"""Augmentation of training images: crop, flip, RandAugment, Cutout, mixup and CutMix.
 
-Everything is drawn from the generator that is given, on the generator's device, so that the
-pictures of a step are a pure function of (seed, step), the draws the same for every device.
-Pictures hold values from 0 to 1; each has its own draws, and no loop goes over pictures.
+All randomness comes from the generator that is passed in, on its device, so that the images of a
+step are a pure function of (seed, step) with the same draws on every device. Pixels are numbers
+from 0 to 1; each image has its own draws, and no loop goes over images.
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from einops import rearrange
@@ -15,146 +15,120 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from manyheads.errors import UserError, check_at_least
+from manyheads.config import Fraction, Natural, NonNegative
+from manyheads.errors import UserError
 
 Images = Float[Tensor, "b channels height width"]
 Bytes = UInt8[Tensor, "b channels height width"]
 Amounts = Float[Tensor, " b"]
 Counts = Int[Tensor, " b"]
 Matrices = Float[Tensor, "b 3 3"]
-Inside = Bool[Tensor, "b height width"]
+Padding = Literal["zero", "reflect"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """What becomes of each training picture; as it stands, nothing.
+    """Changes of each training image, in the order of the fields; by default none."""
 
-    In this order: it is moved by up to `crop_padding` pixels each way, with `padding` beyond its
-    edge; mirrored with chance `flip`; changed by so many random `operations` (RandAugment), each
-    `strength` of the way to AutoAugment's greatest change; and a black square of `cutout` pixels
-    a side is laid on it, in part beyond its edge.
-    """
-
-    crop_padding: int = 0
-    padding: Literal["zero", "reflect"] = "zero"
-    flip: float = 0.0
-    operations: int = 0
-    strength: float = 0.5
-    cutout: int = 0
+    crop_padding: Annotated[Natural, "Shift by up to so many pixels each way"] = 0
+    padding: Annotated[Padding, "Content beyond the edge of a shifted image"] = "zero"
+    flip: Annotated[Fraction, "Probability of a horizontal flip"] = 0.0
+    operations: Annotated[Natural, "Number of random operations (RandAugment)"] = 0
+    strength: Annotated[Fraction, "Strength of the operations; 1 is AutoAugment's maximum"] = 0.5
+    cutout: Annotated[Natural, "Side of a black square in pixels (Cutout)"] = 0
     kind: ClassVar[str] = "augment"
-
-    def __post_init__(self) -> None:
-        for name in ("crop_padding", "operations", "cutout"):
-            check_at_least(f"data.augment.{name}", getattr(self, name), 0)
-        for name in ("flip", "strength"):
-            _check_part(f"data.augment.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """Pictures mixed with others of their batch, and their labels with them; as it stands, not.
+    """Mix images of a batch and their labels; by default not.
 
-    `mixup` and `cutmix` are the α of the Beta(α, α) that shares are drawn from, 0 for never. Each
-    picture is mixed with the given `chance`, where both are on in either way half of the time.
+    With both mixup and cutmix, each is used half of the time.
     """
 
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    chance: float = 1.0
+    mixup: Annotated[NonNegative, "α of mixup's Beta(α, α); 0 is off"] = 0.0
+    cutmix: Annotated[NonNegative, "α of CutMix's Beta(α, α); 0 is off"] = 0.0
+    chance: Annotated[Fraction, "Probability of mixing an image"] = 1.0
     kind: ClassVar[str] = "mixing"
-
-    def __post_init__(self) -> None:
-        for name in ("mixup", "cutmix"):
-            check_at_least(f"data.mixing.{name}", getattr(self, name), 0)
-        _check_part("data.mixing.chance", self.chance)
-
-
-def _check_part(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise UserError(f"{name}={value} must be from 0 to 1")
 
 
 def augment(images: Images | Bytes, settings: Augment, generator: Generator) -> Images:
-    """The pictures of a batch, each changed as the settings say; bytes are taken over 255."""
+    """The images of a batch, each changed as configured; bytes are divided by 255."""
     x = images if images.is_floating_point() else images / 255
     if settings.crop_padding:
         x = crop(x, settings.crop_padding, settings.padding, generator)
     if settings.flip:
         x = flip(x, settings.flip, generator)
     if settings.operations:
-        x = operate(x, settings.operations, settings.strength, generator)
+        x = rand_augment(x, settings.operations, settings.strength, generator)
     if settings.cutout:
         x = cut_out(x, settings.cutout, generator)
     return x
 
 
-def crop(
-    images: Images, padding: int, beyond: Literal["zero", "reflect"], generator: Generator
-) -> Images:
+def crop(images: Images, padding: int, beyond: Padding, generator: Generator) -> Images:
     """y[i, j] = x[i + r, j + c], with r and c from −padding to padding: a crop of the padded x."""
     batch, _, height, width = images.shape
     if beyond == "reflect" and padding >= min(height, width):
         raise UserError(f"data.augment.crop_padding={padding} must be below {min(height, width)}")
     mode = "reflect" if beyond == "reflect" else "constant"
     padded = F.pad(images, (padding, padding, padding, padding), mode=mode)
-    across = _whole(2 * padding + 1, batch, generator).to(images.device)
-    down = _whole(2 * padding + 1, batch, generator).to(images.device)
-    rows = down[:, None] + torch.arange(height, device=images.device)
-    columns = across[:, None] + torch.arange(width, device=images.device)
-    each = torch.arange(batch, device=images.device)
-    taken = padded[each[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return rearrange(taken, "b height width channels -> b channels height width").contiguous()
+    left = _integers(2 * padding + 1, batch, generator).to(images.device)
+    top = _integers(2 * padding + 1, batch, generator).to(images.device)
+    rows = top[:, None] + torch.arange(height, device=images.device)
+    columns = left[:, None] + torch.arange(width, device=images.device)
+    index = torch.arange(batch, device=images.device)
+    cropped = padded[index[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return rearrange(cropped, "b height width channels -> b channels height width").contiguous()
 
 
-def flip(images: Images, chance: float, generator: Generator) -> Images:
-    """y[i, j] = x[i, width − 1 − j], for some pictures."""
-    chosen = _uniform(len(images), generator).to(images.device) < chance
-    return torch.where(_of_pictures(chosen), images.flip(-1), images)
+def flip(images: Images, probability: float, generator: Generator) -> Images:
+    """y[i, j] = x[i, width − 1 − j], for some images."""
+    chosen = _uniform(len(images), generator).to(images.device) < probability
+    return torch.where(_per_image(chosen), images.flip(-1), images)
 
 
 def cut_out(images: Images, side: int, generator: Generator) -> Images:
-    """y = 0 in a square around a pixel drawn evenly, y = x elsewhere (Cutout)."""
+    """y = 0 in a square around a uniformly drawn pixel, y = x elsewhere (Cutout)."""
     batch, _, height, width = images.shape
-    rows = _whole(height, batch, generator) - side // 2
-    columns = _whole(width, batch, generator) - side // 2
-    box = _box(rows, columns, rows + side, columns + side, height, width)
-    return images.masked_fill(rearrange(box.to(images.device), "b h w -> b 1 h w"), 0)
+    sides = torch.full((batch,), side, device=generator.device)
+    box = _random_box(sides, sides, height, width, generator)
+    return images.masked_fill(box.to(images.device), 0)
 
 
-def operate(images: Images, operations: int, strength: float, generator: Generator) -> Images:
-    """RandAugment: each picture goes through operations drawn evenly, all equally strong.
+def rand_augment(images: Images, operations: int, strength: float, generator: Generator) -> Images:
+    """RandAugment: each image gets operations drawn uniformly, all of the same strength.
 
-    An operation with two directions takes either. The geometric ones of a picture are composed
-    and sampled once, before those of colour; one of the choices is to leave it as it is.
+    An operation with two directions takes either. The geometric ones of an image are composed
+    and applied once, before those of colour; one of the choices is the identity.
     """
     batch, _, height, width = images.shape
-    choices = len(GEOMETRY) + len(COLOUR) + 1
     chosen, amounts = [], []
     for _ in range(operations):
-        chosen.append(_whole(choices, batch, generator).to(images.device))
-        sign = 1.0 - 2.0 * _whole(2, batch, generator).to(images)
+        chosen.append(_integers(GEOMETRY + len(COLOUR) + 1, batch, generator).to(images.device))
+        sign = 1.0 - 2.0 * _integers(2, batch, generator).to(images)
         amounts.append(strength * sign)
     matrices = torch.eye(3).to(images).expand(batch, 3, 3)
-    for which, amount in zip(chosen, amounts, strict=True):
-        for number, geometry in enumerate(GEOMETRY):
-            step = matrices @ geometry(amount, height, width)
-            matrices = torch.where((which == number)[:, None, None], step, matrices)
-    moved = torch.stack(chosen).lt(len(GEOMETRY)).any(0)
-    images = torch.where(_of_pictures(moved), warp(images, matrices), images)
-    for which, amount in zip(chosen, amounts, strict=True):
-        for number, colour in enumerate(COLOUR, start=len(GEOMETRY)):
-            changed = colour(images, amount).clamp(0, 1)
-            images = torch.where(_of_pictures(which == number), changed, images)
+    for choice, amount in zip(chosen, amounts, strict=True):
+        for number, matrix in enumerate(geometry(amount, height, width)):
+            is_chosen = (choice == number)[:, None, None]
+            matrices = torch.where(is_chosen, matrices @ matrix, matrices)
+    is_moved = torch.stack(chosen).lt(GEOMETRY).any(0)
+    images = torch.where(_per_image(is_moved), warp(images, matrices), images)
+    for choice, amount in zip(chosen, amounts, strict=True):
+        for number, colour in enumerate(COLOUR, start=GEOMETRY):
+            changed = colour(images, _per_image(amount)).clamp(0, 1)
+            images = torch.where(_per_image(choice == number), changed, images)
     return images
 
 
 def warp(images: Images, matrices: Matrices) -> Images:
     """y(p) = x(M p) with p = (column, row, 1) in pixels from the centre, zero beyond the edge.
 
-    Between pixels it is interpolated bilinearly.
+    Values between pixels are interpolated bilinearly.
     """
     height, width = images.shape[-2:]
-    # affine_grid counts from −1 to 1 along either side, whatever their lengths.
+    # affine_grid has coordinates from −1 to 1 along either side.
     sides = torch.tensor([width / 2, height / 2, 1.0]).to(matrices)
     grid = F.affine_grid(
         (matrices * sides / sides[:, None])[:, :2], list(images.shape), align_corners=False
@@ -162,152 +136,138 @@ def warp(images: Images, matrices: Matrices) -> Images:
     return F.grid_sample(images, grid.to(images), align_corners=False).clamp(0, 1)
 
 
-# The greatest changes of AutoAugment's table of operations, which strength 1 stands for.
+# The greatest changes in AutoAugment's table of operations, at strength 1.
 SHEAR = 0.3
 SHIFT = 150 / 331  # of the side
 ROTATION = math.radians(30)
 BLEND = 0.9
-BITS = 4  # that posterising takes away
+BITS = 4  # removed by posterise
+
+GEOMETRY = 5  # operations
 
 
-def shift_across(amount: Amounts, height: int, width: int) -> Matrices:
-    """M = [[1, 0, c], [0, 1, 0], [0, 0, 1]], c the columns moved."""
-    return _with(amount, {(0, 2): amount * SHIFT * width})
-
-
-def shift_down(amount: Amounts, height: int, width: int) -> Matrices:
-    """M = [[1, 0, 0], [0, 1, r], [0, 0, 1]], r the rows moved."""
-    return _with(amount, {(1, 2): amount * SHIFT * height})
-
-
-def shear_across(amount: Amounts, height: int, width: int) -> Matrices:
-    """M = [[1, s, 0], [0, 1, 0], [0, 0, 1]]: a row moves by s for each row from the centre."""
-    return _with(amount, {(0, 1): amount * SHEAR})
-
-
-def shear_down(amount: Amounts, height: int, width: int) -> Matrices:
-    """M = [[1, 0, 0], [s, 1, 0], [0, 0, 1]]: the same with columns."""
-    return _with(amount, {(1, 0): amount * SHEAR})
-
-
-def rotate(amount: Amounts, height: int, width: int) -> Matrices:
-    return rotation(amount * ROTATION)
-
-
-def rotation(angle: Amounts) -> Matrices:
-    """M = [[cos a, −sin a, 0], [sin a, cos a, 0], [0, 0, 1]]: against the clock; rows go down."""
-    cosine, sine = angle.cos(), angle.sin()
-    return _with(angle, {(0, 0): cosine, (0, 1): -sine, (1, 0): sine, (1, 1): cosine})
-
-
-def _with(amount: Amounts, entries: dict[tuple[int, int], Amounts]) -> Matrices:
-    matrices = torch.eye(3).to(amount).repeat(len(amount), 1, 1)
-    for (row, column), values in entries.items():
-        matrices[:, row, column] = values
+def geometry(amount: Amounts, height: int, width: int) -> Float[Tensor, "5 b 3 3"]:
+    """The matrices M of each geometric operation; entries not in the table are the identity's."""
+    cosine, sine = (amount * ROTATION).cos(), (amount * ROTATION).sin()
+    operations: tuple[dict[tuple[int, int], Amounts], ...] = (
+        {(0, 2): amount * SHIFT * width},  # shift columns
+        {(1, 2): amount * SHIFT * height},  # shift rows
+        {
+            (0, 1): amount * SHEAR
+        },  # shear: a row moves in proportion to its distance from the centre
+        {(1, 0): amount * SHEAR},  # the same for columns
+        {(0, 0): cosine, (0, 1): -sine, (1, 0): sine, (1, 1): cosine},  # counter-clockwise
+    )
+    matrices = torch.eye(3).to(amount).repeat(GEOMETRY, len(amount), 1, 1)
+    for number, entries in enumerate(operations):
+        for (row, column), values in entries.items():
+            matrices[number, :, row, column] = values
     return matrices
 
 
-def brightness(images: Images, amount: Amounts) -> Images:
+# Operations of colour: m is an amount per image, from −1 to 1.
+
+
+def brightness(x: Images, m: Tensor) -> Images:
     """y = (1 + m) x."""
-    return images * (1 + BLEND * _of_pictures(amount))
+    return x * (1 + BLEND * m)
 
 
-def contrast(images: Images, amount: Amounts) -> Images:
-    """y = x̄ + (1 + m)(x − x̄), x̄ the mean of the picture."""
-    mean = images.mean((1, 2, 3), keepdim=True)
-    return mean + (1 + BLEND * _of_pictures(amount)) * (images - mean)
+def contrast(x: Images, m: Tensor) -> Images:
+    """y = x̄ + (1 + m)(x − x̄), x̄ the mean of the image."""
+    mean = x.mean((1, 2, 3), keepdim=True)
+    return mean + (1 + BLEND * m) * (x - mean)
 
 
-def sharpness(images: Images, amount: Amounts) -> Images:
-    """y = x̃ + (1 + m)(x − x̃), x̃ blurred: a pixel counts 5, its eight neighbours 1 each, over 13."""
-    around = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
-    blurred = (9 * around + 4 * images) / 13
-    return blurred + (1 + BLEND * _of_pictures(amount)) * (images - blurred)
+def sharpness(x: Images, m: Tensor) -> Images:
+    """y = x̃ + (1 + m)(x − x̃), x̃ blurred: weight 5/13 for a pixel, 1/13 for its 8 neighbours."""
+    around = F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    blurred = (9 * around + 4 * x) / 13
+    return blurred + (1 + BLEND * m) * (x - blurred)
 
 
-def posterise(images: Images, amount: Amounts) -> Images:
-    """y = ⌊255 x / 2ⁿ⌋ 2ⁿ / 255: the n lowest of eight bits are dropped."""
-    step = 2 ** _of_pictures((amount.abs() * BITS).round())
-    return ((255 * images).round() / step).floor() * step / 255
+def posterise(x: Images, m: Tensor) -> Images:
+    """y = ⌊255 x / 2ⁿ⌋ 2ⁿ / 255: drop the n lowest of eight bits."""
+    step = 2 ** (m.abs() * BITS).round()
+    return ((255 * x).round() / step).floor() * step / 255
 
 
-def solarise(images: Images, amount: Amounts) -> Images:
+def solarise(x: Images, m: Tensor) -> Images:
     """y = 1 − x where x > 1 − |m|, y = x elsewhere."""
-    return torch.where(images > 1 - _of_pictures(amount).abs(), 1 - images, images)
+    return torch.where(x > 1 - m.abs(), 1 - x, x)
 
 
-GEOMETRY = (shift_across, shift_down, shear_across, shear_down, rotate)
 COLOUR = (brightness, contrast, sharpness, posterise, solarise)
 
 
 def mix(
     images: Images, labels: Counts, classes: int, settings: Mixing, generator: Generator
 ) -> tuple[Images, Float[Tensor, "b classes"]]:
-    """(pictures, targets): mixed with those of a random order of the batch; targets add up to 1."""
-    hot = F.one_hot(labels.long(), classes).to(images.dtype)
+    """(images, targets): mixed with a permutation of the batch; targets add up to 1."""
+    one_hot = F.one_hot(labels.long(), classes).to(images.dtype)
     if not (settings.mixup or settings.cutmix) or not settings.chance:
-        return images, hot
+        return images, one_hot
     batch = len(images)
     order = torch.randperm(batch, generator=generator, device=generator.device).to(images.device)
-    mixed = (_uniform(batch, generator) < settings.chance).to(images.device)
-    blends = torch.full_like(mixed, settings.mixup > 0)
+    is_mixed = (_uniform(batch, generator) < settings.chance).to(images.device)
+    is_mixup = torch.full_like(is_mixed, settings.mixup > 0)
     if settings.mixup and settings.cutmix:
-        blends = (_uniform(batch, generator) < 0.5).to(images.device)
-    y, own = images, torch.ones(batch).to(images)
-    if settings.mixup:
-        blended, share = mixup(images, images[order], settings.mixup, generator)
-        y = torch.where(_of_pictures(mixed & blends), blended, y)
-        own = torch.where(mixed & blends, share, own)
-    if settings.cutmix:
-        pasted, share = cutmix(images, images[order], settings.cutmix, generator)
-        y = torch.where(_of_pictures(mixed & ~blends), pasted, y)
-        own = torch.where(mixed & ~blends, share, own)
-    return y, own[:, None] * hot + (1 - own[:, None]) * hot[order]
+        is_mixup = (_uniform(batch, generator) < 0.5).to(images.device)
+    y, weight = images, torch.ones(batch).to(images)
+    for function, alpha, chosen in (
+        (mixup, settings.mixup, is_mixed & is_mixup),
+        (cutmix, settings.cutmix, is_mixed & ~is_mixup),
+    ):
+        if alpha:
+            mixed, mixed_weight = function(images, images[order], alpha, generator)
+            y = torch.where(_per_image(chosen), mixed, y)
+            weight = torch.where(chosen, mixed_weight, weight)
+    return y, weight[:, None] * one_hot + (1 - weight[:, None]) * one_hot[order]
 
 
 def mixup(
     images: Images, others: Images, alpha: float, generator: Generator
 ) -> tuple[Images, Amounts]:
-    """y = λ x + (1 − λ) x′ with λ from Beta(α, α), and λ, the share of x (mixup)."""
-    share = _beta(alpha, len(images), generator).to(images)
-    weight = _of_pictures(share)
-    return weight * images + (1 - weight) * others, share
+    """y = λ x + (1 − λ) x′ with λ from Beta(α, α), and λ, the weight of x (mixup)."""
+    weight = _beta(alpha, len(images), generator).to(images)
+    weights = _per_image(weight)
+    return weights * images + (1 - weights) * others, weight
 
 
 def cutmix(
     images: Images, others: Images, alpha: float, generator: Generator
 ) -> tuple[Images, Amounts]:
-    """y = x with a rectangle of x′, and the share of pixels that are still those of x (CutMix).
+    """y = x with a rectangle of x′, and the fraction of pixels that are those of x (CutMix).
 
-    The rectangle has √(1 − λ) of either side, λ from Beta(α, α), around a pixel drawn evenly;
-    what would be beyond the edge is left out, so the share is counted.
+    The rectangle has √(1 − λ) of either side, λ from Beta(α, α), around a uniformly drawn pixel;
+    what lies beyond the edge is cut off, so the fraction is counted.
     """
     batch, _, height, width = images.shape
-    part = (1 - _beta(alpha, batch, generator)).clamp(min=0).sqrt()
-    tall, wide = (part * height).long(), (part * width).long()
-    top = _whole(height, batch, generator) - tall // 2
-    left = _whole(width, batch, generator) - wide // 2
-    box = _box(top, left, top + tall, left + wide, height, width).to(images.device)
-    share = 1 - box.sum((1, 2)).to(images) / (height * width)
-    return torch.where(rearrange(box, "b h w -> b 1 h w"), others, images), share
+    side = (1 - _beta(alpha, batch, generator)).clamp(min=0).sqrt()
+    heights, widths = (side * height).long(), (side * width).long()
+    box = _random_box(heights, widths, height, width, generator).to(images.device)
+    weight = 1 - box.sum((1, 2, 3)).to(images) / (height * width)
+    return torch.where(box, others, images), weight
 
 
-def _box(
-    top: Counts, left: Counts, bottom: Counts, right: Counts, height: int, width: int
-) -> Inside:
-    """Whether a pixel is in the rectangle: top ≤ row < bottom and left ≤ column < right."""
+def _random_box(
+    heights: Counts, widths: Counts, height: int, width: int, generator: Generator
+) -> Bool[Tensor, "b 1 height width"]:
+    """The pixels of a rectangle in each image, centred on a uniformly drawn pixel."""
+    top = (_integers(height, len(heights), generator) - heights // 2)[:, None]
+    left = (_integers(width, len(widths), generator) - widths // 2)[:, None]
     rows = torch.arange(height, device=top.device)
     columns = torch.arange(width, device=top.device)
-    tall = (rows >= top[:, None]) & (rows < bottom[:, None])
-    wide = (columns >= left[:, None]) & (columns < right[:, None])
-    return tall[:, :, None] & wide[:, None, :]
+    in_rows = (rows >= top) & (rows < top + heights[:, None])
+    in_columns = (columns >= left) & (columns < left + widths[:, None])
+    return in_rows[:, None, :, None] & in_columns[:, None, None, :]
 
 
 def _beta(alpha: float, count: int, generator: Generator) -> Amounts:
-    """Draws of Beta(α, α) = g / (g + g′), both of Gamma(α).
+    """Samples of Beta(α, α) = g / (g + g′), both of Gamma(α).
 
-    Gamma(α) = Gamma(α + 1) · u^(1/α) is taken in logarithms: for a small α it is nearer to zero
-    than numbers go, and the quotient would have no value.
+    Gamma(α) = Gamma(α + 1) · u^(1/α) is computed in logarithms: for a small α it underflows, and
+    the quotient would be 0/0.
     """
     shape = torch.full((2, count), alpha + 1, dtype=torch.float64, device=generator.device)
     uniform = torch.rand(shape.shape, generator=generator, dtype=torch.float64, device=shape.device)
@@ -320,10 +280,10 @@ def _uniform(count: int, generator: Generator) -> Amounts:
     return torch.rand(count, generator=generator, device=generator.device)
 
 
-def _whole(below: int, count: int, generator: Generator) -> Counts:
+def _integers(below: int, count: int, generator: Generator) -> Counts:
     return torch.randint(below, (count,), generator=generator, device=generator.device)
 
 
-def _of_pictures(values: Float[Tensor, " b"] | Bool[Tensor, " b"]) -> Tensor:
-    """A value for each picture, to be used on all its pixels."""
+def _per_image(values: Float[Tensor, " b"] | Bool[Tensor, " b"]) -> Tensor:
+    """A value for each image, shaped to broadcast over its pixels."""
     return rearrange(values, "b -> b 1 1 1")

@@ -1,34 +1,110 @@
-"""Users' text files: lines, pairs of lines, and rows held out for validation."""
+"""Files of a data set: lines of text, the files of each split, and rows held out for validation."""
 
 import difflib
 import gzip
 import os
 import random
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Generic, TypeVar
 
-from manyheads.config import nearest
+from manyheads.config import Between, nearest
 from manyheads.errors import DataError, UserError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-# How files of each split are called, the first that is there.
-STEMS = {
-    "train": ("train",),
-    "valid": ("valid", "val", "dev"),
-    "test": ("test",),
-}
+# File names of each split, in order of preference.
+STEMS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
+
+ValidFraction = Annotated[
+    float,
+    Between(0, 1, open_low=True, open_high=True),
+    "Fraction of the training data held out if there are no validation files",
+]
+Files = TypeVar("Files")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """Lines that translate each other, and how many pairs were left out for an empty side."""
+class SplitData(Generic[Files]):
+    """Settings of data with the splits train, valid and test.
 
-    pairs: list[tuple[str, str]]
-    skipped: int
+    A subclass finds the files of a split. Without validation files, `valid_fraction` of the
+    training data is held out, the same part for every seed of a run.
+    """
+
+    folder: Annotated[str, "Folder with the files"] = ""
+    valid_fraction: ValidFraction = 0.1
+    RENAMED: ClassVar[dict[str, str]] = {"held_out": "valid_fraction"}
+
+    def splits(self) -> list[str]:
+        return [split for split in STEMS if split != "test" or self._find(split) is not None]
+
+    def _locate(self, split: str) -> tuple[Files, bool]:
+        """The files of a split, and whether only a part of them belongs to it."""
+        check_split(split, [*STEMS, *self._extra_splits()])
+        is_held_out = split in ("train", "valid") and self._find("valid") is None
+        files = self._find("train" if is_held_out else split)
+        if files is None:
+            raise UserError(self._missing(split))
+        return files, is_held_out
+
+    def _find(self, split: str) -> Files | None:
+        """The files of a split, if it has its own."""
+        raise NotImplementedError
+
+    def _extra_splits(self) -> Iterable[str]:
+        return ()
+
+    def _missing(self, split: str) -> str:
+        """The error message for a split without files."""
+        if split == "test":
+            return "there is no split 'test': set data.test=FILE, or use --split valid"
+        return f"there is no {split} file: set data.train=FILE, or data.folder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileData(SplitData[Path]):
+    """Settings of data with one file for each split, such as train.tsv."""
+
+    train: Annotated[str, "Training file, in `folder` if that is set"] = ""
+    valid: Annotated[str, "Validation file"] = ""
+    test: Annotated[str, "Test file"] = ""
+    SUFFIX: ClassVar[str]
+
+    def _find(self, split: str) -> Path | None:
+        folder = check_folder(self.folder, "data.train")
+        if name := getattr(self, split):
+            return folder / name
+        paths = [folder / f"{stem}{self.SUFFIX}" for stem in STEMS[split]]
+        return next((path for path in paths if self.folder and is_here(path)), None)
+
+
+def check_split(split: str, known: Iterable[str]) -> None:
+    names = list(known)
+    if split not in names:
+        raise UserError(f"there is no split '{split}': {nearest(split, names)}")
+
+
+def check_folder(folder: str, file_setting: str = "data.folder") -> Path:
+    """The path of data.folder, which must be a folder if it is set."""
+    path = Path(folder)
+    if path.is_file():
+        value = path.parent if file_setting == "data.folder" else folder
+        raise UserError(f"data.folder={folder} is a file: set {file_setting}={value}")
+    if folder and not path.is_dir():
+        raise UserError(f"data.folder={folder} is not a folder: check the path")
+    return path
+
+
+def hold_out(count: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """Rows for training and rows for validation, at least one of each, in ascending order."""
+    if count < 2:
+        raise UserError(f"cannot hold out some of {count} rows: add rows, or validation files")
+    held_out = min(max(round(count * fraction), 1), count - 1)
+    validation = set(random.Random(seed).sample(range(count), held_out))
+    return [row for row in range(count) if row not in validation], sorted(validation)
 
 
 def is_here(path: Path) -> bool:
@@ -37,11 +113,11 @@ def is_here(path: Path) -> bool:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 text, plain or gzip by its name; `NAME` also finds `NAME.gz`."""
-    path = _find(path)
-    content = _read_bytes(path)
+    path = _find_file(path)
+    content = read_bytes(path)
     mark = len(BYTE_ORDER_MARK) if content.startswith(BYTE_ORDER_MARK) else 0
     if len(content) == mark:
-        raise DataError(f"{path}: the file is empty; give one with text in it")
+        raise DataError(f"{path}: the file is empty; replace or remove it")
     try:
         text = content[mark:].decode("utf-8")
     except UnicodeDecodeError as error:
@@ -56,8 +132,26 @@ def read_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
-def read_pairs(source: Path, target: Path, *, empty_lines: Literal["refuse", "skip"]) -> Pairs:
-    """Two files whose lines translate each other, row by row."""
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, unpacked if its name ends in .gz."""
+    try:
+        content = path.read_bytes()
+        if path.suffix != ".gz":
+            return content
+        if not content:
+            raise EOFError
+        return gzip.decompress(content)
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise DataError(f"{path}: not a complete gzip file; copy it again, or rename it") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); check the path") from None
+
+
+def read_pairs(source: Path, target: Path, skip_empty: bool) -> tuple[list[str], list[str], int]:
+    """Two files whose lines translate each other, and how many pairs were skipped.
+
+    A pair with an empty line is skipped or refused.
+    """
     source_lines, target_lines = read_lines(source), read_lines(target)
     if len(source_lines) != len(target_lines):
         raise DataError(
@@ -66,98 +160,46 @@ def read_pairs(source: Path, target: Path, *, empty_lines: Literal["refuse", "sk
         )
     pairs: list[tuple[str, str]] = []
     for row, pair in enumerate(zip(source_lines, target_lines, strict=True), start=1):
-        blank = [
-            path for path, line in zip((source, target), pair, strict=True) if not line.strip()
-        ]
-        if not blank:
+        if all(line.strip() for line in pair):
             pairs.append(pair)
-        elif empty_lines == "refuse":
-            raise DataError(f"{blank[0]}:{row}: empty line; fix it, or set data.empty_lines=skip")
+        elif not skip_empty:
+            path = target if pair[0].strip() else source
+            raise DataError(f"{path}:{row}: empty line; fix it, or set data.empty_lines=skip")
     if not pairs:
-        raise DataError(f"{source} and {target}: every pair has an empty side; check the files")
-    return Pairs(pairs=pairs, skipped=len(source_lines) - len(pairs))
+        raise DataError(f"{source} and {target}: every pair has an empty line; check the files")
+    skipped = len(source_lines) - len(pairs)
+    return [source for source, _ in pairs], [target for _, target in pairs], skipped
 
 
-# What of a file with rows held out is meant.
-SHARES = {"train": "without what is held out", "valid": "what is held out"}
+def join_names(names: Sequence[str], limit: int = 10) -> str:
+    """Names in parentheses for an error message: not too many, none too long."""
+    short = [name if len(name) <= 30 else f"{name[:29]}…" for name in names[:limit]]
+    return f"({', '.join(short)}{', …' if len(names) > limit else ''})"
 
 
-def check_held_out(share: float) -> None:
-    if not 0 < share < 1:
-        raise UserError(f"data.held_out={share} must be above 0, below 1")
-
-
-def check_split(split: str, known: Iterable[str]) -> None:
-    names = list(known)
-    if split not in names:
-        raise UserError(f"there is no split '{split}': {nearest(split, names)}")
-
-
-def check_folder(folder: str, file_setting: str = "data.train") -> Path:
-    """The path of data.folder, which must be a folder if it is set."""
-    path = Path(folder)
-    if path.is_file():
-        instead = folder if file_setting != "data.folder" else path.parent
-        raise UserError(f"data.folder={folder} is a file: give {file_setting}={instead}")
-    if folder and not path.is_dir():
-        raise UserError(f"data.folder={folder} is not a folder here: give data.folder=...")
-    return path
-
-
-def split_file(folder: str, named: str, split: str, suffix: str) -> Path | None:
-    """The file of a split: as named, or found in the folder by its stem."""
-    path = check_folder(folder)
-    if named:
-        return path / named
-    paths = [path / f"{stem}{suffix}" for stem in STEMS[split]]
-    return next((path for path in paths if folder and is_here(path)), None)
-
-
-def hold_out(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Rows for training and rows for validation, at least one of each, both in rising order."""
-    if not 0 < share < 1:
-        raise UserError(f"a held-out share of {share} must be above 0, below 1")
-    if count < 2:
-        raise UserError(f"cannot hold out some of {count} rows: give more, or validation files")
-    held = min(max(round(count * share), 1), count - 1)
-    validation = set(random.Random(seed).sample(range(count), held))
-    return [row for row in range(count) if row not in validation], sorted(validation)
-
-
-def _find(path: Path) -> Path:
-    """The path itself, or its `.gz`, or a mistake that names what is near."""
+def _find_file(path: Path) -> Path:
+    """The path, or its `.gz`; a missing file is a UserError with similar names."""
     zipped = path.with_name(path.name + ".gz") if path.name else path
     for candidate in (path, zipped):
         if candidate.is_file():
             return candidate
     if path.is_dir():
-        raise UserError(f"{path} is a folder; give a text file in it{_near(path, '')}")
-    if path.exists():  # a pipe or a device: read it as it is
+        raise UserError(f"{path} is a folder; give a text file in it{_similar_names(path, '')}")
+    if path.exists():  # a pipe or a device
         return path
     missing = path
     while missing.parent != missing and not missing.parent.is_dir():
         missing = missing.parent
     kind = "file" if missing == path else "folder"
-    raise UserError(f"no {kind} {missing}{_near(missing.parent, missing.name)}; check the path")
+    similar = _similar_names(missing.parent, missing.name)
+    raise UserError(f"no {kind} {missing}{similar}; check the path")
 
 
-def _near(folder: Path, name: str) -> str:
-    """Names in the folder like this one (any, for no name), to be put after a message."""
+def _similar_names(folder: Path, name: str) -> str:
+    """The end of an error message: names in the folder like this one (any, if it is empty)."""
     try:
         names = sorted(entry.removesuffix(".gz") for entry in os.listdir(folder))
     except OSError:
         return ""
-    near = difflib.get_close_matches(name, names) if name else names[:3]
-    return f" (near names in {folder}: {', '.join(near)})" if near else ""
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                return file.read()
-        return path.read_bytes()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: not a whole gzip file; copy it again, or rename it") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); check its permissions") from error
+    similar = difflib.get_close_matches(name, names) if name else names[:3]
+    return f" (near names in {folder}: {', '.join(similar)})" if similar else ""

@@ -1,40 +1,42 @@
-"""Running text: read, encoded into one stream, and which stretches of it a step trains on."""
+"""Running text: files, one stream of tokens, and the windows of it that a step trains on."""
 
 import hashlib
 import re
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from manyheads.data.corpus import check_folder, check_held_out, check_split, read_lines
+from manyheads.data.corpus import SplitData, check_folder, read_lines
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 Lines = Literal["text", "sentences"]
 
-# Parts of a file's name that say what it is for; any other file is for training.
-PURPOSES = {"valid": {"valid", "val", "dev", "validation"}, "test": {"test"}}
+# Words in the name of a file that decide its split; any other file is for training.
+SPLIT_WORDS = {"valid": {"valid", "val", "dev", "validation"}, "test": {"test"}}
 NOT_TEXT = (".md", ".json", ".toml")
 
-# What the tokenizer gets of a running text at once, in characters, and in all in one call: the
+# Characters of a running text that the tokenizer gets as one string, and in one call: the
 # library keeps several hundred bytes of each token until the call returns.
 BLOCK = 1 << 17
 CALL = 1 << 21
 
+REST_OF_WORD = re.compile(r"(\w|['’]\w)*")
+
 
 @dataclass(frozen=True)
 class Document:
-    """Sentences that follow each other, and where the first of them stands.
+    """Consecutive sentences, and where the first of them is.
 
-    Of a running text they are its lines, each with its line end.
+    The sentences of a running text are its lines, each with its line end.
     """
 
     sentences: list[str]
@@ -44,10 +46,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Texts:
-    """The documents of one split; `name` is what a message calls them.
+    """The documents of one split; `name` is for messages.
 
-    Where a line is a sentence, its end is predicted too: it counts as one character, one byte
-    (the line end that it stands for) and one word.
+    If a line is a sentence, its end is predicted too: it counts as one character, one byte
+    (its line end) and one word.
     """
 
     documents: list[Document]
@@ -68,35 +70,40 @@ class Texts:
         return sum(len(sentence.split()) for sentence in self._sentences()) + self._ends
 
     def strings(self) -> list[str]:
-        """The text as a tokenizer is to see it, in training and in use."""
-        return [string for document in self.documents for string in self.pieces(document)]
+        """The strings that a tokenizer gets, in training and in use."""
+        return [string for document in self.documents for string in self.blocks(document)]
 
-    def pieces(self, document: Document) -> list[str]:
-        """The strings of one document: its sentences, or a running text in long blocks."""
+    def blocks(self, document: Document) -> list[str]:
+        """The strings of one document: its sentences, or long blocks of a running text."""
         return document.sentences if self.lines == "sentences" else list(_blocks(document))
+
+    def part(self, split: str, valid_fraction: float) -> "Texts":
+        """The beginning for training, or the end for validation."""
+        cut = _cut_characters if self.lines == "text" else _cut_sentences
+        documents = cut(self.documents, valid_fraction)[split == "valid"]
+        which = "the last part" if split == "valid" else "the first part"
+        return replace(self, documents=documents, name=f"{self.name}, {which}")
 
     def _sentences(self) -> Iterator[str]:
         return chain.from_iterable(document.sentences for document in self.documents)
 
     @property
     def _ends(self) -> int:
-        if self.lines == "text":
-            return 0
-        return sum(len(document.sentences) for document in self.documents)
+        return 0 if self.lines == "text" else sum(1 for _ in self._sentences())
 
 
 def _blocks(document: Document) -> Iterator[str]:
-    """A running text in blocks of whole lines.
+    """A running text in blocks of complete lines.
 
-    A block ends where it would fall apart anyway: where a line end alone parts two words, or
-    before a space that belongs to the word after it. A text without such a place for long (code
-    with deep indents) is cut at some line end.
+    A block ends where every tokenizer splits anyway: between two words with only a line end
+    between them, or before a space that belongs to the next word. A text without such a boundary
+    for long (code with deep indents) is cut at some line end.
     """
     lines, start, size = document.sentences, 0, 0
     for row, line in enumerate(lines):
         if size >= BLOCK:
-            apart = re.search(r"\S\n\S|\n \S", lines[row - 1][-2:] + line[:2])
-            if apart or size >= CALL:
+            is_boundary = re.search(r"\S\n\S|\n \S", lines[row - 1][-2:] + line[:2])
+            if is_boundary or size >= CALL:
                 yield "".join(lines[start:row])
                 start, size = row, 0
         size += len(line)
@@ -104,64 +111,46 @@ def _blocks(document: Document) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextData:
-    """A user's own text: one `file` (in `folder`, where given), or every text file of `folder`.
+class TextData(SplitData[list[Path]]):
+    """Text of your own: one `file` (in `folder`, if set), or every text file of `folder`.
 
-    `lines` says what a line is. "text": nothing, each file is one document as it stands, line
-    ends included (the last line always gets one). "sentences": one sentence, without the spaces
-    around it, and an empty line ends a document.
+    With lines=text each file is one document, line ends included (the last line always gets
+    one). With lines=sentences a line is a sentence, without the spaces around it, and an empty
+    line ends a document.
 
-    A file of the folder is for validation or test by the parts of its name: corpus.valid.txt,
-    wiki-test.raw.gz. Without validation files the last share `held_out` of the training text
-    serves: its last characters, or its last documents (of a single document, the last sentences).
-    `short` says what becomes of documents too short for next-sentence prediction.
+    A word in the name of a file decides its split: corpus.valid.txt, wiki-test.raw.gz. Held out
+    for validation are the last characters, or the last documents (of one document, sentences).
     """
 
-    folder: str = ""
-    file: str = ""
-    lines: Lines = "text"
-    held_out: float = 0.1
-    short: Literal["refuse", "skip"] = "refuse"
+    file: Annotated[str, "One text file, in `folder` if that is set"] = ""
+    lines: Annotated[Lines, "Whether files are running text or one sentence per line"] = "text"
+    short: Annotated[
+        Literal["refuse", "skip"], "Documents with one sentence, in next-sentence prediction"
+    ] = "refuse"
     kind: ClassVar[str] = "text"
 
-    def __post_init__(self) -> None:
-        check_held_out(self.held_out)
-
-    def splits(self) -> list[str]:
-        files = self._files()
-        return [
-            split
-            for split in ("train", "valid", "test")
-            if files[split] or (split == "valid" and files["train"])
-        ]
-
     def read(self, split: str) -> Texts:
-        files = self._files()
-        check_split(split, files)
-        paths = files[split]
-        held_out = not files["valid"] and split != "test"
-        if held_out:
-            paths = files["train"]
-        if not paths:
-            raise UserError(self._missing(split, files))
+        paths, is_held_out = self._locate(split)
         documents = [document for path in paths for document in self._documents(path)]
         name = str(paths[0]) if len(paths) == 1 else f"{self.folder} ({len(paths)} files)"
-        if held_out:
-            name += ", the last part" if split == "valid" else ", the first part"
-            cut = _cut_characters if self.lines == "text" else _cut_sentences
-            documents = cut(documents, self.held_out)[split == "valid"]
         texts = Texts(documents, self.lines, name=name)
-        kinds = f"{len(documents):,} documents, " if len(documents) > 1 else ""
-        note = f"{name}: {kinds}{texts.characters:,} characters"
-        return Texts(documents, self.lines, (note,), name)
+        if is_held_out:
+            texts = texts.part(split, self.valid_fraction)
+        count = len(texts.documents)
+        documents_note = f"{count:,} documents, " if count > 1 else ""
+        note = f"{texts.name}: {documents_note}{texts.characters:,} characters"
+        return replace(texts, notes=(note,))
 
-    def _missing(self, split: str, files: dict[str, list[Path]]) -> str:
+    def _find(self, split: str) -> list[Path] | None:
+        return self._files()[split] or None
+
+    def _missing(self, split: str) -> str:
         if split == "test":
             return (
                 "there is no split 'test': add NAME.test.txt to data.folder, or use --split valid"
             )
-        others = ", ".join(path.name for path in chain(*files.values()))
-        return f"data.folder={self.folder} has no training text, only {others}: give data.file=NAME"
+        names = ", ".join(path.name for path in chain(*self._files().values()))
+        return f"data.folder={self.folder} has no training text, only {names}: set data.file=NAME"
 
     def _files(self) -> dict[str, list[Path]]:
         """The files of each split, by name."""
@@ -173,21 +162,21 @@ class TextData:
             return {**files, "train": [folder / self.file]}
         names = {path.name for path in folder.iterdir() if path.is_file()}
         for name in sorted(names):
-            again = name.endswith(".gz") and name.removesuffix(".gz") in names
-            if not again and not name.startswith(".") and not name.endswith(NOT_TEXT):
-                parts = set(re.split(r"[._-]", name.lower()))
-                split = next((key for key, words in PURPOSES.items() if parts & words), "train")
-                files[split].append(folder / name)
+            is_copy = name.endswith(".gz") and name.removesuffix(".gz") in names
+            if not is_copy and not name.startswith(".") and not name.endswith(NOT_TEXT):
+                words = set(re.split(r"[._-]", name.lower()))
+                splits = [split for split, known in SPLIT_WORDS.items() if words & known]
+                files[splits[0] if splits else "train"].append(folder / name)
         if not any(files.values()):
             raise UserError(
-                f"data.folder={self.folder} holds no text file (subfolders are not read)"
+                f"data.folder={self.folder} has no text file (subfolders are not read): add one"
             )
         return files
 
     def _documents(self, path: Path) -> Iterator[Document]:
         lines = read_lines(path)
         if not any(line.strip() for line in lines):
-            raise DataError(f"{path}: every line is empty; give a file with text in it")
+            raise DataError(f"{path}: every line is empty; replace or remove the file")
         if self.lines == "text":
             yield Document([line + "\n" for line in lines], str(path), 1)
             return
@@ -200,66 +189,63 @@ class TextData:
                 sentences = []
 
 
-def _first_part(count: int, held_out: float) -> int:
-    """How many of `count` are not held out; at least one is, and one is not.
+Parts = tuple[list[Document], list[Document]]
 
-    Not in floating point, where 10 · (1 − 0.9) is less than 1.
+
+def _first_part(count: int, valid_fraction: float) -> int:
+    """How many of `count` are for training; at least one is, and one is not.
+
+    Exact arithmetic: in floating point 10 · (1 − 0.9) is less than 1.
     """
-    kept = int(count * (1 - Fraction(str(held_out))))
-    return min(max(kept, 1), count - 1)
+    first = int(count * (1 - Fraction(str(valid_fraction))))
+    return min(max(first, 1), count - 1)
 
 
-def _cut_characters(
-    documents: list[Document], held_out: float
-) -> tuple[list[Document], list[Document]]:
-    """The first and the last characters of all; a document in which the cut falls is two."""
+def _cut_characters(documents: list[Document], valid_fraction: float) -> Parts:
+    """The first and the last characters; the document with the cut becomes two.
+
+    The second part begins with a word: the rest of a word that the cut divides is left out.
+    """
     sizes = [sum(map(len, document.sentences)) for document in documents]
-    left = _first_part(sum(sizes), held_out)
-    first: list[Document] = []
-    last: list[Document] = []
-    for document, size in zip(documents, sizes, strict=True):
-        if left >= size:
-            first.append(document)
-        elif left <= 0:
-            last.append(document)
-        else:
-            stops = np.cumsum([len(line) for line in document.sentences])
-            row = int(np.searchsorted(stops, left, "right"))
-            lines, inside = document.sentences, left - (int(stops[row - 1]) if row else 0)
-            begun = [lines[row][:inside]] if inside else []
-            first.append(Document([*lines[:row], *begun], document.file, document.line))
-            rest = [lines[row][inside:], *lines[row + 1 :]]
-            last.append(Document(rest, document.file, document.line + row))
-        left -= size
-    return first, last
+    left = _first_part(sum(sizes), valid_fraction)
+    number = int(np.searchsorted(np.cumsum(sizes), left, "right"))
+    document, left = documents[number], left - sum(sizes[:number])
+    lines, ends = document.sentences, np.cumsum([len(line) for line in document.sentences])
+    row = int(np.searchsorted(ends, left, "right"))
+    cut = left - int(ends[row - 1]) if row else left
+    first, last = [*lines[:row], lines[row][:cut]], [lines[row][cut:], *lines[row + 1 :]]
+    if cut and lines[row][cut - 1].isalnum():
+        rest = REST_OF_WORD.match(last[0])
+        after_word = [last[0][rest.end() if rest else 0 :], *last[1:]]
+        last = after_word if any(map(str.strip, after_word)) else last
+    before = [replace(document, sentences=first if cut else first[:-1])] if left else []
+    after = replace(document, sentences=last, line=document.line + row)
+    return [*documents[:number], *before], [after, *documents[number + 1 :]]
 
 
-def _cut_sentences(
-    documents: list[Document], held_out: float
-) -> tuple[list[Document], list[Document]]:
-    """The first and the last documents, or sentences where there is one document."""
+def _cut_sentences(documents: list[Document], valid_fraction: float) -> Parts:
+    """The first and the last documents, or sentences if there is one document."""
     if len(documents) > 1:
-        kept = _first_part(len(documents), held_out)
-        return documents[:kept], documents[kept:]
+        first = _first_part(len(documents), valid_fraction)
+        return documents[:first], documents[first:]
     [document] = documents
     sentences, file, line = document.sentences, document.file, document.line
     if len(sentences) < 2:
         raise DataError(
-            f"{file}:{line}: this one sentence cannot be trained on and held out for validation: "
-            "give more text, or a folder that has a file NAME.valid.txt too"
+            f"{file}:{line}: one sentence cannot be divided into training and validation: add "
+            "text, or a file NAME.valid.txt"
         )
-    kept = _first_part(len(sentences), held_out)
-    first = Document(sentences[:kept], file, line)
-    return [first], [Document(sentences[kept:], file, line + kept)]
+    first = _first_part(len(sentences), valid_fraction)
+    last = Document(sentences[first:], file, line + first)
+    return [replace(document, sentences=sentences[:first])], [last]
 
 
 class EncodedText:
-    """A text as one stream of tokens.
+    """A text as one stream of tokens, `flat`.
 
-    With `ends`, as causal models need it, the end token comes after each sentence, or after each
-    document of a running text. `flat` are the tokens, `document_starts` where in them each
-    document begins, and the end of the last; `word_starts`, with `words`, says which tokens begin
-    a word.
+    With `ends`, for causal models, an end token follows each sentence, or each document of a
+    running text. `document_starts` holds the position of each document and the end of the last;
+    `word_starts`, with `words`, marks tokens that begin a word.
     """
 
     def __init__(
@@ -267,61 +253,64 @@ class EncodedText:
     ) -> None:
         self.name = texts.name
         self._texts, self._tokenizer = texts, tokenizer
-        pieces = [texts.pieces(document) for document in texts.documents]
-        stops = np.cumsum([0, *map(len, pieces)])
-        strings = list(chain.from_iterable(pieces))
-        ended = np.full(len(strings), ends and texts.lines == "sentences")
-        ended[stops[1:] - 1] = ends
-        tokens, begins, starts = array("i"), bytearray(), [0]
-        for (ids, begun), closes in zip(_encode(strings, tokenizer, words), ended, strict=True):
+        blocks = [texts.blocks(document) for document in texts.documents]
+        stops = np.cumsum([0, *map(len, blocks)])
+        strings = list(chain.from_iterable(blocks))
+        has_end = np.full(len(strings), ends and texts.lines == "sentences")
+        has_end[stops[1:] - 1] = ends
+        tokens, word_starts, starts = array("i"), bytearray(), [0]
+        encoded = _encode(strings, tokenizer, words)
+        for (ids, begins), add_end in zip(encoded, has_end, strict=True):
             tokens.extend(ids)
-            begins.extend(begun)
-            if closes:
+            word_starts.extend(begins)
+            if add_end:
                 tokens.append(tokenizer.end)
-                begins.append(True)
+                word_starts.append(True)
             starts.append(len(tokens))
-        self._piece_starts = np.array(starts)
+        self._block_starts = np.array(starts)
         self.flat: Int[np.ndarray, " n"] = np.array(tokens, dtype=np.int32)
-        self.word_starts: Bool[np.ndarray, " n"] | None = np.array(begins, bool) if words else None
-        self.document_starts: Int[np.ndarray, " d1"] = self._piece_starts[stops]
+        self.word_starts: Bool[np.ndarray, " n"] | None = (
+            np.array(word_starts, bool) if words else None
+        )
+        self.document_starts: Int[np.ndarray, " d1"] = self._block_starts[stops]
 
     @cached_property
     def sentence_starts(self) -> Int[np.ndarray, " s1"]:
-        """Where in the stream each sentence begins, and the end of the last.
+        """The position of each sentence in the stream, and the end of the last.
 
         A line of a running text begins with the first token that begins in it, so a line that
-        is all inside a token has none.
+        lies inside a token is empty.
         """
         if self._texts.lines == "sentences":
-            return self._piece_starts
+            return self._block_starts
         starts: list[Int[np.ndarray, " _"]] = []
         for document, begin in zip(self._texts.documents, self.document_starts, strict=False):
-            tokens, done = array("q"), 0
-            for block in self._texts.pieces(document):
-                tokens.extend(done + start for start, _ in self._tokenizer.offsets(block))
+            offsets, done = array("q"), 0
+            for block in self._texts.blocks(document):
+                offsets.extend(done + start for start, _ in self._tokenizer.offsets(block))
                 done += len(block)
             lines = np.cumsum([0, *map(len, document.sentences[:-1])])
-            starts.append(begin + np.searchsorted(tokens, lines))
+            starts.append(begin + np.searchsorted(offsets, lines))
         return np.concatenate([*starts, self.document_starts[-1:]])
 
     def document_of(self, positions: Int[np.ndarray, "*p"]) -> Int[np.ndarray, "*p"]:
-        """The number of the document in which each position of the stream lies."""
+        """The number of the document of each position of the stream."""
         return np.searchsorted(self.document_starts, positions, "right") - 1
 
-    def stretches(self, length: int) -> int:
-        """How many whole stretches of this length there are; none is refused."""
+    def count_windows(self, length: int) -> int:
+        """How many windows of this length there are without overlap; none is refused."""
         count = len(self.flat) // length
         if not count:
             raise DataError(
-                f"{self.name}: {len(self.flat)} tokens held out are too few for a stretch of "
-                f"{length}: give more text, or train with a lower model.max_length"
+                f"{self.name}: {len(self.flat)} tokens for validation are too few for a window of "
+                f"{length}: add text, or lower model.max_length"
             )
         return count
 
     def digest(self) -> str:
-        """Names this stream: another text, another tokenizer or other ends have another name."""
+        """A hash of the stream and its divisions."""
         total = hashlib.sha256()
-        for part in (self.flat, self.document_starts, self._piece_starts):
+        for part in (self.flat, self.document_starts, self._block_starts):
             total.update(part.tobytes())
         return total.hexdigest()[:16]
 
@@ -334,32 +323,31 @@ def _encode(
     for row, string in enumerate([*strings, ""]):
         size += len(string)
         if row == len(strings) or size > CALL:
-            some = strings[start : row + 1]
+            batch = strings[start : row + 1]
             start, size = row + 1, 0
             if words:
-                yield from tokenizer.encode_words(some)
+                yield from tokenizer.encode_words(batch)
             else:
-                yield from ((ids, []) for ids in tokenizer.encode_batch(some))
+                yield from ((ids, []) for ids in tokenizer.encode_batch(batch))
 
 
 def gather(
     flat: Int[np.ndarray, " n"], starts: Int[np.ndarray, " rows"], length: int
 ) -> Int[np.ndarray, "rows length"]:
-    """The stretches of `length` tokens that begin at `starts`."""
+    """The windows of `length` tokens that begin at `starts`."""
     return flat[starts[:, None] + np.arange(length)]
 
 
 class Windows:
-    """Stretches of `length` tokens of a stream of `tokens`, `rows` of them a step.
+    """Windows of `length` tokens of a stream of `tokens`, `rows` of them per step.
 
-    An epoch cuts the stream into whole stretches, the first from an offset drawn from (seed,
-    epoch), so that each epoch cuts elsewhere, and takes each stretch once, in a seeded order.
-    Where the offset is `moving`, an epoch has as many stretches (`per_epoch`) as there is room for
-    wherever the cuts fall; what is left before and after them is in other epochs. Otherwise the
-    cuts are fixed, and the last tokens that make no whole stretch are left out.
+    An epoch cuts the stream into windows and takes each once, in an order drawn from (seed,
+    epoch). With `moving`, the first window begins at a drawn offset, so that each epoch cuts
+    elsewhere, and `per_epoch` is the number of windows that fit at any offset. Otherwise the cuts
+    are fixed, and the last tokens that do not fill a window are left out.
 
-    The stretches of all epochs are one endless row, of which step n takes the n-th `rows`: a pure
-    function of (seed, step).
+    The windows of all epochs are one endless sequence, of which step n takes the n-th `rows`: a
+    pure function of (seed, step).
     """
 
     def __init__(
@@ -374,8 +362,8 @@ class Windows:
     ) -> None:
         if tokens < length:
             raise DataError(
-                f"{name}: {tokens} tokens are too few to train on stretches of {length}: give "
-                "more text, or lower model.max_length"
+                f"{name}: {tokens} tokens are too few to train on windows of {length}: add text, "
+                "or lower model.max_length"
             )
         self.length, self.rows, self.seed = length, rows, seed
         self.per_epoch = max(1, (tokens - length + 1) // length if moving else tokens // length)
@@ -384,12 +372,12 @@ class Windows:
         self._epoch = lru_cache(maxsize=2)(self._cut)
 
     def starts(self, step: int) -> Int[np.ndarray, " rows"]:
-        """Where the stretches of this step begin (steps count from 0)."""
+        """Where the windows of this step begin (steps count from 0)."""
         begin, stop = step * self.rows, (step + 1) * self.rows
         parts = []
         while begin < stop:
-            epoch, place = divmod(begin, self.per_epoch)
-            parts.append(self._epoch(epoch)[place : place + stop - begin])
+            epoch, index = divmod(begin, self.per_epoch)
+            parts.append(self._epoch(epoch)[index : index + stop - begin])
             begin += len(parts[-1])
         return np.concatenate(parts)
 

@@ -6,25 +6,26 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from manyheads.config import Between, Positive
 from manyheads.data.corpus import (
     STEMS,
+    SplitData,
     check_folder,
-    check_held_out,
-    check_split,
     hold_out,
     is_here,
+    read_bytes,
     read_lines,
 )
-from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, grid_of
+from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, encode_grid
 from manyheads.data.language import Document, Texts
-from manyheads.data.midi import PITCHES, SUFFIXES, read_bytes
-from manyheads.errors import DataError, UserError, check_above_zero
+from manyheads.data.midi import PITCHES, SUFFIXES
+from manyheads.errors import DataError, UserError
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 SILENCE = -1  # in files of chorales
-SEPARATE = "give chorales with separate voices, such as Jsb16thSeparated.json"
+FOUR_VOICES = "use chorales with separate voices, such as Jsb16thSeparated.json"
 LINE = 64  # words
 
 
@@ -32,182 +33,164 @@ LINE = 64  # words
 class Music(Texts):
     """The pieces of one split, a word for each event.
 
-    The first document is empty: so every piece, also the first, comes after the end of another,
-    and a model that writes on after an end begins a new one. `closing` words end each piece.
+    The first document is empty, so that every piece comes after the end of another, and a model
+    that continues after an end begins a new piece. Each piece ends with `closing` words.
     """
 
     vocabulary: tuple[str, ...] = ()
     closing: int = 0
 
     def strings(self) -> list[str]:
-        """Every word of the encoding once, also those that these pieces do not have."""
+        """Every word of the encoding once, also words that do not occur."""
         return [" ".join(self.vocabulary)]
 
     @property
     def pieces_of_words(self) -> list[list[str]]:
-        """The words of each piece, without those that close it."""
-        found = (" ".join(document.sentences).split() for document in self.documents[1:])
-        return [words[: len(words) - self.closing] for words in found]
+        """The words of each piece, without the closing ones."""
+        pieces = (" ".join(document.sentences).split() for document in self.documents[1:])
+        return [words[: len(words) - self.closing] for words in pieces]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MusicData:
-    """A user's own music, with an `encoding` that says what its words are.
+class MusicData(SplitData[Path]):
+    """Music of your own.
 
     `folder` holds train, valid and test, each a folder of MIDI files or an archive of them
-    (train.tar.gz); or it holds MIDI files, in folders as they may be. Without files for validation
-    a share `held_out` of the others serves, drawn by file. For chorales `file` names a JSON file
-    instead (in `folder`, where given) that has, for each split, pieces as lists of sixteenths,
-    each four pitches from soprano to bass, −1 for silence.
-
-    In training each stretch is moved by a drawn number of semitones, up to `transpose` up or down,
-    and each performance is also there at each tempo of `tempi` (1.05 is 5 % faster).
+    (train.tar.gz); or MIDI files in any subfolders, all of them for training. For chorales `file`
+    may be a JSON file instead (in `folder`, if set) with a list of pieces for each split: a piece
+    is a list of sixteenths, each four pitches from soprano to bass, −1 for silence.
     """
 
-    folder: str = ""
-    file: str = ""
-    encoding: Encoding = field(default_factory=PerformanceEvents)
-    held_out: float = 0.1
-    transpose: int = 0
-    tempi: tuple[float, ...] = ()
+    file: Annotated[str, "JSON file of chorales, in `folder` if that is set"] = ""
+    encoding: Annotated[Encoding, "Words for music"] = field(default_factory=PerformanceEvents)
+    transpose: Annotated[
+        int, Between(0, PITCHES - 1), "Transpose training windows by up to so many semitones"
+    ] = 0
+    tempi: Annotated[
+        tuple[Positive, ...], "Further tempi of each training performance; 1.05 is 5 % faster"
+    ] = ()
     kind: ClassVar[str] = "music"
 
     def __post_init__(self) -> None:
-        check_held_out(self.held_out)
-        if not 0 <= self.transpose < PITCHES:
-            raise UserError(f"data.transpose={self.transpose} must be from 0 to {PITCHES - 1}")
-        for tempo in self.tempi:
-            check_above_zero("data.tempi", tempo)
-        if isinstance(self.encoding, ChoraleGrid) and self.tempi:
-            raise UserError("data.tempi does not apply to data.encoding=chorale: leave it out")
-        if self.file and not isinstance(self.encoding, ChoraleGrid):
+        is_chorale = isinstance(self.encoding, ChoraleGrid)
+        if is_chorale and self.tempi:
+            raise UserError("data.tempi does not apply to data.encoding=chorale: remove it")
+        if self.file and not is_chorale:
             raise UserError(
-                f"data.file={self.file} is for chorales in JSON: give MIDI files as data.folder, "
-                "or choose data.encoding=chorale"
+                f"data.file={self.file} is for chorales in JSON: set data.folder to MIDI files, "
+                "or data.encoding=chorale"
             )
-
-    def splits(self) -> list[str]:
-        if self.file:
-            return list(STEMS)
-        places = self._places()
-        return [split for split in STEMS if places[split] or split == "valid"]
 
     def read(self, split: str) -> Music:
-        check_split(split, STEMS)
-        pieces = self._chorales(split) if self.file else self._files(split)
-        where = str(Path(self.folder) / self.file) if self.file else self.folder
-        name, closing = f"{where}, {split}", self.encoding.closing
-        documents, events = [Document([""], where, 1)], 0
+        path, is_held_out = self._locate(split)
+        pieces = (
+            _read_chorales(path, split) if self.file else self._encode(path, split, is_held_out)
+        )
+        source = str(path) if self.file else self.folder
+        documents, events = [Document([""], source, 1)], 0
         for file, words in pieces:
-            documents.append(Document(list(_lines([*words, *closing])), file, 1))
             events += len(words)
+            words = [*words, *self.encoding.closing]
+            lines = [
+                " ".join(words[start : start + LINE]) + "\n" for start in range(0, len(words), LINE)
+            ]
+            documents.append(Document(lines, file, 1))
+        name = f"{source}, {split}"
         note = f"{name}: {len(documents) - 1:,} pieces, {events:,} events"
         vocabulary = tuple(self.encoding.vocabulary())
-        return Music(documents, "text", (note,), name, vocabulary, len(closing))
+        closing = len(self.encoding.closing)
+        return Music(documents, "text", (note,), name, vocabulary, closing)
 
-    def _files(self, split: str) -> Iterator[tuple[str, list[str]]]:
+    def _encode(self, path: Path, split: str, is_held_out: bool) -> Iterator[tuple[str, list[str]]]:
         """The words of each MIDI file of a split, in training at each tempo."""
-        places = self._places()
-        place = places[split]
-        held = split != "test" and places["valid"] is None
-        if held:
-            place = places["train"]
-        if place is None:
-            raise UserError(
-                f"data.folder={self.folder} has no music for the split '{split}': put a folder "
-                f"{split} of MIDI files there, or {split}.tar.gz, or use --split valid"
-            )
-        files = list(_contents(place))
+        files = _read_folder(path) if path.is_dir() else _read_archive(path)
         if not files:
-            raise DataError(f"{place} holds no MIDI file ({' or '.join(SUFFIXES)}): put some there")
-        rows = list(range(len(files)))
-        if held:
-            rows = hold_out(len(files), self.held_out, seed=0)[split == "valid"]
-        for row in rows:
-            name, content = files[row]
+            raise DataError(f"{path} has no MIDI file ({' or '.join(SUFFIXES)}): add some")
+        if is_held_out:
+            rows = hold_out(len(files), self.valid_fraction, seed=0)[split == "valid"]
+            files = [files[row] for row in rows]
+        for name, content in files:
             for tempo in (1.0, *self.tempi) if split == "train" else (1.0,):
                 yield name, self.encoding.words(content, name, tempo)
 
-    def _places(self) -> dict[str, Path | None]:
-        """The folder or the archive of each split; music that is in none is for training."""
-        folder = self._checked()
-        found: dict[str, Path | None] = {}
-        for split, stems in STEMS.items():
-            names = [stem + suffix for stem in stems for suffix in ("", *ARCHIVES)]
-            there = (folder / name for name in names if (folder / name).exists())
-            found[split] = next(there, None)
-        if not any(found.values()):
-            found["train"] = folder
-        return found
-
-    def _checked(self) -> Path:
-        """The folder, which a file that is here by itself does without."""
-        folder = check_folder(self.folder, "data.folder")
+    def _find(self, split: str) -> Path | None:
+        """The folder or archive of a split; if there is none at all, `folder` is for training."""
+        folder = check_folder(self.folder)
         if not self.folder and not (self.file and is_here(Path(self.file))):
-            what = f"the one that holds {self.file}" if self.file else "a folder of MIDI files"
-            raise UserError(f"data.folder is needed: {what}, e.g. data.folder=music")
-        return folder
+            content = f"the folder of {self.file}" if self.file else "a folder of MIDI files"
+            raise UserError(f"data.folder is needed: {content}, e.g. data.folder=music")
+        if self.file:
+            return folder / self.file
+        paths = {
+            name: [folder / f"{stem}{end}" for stem in stems for end in ("", *ARCHIVES)]
+            for name, stems in STEMS.items()
+        }
+        existing = {name: [path for path in paths[name] if path.exists()] for name in paths}
+        if split == "train" and not any(existing.values()):
+            return folder
+        return existing[split][0] if existing[split] else None
 
-    def _chorales(self, split: str) -> Iterator[tuple[str, list[str]]]:
-        path = self._checked() / self.file
-        if path.suffix == ".npz":
-            raise DataError(f"{path} holds pickled objects, which are not read: give JSON")
-        try:
-            table: Any = json.loads("\n".join(read_lines(path)))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{error.lineno}: not whole JSON ({error.msg})") from None
-        pieces = table.get(split) if isinstance(table, dict) else None
-        if not isinstance(pieces, list) or not pieces:
-            raise DataError(
-                f"{path}: there is no split '{split}' with pieces in it; give an object with "
-                "train, valid and test, each a list of chorales"
-            )
-        for number, piece in enumerate(pieces, start=1):
-            name = f"{path}, {split}, piece {number}"
-            words = grid_of(_frames(piece, name))
-            if all(word == REST for word in words):
-                raise DataError(f"{name}: no note in this piece; take it out of the file")
-            yield name, words
+    def _missing(self, split: str) -> str:
+        return (
+            f"data.folder={self.folder} has no music for the split '{split}': add a folder {split} "
+            f"of MIDI files, or {split}.tar.gz, or use --split valid"
+        )
 
 
-def _frames(piece: Any, name: str) -> Iterator[list[int | None]]:
-    """The sixteenths of a chorale, None for silence."""
-    if not isinstance(piece, list):
-        raise DataError(f"{name}: no list of sixteenths; {SEPARATE}")
-    for number, frame in enumerate(piece, start=1):
-        where = f"{name}, sixteenth {number}"
-        if not isinstance(frame, list) or len(frame) != ChoraleGrid.unit:
-            found = f"{len(frame)} pitches" if isinstance(frame, list) else "no list"
-            raise DataError(f"{where}: {found}, and a chorale has four voices; {SEPARATE}")
-        wrong = [one for one in frame if type(one) is not int or not SILENCE <= one < PITCHES]
-        if wrong:
-            raise DataError(
-                f"{where}: {json.dumps(wrong[0])[:20]} is no pitch, which is a whole number from "
-                f"−1 (silence) to {PITCHES - 1}; mend it, or {SEPARATE}"
-            )
-        yield [None if pitch == SILENCE else pitch for pitch in frame]
+def _read_folder(folder: Path) -> list[tuple[str, bytes]]:
+    paths = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES)
+    return [(str(path), read_bytes(path)) for path in paths if path.is_file()]
 
 
-def _lines(words: list[str]) -> Iterator[str]:
-    for start in range(0, len(words), LINE):
-        yield " ".join(words[start : start + LINE]) + "\n"
-
-
-def _contents(place: Path) -> Iterator[tuple[str, bytes]]:
-    """The MIDI files of a folder or an archive with their names, in order of these."""
-    if place.is_dir():
-        for path in sorted(place.rglob("*")):
-            if path.suffix.lower() in SUFFIXES and path.is_file():
-                yield str(path), read_bytes(path)
-        return
-    found = []
+def _read_archive(path: Path) -> list[tuple[str, bytes]]:
+    files = []
     try:
-        with tarfile.open(place) as archive:
+        with tarfile.open(path) as archive:
             for member in archive:
                 if Path(member.name).suffix.lower() in SUFFIXES and member.isfile():
                     file = archive.extractfile(member)
-                    assert file is not None  # a plain file
-                    found.append((f"{place}:{member.name}", file.read()))
+                    assert file is not None  # a regular file
+                    files.append((f"{path}:{member.name}", file.read()))
     except (tarfile.TarError, EOFError, OSError, zlib.error):
-        raise DataError(f"{place}: not a whole archive, perhaps cut off; copy it again") from None
-    yield from sorted(found)
+        raise DataError(f"{path}: not a complete archive; copy it again") from None
+    return sorted(files)
+
+
+def _read_chorales(path: Path, split: str) -> Iterator[tuple[str, list[str]]]:
+    """The words of each chorale of a JSON file."""
+    if path.suffix == ".npz":
+        raise DataError(f"{path} contains pickled objects, which are not read: use JSON")
+    try:
+        table: Any = json.loads("\n".join(read_lines(path)))
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", 1)
+        raise DataError(f"{path}:{line}: not valid JSON ({error})") from None
+    pieces = table.get(split) if isinstance(table, dict) else None
+    if not isinstance(pieces, list) or not pieces:
+        raise DataError(
+            f"{path}: there is no split '{split}' with pieces in it; use an object with train, "
+            "valid and test, each a list of chorales"
+        )
+    for number, piece in enumerate(pieces, start=1):
+        name = f"{path}, {split}, piece {number}"
+        if not isinstance(piece, list):
+            raise DataError(f"{name}: not a list of sixteenths; {FOUR_VOICES}")
+        frames = [_frame(x, f"{name}, sixteenth {n}") for n, x in enumerate(piece, start=1)]
+        words = encode_grid(frames)
+        if all(word == REST for word in words):
+            raise DataError(f"{name}: no note in this piece; remove it from the file")
+        yield name, words
+
+
+def _frame(pitches: Any, where: str) -> list[int | None]:
+    """The pitches of a sixteenth, None for silence."""
+    if not isinstance(pitches, list) or len(pitches) != ChoraleGrid.unit:
+        problem = f"{len(pitches)} pitches" if isinstance(pitches, list) else "not a list"
+        raise DataError(f"{where}: {problem}, and a chorale has four voices; {FOUR_VOICES}")
+    for pitch in pitches:
+        if type(pitch) is not int or not SILENCE <= pitch < PITCHES:
+            raise DataError(
+                f"{where}: {json.dumps(pitch)[:20]} is not a pitch, an integer from −1 (silence) "
+                f"to {PITCHES - 1}; fix it"
+            )
+    return [None if pitch == SILENCE else pitch for pitch in pitches]

@@ -1,10 +1,10 @@
-"""Parallel text as batches: source and target with their ends, padded, and what is real."""
+"""Parallel text as padded batches: sources, decoder inputs, labels and their masks."""
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,48 +12,48 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from manyheads.config import Between, nearest
 from manyheads.data.batching import Ragged, Rows
 from manyheads.data.corpus import (
-    SHARES,
     STEMS,
+    SplitData,
+    ValidFraction,
     check_folder,
-    check_held_out,
-    check_split,
     hold_out,
     is_here,
     read_pairs,
 )
 from manyheads.errors import DataError, UserError
 from manyheads.phrasebook import Pair, sentences
-from manyheads.tokenizer.bpe_dropout import BpeDropout
+from manyheads.tokenizer.bpe_dropout import Segmenter
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sentence pairs of one split, where known with their gold word alignments.
+    """Sentence pairs of one split, with gold word alignments where known.
 
-    `name` is what a message calls it, and `rows` are their places in the files, counted from 0,
-    where the split has not all of them. `references` are all the targets that a source has, where
-    it has several to be scored by; the first is its target.
+    `rows` are the row numbers in the files, from 0, if the split has only some of them.
+    `references` are all targets of a source, if it has several to be scored by.
     """
 
     sources: list[str]
     targets: list[str]
     aligned: list[Pair] | None = None
     notes: tuple[str, ...] = ()
-    name: str = "the corpus"
+    name: str = "the corpus"  # in messages
     rows: list[int] | None = None
     references: list[list[str]] | None = None
 
-    def part(self, split: str, held_out: float) -> "Corpus":
-        """The pairs to train on, or those held out for validation."""
-        rows = hold_out(len(self.sources), held_out, seed=0)[split == "valid"]
+    def part(self, split: str, valid_fraction: float) -> "Corpus":
+        """The pairs for training, or those held out for validation."""
+        rows = hold_out(len(self.sources), valid_fraction, seed=0)[split == "valid"]
+        which = "what is held out" if split == "valid" else "without what is held out"
         return replace(
             self,
             sources=[self.sources[row] for row in rows],
             targets=[self.targets[row] for row in rows],
-            name=f"{self.name} ({SHARES[split]})",
+            name=f"{self.name} ({which})",
             rows=rows,
             references=self.references and [self.references[row] for row in rows],
         )
@@ -61,118 +61,86 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class PhrasebookData:
-    """The built-in corpus: a grammar that writes pairs with gold alignments."""
+    """The built-in corpus: a grammar that generates pairs with gold alignments."""
 
-    pair: Literal["en-de", "en-fr"] = "en-de"
-    train_pairs: int = 100_000
-    valid_pairs: int = 500
-    test_pairs: int = 1000
+    # No split has infinitely many sentences, so each count has a limit.
+    pair: Annotated[Literal["en-de", "en-fr"], "Languages"] = "en-de"
+    train_pairs: Annotated[int, Between(1, 300_000), "Training pairs"] = 100_000
+    valid_pairs: Annotated[int, Between(1, 20_000), "Validation pairs"] = 500
+    test_pairs: Annotated[int, Between(1, 20_000), "Test pairs"] = 1000
     kind: ClassVar[str] = "phrasebook"
-
-    def __post_init__(self) -> None:
-        # No split has endlessly many sentences: the last ones would be drawn for ever.
-        for split, most in (("train", 300_000), ("valid", 20_000), ("test", 20_000)):
-            pairs = getattr(self, f"{split}_pairs")
-            if not 1 <= pairs <= most:
-                raise UserError(f"data.{split}_pairs={pairs} must be from 1 to {most:_}")
 
     def splits(self) -> list[str]:
         return ["train", "valid", "test", "compositional"]
 
     def read(self, split: str) -> Corpus:
-        check_split(split, self.splits())
+        if split not in self.splits():
+            raise UserError(f"there is no split '{split}': {nearest(split, self.splits())}")
         counts = {"train": self.train_pairs, "valid": self.valid_pairs}
         pairs = sentences(self.pair, split, counts.get(split, self.test_pairs))
         return Corpus([p.source for p in pairs], [p.target for p in pairs], pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilesData:
-    """A user's own pair of files, one sentence a line.
+class FilesData(SplitData[tuple[Path, Path]]):
+    """Two files of your own, one sentence per line.
 
-    `source` and `target` are files (in `folder`, where given) or the two endings of files that
-    share a stem: with folder=corpus source=en target=de, training reads corpus/train.en and
-    corpus/train.de, and validation and test read valid.* and test.* (or the first test…) there.
-    Without validation files a seeded share `held_out` of the training pairs serves.
+    `source` and `target` are files (in `folder`, if set) or the endings of files with the same
+    stem: with folder=corpus source=en target=de, training reads corpus/train.en and
+    corpus/train.de; validation and test read valid.* and test.* (or the first test…) there.
     """
 
-    folder: str = ""
-    source: str = ""
-    target: str = ""
-    valid_source: str = ""
-    valid_target: str = ""
-    test_source: str = ""
-    test_target: str = ""
-    held_out: float = 0.02
-    empty_lines: Literal["refuse", "skip"] = "refuse"
+    source: Annotated[str, "Source file, or its ending in `folder`, e.g. en"] = ""
+    target: Annotated[str, "Target file, or its ending in `folder`, e.g. de"] = ""
+    valid_source: Annotated[str, "Source file for validation"] = ""
+    valid_target: Annotated[str, "Target file for validation"] = ""
+    test_source: Annotated[str, "Source file for testing"] = ""
+    test_target: Annotated[str, "Target file for testing"] = ""
+    valid_fraction: ValidFraction = 0.02
+    empty_lines: Annotated[Literal["refuse", "skip"], "Pairs with an empty line"] = "refuse"
     kind: ClassVar[str] = "files"
-
-    def __post_init__(self) -> None:
-        check_held_out(self.held_out)
-
-    def splits(self) -> list[str]:
-        return [split for split in STEMS if split != "test" or self._files(split) is not None]
 
     def read(self, split: str) -> Corpus:
         if not self.source or not self.target:
-            raise UserError(
-                "data.source and data.target are needed, e.g. data.source=en data.target=de"
-            )
-        files = self._files(split)
-        if files is not None and split != "train":
-            return self._read(*files)
-        if split not in STEMS:
-            check_split(split, [*STEMS, *self._longer_stems("test")])
-        if split == "test":
-            raise UserError(
-                "there is no split 'test': give data.test_source and data.test_target, or "
-                f"test.{self.source} in data.folder, or use --split valid"
-            )
-        files = self._files("train")
-        if files is None:
-            files = (self._path(self.source), self._path(self.target))
-        whole = self._read(*files)
-        if self._files("valid") is not None:
-            return whole
-        return whole.part(split, self.held_out)
+            raise UserError("set data.source and data.target, e.g. data.source=en data.target=de")
+        (source, target), is_held_out = self._locate(split)
+        sources, targets, skipped = read_pairs(source, target, self.empty_lines == "skip")
+        name = f"{source}, {target}"
+        notes = [f"{name}: {len(sources):,} pairs"]
+        if skipped:
+            notes.append(f"{skipped:,} pairs with an empty line were skipped")
+        corpus = Corpus(sources, targets, notes=tuple(notes), name=name)
+        return corpus.part(split, self.valid_fraction) if is_held_out else corpus
 
-    def _path(self, name: str) -> Path:
-        return check_folder(self.folder, "data.folder") / name
-
-    def _files(self, split: str) -> tuple[Path, Path] | None:
-        """The two files of a split: as named, or found by stem; None if there are none."""
-        named = {
-            "train": (self.source, self.target),
-            "valid": (self.valid_source, self.valid_target),
-            "test": (self.test_source, self.test_target),
-        }.get(split, ("", ""))
-        if any(named) and not all(named):
-            raise UserError(f"data.{split}_source and data.{split}_target go together: give both")
-        if all(named) and (split != "train" or is_here(self._path(named[0]))):
-            return self._path(named[0]), self._path(named[1])
-        for stem in (*STEMS.get(split, (split,)), *self._longer_stems(split)):
-            pair = self._path(f"{stem}.{self.source}"), self._path(f"{stem}.{self.target}")
+    def _find(self, split: str) -> tuple[Path, Path] | None:
+        """The two files of a split: the configured ones, or those found by their stem."""
+        folder = check_folder(self.folder)
+        names = [getattr(self, f"{split}_{side}", "") for side in ("source", "target")]
+        names = [self.source, self.target] if split == "train" else names
+        if any(names) and not all(names):
+            raise UserError(f"data.{split}_source and data.{split}_target go together: set both")
+        if all(names) and (split != "train" or is_here(folder / names[0])):
+            return folder / names[0], folder / names[1]
+        stems = STEMS.get(split, (split,))
+        for stem in (*stems, *(self._extra_splits() if split == "test" else ())):
+            pair = folder / f"{stem}.{self.source}", folder / f"{stem}.{self.target}"
             if self.folder and is_here(pair[0]):
                 return pair
-        return None
+        # A missing training file is reported with similar names when it is read.
+        return (folder / self.source, folder / self.target) if split == "train" else None
 
-    def _longer_stems(self, split: str) -> list[str]:
-        """test_2016, test_2017, …: where there is no plain test.en, the first of them serves."""
-        if split != "test" or not self.folder:
-            return []
+    def _extra_splits(self) -> list[str]:
+        """Test sets such as test_2016; without a plain test.en the first of them is `test`."""
         ending = f".{self.source}"
-        names = {
-            path.name.removesuffix(".gz") for path in Path(self.folder).glob(f"test*{ending}*")
-        }
+        paths = Path(self.folder).glob(f"test*{ending}*") if self.folder else ()
+        names = {path.name.removesuffix(".gz") for path in paths}
         return sorted(name.removesuffix(ending) for name in names if name.endswith(ending))
 
-    def _read(self, source: Path, target: Path) -> Corpus:
-        result = read_pairs(source, target, empty_lines=self.empty_lines)
-        notes = [f"{source}, {target}: {len(result.pairs):,} pairs"]
-        if result.skipped:
-            notes.append(f"{result.skipped:,} pairs with an empty side were skipped")
-        sources, targets = [s for s, _ in result.pairs], [t for _, t in result.pairs]
-        return Corpus(sources, targets, notes=tuple(notes), name=f"{source}, {target}")
+    def _missing(self, split: str) -> str:
+        return (
+            f"there is no split '{split}': set data.test_source and data.test_target, or add "
+            f"test.{self.source} to data.folder, or use --split valid"
+        )
 
 
 TranslationData = PhrasebookData | FilesData
@@ -180,55 +148,58 @@ TranslationData = PhrasebookData | FilesData
 
 @dataclass(frozen=True)
 class Batch:
-    """Some sentence pairs. `target` begins with the start token, `wanted` ends with the end."""
+    """Sentence pairs for teacher forcing: `target` is `labels` shifted right by the start token.
+
+    `source_real` and `loss_mask` are False at padding.
+    """
 
     source: Int[Tensor, "b s"]
     source_real: Bool[Tensor, "b s"]
     target: Int[Tensor, "b t"]
-    wanted: Int[Tensor, "b t"]
-    real: Bool[Tensor, "b t"]
+    labels: Int[Tensor, "b t"]
+    loss_mask: Bool[Tensor, "b t"]
     source_tokens: int
     target_tokens: int
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        names = ("source", "source_real", "target", "wanted", "real")
-        changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
-        return replace(self, **changed)
+    @staticmethod
+    def of(sources: Ragged, targets: Ragged, rows: Rows, start: int, pad: int) -> "Batch":
+        """These rows of sequences that include their end tokens."""
+        source, source_real = sources.padded(rows, pad)
+        labels, loss_mask = targets.padded(rows, pad)
+        target = torch.cat([torch.full((len(rows), 1), start), labels[:, :-1]], dim=1)
+        tokens = int(sources.lengths[rows].sum()), int(targets.lengths[rows].sum())
+        return Batch(source, source_real, target, labels, loss_mask, *tokens)
 
     def to(self, device: torch.device | str) -> "Batch":
         return self._map(lambda x: x.to(device, non_blocking=True))
 
     def twice(self) -> "Batch":
-        """All pairs, and then all of them again."""
+        """The batch concatenated with itself, for R-Drop."""
         both = self._map(lambda x: torch.cat([x, x]))
         tokens = 2 * self.source_tokens, 2 * self.target_tokens
         return replace(both, source_tokens=tokens[0], target_tokens=tokens[1])
 
     def padded(self, rows: int, multiple: int) -> "Batch":
-        """The same with so many rows, and lengths that are multiples: batches of few shapes.
+        """The same with `rows` rows and lengths that are multiples, so that shapes repeat.
 
-        What is added is no prediction and no key, but for one in each row: a row that sees nothing
-        is nothing that attention is defined for.
+        The added rows have no predictions, and one key each: attention over no key is undefined.
         """
         missing = rows - len(self.source)
         larger = self._map(lambda x: F.pad(x, (0, -x.shape[1] % multiple, 0, missing)))
         larger.source_real[len(self.source) :, 0] = True
         return larger
 
-    @staticmethod
-    def of(sources: Ragged, targets: Ragged, rows: Rows, start: int, pad: int) -> "Batch":
-        """These rows of sequences that have their ends already."""
-        source, source_real = sources.padded(rows, pad)
-        wanted, real = targets.padded(rows, pad)
-        target = torch.cat([torch.full((len(rows), 1), start), wanted[:, :-1]], dim=1)
-        tokens = int(sources.lengths[rows].sum()), int(targets.lengths[rows].sum())
-        return Batch(source, source_real, target, wanted, real, *tokens)
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        changed: dict[str, Any] = {name: function(x) for name, x in tensors.items()}
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The tokens around texts: those that a target begins and both sides end with, and what fills
-    up shorter rows; some models also read one before a source.
+    """Special tokens around texts: a target begins with `start`, both sides end with `end`.
+
+    Some models also read `source_start` before a source. `pad` fills shorter rows.
     """
 
     start: int
@@ -246,11 +217,10 @@ class Frame:
 
 
 class EncodedPairs:
-    """A corpus as token ids, from which batches of rows are made; the frame is the tokenizer's own
-    unless told.
+    """A corpus as token ids, from which batches of rows are made.
 
-    `too_long` says what becomes of a pair with a side of over `max_length` tokens, the end
-    included: it is refused, left out ("skip"), or read as far as that, with its end ("truncate").
+    `too_long` decides about a pair with a side of more than `max_length` tokens, the end token
+    included: refuse it, skip it, or truncate it before its end token.
     """
 
     def __init__(
@@ -263,63 +233,51 @@ class EncodedPairs:
     ) -> None:
         self.frame = Frame.of(tokenizer) if frame is None else frame
         if not corpus.sources:
-            raise DataError(f"{corpus.name} holds no sentence pair")
+            raise DataError(f"{corpus.name} has no sentence pair")
         if max_length < 2:
             raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
         sources = [self.frame.source(ids) for ids in tokenizer.encode_batch(corpus.sources)]
         targets = [[*ids, self.frame.end] for ids in tokenizer.encode_batch(corpus.targets)]
-        long = [
-            row
-            for row, (s, t) in enumerate(zip(sources, targets, strict=True))
-            if max(len(s), len(t)) > max_length
-        ]
-        # As a person counts them in the files.
-        numbers = [row + 1 for row in corpus.rows or range(len(sources))]
+        lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
+        long = [row for row, length in enumerate(lengths) if length > max_length]
+        numbers = [row + 1 for row in corpus.rows or range(len(sources))]  # lines in the files
         if long and too_long == "refuse":
-            tokens = max(len(sources[long[0]]), len(targets[long[0]]))
             raise DataError(
                 f"{corpus.name}: {len(long)} pairs are longer than model.max_length={max_length}, "
-                f"the first is pair {numbers[long[0]]} with {tokens} tokens: raise it, or leave "
-                "them out with train.too_long=skip, or cut them with train.too_long=cut"
+                f"the first is pair {numbers[long[0]]} with {lengths[long[0]]} tokens: raise it, "
+                "or set train.too_long=skip or train.too_long=truncate"
             )
-        if too_long == "truncate":
-            for side in (sources, targets):
-                for row in long:
-                    side[row] = _cut(side[row], max_length)
-        left_out = set(long) if too_long == "skip" else set()
-        self.kept = [row for row in range(len(sources)) if row not in left_out]
+        skipped = set(long) if too_long == "skip" else set()
+        self.kept = [row for row in range(len(sources)) if row not in skipped]
         if not self.kept:
             raise DataError(
                 f"{corpus.name}: all pairs exceed model.max_length={max_length}: raise it"
             )
-        done = "were left out" if too_long == "skip" else "are cut there"
-        self.notes = (
-            [f"{corpus.name}: {len(long):,} pairs of over {max_length} tokens {done}"]
-            if long
-            else []
-        )
+        action = "were left out" if too_long == "skip" else "are truncated"
+        note = f"{corpus.name}: {len(long):,} pairs of over {max_length} tokens {action}"
+        self.notes = [note] if long else []
         self.numbers = [numbers[row] for row in self.kept]
-        self.sources = Ragged.of([sources[row] for row in self.kept])
-        self.targets = Ragged.of([targets[row] for row in self.kept])
+        self.sources = Ragged.of([_truncate(sources[row], max_length) for row in self.kept])
+        self.targets = Ragged.of([_truncate(targets[row], max_length) for row in self.kept])
 
-    def cut_anew(self, corpus: Corpus, cut: BpeDropout, copies: int, max_length: int) -> None:
-        """Add so many copies of all pairs, in other pieces; what would be too long stays as it is.
+    def add_bpe_dropout(self, corpus: Corpus, cut: Segmenter, copies: int, max_length: int) -> None:
+        """BPE-dropout: append copies of all pairs with other segmentations.
 
-        Their rows come after those that there are.
+        A copy that would be too long keeps the segmentation without dropout.
         """
         texts = [[side[row] for row in self.kept] for side in (corpus.sources, corpus.targets)]
-        pairs = list(zip(self.sources.rows(), self.targets.rows(), strict=True))
-        whole = list(pairs)
+        plain = list(zip(self.sources.rows(), self.targets.rows(), strict=True))
+        pairs = list(plain)
         for copy in range(copies):
             sources, targets = (cut.encode_batch(side, copy, n) for n, side in enumerate(texts))
-            for plain, source, target in zip(pairs, sources, targets, strict=True):
-                other = (self.frame.source(source), [*target, self.frame.end])
-                whole.append(other if max(map(len, other)) <= max_length else plain)
-        self.sources, self.targets = (Ragged.of(list(side)) for side in zip(*whole, strict=True))
+            for original, source, target in zip(plain, sources, targets, strict=True):
+                pair = (self.frame.source(source), [*target, self.frame.end])
+                pairs.append(pair if max(map(len, pair)) <= max_length else original)
+        self.sources, self.targets = (Ragged.of(list(side)) for side in zip(*pairs, strict=True))
         self.numbers = self.numbers * (copies + 1)
 
     def digest(self) -> str:
-        """Names these sequences of tokens: any other corpus or order has another name."""
+        """A hash of all token sequences in their order."""
         total = hashlib.sha256()
         for side in (self.sources, self.targets):
             total.update(side.starts.tobytes())
@@ -328,13 +286,13 @@ class EncodedPairs:
 
     @property
     def lengths(self) -> Int[np.ndarray, " rows"]:
-        """What a row costs: the longer of its sides."""
+        """The longer side of each row."""
         return np.maximum(self.sources.lengths, self.targets.lengths)
 
     def batch(self, rows: Rows) -> Batch:
         return Batch.of(self.sources, self.targets, rows, self.frame.start, self.frame.pad)
 
 
-def _cut(ids: list[int], most: int) -> list[int]:
-    """So many ids at most, the last one kept."""
-    return ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
+def _truncate(ids: list[int], limit: int) -> list[int]:
+    """At most `limit` ids, the last one (the end token) included."""
+    return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.data.batching import split
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
-from manyheads.data.masking import BothWays
+from manyheads.data.masking import Bidirectional
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, add_frame
@@ -85,7 +85,7 @@ class BidirectionalTask:
         tokens = len(self.data.text.flat)
         self.order = Windows(tokens, self.data.room, rows, run.seed, name=part.name)
         self.per_epoch = -(-self.order.per_epoch // rows)
-        self.valid.text.stretches(self.valid.room)  # refuse a short text now, not after hours
+        self.valid.text.count_windows(self.valid.room)  # refuse a short text now, not after hours
 
     def batches(self, step: int) -> list[StretchBatch]:
         parts = split(self.order.starts(step), self.train.accumulate)
@@ -115,7 +115,7 @@ def bidirectional_scores(model: Elmo, text: FramedText) -> dict[str, float]:
     """The mean of both directions over all whole stretches of a text."""
     model.eval()
     device = next(model.parameters()).device
-    whole, nll, count = text.text.stretches(text.room), 0.0, 0
+    whole, nll, count = text.text.count_windows(text.room), 0.0, 0
     for begin in range(0, whole, HELD_OUT_ROWS):
         starts = np.arange(begin, min(begin + HELD_OUT_ROWS, whole)) * text.room
         loss = text.loss(model, text.stretches(starts, device))
@@ -139,7 +139,7 @@ SPEC = TaskSpec(
     task="pretraining",
     models=(ElmoConfig,),
     data=(TextData,),
-    objectives=(BothWays,),
+    objectives=(Bidirectional,),
     recipe="elmo-mini",
     fit_tokenizer=add_frame,
     prepare=BidirectionalTask,

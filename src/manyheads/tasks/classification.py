@@ -17,10 +17,10 @@ from manyheads.data.batching import (
     Ragged,
     Rows,
     Shuffled,
-    in_order_of_length,
+    batches_by_length,
     split,
 )
-from manyheads.data.labelled import Labelled, LabelledData, places
+from manyheads.data.labelled import Labelled, LabelledData, class_indices
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores, label_scores
 from manyheads.models.bert import Bert, BertConfig
@@ -86,7 +86,7 @@ class EncodedLabels:
         self.tokens = Ragged.of([ids for ids, _ in framed])
         self.segments = Ragged.of([parts for _, parts in framed]) if segments > 1 else None
         numbers = np.array(part.numbers, dtype=np.float32)
-        self.wanted = numbers if part.numbers else places(part, names)
+        self.wanted = numbers if part.numbers else class_indices(part, names)
         self.pad = 0  # never seen
         self.lines, self.name = part.lines, part.name
 
@@ -199,7 +199,7 @@ def all_answers(
     lengths = data.tokens.lengths
     head: Any = model.head
     found = torch.empty(len(lengths), head.output.out_features)
-    for rows in in_order_of_length(lengths, batch_tokens):
+    for rows in batches_by_length(lengths, batch_tokens):
         batch = data.batch(rows, device)
         found[rows] = model(batch.tokens, batch.real, batch.segments).float().cpu()
     return found, torch.from_numpy(data.wanted)
@@ -221,7 +221,7 @@ def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores
         given: list[float] | list[str] = [answer.scores[answer.label] for answer in answers]
         wanted: list[float] | list[str] = part.numbers
     else:
-        places(part, names)  # refuses labels that the model does not know
+        class_indices(part, names)  # refuses labels that the model does not know
         given, wanted = [answer.label for answer in answers], part.labels
     scores = label_scores(data.metrics(names), given, wanted, names[-1])
     return scores | {"split": split_name, "examples": len(lines)}

@@ -11,15 +11,15 @@ from manyheads.data.batching import Ragged, Rows, split
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import (
     Denoising,
-    Spans,
+    SpanCorruption,
     corrupt_spans,
     delete,
     infill,
     permute,
-    span_places,
+    sample_spans,
     span_sizes,
 )
-from manyheads.data.mlm import BREAKING, HELD_OUT, drawing
+from manyheads.data.mlm import CORRUPTION, HELD_OUT, make_rng
 from manyheads.data.translation import Batch, Frame
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
@@ -41,7 +41,7 @@ class BrokenText:
         self,
         texts: Texts,
         tokenizer: Tokenizer,
-        objective: Spans | Denoising,
+        objective: SpanCorruption | Denoising,
         frame: Frame,
         *,
         max_length: int,
@@ -55,11 +55,11 @@ class BrokenText:
     def batches(self, starts: Rows, random: np.random.Generator, parts: int = 1) -> list[Batch]:
         """Stretches of the text, broken by these random numbers whatever they are parted into."""
         whole = gather(self.text.flat, starts, self.length)
-        if isinstance(self.objective, Spans):
+        if isinstance(self.objective, SpanCorruption):
             wanted = self.objective
             rows, length = whole.shape
             sizes = {"rate": wanted.rate, "mean_length": wanted.mean_length}
-            places = span_places(rows, length, random, **sizes)
+            places = sample_spans(rows, length, random, **sizes)
             sources, targets = map(list, corrupt_spans(whole, places, self.sentinels))
         else:
             sources = [
@@ -114,11 +114,11 @@ class DenoisingTask:
         self.per_epoch = -(-self.order.per_epoch // rows)
         self.digest = self.data.text.digest()
         self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
-        self.valid.text.stretches(self.valid.length)  # refuse a short text now, not after hours
+        self.valid.text.count_windows(self.valid.length)  # refuse a short text now, not after hours
 
     def batches(self, step: int) -> list[Batch]:
         starts = self.order.starts(step)
-        random = drawing(self.seed, BREAKING, step)
+        random = make_rng(self.seed, CORRUPTION, step)
         parts = self.data.batches(starts, random, self.train.accumulate)
         return [part.to(self.device) for part in parts]
 
@@ -146,11 +146,11 @@ def restored_scores(model: Seq2Seq, text: BrokenText) -> dict[str, float]:
     """The loss on held-out text, broken in the same way for every run."""
     model.eval()
     device = next(model.parameters()).device
-    whole = text.text.stretches(text.length)
+    whole = text.text.count_windows(text.length)
     nll, tokens = 0.0, 0
     for begin in range(0, whole, HELD_OUT_ROWS):
         starts = np.arange(begin, min(begin + HELD_OUT_ROWS, whole)) * text.length
-        random = drawing(HELD_OUT_SEED, HELD_OUT, begin)
+        random = make_rng(HELD_OUT_SEED, HELD_OUT, begin)
         [batch] = text.batches(starts, random)
         loss = translation_loss(model, batch.to(device), 0.0)
         nll, tokens = nll + float(loss.nll), tokens + loss.count
@@ -166,8 +166,9 @@ def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     scores: Scores = dict(restored_scores(model, text))
     unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
     how = "|".join(f"{name}:{value}" for name, value in dump(objective).items() if name != "kind")
+    name = "spans" if isinstance(objective, SpanCorruption) else "denoising"
     said = (
-        f"of {type(objective).kind} targets ({unit})|{how}|length:{model.config.max_length}|"
+        f"of {name} targets ({unit})|{how}|length:{model.config.max_length}|"
         f"broken by seed {HELD_OUT_SEED}"
     )
     scores["signature"] = {"perplexity": said}
@@ -196,4 +197,6 @@ DENOISING = TaskSpec(
     prepare=DenoisingTask,
     evaluate=evaluate,
 )
-SPANS = replace(DENOISING, objectives=(Spans,), special_tokens=(), fit_tokenizer=add_sentinels)
+SPANS = replace(
+    DENOISING, objectives=(SpanCorruption,), special_tokens=(), fit_tokenizer=add_sentinels
+)

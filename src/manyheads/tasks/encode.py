@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.data.batching import Ragged, Rows, in_order_of_length
+from manyheads.data.batching import Ragged, Rows, batches_by_length
 from manyheads.errors import UserError
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq, EncoderDecoder
 from manyheads.models.gpt import Gpt
@@ -220,7 +220,7 @@ class TextEncoder:
         tokens = Ragged.of([ids for ids, _ in framed])
         segments = Ragged.of([parts for _, parts in framed])
         budget = BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
-        for rows in in_order_of_length(tokens.lengths, budget):
+        for rows in batches_by_length(tokens.lengths, budget):
             ids, real = tokens.padded(rows, 0)
             parts, _ = segments.padded(rows, 0)
             # Some tokenizers count texts for models that do not.

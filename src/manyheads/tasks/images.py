@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from manyheads.data.augmentation import augment, mix
 from manyheads.data.batching import Rows, Shuffled, split
-from manyheads.data.images import ImageData, Pictures
+from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.models.heads import Classify
@@ -36,7 +36,7 @@ TOP = 5
 UNTOLD = 0.5
 
 
-def check_size(model: VitConfig, part: Pictures) -> None:
+def check_size(model: VitConfig, part: ImageSet) -> None:
     """Refuse pictures that the model does not read, with how to bring the two together."""
     channels, height, width = part.pixels.shape[1:]
     size = model.image_size
@@ -49,7 +49,7 @@ def check_size(model: VitConfig, part: Pictures) -> None:
         )
 
 
-def fitted(model: VitConfig, part: Pictures) -> VitConfig:
+def fitted(model: VitConfig, part: ImageSet) -> VitConfig:
     """The settings of a model with what its training data decides: classes, mean and deviation.
 
     A model that has a mean and a deviation, as trained ones do, keeps them: its weights go by them.
@@ -109,8 +109,8 @@ class ImageTask:
     def __init__(
         self,
         run: RunSettings,
-        part: Pictures,
-        valid: Pictures,
+        part: ImageSet,
+        valid: ImageSet,
         tokenizer: Tokenizer | None,
         device: torch.device,
     ) -> None:
@@ -180,7 +180,7 @@ def class_loss(
     return Loss(smoothed, plain.detach(), len(wanted))
 
 
-def places(part: Pictures, names: Sequence[str]) -> Classes:
+def places(part: ImageSet, names: Sequence[str]) -> Classes:
     """The class number of each picture: where its class stands among the names."""
     unknown = [one for one in part.classes if one not in names]
     if unknown:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from manyheads.data.batching import split
 from manyheads.data.language import TextData, Texts
-from manyheads.data.masking import Masked, Replaced
-from manyheads.data.mlm import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText, drawing
+from manyheads.data.masking import Masked, ReplacedToken
+from manyheads.data.mlm import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText, make_rng
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models import heads
@@ -31,11 +31,11 @@ MULTIPLE = 64  # of hidden tokens in a batch on a GPU, where a pass is recorded 
 def masked_loss(model: Bert, hidden: Tensor, batch: MaskedBatch, smoothing: float = 0.0) -> Loss:
     """−log P of the hidden tokens: the output layer sees their places alone."""
     head: Any = model.head
-    at = hidden.flatten(0, 1)[batch.places]
+    at = hidden.flatten(0, 1)[batch.positions]
     return cross_entropy(
         head.output.enter(head.enter(at)),
         head.output.matrix(model.tokens),
-        batch.wanted,
+        batch.labels,
         bias=head.output.bias,
         smoothing=smoothing,
         count=batch.predictions,
@@ -71,10 +71,10 @@ def replaced_pass(model: Electra, batch: MaskedBatch, weight: float) -> Found:
     """The generator's loss at the masks, and the model's at every token: was it replaced?"""
     hidden = model.generator.hidden(batch.tokens, batch.real, batch.segments)
     masked = masked_loss(model.generator, hidden, batch)
-    tokens, drawn = model.fill(batch.tokens, batch.places, hidden)
+    tokens, drawn = model.fill(batch.tokens, batch.positions, hidden)
     wrong = torch.zeros_like(tokens, dtype=torch.float32)
-    changed = (drawn != batch.wanted).float()
-    wrong = wrong.flatten().scatter(0, batch.places, changed).view_as(wrong)
+    changed = (drawn != batch.labels).float()
+    wrong = wrong.flatten().scatter(0, batch.positions, changed).view_as(wrong)
     logits = model.model(tokens, batch.real, batch.segments).float()
     each = F.binary_cross_entropy_with_logits(logits, wrong, reduction="none")
     right = (logits > 0) == (wrong > 0.5)
@@ -106,12 +106,12 @@ class MaskedTask:
         self.per_epoch = self.order.per_epoch
         self.digest = text.text.digest()
         self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
-        self.valid.text.stretches(self.valid.room)  # refuse a short text now, not after hours
+        self.valid.text.count_windows(self.valid.room)  # refuse a short text now, not after hours
 
     def batches(self, step: int) -> list[MaskedBatch]:
-        framed, inputs, places = self.order.at(step)
-        parts = split(np.arange(len(framed.tokens)), self.train.accumulate)
-        batches = [framed.hidden(inputs, places, rows) for rows in parts]
+        rows = self.order.at(step)
+        parts = split(np.arange(len(rows.tokens)), self.train.accumulate)
+        batches = [rows.batch(part) for part in parts]
         if self.device.type == "cuda" and isinstance(self.objective, Masked):
             batches = [batch.padded(MULTIPLE) for batch in batches]
         return [batch.to(self.device) for batch in batches]
@@ -120,7 +120,7 @@ class MaskedTask:
         return batch.size
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
-        if isinstance(self.objective, Replaced):
+        if isinstance(self.objective, ReplacedToken):
             return {"masked": batch.predictions, "replaced": batch.size}
         pairs = {} if batch.other is None else {"next_sentence": len(batch.tokens)}
         return {"masked": batch.predictions, **pairs}
@@ -136,9 +136,9 @@ class MaskedTask:
 
 
 def one_pass(
-    model: nn.Module, batch: MaskedBatch, objective: Masked | Replaced, smoothing: float = 0.0
+    model: nn.Module, batch: MaskedBatch, objective: Masked | ReplacedToken, smoothing: float = 0.0
 ) -> Found:
-    if isinstance(objective, Replaced):
+    if isinstance(objective, ReplacedToken):
         assert isinstance(model, Electra)
         return replaced_pass(model, batch, objective.weight)
     assert isinstance(model, Bert)
@@ -147,7 +147,7 @@ def one_pass(
 
 @torch.no_grad()
 def masked_scores(
-    model: nn.Module, text: MaskedText, objective: Masked | Replaced, device: torch.device
+    model: nn.Module, text: MaskedText, objective: Masked | ReplacedToken, device: torch.device
 ) -> dict[str, float]:
     """The losses on held-out text, hidden in the same places for every run."""
     model.eval()
@@ -156,14 +156,12 @@ def masked_scores(
     counts: dict[str, int] = {}
     weights: dict[str, float] = {}
     right: dict[str, int] = {}
-    whole = text.text.stretches(text.room)
+    whole = text.text.count_windows(text.room)
     for begin in range(0, whole, HELD_OUT_ROWS):
-        random = drawing(HELD_OUT_SEED, HELD_OUT, begin)
+        random = make_rng(HELD_OUT_SEED, HELD_OUT, begin)
         count = min(HELD_OUT_ROWS, whole - begin)
         starts = np.arange(begin, begin + count) * text.room
-        framed = text.stretches(starts) if text.pairs is None else text.drawn_pairs(count, random)
-        inputs, places = text.hide(framed, random)
-        batch = framed.hidden(inputs, places, np.arange(count)).to(device)
+        batch = text.rows(starts, random, random).batch(np.arange(count)).to(device)
         found = one_pass(model, batch, objective)
         for name, loss in found.losses.items():
             sums[name] = sums.get(name, 0.0) + float(loss.nll)
@@ -195,7 +193,8 @@ def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     device = next(model.parameters()).device
     scores: Scores = dict(masked_scores(model, text, objective, device))
     unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
-    shares = f"mask:{objective.mask_share}|random:{objective.random_share}|unit:{objective.unit}"
+    name = "words" if objective.unit == "words" else "pieces"  # scores of 0.1 stay comparable
+    shares = f"mask:{objective.mask_fraction}|random:{objective.random_fraction}|unit:{name}"
     said = (
         f"of hidden tokens ({unit})|rate:{objective.rate}|{shares}|pairs:{objective.pairs}|"
         f"length:{model.config.max_length}|hidden by seed {HELD_OUT_SEED}"
@@ -211,7 +210,7 @@ def has_pairs(run: RunSettings) -> bool:
 def check(run: RunSettings) -> None:
     """The head must answer what the objective asks."""
     model, objective = run.model, run.objective
-    head = "detect" if isinstance(objective, Replaced) else "masked"
+    head = "detect" if isinstance(objective, ReplacedToken) else "masked"
     if model.head is None or model.head.kind != head:
         raise UserError(f"objective={objective.kind} needs model.head={head}")
     if has_pairs(run) and (model.next_sentence is None or (model.embed.segments or 1) < 2):
@@ -224,12 +223,12 @@ def check(run: RunSettings) -> None:
 def with_generator(model: nn.Module, run: RunSettings) -> nn.Module:
     """ELECTRA trains a generator next to the model."""
     assert isinstance(model, Bert)
-    return Electra(model, run.objective.generator_share)
+    return Electra(model, run.objective.generator_fraction)
 
 
 def finetune(config: BertConfig, run: RunSettings) -> BertConfig:
     """The head that the objective needs; next-sentence prediction comes with its pairs."""
-    kind = heads.Detect if isinstance(run.objective, Replaced) else heads.Masked
+    kind = heads.Detect if isinstance(run.objective, ReplacedToken) else heads.Masked
     head = config.head if isinstance(config.head, kind) else kind()
     paired = has_pairs(run)
     return replace(
@@ -267,7 +266,7 @@ MASKED = TaskSpec(
 )
 REPLACED = replace(
     MASKED,
-    objectives=(Replaced,),
+    objectives=(ReplacedToken,),
     recipe="electra-mini",
     wrap=with_generator,
     evaluate=None,

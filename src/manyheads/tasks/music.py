@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyheads.data.batching import split
-from manyheads.data.events import ChoraleGrid, transposed
+from manyheads.data.events import ChoraleGrid, transpose_word
 from manyheads.data.language import EncodedText
 from manyheads.data.masking import Causal
 from manyheads.data.music import Music, MusicData
@@ -56,7 +56,7 @@ def moves(music: Music, tokenizer: Tokenizer, furthest: int) -> Table:
     table = np.tile(np.arange(tokenizer.vocab_size), (2 * furthest + 1, 1))
     for row, semitones in enumerate(range(-furthest, furthest + 1)):
         for word, number in numbers.items():
-            moved = numbers.get(transposed(word, semitones) or "")
+            moved = numbers.get(transpose_word(word, semitones) or "")
             table[row, number] = -1 if moved is None else moved
     return torch.from_numpy(table)
 

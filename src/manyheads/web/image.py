@@ -21,7 +21,7 @@ from starlette.routing import Route
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.data.images import ImageData, Pictures, read_picture
+from manyheads.data.images import ImageData, ImageSet, read_image
 from manyheads.errors import UserError
 from manyheads.loading import TorchRun
 from manyheads.models.vit import Vit
@@ -93,7 +93,7 @@ def unpacked(upload: str, size: int, channels: int) -> Picture:
         path = Path(folder) / "picture.png"
         path.write_bytes(content)
         try:
-            return read_picture(path, size, channels)
+            return read_image(path, size, channels)
         except UserError:
             raise broken from None
 
@@ -113,7 +113,7 @@ def of_split(opened: TorchRun, number: int) -> tuple[Picture, dict[str, Any]]:
 
 
 @lru_cache(maxsize=1)
-def _pictures(data: ImageData) -> Pictures:
+def _pictures(data: ImageData) -> ImageSet:
     """Of the run that was last looked at: a whole split is long to read."""
     return data.read(SPLIT)
 

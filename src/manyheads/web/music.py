@@ -23,8 +23,8 @@ from manyheads.data.events import EVENT, VOICES, ChoraleGrid, Encoding
 from manyheads.data.midi import (
     VELOCITIES,
     Performance,
-    performance_in,
-    voices_in,
+    parse_performance,
+    parse_voices,
     write_midi,
 )
 from manyheads.data.music import MusicData
@@ -132,7 +132,7 @@ def _words(data: MusicData, number: int, upload: str | None) -> tuple[list[str],
 def check_length(content: bytes, encoding: Encoding) -> None:
     """Refuse a file whose notes last for days: a few bytes can say so, and words are many more."""
     grid = isinstance(encoding, ChoraleGrid)
-    parts = voices_in(content, UPLOAD) if grid else [performance_in(content, UPLOAD)]
+    parts = parse_voices(content, UPLOAD) if grid else [parse_performance(content, UPLOAD)]
     end = max((note.end for part in parts for note in part), default=0)
     if end * encoding.step > MOST_MILLISECONDS:
         raise Problem(413, "the upload is longer than three hours: choose a shorter piece")

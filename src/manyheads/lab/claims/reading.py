@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.data.masking import Masked, hide
+from manyheads.data.masking import Masked, mask_tokens
 from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.gpt import Gpt
@@ -195,13 +195,13 @@ def hidden_words(
 ) -> tuple[Rows, Places]:
     """Rows with some words hidden as the objective says, and where."""
     tokens = rows.numpy()
-    inputs, places = hide(
+    inputs, places = mask_tokens(
         tokens,
         tokens > FIRST,
         random,
         rate=objective.rate,
-        mask_share=objective.mask_share,
-        random_share=objective.random_share,
+        mask_fraction=objective.mask_fraction,
+        random_fraction=objective.random_fraction,
         mask=MASK,
         ordinary=np.arange(FIRST + 1, words),
     )

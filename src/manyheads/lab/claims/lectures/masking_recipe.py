@@ -25,7 +25,7 @@ from manyheads.lab.claims.reading import (
 from manyheads.lab.claims.trial import learn
 from manyheads.models.bert import Bert
 
-RECIPES = {"80/10/10": Masked(), "masks alone": Masked(mask_share=1.0, random_share=0.0)}
+RECIPES = {"80/10/10": Masked(), "masks alone": Masked(mask_fraction=1.0, random_fraction=0.0)}
 READINGS = ("word", "sense", "tuned")
 POINTS = 0.01
 TEXTS, TEST_TEXTS = 8000, 500

@@ -1,0 +1,214 @@
+"""Masked rows: next-sentence pairs, special tokens, and which rows come when."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from tests.data.helpers import is_close, refusal
+from tests.tasks.small_texts import write_texts
+
+from manyheads.data.language import Document, EncodedText, TextData, Texts
+from manyheads.data.masking import Masked, ReplacedToken
+from manyheads.data.mlm import MaskedOrder, MaskedText, SentencePairs
+from manyheads.errors import DataError, UserError
+from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tokenizer.train import Characters, Words
+
+ROWS = 100_000
+LENGTH = 24
+PAIRS = Masked(pairs="next-sentence", rate=0.5)
+
+
+@pytest.fixture(scope="module")
+def letters() -> Tokenizer:
+    return Characters().train(["abcdefghijklmnopqrstuvwxyz\n"])
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    folder = write_texts(tmp_path_factory.mktemp("texts"))
+    return TextData(folder=str(folder), lines="sentences").read("train")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(texts: Texts) -> Tokenizer:
+    plain = Words().train(texts.strings())
+    return plain.with_frame([plain.classify], [plain.separator])
+
+
+def make_texts(sizes: list[list[int]]) -> Texts:
+    """Documents whose sentences have so many letters."""
+    documents, line = [], 1
+    for row in sizes:
+        documents.append(Document(["x" * size for size in row], "f.txt", line))
+        line += len(row) + 1
+    return Texts(documents, "sentences", name="f.txt")
+
+
+class Drawn:
+    """Pairs of sentences drawn from texts."""
+
+    def __init__(
+        self, texts: Texts, letters: Tokenizer, room: int, rows: int = ROWS, short: str = "refuse"
+    ) -> None:
+        self.text = EncodedText(texts, letters, ends=False)
+        pairs = SentencePairs(self.text, texts, room=room, short=short)  # type: ignore[arg-type]
+        self.first, self.second, self.is_next = pairs.draw(rows, np.random.default_rng(7))
+
+    def sizes(self) -> set[tuple[bool, int, int, int]]:
+        columns = (self.is_next, self.first.start, self.first.size, self.second.size)
+        return set(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@pytest.mark.parametrize("room", [2, 25, 128])
+def test_half_follow_and_the_others_are_from_another_document(
+    room: int, letters: Tokenizer
+) -> None:
+    random = np.random.default_rng(1)
+    counts = random.integers(2, 12, 40)
+    sizes = [random.integers(1, 30, count).tolist() for count in counts]
+    drawn = Drawn(make_texts(sizes), letters, room)
+    text, first, second, is_next = drawn.text, drawn.first, drawn.second, drawn.is_next
+    assert is_close(int(is_next.sum()), ROWS, 0.5)
+    assert (first.size + second.size).max() <= room
+    documents = []
+    for run in (first, second):
+        assert run.size.min() >= 1
+        assert np.isin(run.start, text.sentence_starts).all()
+        documents.append(text.document_of(run.start))
+        assert (text.document_of(run.stop - 1) == documents[-1]).all()
+    assert ((documents[0] == documents[1]) == is_next).all()
+    # The second of a real pair begins where the first stops, unless the first was truncated.
+    gap = (second.start - first.stop)[is_next]
+    assert gap.min() >= 0
+    truncated = ~np.isin(first.stop, text.sentence_starts)[is_next]
+    assert (gap[~truncated] == 0).all()
+    assert ((first.size + second.size)[is_next][truncated] == room).all()
+
+
+def test_all_sentences_are_equally_likely(letters: Tokenizer) -> None:
+    drawn = Drawn(make_texts([[3, 1, 2], [4, 2], [1, 1, 1, 2]]), letters, room=100)
+    starts = drawn.text.sentence_starts
+
+    def check(positions: np.ndarray, expected: set[int]) -> None:
+        numbers = np.searchsorted(starts, positions)
+        assert set(numbers) == expected
+        for number in expected:
+            assert is_close(int((numbers == number).sum()), len(numbers), 1 / len(expected))
+
+    check(drawn.first.start, {0, 1, 3, 5, 6, 7})  # all but the last sentence of a document
+    from_first = drawn.first.start == 0
+    check(drawn.first.stop[from_first], {1, 2})  # where a run of three sentences is divided
+    check(drawn.second.start[from_first & ~drawn.is_next], {3, 4, 5, 6, 7, 8})  # other documents
+    # If there is room, runs extend to the end of their document.
+    assert np.isin(drawn.second.stop, drawn.text.document_starts).all()
+
+
+def test_runs_fill_the_room_and_the_longer_one_is_truncated_first(letters: Tokenizer) -> None:
+    assert Drawn(make_texts([[50, 3], [4, 60]]), letters, room=20, rows=200).sizes() == {
+        (True, 0, 17, 3),
+        (True, 53, 4, 16),
+        (False, 0, 16, 4),
+        (False, 0, 10, 10),
+        (False, 53, 4, 16),
+        (False, 53, 4, 3),
+    }
+    sizes = Drawn(make_texts([[3, 3], [2, 2, 2]]), letters, room=8, rows=500).sizes()
+    assert {row[2:] for row in sizes if row[0]} == {(3, 3), (2, 4), (4, 2), (2, 2)}
+    assert {row[2:] for row in sizes if not row[0]} == {(3, 4), (3, 2), (2, 6), (2, 3), (4, 3)}
+
+
+def test_an_empty_line_of_running_text_belongs_to_the_sentence_before(letters: Tokenizer) -> None:
+    documents = [Document(["\n", "ab\n", "\n", "c\n", "\n"], name, 1) for name in ("f", "g")]
+    drawn = Drawn(Texts(documents, "text"), letters, room=50, rows=50)
+    assert set(drawn.first.start) == {1, int(drawn.text.document_starts[1]) + 1}
+    assert (drawn.first.size == len("ab\n\n")).all()
+    assert (drawn.second.start == drawn.first.stop)[drawn.is_next].all()
+
+
+def test_documents_that_are_too_short(letters: Tokenizer) -> None:
+    texts = make_texts([[2, 3], [9], [4, 5]])
+    message = refusal(DataError, Drawn, texts, letters, 20)
+    assert message.startswith("f.txt:4: ")
+    assert "data.short=skip" in message
+    drawn = Drawn(texts, letters, 20, 500, "skip")
+    text = drawn.text
+    assert {*text.document_of(drawn.first.start), *text.document_of(drawn.second.start)} == {0, 2}
+    for sizes, usable in (([[2, 3]], 1), ([[7]], 0), ([[2, 3], [4]], 1)):
+        message = refusal(DataError, Drawn, make_texts(sizes), letters, 20, 5, "skip")
+        assert f"there are {usable} ({sum(map(len, sizes))} sentences" in message
+        assert "data.lines=sentences" in message
+    assert "model.max_length" in refusal(UserError, Drawn, texts, letters, 1)
+
+
+def test_a_pair_in_its_frame_token_by_token(texts: Texts, tokenizer: Tokenizer) -> None:
+    """<cls> first <sep> second <sep>, then padding; segment 1 begins after the first <sep>."""
+    data = MaskedText(texts, tokenizer, PAIRS, max_length=LENGTH)
+    assert data.pairs is not None
+    rows = data.rows(np.arange(40), np.random.default_rng(3), np.random.default_rng(4))
+    first, second, is_next = data.pairs.draw(40, np.random.default_rng(3))
+    assert rows.segments is not None
+    for row in range(40):
+        parts = [data.text.flat[run.start[row] : run.stop[row]].tolist() for run in (first, second)]
+        sep = [tokenizer.separator]
+        tokens = [tokenizer.classify, *parts[0], *sep, *parts[1], *sep]
+        padding = rows.tokens.shape[1] - len(tokens)
+        assert rows.tokens[row].tolist() == tokens + padding * [tokenizer.pad]
+        assert rows.lengths[row] == len(tokens) <= LENGTH
+        ones = len(parts[1]) + 1
+        zeros = len(tokens) - ones
+        assert rows.segments[row].tolist() == [0] * zeros + [1] * ones + [0] * padding
+    some = np.array([5, 2, 17])
+    batch = rows.batch(some)
+    assert batch.other is not None
+    assert batch.other.tolist() == [int(not follows) for follows in is_next[some]]
+    width = int(rows.lengths[some].max())
+    assert batch.tokens.tolist() == rows.inputs[some, :width].tolist()
+    labels = batch.tokens.flatten().scatter(0, batch.positions, batch.labels)
+    assert labels.tolist() == rows.tokens[some, :width].ravel().tolist()
+    assert batch.size == rows.lengths[some].sum()
+
+
+@pytest.mark.parametrize("objective", [PAIRS, Masked(rate=0.5), ReplacedToken(rate=0.5)])
+def test_no_special_token_is_masked(
+    objective: Masked | ReplacedToken, texts: Texts, tokenizer: Tokenizer
+) -> None:
+    order = MaskedOrder(MaskedText(texts, tokenizer, objective, max_length=LENGTH), 8, 1, "texts")
+    for step in range(20):
+        rows = order.at(step)
+        special = np.isin(rows.tokens, [tokenizer.classify, tokenizer.separator, tokenizer.pad])
+        assert not (rows.chosen & special).any()
+        assert (rows.inputs == rows.tokens)[special].all()
+        assert rows.chosen.any()
+        if isinstance(objective, ReplacedToken):  # its generator fills in masks only
+            assert (rows.inputs[rows.chosen] == tokenizer.mask).all()
+
+
+@pytest.mark.parametrize("pairs", ["none", "next-sentence"])
+def test_static_rows_differ_and_repeat_every_epoch(
+    pairs: str, texts: Texts, tokenizer: Tokenizer
+) -> None:
+    objective = Masked(masking="static", pairs=pairs)  # type: ignore[arg-type]
+    data = MaskedText(texts, tokenizer, objective, max_length=LENGTH)
+
+    def rows_at(order: MaskedOrder, steps: range) -> set[bytes]:
+        rows = set()
+        for drawn in map(order.at, steps):
+            for row, length in enumerate(drawn.lengths):
+                arrays = (drawn.tokens, drawn.inputs, drawn.chosen)
+                rows.add(b"".join(array[row, :length].tobytes() for array in arrays))
+        return rows
+
+    single, several = (MaskedOrder(data, rows, 1, "texts") for rows in (1, 3))
+    count = single.windows.per_epoch
+    epoch = rows_at(single, range(count))
+    assert rows_at(single, range(count, 2 * count)) == epoch
+    assert rows_at(several, range(-(-count // 3))) == epoch  # padded to one width
+    assert len(epoch) > 0.9 * count
+
+
+def test_dynamic_masking_differs_in_every_step(texts: Texts, tokenizer: Tokenizer) -> None:
+    order = MaskedOrder(MaskedText(texts, tokenizer, Masked(), max_length=LENGTH), 4, 1, "texts")
+    chosen = [order.at(step).chosen for step in range(5)]
+    assert all(not np.array_equal(a, b) for a, b in pairwise(chosen))
+    assert np.array_equal(order.at(3).inputs, order.at(3).inputs)
