@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from manyheads.data.labelled import GLUE, LabelledData, places
-from manyheads.evaluate.scores import label_scores
+from manyheads.evaluate.labels import label_scores
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
 from manyheads.training import train

@@ -17,7 +17,7 @@ from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import import_model
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Vit, VitConfig
-from manyheads.tasks.images import class_chances, from_pixels, seen
+from manyheads.tasks.images import class_probabilities, from_pixels, normalize
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
@@ -58,13 +58,13 @@ def test_their_processor_makes_of_a_picture_what_our_model_sees(
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     theirs = processor(image.open(picture), return_tensors="pt")["pixel_values"]
     pixels = read_picture(picture, 12, 3)[None]
-    ours = seen(from_pixels(pixels, torch.device("cpu")), model.config)
+    ours = normalize(from_pixels(pixels, torch.device("cpu")), model.config)
     assert theirs.shape == ours.shape
     assert float((theirs - ours).abs().max()) <= 1.01 / 255 / min(DEVIATION)
     answer = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         chances = answer(theirs).logits.softmax(-1)[0].tolist()
-    assert chances == pytest.approx([*class_chances(model, pixels)[0].values()], abs=0.01)
+    assert chances == pytest.approx([*class_probabilities(model, pixels)[0].values()], abs=0.01)
 
 
 def test_a_folder_gives_the_spread_back(model: Vit, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from manyheads.data.masking import Causal
 from manyheads.errors import DataError, UserError
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.relative import Relative
-from manyheads.tasks.language import LanguageBatch, Passes, language_loss, stream_nll
+from manyheads.tasks.language import LanguageBatch, SlidingWindows, language_loss, stream_nll
 from manyheads.tokenizer.train import Words
 
 # Two rows, in which the second document begins elsewhere; a third one is cut by the end.
@@ -86,7 +86,7 @@ def nll(model: Gpt, before: np.ndarray, token: int) -> float:
 def test_every_token_but_the_first_is_predicted_once(tokens: int) -> None:
     for context in range(1, 20):
         for stride in (None, *range(1, 22)):
-            passes = Passes.over(tokens, context, stride)
+            passes = SlidingWindows.over(tokens, context, stride)
             assert passes.length == min(context, tokens - 1)
             predicted = [
                 start + passes.length + 1 - ahead
@@ -104,7 +104,7 @@ def test_every_token_but_the_first_is_predicted_once(tokens: int) -> None:
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])
 def test_the_sum_is_that_of_single_predictions(stride: int | None, position: str) -> None:
     model, text = tiny_gpt(5, position), stream(18)
-    passes = Passes.over(18, 5, stride)
+    passes = SlidingWindows.over(18, 5, stride)
     expected = 0.0
     for start, new in zip(passes.starts, passes.new, strict=True):
         for place in range(start + passes.length + 1 - new, start + passes.length + 1):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from manyheads.loading import LoadedRun
-    from manyheads.tasks.encode import Answer
+    from manyheads.tasks.encode import Prediction
 
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line")]
 
@@ -182,7 +182,7 @@ def classify_pictures(opened: "LoadedRun", files: list[Path], scores: bool, as_j
     Of a folder all pictures are labelled, also those in folders inside it, in order of their names.
     """
     from manyheads.data.images import pictures_in, read_picture
-    from manyheads.tasks.images import class_chances
+    from manyheads.tasks.images import class_probabilities
 
     model = opened.labeller()
     if not files:
@@ -199,7 +199,7 @@ def classify_pictures(opened: "LoadedRun", files: list[Path], scores: bool, as_j
             say(f"manyheads: {mistake}")
             failed = mistake.exit_code
             continue
-        chances = class_chances(model, pixels[None])[0]
+        chances = class_probabilities(model, pixels[None])[0]
         label = max(chances, key=chances.__getitem__)
         if as_json:
             write(_object(file=str(file), label=label, scores=chances))
@@ -221,7 +221,7 @@ def _say_others(lines: list[str], first: int, pairs: bool) -> None:
         say(f"line {others[0]}{more}: the run was trained on {wanted}")
 
 
-def _labelled(answers: "list[Answer]", scores: bool, tags: bool) -> str:
+def _labelled(answers: "list[Prediction]", scores: bool, tags: bool) -> str:
     """The labels of a text as a person reads them."""
     numbers = [[f"{name}={value:.4f}" for name, value in a.scores.items()] for a in answers]
     if tags and scores:

@@ -55,7 +55,7 @@ def translate(
     from manyheads.config import override_all
     from manyheads.decode.lines import translate_lines
     from manyheads.decode.sample import Sample
-    from manyheads.tasks.summaries import beginnings
+    from manyheads.tasks.summaries import truncate_lines
 
     for setting in settings or []:
         if not setting.startswith("decode."):
@@ -78,7 +78,7 @@ def translate(
     translator = opened.translator(beam=width if n_best == 1 else max(width, n_best))
     lines: Iterable[bytes] = sys.stdin.buffer
     if opened.run.task == "summaries":
-        lines = beginnings(translator, lines, say)
+        lines = truncate_lines(translator, lines, say)
     # A person at a terminal waits for each line; a file is quicker in batches.
     at_once = 1 if sys.stdin.isatty() else None
     drawing = None
