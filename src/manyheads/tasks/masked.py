@@ -270,6 +270,6 @@ REPLACED = replace(
     recipe="electra-mini",
     wrap=with_generator,
     evaluate=None,
-    no_scores="was trained with a generator, which is not saved, so it cannot be scored: its "
-    "validation scores are in metrics.jsonl; fine-tune it to measure what it learned",
+    no_scores="was trained with a generator that is not kept, so it cannot be scored: see the "
+    "validation scores in metrics.jsonl, or fine-tune it",
 )
