@@ -107,7 +107,7 @@ def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> di
     result = {}
     captured = {(stack, kind) for stack, kind, _ in maps.by_layer}
     for stack, kind in [key for key in labels if key in captured]:
-        layers = [layer[0].float().cpu() for layer in maps.all(kind, stack)]  # type: ignore[arg-type]
+        layers = [layer[0].float().cpu() for layer in maps.all(kind, stack)]
         if len({layer.shape for layer in layers}) > 1:
             raise UserError(f"the maps of {stack}.{kind} differ in size: none is drawn")
         result[f"{stack}.{kind}"] = TextMaps(torch.stack(layers), *labels[stack, kind])
