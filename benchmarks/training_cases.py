@@ -50,7 +50,7 @@ class Stream(LanguageBatch):
     """One that can be moved."""
 
     def to(self, device: torch.device) -> "Stream":
-        moved = (x.to(device, non_blocking=True) for x in (self.tokens, self.wanted))
+        moved = (x.to(device, non_blocking=True) for x in (self.tokens, self.labels))
         return Stream(*moved, self.count)
 
 

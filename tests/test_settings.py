@@ -26,7 +26,8 @@ from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.masks import Globals, Prefix, Window
 from manyheads.recipes import read_recipe, recipes
 from manyheads.run import Run
-from manyheads.tasks.table import TASKS, kinds, rows_of
+from manyheads.tasks.spec import kinds
+from manyheads.tasks.table import TASKS
 
 ANY_PARTS = {
     "phrasebook",
@@ -108,7 +109,7 @@ def test_a_number_without_sense_is_refused(name: str) -> None:
     if isinstance(config, Run):
         other -= {f"model={config.model.kind}"}
         objectives = {kind for row in TASKS.values() for kind in kinds(row.objectives)}
-        fitting = {kind for row in rows_of(config.task) for kind in kinds(row.data)}
+        fitting = {kind for row in TASKS.rows(config.task) for kind in kinds(row.data)}
         other |= {f"data={kind}" for kind in DATA - fitting}
         other |= {f"objective={kind}" for kind in objectives if not trains(config, kind)}
     found: dict[tuple[str, ...], list[str]] = {}

@@ -45,7 +45,7 @@ from manyheads.run import (
 )
 from manyheads.tasks.encode import TextEncoder, segments_of
 from manyheads.tasks.spec import Ability, LoadedModel
-from manyheads.tasks.table import default_task, find_task
+from manyheads.tasks.table import TASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
 
@@ -104,7 +104,7 @@ class LoadedRun(LoadedModel):
 
     def evaluate(self, data: Data, split: str, stride: int | None = None) -> Scores:
         """The scores of the task on a split, each with its signature."""
-        spec = find_task(self.run.task, data, self.run.objective)
+        spec = TASKS.find(self.run.task, data, self.run.objective)
         refuse_unscored(self.run, str(self.folder))
         assert spec.evaluate is not None
         if stride is None:
@@ -413,7 +413,7 @@ def run_of(imported: ImportedModel) -> Run:
     """The settings of a run for an imported model, which decodes as it did elsewhere."""
     config: Any = imported.model.config
     return Run(
-        task=default_task(config), data=None, tokens=None, model=config, decode=decode_of(imported)
+        task=TASKS.default(config), data=None, tokens=None, model=config, decode=decode_of(imported)
     )
 
 

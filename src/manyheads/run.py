@@ -30,8 +30,8 @@ from manyheads.errors import DataError, UserError
 from manyheads.fileio import PARTIAL, check_sound, with_sums, write_text
 from manyheads.nn.attention import Dense
 from manyheads.presets import ModelConfig
-from manyheads.tasks.spec import RunSettings, TaskSpec
-from manyheads.tasks.table import TASKS, find_task, kinds, rows_of
+from manyheads.tasks.spec import RunSettings, TaskSpec, kinds
+from manyheads.tasks.table import TASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Tokens
 from manyheads.train import checkpoint
@@ -80,10 +80,10 @@ class Run(RunSettings):
     @property
     def spec(self) -> TaskSpec:
         """The row of the task table for this run."""
-        return find_task(self.task, self.data, self.objective)
+        return TASKS.find(self.task, self.data, self.objective)
 
     def __post_init__(self) -> None:
-        rows = rows_of(self.task)
+        rows = TASKS.rows(self.task)
         for name, part in (("data", self.data), ("objective", self.objective)):
             self._check_part(name, part, rows)
         row = self.spec
@@ -142,7 +142,7 @@ def _default_model(table: dict[str, Any]) -> str:
     objective = table.get("objective")
     word = objective.get("kind") if isinstance(objective, dict) else objective
     rows = [row for row in TASKS.values() if word in kinds(row.objectives)]
-    rows = rows or rows_of(table.get("task", "translation"))
+    rows = rows or TASKS.rows(table.get("task", "translation"))
     return kinds(rows[0].models)[0]
 
 

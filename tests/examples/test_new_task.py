@@ -11,43 +11,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from manyheads.data.batching import Ragged, Shuffled, split
+from manyheads.data.batching import Ragged, Rows, Shuffled
 from manyheads.data.translation import Batch, Corpus, Frame, PhrasebookData
 from manyheads.errors import UserError
-from manyheads.evaluate.scores import Scores
+from manyheads.evaluate.scores import Scores, loss_scores
 from manyheads.loading import load_run
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.recipes import read_recipe
-from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
+from manyheads.tasks.spec import BaseTask, LoadedModel, TaskSpec, total_nll
 from manyheads.tasks.table import TASKS
 from manyheads.tasks.translation import translation_loss
-from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
 from manyheads.training import train
 
 # ----------------------------------------------------------------------- tasks/reversal.py
 
 
-class ReversalTask:
-    """Batches, loss and validation for the trainer (`train.loop.Task`)."""
+class ReversalTask(BaseTask[Batch]):
+    """Batches, loss and validation for the trainer (`train.step.Task`)."""
 
-    def __init__(
-        self,
-        run: RunSettings,
-        part: Corpus,
-        valid: Corpus,
-        tokenizer: Tokenizer,
-        device: torch.device,
-    ) -> None:
-        self.train, self.device, self.frame = run.train, device, Frame.of(tokenizer)
-        self.data = tokenizer.encode_batch(part.sources)
-        self.valid = tokenizer.encode_batch(valid.sources)
-        self.order = Shuffled(len(self.data), run.train.batch_rows or 16, run.seed)
+    examples = "sentences"
+
+    def load(self, part: Corpus, valid: Corpus) -> None:
+        self.frame = Frame.of(self.tokenizer)
+        self.data = self.tokenizer.encode_batch(part.sources)
+        self.valid = self.tokenizer.encode_batch(valid.sources)
+        self.order = Shuffled(len(self.data), self.train.batch_rows or 16, self.run.seed)
         self.per_epoch = self.order.per_epoch
         self.digest = hashlib.sha256("\n".join(part.sources).encode()).hexdigest()[:16]
-        self.notes: list[str] = []
 
     def pairs(self, rows: list[list[int]]) -> Batch:
         end = self.frame.end
@@ -57,9 +49,8 @@ class ReversalTask:
         batch = Batch.of(sources, targets, every, self.frame.start, self.frame.pad)
         return batch.to(self.device)
 
-    def batches(self, step: int) -> list[Batch]:
-        parts = split(self.order.rows(step), self.train.accumulate)
-        return [self.pairs([self.data[row] for row in rows]) for rows in parts]
+    def batch(self, rows: Rows) -> Batch:
+        return self.pairs([self.data[row] for row in rows])
 
     def tokens(self, batch: Batch) -> int:
         return batch.target_tokens
@@ -67,17 +58,12 @@ class ReversalTask:
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"tokens": batch.target_tokens}
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Loss]:
-        return {"tokens": translation_loss(model, batch, self.train.label_smoothing)}  # type: ignore[arg-type]
+    def losses(self, model: Any, batch: Batch) -> dict[str, Loss]:
+        return {"tokens": translation_loss(model, batch, self.train.label_smoothing)}
 
-    def describe(self, step: int) -> str:
-        return f"sentences {self.order.rows(step)[:5]} …"
-
-    @torch.no_grad()
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        model.eval()
-        loss = translation_loss(model, self.pairs(self.valid), 0.0)  # type: ignore[arg-type]
-        return {"loss": float(loss.nll) / loss.count}
+    def validate(self, model: Any) -> dict[str, float]:
+        losses = (translation_loss(model, batch, 0.0) for batch in [self.pairs(self.valid)])
+        return loss_scores(*total_nll(model, losses))
 
 
 def evaluate(loaded: LoadedModel, data: PhrasebookData, split_name: str) -> Scores:

@@ -42,7 +42,7 @@ from manyheads.serve.batching import Bounds
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, Characters, WordPiece, Words
 from manyheads.train.metrics import step_of
-from manyheads.view.figures import measured
+from manyheads.view.figures import metric_curves
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits
 from manyheads.web.runs import all_records, summary
@@ -493,7 +493,7 @@ class Inputs:
             for line in content.splitlines():
                 step_of(line)
             json.dumps(list(all_records(path)), allow_nan=False)
-            measured(path.parent)
+            metric_curves(path.parent)
             return True
 
         return content, use

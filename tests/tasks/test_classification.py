@@ -1,15 +1,21 @@
-"""Labelled texts as batches: what is too long, and what a person is told of the labels."""
+"""Labelled texts as batches: what is too long, and the note on labels."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from manyheads.data.labelled import Labelled
 from manyheads.errors import DataError
-from manyheads.tasks.classification import EncodedLabels, label_counts
+from manyheads.models.heads import Classify
+from manyheads.tasks.classification import EncodedLabels, label_counts, label_loss
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Words
 
 TEXTS = ["one two", "one two three four five", "two"]
 PART = Labelled(texts=[*TEXTS], labels=["a", "b", "a"], numbers=[], lines=[2, 3, 4], name="t.tsv")
+MODEL = SimpleNamespace(max_length=5, head=Classify(labels=("a", "b")))
 
 
 @pytest.fixture(scope="module")
@@ -18,36 +24,37 @@ def tokenizer() -> Tokenizer:
     return plain.with_frame([plain.classify], [plain.separator])
 
 
-def encoded(tokenizer: Tokenizer, too_long: str) -> EncodedLabels:
-    sizes = {"max_length": 5, "segments": 1}
-    return EncodedLabels(PART, ("a", "b"), tokenizer, **sizes, too_long=too_long)  # type: ignore[arg-type]
-
-
-def test_a_long_text_is_cut_at_its_end_and_said(tokenizer: Tokenizer) -> None:
-    found = encoded(tokenizer, "truncate")
-    assert found.tokens.lengths.tolist() == [4, 5, 3]
-    row = found.tokens.flat[4:9].tolist()
+def test_a_long_text_is_truncated_left_out_or_refused(tokenizer: Tokenizer) -> None:
+    truncated = EncodedLabels(PART, tokenizer, MODEL, "truncate")
+    assert truncated.tokens.lengths.tolist() == [4, 5, 3]
     words = tokenizer.encode("one two three")
-    assert row == [tokenizer.classify, *words, tokenizer.separator]
-    assert found.notes == ["t.tsv: 1 rows of over 5 tokens are cut there"]
-    assert found.wanted.tolist() == [0, 1, 0]
+    assert truncated.tokens.flat[4:9].tolist() == [
+        *(tokenizer.classify, *words, tokenizer.separator),
+    ]
+    assert (truncated.labels.tolist(), len(truncated.notes)) == ([0, 1, 0], 1)
+    skipped = EncodedLabels(PART, tokenizer, MODEL, "skip")
+    assert (skipped.tokens.lengths.tolist(), skipped.labels.tolist()) == ([4, 3], [0, 0])
+    assert (skipped.lines, len(skipped.notes)) == ([2, 4], 1)
+    with pytest.raises(DataError, match=r"t.tsv:3: 7 tokens .*max_length=5"):
+        EncodedLabels(PART, tokenizer, MODEL, "refuse")
 
 
-def test_a_long_text_is_left_out_with_its_label(tokenizer: Tokenizer) -> None:
-    found = encoded(tokenizer, "skip")
-    assert (found.tokens.lengths.tolist(), found.wanted.tolist()) == ([4, 3], [0, 0])
-    assert found.lines == [2, 4]
-    assert "left out" in found.notes[0]
-
-
-def test_a_long_text_is_refused_with_its_line(tokenizer: Tokenizer) -> None:
-    with pytest.raises(DataError, match=r"t.tsv:3: 7 tokens, and the model reads 5"):
-        encoded(tokenizer, "refuse")
-
-
-def test_labels_are_counted_for_a_person() -> None:
+def test_a_note_counts_the_labels() -> None:
     assert label_counts(PART) == ["2 labels: a 2, b 1"]
-    many = Labelled(
-        texts=["x"] * 12, labels=[*"abcdefghijkl"], numbers=[], lines=[*range(12)], name="t"
-    )
-    assert label_counts(many)[0].endswith("h 1 and 4 more")
+    many: Any = {"texts": ["x"] * 12, "labels": [*"abcdefghijkl"], "lines": [*range(12)]}
+    [note] = label_counts(Labelled(**many, numbers=[], name="t"))
+    assert note.endswith("h 1 and 4 more")
+
+
+def test_the_loss_is_its_formula() -> None:
+    logits, probabilities = torch.randn(4, 5), torch.rand(4, 5).softmax(-1)
+    labels = probabilities.argmax(-1)
+    log_p = logits.log_softmax(-1)
+    for target, q in ((probabilities, probabilities), (labels, torch.eye(5)[labels])):
+        loss = label_loss(logits, target, 0.2)
+        torch.testing.assert_close(loss.nll, -(q * log_p).sum())
+        torch.testing.assert_close(loss.objective, -((0.8 * q + 0.2 / 5) * log_p).sum())
+        assert loss.count == 4
+    numbers = torch.randn(4)
+    squares = (logits[:, 0] - numbers).square().sum()
+    torch.testing.assert_close(label_loss(logits[:, :1], numbers, 0.2).objective, squares)

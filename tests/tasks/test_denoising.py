@@ -1,6 +1,7 @@
-"""Broken texts: what the encoder reads and the decoder writes, inside what the model holds."""
+"""Corrupted texts: what the encoder gets and the decoder has to restore."""
 
-from itertools import permutations
+from collections.abc import Iterator
+from itertools import chain, permutations
 from pathlib import Path
 
 import numpy as np
@@ -8,87 +9,68 @@ import pytest
 from tests.tasks.small_texts import trainer, write_texts
 
 from manyheads.data.masking import restore_spans
-from manyheads.data.translation import Batch
 from manyheads.tasks.denoising import DenoisingTask
 
-
-def rows(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """Source and target of each row, without their ends."""
-    sources = batch.source_real if batch.source_real is not None else batch.source >= 0
-    return [
-        (
-            batch.source[row][sources[row]].tolist()[:-1],
-            batch.labels[row][batch.loss_mask[row]].tolist()[:-1],
-        )
-        for row in range(len(batch.source))
-    ]
+Example = tuple[list[int], list[int], list[int], int]
 
 
-def made(name: str, folder: Path, *overrides: str) -> DenoisingTask:
+def make_task(name: str, folder: Path, *overrides: str) -> DenoisingTask:
     task = trainer(name, write_texts(folder / "texts"), folder / "run", *overrides).task
     assert isinstance(task, DenoisingTask)
     return task
 
 
-def test_spans_and_what_they_stand_for_are_a_stretch_of_the_text(tmp_path: Path) -> None:
-    task = made("spans", tmp_path)
+def examples(task: DenoisingTask, steps: int = 5) -> Iterator[Example]:
+    """Source and target without end tokens, the window of the text, and its start."""
+    for step in range(steps):
+        [batch] = task.batches(step)
+        for row, start in enumerate(task.rows(step).tolist()):
+            source = batch.source[row][batch.source_real[row]].tolist()[:-1]
+            target = batch.wanted[row][batch.real[row]].tolist()[:-1]
+            window = task.text.flat[start : start + task.data.length].tolist()
+            yield source, target, window, start
+
+
+def test_source_and_target_of_span_corruption_make_the_window(tmp_path: Path) -> None:
+    task = make_task("spans", tmp_path)
     sentinels = task.data.sentinels
-    for step in range(5):
-        [batch] = task.batches(step)
-        for (source, target), start in zip(rows(batch), task.order.starts(step), strict=True):
-            whole = task.data.text.flat[start : start + task.data.length]
-            restored = restore_spans(np.array(source), np.array(target), sentinels)
-            assert restored.tolist() == whole.tolist()
-            assert len(set(source) & set(sentinels.tolist())) == 3
+    for source, target, window, _ in examples(task):
+        restored = restore_spans(np.array(source), np.array(target), sentinels)
+        assert restored.tolist() == window
+        assert len(set(source) & set(sentinels.tolist())) == 3
 
 
-def test_a_denoiser_writes_the_text_as_it_was(tmp_path: Path) -> None:
-    task = made("denoising", tmp_path)
-    changed = 0
-    for step in range(5):
-        [batch] = task.batches(step)
-        for (source, target), start in zip(rows(batch), task.order.starts(step), strict=True):
-            whole = task.data.text.flat[start : start + task.data.length].tolist()
-            assert target == whole
-            left = [token for token in source if token != task.data.tokenizer.mask]
-            assert not set(left) - set(whole)
-            assert len(left) < len(whole)
-            changed += source != whole
-    assert changed == 30
+def test_the_target_of_denoising_is_the_window(tmp_path: Path) -> None:
+    task = make_task("denoising", tmp_path)
+    for source, target, window, _ in examples(task):
+        assert target == window != source
+        left = [token for token in source if token != task.tokenizer.mask]
+        assert not set(left) - set(window)
+        assert len(left) < len(window)
 
 
 @pytest.mark.parametrize("position", ["learned", "t5"])
-def test_masks_for_nothing_make_no_text_longer_than_the_model_reads(
-    position: str, tmp_path: Path
-) -> None:
+def test_masks_for_empty_spans_do_not_exceed_the_model(position: str, tmp_path: Path) -> None:
     many = ("objective.mean_length=1", "objective.delete_rate=0", "objective.infill_rate=0.6")
-    task = made("denoising", tmp_path, *many, f"model.position={position}")
-    lengths = [task.batches(step)[0].source.shape[1] for step in range(30)]
-    assert max(lengths) == 16
+    task = make_task("denoising", tmp_path, *many, f"model.position={position}")
+    assert max(task.batches(step)[0].source.shape[1] for step in range(30)) == 16
 
 
-def test_sentences_change_places_whole(tmp_path: Path) -> None:
-    """Without other noise a source is its stretch's sentences in another order."""
-    task = made("denoising", tmp_path, "objective.infill_rate=0", "objective.delete_rate=0")
-    edges, moved = task.data.text.sentence_starts, 0
-    for step in range(4):
-        [batch] = task.batches(step)
-        for (source, target), start in zip(rows(batch), task.order.starts(step), strict=True):
-            stop = start + task.data.length
-            inside = [int(edge - start) for edge in edges if start < edge < stop]
-            pieces = [part.tolist() for part in np.split(np.array(target), inside)]
-            for order in permutations(pieces):
-                if [token for piece in order for token in piece] == source:
-                    break
-            else:
-                pytest.fail("no order of the sentences gives the source")
-            moved += source != target
+def test_sentences_are_permuted_as_units(tmp_path: Path) -> None:
+    task = make_task("denoising", tmp_path, "objective.infill_rate=0", "objective.delete_rate=0")
+    moved = 0
+    for source, target, window, start in examples(task, steps=4):
+        edges = task.text.sentence_starts - start
+        inside = edges[(edges > 0) & (edges < len(window))]
+        parts = [part.tolist() for part in np.split(np.array(target), inside)]
+        assert any(source == [*chain(*order)] for order in permutations(parts))
+        moved += source != target
     assert moved > 4
 
 
 @pytest.mark.parametrize("name", ["spans", "denoising"])
-def test_every_step_breaks_elsewhere(name: str, tmp_path: Path) -> None:
-    task = made(name, tmp_path, "train.batch_rows=1")
-    special = np.array([*task.data.sentinels, task.data.tokenizer.mask])
-    found = [tuple(np.isin(task.batches(n)[0].source[0], special)) for n in range(30)]
-    assert len(set(found)) > 12  # of few that are possible
+def test_every_step_corrupts_other_positions(name: str, tmp_path: Path) -> None:
+    task = make_task(name, tmp_path, "train.batch_rows=1")
+    special = np.array([*task.data.sentinels, task.tokenizer.mask])
+    patterns = {tuple(np.isin(task.batches(n)[0].source[0], special)) for n in range(30)}
+    assert len(patterns) > 12  # of few that are possible

@@ -1,4 +1,4 @@
-"""Masked language models: the loss at the hidden places alone, and what a pass tells."""
+"""Masked language models and ELECTRA: losses at the masked positions, and what they count."""
 
 from pathlib import Path
 from typing import Any
@@ -15,29 +15,29 @@ from manyheads.data.mlm import MaskedBatch
 from manyheads.models.bert import Bert, BertConfig, NextSentence
 from manyheads.models.electra import Electra
 from manyheads.models.heads import Detect, Masked, Pooler
-from manyheads.nn.layers import EmbeddingConfig
+from manyheads.nn.embedding import EmbeddingConfig
 from manyheads.tasks import masked
 from manyheads.tasks.masked import MaskedTask, masked_loss, masked_pass, replaced_pass
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {},
-    "a matrix of its own": {"head": Masked(tie="none")},
-    "a narrow table": {"embed": EmbeddingConfig(dim=4, segments=2)},
+    "untied": {"head": Masked(tie="none")},
+    "factorized": {"embed": EmbeddingConfig(dim=4, segments=2)},
 }
 
 
-def a_batch(rows: int = 3, length: int = 7, *, padded: bool = False) -> MaskedBatch:
-    """Random words of which every fourth is hidden; the last row may be shorter."""
-    tokens, wanted = words(rows, length), words(rows * length)
-    places = torch.arange(1, rows * length, 4)
-    real = None
+def make_batch(rows: int = 3, length: int = 7, *, padded: bool = False) -> MaskedBatch:
+    """Random words of which every fourth is masked; the last row may be shorter."""
+    tokens, labels = words(rows, length), words(rows * length)
+    positions = torch.arange(1, rows * length, 4)
+    mask = None
     if padded:
-        real = torch.ones(rows, length, dtype=torch.bool)
-        real[-1, length // 2 :] = False
-        places = places[real.flatten()[places]]
-    size = rows * length if real is None else int(real.sum())
+        mask = torch.ones(rows, length, dtype=torch.bool)
+        mask[-1, length // 2 :] = False
+        positions = positions[mask.flatten()[positions]]
+    size = rows * length if mask is None else int(mask.sum())
     other = torch.arange(rows) % 2
-    return MaskedBatch(tokens, real, tokens % 2, places, wanted[places], other, size)
+    return MaskedBatch(tokens, mask, tokens % 2, positions, labels[positions], other, size)
 
 
 def gradients(loss: Tensor, model: nn.Module) -> list[Tensor]:
@@ -46,178 +46,138 @@ def gradients(loss: Tensor, model: nn.Module) -> list[Tensor]:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_loss_at_the_places_is_that_of_all_logits(shape: str, smoothing: float) -> None:
+def test_the_loss_at_the_positions_is_that_of_all_logits(shape: str, smoothing: float) -> None:
+    """Also with padded positions, which have no label."""
     model: Bert = tiny(BertConfig, **SHAPES[shape]).build().double()
-    batch = a_batch(padded=True)
+    batch = make_batch(padded=True)
     labels = torch.full_like(batch.tokens.flatten(), -100)
-    labels[batch.positions] = batch.labels
-    logits = model(batch.tokens, batch.real, batch.segments)
-    assert logits.shape == (3, 7, VOCAB)
-    usual = F.cross_entropy(
-        logits.flatten(0, 1), labels, label_smoothing=smoothing, reduction="sum"
-    )
-    hidden = model.hidden(batch.tokens, batch.real, batch.segments)
-    ours = masked_loss(model, hidden, batch, smoothing)
-    assert ours.count == len(batch.positions) == int((labels >= 0).sum())
-    torch.testing.assert_close(ours.objective, usual, rtol=0, atol=1e-12)
-    mine, theirs = gradients(ours.objective, model), gradients(usual, model)
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-    assert all(bool(one.any()) for one in mine if one.ndim == 2 and one.shape[0] == VOCAB)
+    labels[batch.places] = batch.wanted
+    logits = model(batch.tokens, batch.real, batch.segments).flatten(0, 1)
+    expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+    for some in (batch, batch.padded(16)):
+        hidden = model.hidden(batch.tokens, batch.real, batch.segments)
+        loss = masked_loss(model, hidden, some, smoothing)
+        assert loss.count == len(batch.places)
+        torch.testing.assert_close(loss.objective, expected, rtol=0, atol=1e-12)
+        ours = gradients(loss.objective, model)
+        theirs = torch.autograd.grad(
+            expected, list(model.parameters()), materialize_grads=True, retain_graph=True
+        )
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-def test_places_that_want_nothing_change_nothing() -> None:
-    model: Bert = tiny(BertConfig).build().double()
-    batch = a_batch(padded=True)
-    wide = batch.padded(16)
-    assert len(wide.positions) == len(wide.labels) == 16 > len(batch.positions)
-    both = [(model.hidden(batch.tokens, batch.real), one) for one in (batch, wide)]
-    losses = [masked_loss(model, hidden, one, 0.1) for hidden, one in both]
-    assert losses[0].count == losses[1].count == len(batch.positions)
-    torch.testing.assert_close(losses[0].objective, losses[1].objective, rtol=1e-12, atol=0)
-    for one, other in zip(*(gradients(loss.objective, model) for loss in losses), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
-def test_only_the_places_enter_the_output_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_masked_positions_enter_the_output_layer() -> None:
     model: Bert = tiny(BertConfig).build()
-    batch, entered = a_batch(), []
-    model.head.project.register_forward_hook(lambda module, given, out: entered.append(given[0]))  # type: ignore[union-attr]
-    usual = masked.cross_entropy
-
-    def watched(hidden: Tensor, *rest: Any, **settings: Any) -> Any:
-        entered.append(hidden)
-        return usual(hidden, *rest, **settings)
-
-    monkeypatch.setattr(masked, "cross_entropy", watched)
+    batch, inputs = make_batch(), []
+    model.head.project.register_forward_hook(lambda module, given, out: inputs.append(given[0]))  # type: ignore[union-attr]
     hidden = model.hidden(batch.tokens)
-    masked_loss(model, hidden, batch).objective.backward()
-    assert [len(rows) for rows in entered] == [len(batch.positions)] * 2
-    assert torch.equal(entered[0], hidden.flatten(0, 1)[batch.positions])
+    masked_loss(model, hidden, batch)
+    assert torch.equal(inputs[0], hidden.flatten(0, 1)[batch.places])
 
 
 def test_a_pair_has_two_terms() -> None:
-    paired = {
-        "pooler": Pooler(),
-        "next_sentence": NextSentence(),
-        "embed": EmbeddingConfig(segments=2),
-    }
-    model: Bert = tiny(BertConfig, **paired).build().double()
-    batch = a_batch(padded=True)
-    found = masked_pass(model, batch)
-    assert found.losses.keys() == {"masked", "next_sentence"}
-    assert (found.losses["masked"].count, found.losses["next_sentence"].count) == (
-        len(batch.positions),
-        3,
-    )
+    embed = EmbeddingConfig(segments=2)
+    config = tiny(BertConfig, pooler=Pooler(), next_sentence=NextSentence(), embed=embed)
+    model: Bert = config.build().double()
+    batch = make_batch(padded=True)
+    result = masked_pass(model, batch)
+    counts = {name: loss.count for name, loss in result.losses.items()}
+    assert counts == {"masked": len(batch.places), "next_sentence": 3}
     hidden = model.hidden(batch.tokens, batch.real, batch.segments)
     logits = model.follows(hidden, batch.real)
     assert batch.other is not None
     expected = F.cross_entropy(logits, batch.other, reduction="sum")
-    torch.testing.assert_close(found.losses["next_sentence"].objective.double(), expected)
-    assert int(found.right["next_sentence"]) == int((logits.argmax(1) == batch.other).sum())
+    torch.testing.assert_close(result.losses["next_sentence"].objective.double(), expected)
+    correct = int((logits.argmax(1) == batch.other).sum())
+    assert int(result.correct["next_sentence"]) == correct
 
 
 # --- ELECTRA ---
 
 
-def electra(**changes: Any) -> Electra:
-    settings = {"head": Detect(), "embed": EmbeddingConfig(segments=2), **changes}
-    return Electra(tiny(BertConfig, heads=4, **settings).build(), 0.5)
+def electra() -> Electra:
+    embed = EmbeddingConfig(segments=2)
+    return Electra(tiny(BertConfig, heads=4, head=Detect(), embed=embed).build(), 0.5)
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_what_was_replaced_is_where_the_drawn_token_differs(
+def test_a_token_is_replaced_if_the_sample_differs(
     padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, batch = electra().double(), a_batch(padded=padded)
-    other = (batch.labels + 1) % VOCAB
-    # Right, wrong, right, wrong …: the generator may well draw the token that was there.
-    drawn = torch.where(torch.arange(len(batch.labels)) % 2 == 0, batch.labels, other)
-    monkeypatch.setattr(torch, "multinomial", lambda chances, count: drawn[:, None])
-    read: list[Tensor] = []
-    model.model.register_forward_hook(lambda module, given, out: read.extend([given[0], out]))
-    found = replaced_pass(model, batch, weight=50.0)
-    tokens, logits = read
+    model, batch = electra().double(), make_batch(padded=padded)
+    # Every second sample is the original token, which does not count as replaced.
+    is_original = torch.arange(len(batch.wanted)) % 2 == 0
+    samples = torch.where(is_original, batch.wanted, (batch.wanted + 1) % VOCAB)
+    monkeypatch.setattr(torch, "multinomial", lambda chances, count: samples[:, None])
+    seen: list[Tensor] = []
+    model.model.register_forward_hook(lambda module, inputs, out: seen.extend([inputs[0], out]))
+    result = replaced_pass(model, batch, weight=50.0)
+    tokens, logits = seen
     expected = batch.tokens.flatten().clone()
-    expected[batch.positions] = drawn
+    expected[batch.places] = samples
     assert torch.equal(tokens.flatten(), expected)
-    wrong = torch.zeros(tokens.numel())
-    wrong[batch.positions[1::2]] = 1.0
-    real = torch.ones_like(tokens, dtype=torch.bool) if batch.real is None else batch.real
-    total = F.binary_cross_entropy_with_logits(
-        logits.float()[real], wrong.view_as(tokens)[real], reduction="sum"
-    )
-    loss = found.losses["replaced"]
+    is_replaced = torch.zeros(tokens.numel())
+    is_replaced[batch.places[1::2]] = 1.0
+    mask = torch.ones_like(tokens, dtype=torch.bool) if batch.real is None else batch.real
+    outputs, targets = logits.float()[mask], is_replaced.view_as(tokens)[mask]
+    loss = result.losses["replaced"]
+    total = F.binary_cross_entropy_with_logits(outputs, targets, reduction="sum")
     torch.testing.assert_close(loss.objective, total)
-    assert (loss.count, loss.weight) == (int(real.sum()), 50.0)
-    right = ((logits > 0) == (wrong.view_as(tokens) > 0))[real]
-    assert int(found.right["replaced"]) == int(right.sum())
-    assert found.losses["masked"].count == len(batch.positions)
-    assert found.losses["masked"].weight == 1.0
+    assert (loss.count, loss.weight) == (int(mask.sum()), 50.0)
+    assert int(result.correct["replaced"]) == int(((outputs > 0) == (targets > 0)).sum())
+    generator = result.losses["masked"]
+    assert (generator.count, generator.weight) == (len(batch.places), 1.0)
 
 
-def test_the_detector_does_not_train_the_generator() -> None:
-    """Its loss reaches the shared tables, and nothing else of the generator."""
-    model, batch = electra(), a_batch()
+def test_the_detector_trains_only_shared_tables_of_the_generator() -> None:
+    model, batch = electra(), make_batch()
     loss = replaced_pass(model, batch, weight=50.0).losses["replaced"].objective
-    own = list(model.generator.parameters())
-    reached = torch.autograd.grad(loss, own, allow_unused=True, retain_graph=True)
-    assert own
-    assert all(gradient is None for gradient in reached)
+    parameters = list(model.generator.parameters())
+    assert parameters
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    assert all(gradient is None for gradient in grads)
     [shared] = torch.autograd.grad(loss, [model.model.tokens.weight])
     assert bool(shared.any())
 
 
-def test_the_same_seed_draws_the_same_and_another_does_not() -> None:
-    model, batch = electra().eval(), a_batch(8, 9)
-    hidden = model.generator.hidden(batch.tokens, batch.real, batch.segments)
-    draws = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        draws.append(model.fill(batch.tokens, batch.positions, hidden)[1])
-    assert torch.equal(draws[0], draws[1])
-    assert not torch.equal(draws[0], draws[2])
-
-
-def test_the_generator_draws_by_its_probabilities() -> None:
+def test_the_generator_samples_by_its_probabilities() -> None:
     model, tokens = electra().eval(), words(1, 7)
     hidden = model.generator.hidden(tokens)
     with torch.no_grad():
-        chances = (3 * model.generator.logits(hidden[0, 3:4])).softmax(-1)[0]
-        model.generator.head.output.bias.copy_(chances.log() - model.generator.logits(hidden)[0, 3])  # type: ignore[union-attr, operator]
+        logits = model.generator.logits(hidden)[0, 3]
+        model.generator.head.output.bias.add_(2 * logits)  # type: ignore[union-attr, operator]
+        probabilities = (3 * logits).softmax(-1).numpy()
     count = 20_000
-    places = torch.full((count,), 3)
-    _, drawn = model.fill(tokens, places, hidden)
-    found = np.bincount(drawn.numpy(), minlength=VOCAB) / count
-    error = (chances * (1 - chances) / count).sqrt().numpy()
-    assert (np.abs(found - chances.numpy()) < 4 * error + 1e-4).all()
+    torch.manual_seed(1)
+    _, samples = model.fill(tokens, torch.full((count,), 3), hidden)
+    frequencies = np.bincount(samples.numpy(), minlength=VOCAB) / count
+    error = np.sqrt(probabilities * (1 - probabilities) / count)
+    assert (np.abs(frequencies - probabilities) < 4 * error + 1e-4).all()
 
 
 @pytest.mark.parametrize("name", ["masked pairs", "replaced"])
-def test_held_out_scores_are_of_all_rows_and_hang_on_no_other_draw(
+def test_validation_counts_all_rows_and_does_not_depend_on_the_seed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = trainer(
-        name, write_texts(tmp_path / "texts", 120), tmp_path / "run", "data.held_out=0.5"
-    )
+    texts = write_texts(tmp_path / "texts", 120)
+    found = trainer(name, texts, tmp_path / "run", "data.held_out=0.5")
     assert isinstance(found.task, MaskedTask)
-    passes: list[tuple[MaskedBatch, masked.Found]] = []
+    passes: list[tuple[MaskedBatch, masked.PassResult]] = []
+    forward_pass = masked.forward_pass
 
-    def one_pass(model: nn.Module, batch: MaskedBatch, *given: Any) -> masked.Found:
-        passes.append((batch, masked_or_replaced(model, batch, *given)))
+    def record(model: nn.Module, batch: MaskedBatch, *rest: Any) -> masked.PassResult:
+        passes.append((batch, forward_pass(model, batch, *rest)))
         return passes[-1][1]
 
-    masked_or_replaced = masked.one_pass
-    monkeypatch.setattr(masked, "one_pass", one_pass)
+    monkeypatch.setattr(masked, "forward_pass", record)
     torch.manual_seed(1)
     first = found.task.validate(found.model)
     assert len(passes) > 1
-    places = [batch.positions.tolist() for batch, _ in passes[:2]]
-    assert places[0] != places[1]
-    [(term, _)] = passes[0][1].right.items()
-    right = sum(int(one.right[term]) for _, one in passes)
-    count = sum(one.losses[term].count for _, one in passes)
-    assert first[f"{term}_accuracy"] == right / count
+    assert passes[0][0].places.tolist() != passes[1][0].places.tolist()
+    [term] = passes[0][1].correct
+    correct = sum(int(result.correct[term]) for _, result in passes)
+    count = sum(result.losses[term].count for _, result in passes)
+    assert first[f"{term}_accuracy"] == correct / count
     torch.manual_seed(2)
     assert found.task.validate(found.model) == first

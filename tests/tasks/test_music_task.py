@@ -1,6 +1,6 @@
-"""Models of music: trained on transposed stretches, scored piece by piece, written to MIDI."""
+"""Models of music: trained on transposed windows, scored by piece, generated as MIDI."""
 
-import json
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -20,17 +20,15 @@ from tests.train.small_runs import assert_same_bits, records
 from tests.view.test_figures import png
 
 import manyheads.loading
-from manyheads.data.events import VOICES, ChoraleGrid, PerformanceEvents, encode_events
-from manyheads.data.language import EncodedText
+from manyheads.data.events import VOICES, ChoraleGrid, events_of
 from manyheads.data.midi import read_midi, write_midi
 from manyheads.data.music import MusicData
 from manyheads.decode.compose import compose, prompt_of
 from manyheads.decode.sample import Sample
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
-from manyheads.models.gpt import Gpt
 from manyheads.recipes import read_recipe
-from manyheads.tasks.music import MusicTask, move, moves, pieces_nll
+from manyheads.tasks.music import MusicTask, transpose, transposition_table
 from manyheads.train.loop import Trainer
 
 SIZES = (
@@ -88,55 +86,54 @@ def test_parted_batches_are_the_whole_one(
     for step in range(8):
         [one], parts = whole.batches(step), parted.batches(step)
         assert torch.equal(one.tokens, torch.cat([part.tokens for part in parts]))
-        assert torch.equal(one.wanted, torch.cat([part.wanted for part in parts]))
+        assert torch.equal(one.labels, torch.cat([part.labels for part in parts]))
         assert one.count == sum(part.count for part in parts)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_moves_each_stretch_by_one_interval(
+def test_a_step_transposes_each_window_by_one_interval(
     name: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Both what is read and what is wanted, and nothing but pitches; any interval comes up."""
+    """Tokens and labels, and nothing but pitches; every interval occurs."""
     plain = trainer(name, folders, tmp_path / "1", "data.transpose=0").task
     moved = trainer(name, folders, tmp_path / "2").task
     content = moved.tokenizer.content  # type: ignore[attr-defined]
-    seen = set()
+    intervals = set()
     for step in range(8):
-        [one], [other] = plain.batches(step), moved.batches(step)
-        assert torch.equal(other.tokens[:, 1:], other.wanted[:, :-1])
-        for before, after in zip(one.tokens, other.tokens, strict=True):
-            pairs = [(content(int(a)), content(int(b))) for a, b in zip(before, after, strict=True)]
-            assert all(a.rstrip("0123456789") == b.rstrip("0123456789") for a, b in pairs)
-            pitched = [(a, b) for a, b in pairs if a.startswith(("on", "off", "p"))]
-            steps = {
-                int("".join(filter(str.isdigit, b))) - int("".join(filter(str.isdigit, a)))
-                for a, b in pitched
-            }
+        [before], [after] = plain.batches(step), moved.batches(step)
+        assert torch.equal(after.tokens[:, 1:], after.labels[:, :-1])
+        for rows in zip(before.tokens.tolist(), after.tokens.tolist(), strict=True):
+            steps = set()
+            for a, b in zip(*(map(content, row) for row in rows), strict=True):
+                kind, pitch = re.fullmatch(r"(\D+)(\d*)", a).groups()  # type: ignore[union-attr]
+                assert b.startswith(kind)
+                if kind in ("on", "off", "p"):
+                    steps.add(int(b.removeprefix(kind)) - int(pitch))
+                else:
+                    assert a == b
             assert len(steps) <= 1
-            seen |= steps
-            others = [pair for pair in pairs if pair not in pitched]
-            assert all(a == b for a, b in others)
-    assert seen == set(range(-3, 4))
+            intervals |= steps
+    assert intervals == set(range(-3, 4))
 
 
-def test_a_stretch_that_would_leave_the_keys_stays(
+def test_a_window_that_would_leave_the_pitches_stays(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     task = trainer("midi", folders, tmp_path).task
     assert isinstance(task, MusicTask)
     music = MusicData(folder=str(folders["midi"])).read("train")
     [batch] = task.batches(0)
-    table = moves(music, task.tokenizer, 90)
-    low = torch.zeros(len(batch.tokens), dtype=torch.long)  # ninety semitones down
-    kept = move(batch, table, low)
-    assert torch.equal(kept.tokens, batch.tokens)
-    assert torch.equal(kept.wanted, batch.wanted)
+    table = transposition_table(music, task.tokenizer, 90)
+    lowest = torch.zeros(len(batch.tokens), dtype=torch.long)  # ninety semitones down
+    result = transpose(batch, table, lowest)
+    assert torch.equal(result.tokens, batch.tokens)
+    assert torch.equal(result.labels, batch.labels)
 
 
-def test_a_stretch_of_a_chorale_begins_before_a_sixteenth(
+def test_a_window_of_a_chorale_begins_before_a_sixteenth(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Position 1 is the soprano's, also where a piece is closed."""
+    """Position 1 is the soprano's, also where a piece ends."""
     task = trainer("jsb", folders, tmp_path, "data.transpose=0").task
     content = task.tokenizer.content  # type: ignore[attr-defined]
     for step in range(8):
@@ -147,42 +144,31 @@ def test_a_stretch_of_a_chorale_begins_before_a_sixteenth(
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_score_is_the_mean_over_every_event_of_every_piece(
-    name: str, folders: dict[str, Path], trained: dict[str, Path]
+    name: str, trained: dict[str, Path]
 ) -> None:
-    """Each piece by itself after an end, its own end not counted: here one pass a piece."""
-    opened = load_torch_run(trained[name])
-    data = opened.run.data
+    """Each piece after an end token, its own end not counted; here event by event."""
+    loaded = load_torch_run(trained[name])
+    data, model, tokenizer = loaded.run.data, loaded.model, loaded.tokenizer
     assert isinstance(data, MusicData)
-    model, tokenizer = opened.model, opened.tokenizer
-    assert isinstance(model, Gpt)
-    text = EncodedText(data.read("valid"), tokenizer, ends=True)
     total, count = 0.0, 0
     for words in data.read("valid").pieces_of_words:
         ids = [tokenizer.end, *(tokenizer.token_id(word) for word in words)]
-        for at in range(1, len(ids)):  # event by event, after as much as a window has
-            begin = (at - 1) // 16 * 16
-            if at > (len(ids) - 1) // 16 * 16:  # the last window ends with the piece
-                begin = max(0, len(ids) - 1 - 16)
+        last = len(ids) - 1
+        for t in range(1, len(ids)):
+            begin = (t - 1) // 16 * 16
+            if t > last // 16 * 16:  # the last window ends with the piece
+                begin = max(0, last - 16)
             with torch.no_grad():
-                logits = model(torch.tensor([ids[begin:at]]))[0, -1]
-            total -= float(logits.log_softmax(-1)[ids[at]])
+                logits = model(torch.tensor([ids[begin:t]]))[0, -1]
+            total -= float(logits.log_softmax(-1)[ids[t]])
             count += 1
-    closing = len(data.encoding.closing)
-    nll, events = pieces_nll(model, text, closing=closing, batch_tokens=64)
-    assert events == count
-    assert nll == pytest.approx(total, rel=1e-4)
-    scores = opened.evaluate(data, "valid", stride=16)
+    scores = loaded.evaluate(data, "valid", stride=16)
+    assert scores.keys() == {"nll", "perplexity", "signature", "split", "examples"}
     assert scores["nll"] == pytest.approx(total / count, rel=1e-4)
     assert scores["perplexity"] == pytest.approx(np.exp(total / count), rel=1e-4)
     assert scores["examples"] == count
     assert f"{count} events" in scores["signature"]["nll"]
-    assert "stride:8" in opened.evaluate(data, "valid")["signature"]["nll"]
-
-
-def test_evaluate_prints_the_keys_of_music(trained: dict[str, Path]) -> None:
-    scores = json.loads(result("evaluate", trained["jsb"], "--split", "test", "--json"))
-    assert scores.keys() == {"nll", "perplexity", "signature", "split", "examples"}
-    assert scores["examples"] == 4 * 4 * 12
+    assert "stride:8" in loaded.evaluate(data, "valid")["signature"]["nll"]
 
 
 def test_a_run_writes_music_that_reads_back(trained: dict[str, Path], tmp_path: Path) -> None:
@@ -200,7 +186,7 @@ def test_a_run_writes_music_that_reads_back(trained: dict[str, Path], tmp_path: 
     notes = read_midi(out)
     assert notes
     write_midi([notes], again)
-    assert encode_events(read_midi(again)) == encode_events(notes)
+    assert events_of(read_midi(again)) == events_of(notes)
 
 
 def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path: Path) -> None:
@@ -212,7 +198,7 @@ def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path
         *("--max-new-tokens", 60, "--temperature", 2),
     )
     assert code == 0, said
-    assert "the model continues the last" in said  # of 16 tokens
+    assert "it goes on after the last" in said  # of 16 tokens
     begun = scale_up(2)
     found = read_midi(out)
     assert found[: len(begun)] == begun
@@ -266,13 +252,13 @@ def test_data_that_have_moved_are_found_where_they_are_named(
 def test_too_little_music_asks_for_music(folders: dict[str, Path], tmp_path: Path) -> None:
     """One stretch is enough, a token less is not."""
     whole = trainer("jsb", folders, tmp_path / "1", "model.max_length=208")
-    assert len(whole.task.data.flat) - 1 == 208  # type: ignore[attr-defined]
+    assert len(whole.task.text.flat) - 1 == 208  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"208 tokens are too few .*: give more or longer pieces"):
         trainer("jsb", folders, tmp_path / "2", "model.max_length=209")
 
 
 def test_a_long_prime_leaves_room(trained: dict[str, Path]) -> None:
-    """From a place on where stretches of training begin; words of the prime are kept to the end."""
+    """From a place on where windows of training begin; words of the prime are kept to the end."""
     said: list[str] = []
     generator = load_torch_run(trained["jsb"]).generator(said.append)
     grid = ["p72", "p67", "p60", "p48"]
@@ -336,7 +322,7 @@ def test_a_chorale_opens_with_sound_whatever_the_model_wants(
 
 @pytest.mark.parametrize("shortest", [0, 12, 16, 64])
 @pytest.mark.parametrize("position", ["learned", "relative"])
-def test_a_long_piece_is_written_in_stretches(
+def test_a_long_piece_is_written_in_windows(
     shortest: int,
     position: str,
     folders: dict[str, Path],
@@ -344,7 +330,7 @@ def test_a_long_piece_is_written_in_stretches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Wherever the opening ends: what is read is at most as long as what training read, begins
-    where its stretches begin, and is the end of what was written.
+    where its windows begin, and is the end of what was written.
     """
     trainer("jsb", folders, tmp_path, f"model.position={position}", "train.steps=1").run()
     said: list[str] = []
@@ -459,12 +445,5 @@ def test_settings_that_do_not_go_with_music_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=r"choose objective\.packing=stream"):
         read_recipe("midi", ["objective.packing=documents"])
-    with pytest.raises(UserError, match="music has tokens=words"):
+    with pytest.raises(UserError, match="tokens=words"):
         trainer("midi", folders, tmp_path, "tokens=characters")
-
-
-def test_the_recipes_name_their_encodings() -> None:
-    found: dict[str, Any] = {name: read_recipe(name).data for name in ("midi", "jsb-chorales")}
-    assert found["midi"].encoding == PerformanceEvents()
-    assert found["jsb-chorales"].encoding == ChoraleGrid()
-    assert found["jsb-chorales"].file == "Jsb16thSeparated.json"

@@ -59,7 +59,7 @@ def cores(model: nn.Module) -> list[AttentionFunction]:
     return [m.core for m in model.modules() if isinstance(m, (SelfAttention, CrossAttention))]
 
 
-def maps_of(kind: str, maps: Maps) -> dict[str, list[Tensor]]:
+def attention_maps(kind: str, maps: Maps) -> dict[str, list[Tensor]]:
     """Every map that a model of this kind has."""
     if kind != "seq2seq":
         return {"self": maps["self"]}
@@ -81,7 +81,7 @@ def test_maps_are_those_of_the_textbook(kind: str, position: str, core: str) -> 
     for which, store in ((model, found), (dense, wanted)):
         with torch.no_grad(), capture(which) as maps:
             run(which)
-        store.update(maps_of(kind, maps))
+        store.update(attention_maps(kind, maps))
     shapes = {
         "self": (3, HEADS, 7, 7),
         "encoder": (3, HEADS, 7, 7),
@@ -172,7 +172,7 @@ def test_maps_hold_no_graph() -> None:
     model = built("seq2seq")
     with capture(model) as maps:
         assert run(model).requires_grad
-    for layers in maps_of("seq2seq", maps).values():
+    for layers in attention_maps("seq2seq", maps).values():
         assert not any(layer.requires_grad for layer in layers)
 
 

@@ -1,4 +1,4 @@
-"""Figures of a run: what is drawn is what the model computes, and a wrong wish is one line."""
+"""Figures of a run show what the model computes; a user's error is one line."""
 
 import json
 import re
@@ -14,6 +14,7 @@ from tests.web.small_pages import SENTENCE, make_runs
 from torch import Tensor
 
 from manyheads.commands.figure import KINDS, figure
+from manyheads.data.translation import EncodedPairs
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import word_maps
 from manyheads.lab.landscape import direction, held_out_loss, landscape, without_residuals
@@ -25,8 +26,8 @@ from manyheads.nn.positions import PositionSizes
 from manyheads.phrasebook import sentences
 from manyheads.tasks.translation import corpus_nll
 from manyheads.view import figures
-from manyheads.view.figures import measured
-from manyheads.view.maps import maps_of, matrix_of, schemes
+from manyheads.view.figures import metric_curves
+from manyheads.view.maps import attention_maps, position_matrix, schemes
 
 pytest.importorskip("matplotlib")
 
@@ -50,7 +51,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_a_picture(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_every_kind_is_a_file(folder: Path, tmp_path: Path, kind: str) -> None:
     figure(folder / "translator", kind, out=tmp_path / "a.png", size=3, length=16)
     width, height, colours = png(tmp_path / "a.png")
     assert 300 < width < 3000
@@ -75,7 +76,7 @@ def test_maps_are_those_of_the_model(
 
 def test_an_encoder_decoder_has_three_kinds_of_maps(folder: Path) -> None:
     opened = load_torch_run(folder / "translator")
-    found = maps_of(opened, SENTENCE, "Der Hund.")
+    found = attention_maps(opened, SENTENCE, "Der Hund.")
     assert list(found) == ["encoder.self", "decoder.self", "decoder.cross"]
     tokenizer: Any = opened.tokenizer
     source = torch.tensor([[*tokenizer.encode(SENTENCE), tokenizer.end]])
@@ -107,7 +108,7 @@ def test_gold_is_framed_where_it_is_known(folder: Path, drawn: dict[str, tuple[A
     assert "marks" not in drawn["heat_map"][-1]
 
 
-def test_curves_are_what_was_measured(
+def test_curves_are_those_of_metrics_jsonl(
     folder: Path, tmp_path: Path, drawn: dict[str, tuple[Any, ...]]
 ) -> None:
     run = folder / "translator"
@@ -120,7 +121,7 @@ def test_curves_are_what_was_measured(
     figure(run, "curves", [other], metric="learning_rate", split="train")
     lines = drawn["curves"][0]
     assert lines == {str(run): wanted, str(other): wanted}
-    assert ("valid", "loss") in measured(run)
+    assert ("valid", "loss") in metric_curves(run)
 
 
 def test_every_scheme_is_drawn_and_the_run_has_its_own(folder: Path) -> None:
@@ -134,11 +135,11 @@ def test_every_scheme_is_drawn_and_the_run_has_its_own(folder: Path) -> None:
         assert all(bool(matrix.isfinite().all()) for matrix in found.values())
 
 
-def test_what_hangs_on_the_distance_alone_is_the_same_on_each_diagonal() -> None:
+def test_relative_schemes_are_constant_on_each_diagonal() -> None:
     sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=7, causal=False)
     with torch.no_grad():
         for name in ("sinusoidal", "rotary", "shaw", "t5", "alibi"):
-            matrix = matrix_of(POSITIONS[name].build(sizes), sizes, 7)
+            matrix = position_matrix(POSITIONS[name].build(sizes), sizes, 7)
             for offset in range(-6, 7):
                 assert float(matrix.diagonal(offset).std(correction=0)) < 1e-5, name
             assert matrix.std() > 1e-3
@@ -184,9 +185,7 @@ def test_the_middle_of_the_landscape_is_the_trained_model(folder: Path) -> None:
     assert len(set(whole.flatten().tolist())) == 9
     for name, weight in opened.model.state_dict().items():
         assert torch.equal(weight, before[name]), name
-    # The batch is of the validation split: all of it where that is small.
-    from manyheads.data.translation import EncodedPairs
-
+    # The batch is the validation split, which is small.
     model: Any = opened.model
     data: Any = opened.run.data
     pairs = EncodedPairs(data.read("valid"), opened.tokenizer, 128, "skip")
@@ -214,11 +213,11 @@ def test_the_middle_of_the_landscape_is_the_trained_model(folder: Path) -> None:
         ("reader", "landscape", {}, "landscape"),
         ("reader", "alignment", {}, "aligns"),
         ("reader", "head", {"target": "x"}, "--target"),
-        ("reader", "curves", {}, "nothing was measured"),
+        ("reader", "curves", {}, "metrics.jsonl"),
         ("deep/writer", "head", {"text": ""}, "--text"),
     ],
 )
-def test_a_wrong_wish_is_one_line(
+def test_an_error_is_one_line(
     folder: Path, tmp_path: Path, run: str, kind: str, wrong: dict[str, Any], said: str
 ) -> None:
     given = {"out": tmp_path / "a.png", **wrong}

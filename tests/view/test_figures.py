@@ -1,97 +1,129 @@
-"""Pictures are real PNG files of a sensible size, for any words."""
+"""Figures are valid files of a sensible size, for any words, and show what they should."""
 
 import struct
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from manyheads.errors import UserError
-from manyheads.view.figures import curves, heat_map
+from manyheads.view.figures import confusion, curves, heat_map, piano_roll
 
 WORDS = ["The", "old", "dog", "sleeps", "."]
+Notes = list[tuple[float, float, int, float]]
+OLD: Notes = [(0.0, 1.0, 30, 0.2), (3.0, 4.0, 90, 0.9)]
+NEW: Notes = [(float(at), at + 1.0, 60 + at % 5, 0.1 * (at % 9)) for at in range(94, 104)]
 
 
 def png(path: Path) -> tuple[int, int, int]:
-    """Width, height and different bytes of the picture, after checking every chunk of the file."""
+    """Width, height and number of different bytes, after checking every chunk of the file."""
     content = path.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    place, packed, size = 8, b"", (0, 0)
-    kind = b""
-    while place < len(content):
-        (length,) = struct.unpack(">I", content[place : place + 4])
-        kind, data = content[place + 4 : place + 8], content[place + 8 : place + 8 + length]
-        (check,) = struct.unpack(">I", content[place + 8 + length : place + 12 + length])
+    at, packed, size, kind = 8, b"", (0, 0), b""
+    while at < len(content):
+        (length,) = struct.unpack(">I", content[at : at + 4])
+        kind, data = content[at + 4 : at + 8], content[at + 8 : at + 8 + length]
+        (check,) = struct.unpack(">I", content[at + 8 + length : at + 12 + length])
         assert zlib.crc32(kind + data) == check
         if kind == b"IHDR":
             size = struct.unpack(">II", data[:8])
         packed += data if kind == b"IDAT" else b""
-        place += 12 + length
+        at += 12 + length
     assert kind == b"IEND"
     return *size, len(set(zlib.decompress(packed)))
 
 
 @pytest.fixture
-def _drawing() -> None:
-    pytest.importorskip("matplotlib")
+def _svg_text() -> Iterator[None]:
+    """Words in an SVG file stay text."""
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        yield
 
 
-@pytest.mark.usefixtures("_drawing")
-def test_a_heat_map_is_a_picture(tmp_path: Path) -> None:
-    """A readable size, not blank, in a folder that is made for it."""
-    weights = torch.rand(4, 5).softmax(-1)
-    path = tmp_path / "new" / "folder" / "map.png"
-    heat_map(weights, WORDS[:4], WORDS, "layer 1, head 2", path, marks=[(0, 0), (3, 4)])
-    width, height, colours = png(path)
+@pytest.mark.usefixtures("_svg_text")
+@pytest.mark.parametrize("word", ["$5_$", "$\\frac$", "", "x_^", "schläft", "\\", "a\nb", "%d {0}"])
+def test_any_word_can_be_a_label(tmp_path: Path, word: str) -> None:
+    """A dollar or a backslash is no formula. Folders are made; figures are closed."""
+    from matplotlib import pyplot
+
+    heat_map(torch.ones(1, 1), [word], [word], word, tmp_path / "new" / "map.png")
+    curves({word or "run": [(0, 1.0), (1, 2.0)]}, word, word, tmp_path / "curves.png")
+    assert png(tmp_path / "new" / "map.png")[0] > 100
+    assert png(tmp_path / "curves.png")[0] > 100
+    assert not pyplot.get_fignums()
+
+
+@pytest.mark.usefixtures("_svg_text")
+def test_marks_and_weights_are_visible(tmp_path: Path) -> None:
+    """Other weights and other marks make other files; the same ones the same file."""
+    weights, other = torch.eye(3), torch.eye(3)[[1, 0, 2]]
+    files = []
+    for values, marks in [
+        *((weights, []), (weights, []), (other, []), (weights, [(0, 1)]), (weights, [(1, 0)])),
+    ]:
+        heat_map(values, WORDS[:3], WORDS[:3], "title", tmp_path / "map.png", marks=marks)
+        files.append((tmp_path / "map.png").read_bytes())
+    assert files[0] == files[1]
+    assert len(set(files)) == 4
+    width, height, colours = png(tmp_path / "map.png")
     assert 300 < width < 2000
     assert 300 < height < 2000
     assert colours > 30
 
 
-@pytest.mark.usefixtures("_drawing")
-@pytest.mark.parametrize("word", ["$5_$", "$\\frac$", "", "x_^", "schläft", "\\", "a\nb", "%d {0}"])
-def test_any_word_can_be_a_label(tmp_path: Path, word: str) -> None:
-    """Words are text: a dollar or a backslash in them is no formula."""
-    heat_map(torch.ones(1, 1), [word], [word], word, tmp_path / "map.png")
-    curves({word or "run": [(0, 1.0), (1, 2.0)]}, word, word, tmp_path / "curves.png")
-    assert png(tmp_path / "map.png")[0] > 100
-    assert png(tmp_path / "curves.png")[0] > 100
-
-
-@pytest.mark.usefixtures("_drawing")
-def test_marks_and_weights_can_be_seen(tmp_path: Path) -> None:
-    """Other weights and other marks make other pictures; the same ones the same picture."""
-    weights = torch.eye(3)
-    other = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    drawn = []
-    for number, (values, marks) in enumerate(
-        [(weights, []), (weights, []), (other, []), (weights, [(0, 1)]), (weights, [(1, 0)])]
-    ):
-        path = tmp_path / f"{number}.png"
-        heat_map(values, WORDS[:3], WORDS[:3], "title", path, marks=marks)
-        drawn.append(path.read_bytes())
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn)) == 4
-
-
-@pytest.mark.usefixtures("_drawing")
-def test_no_picture_stays_in_memory(tmp_path: Path) -> None:
-    """Figures are closed once they are written."""
-    from matplotlib import pyplot
-
-    before = pyplot.get_fignums()
-    heat_map(torch.ones(1, 1), ["a"], ["b"], "title", tmp_path / "map.png")
-    curves({"run": [(0, 1.0)]}, "title", "label", tmp_path / "curves.png")
-    assert pyplot.get_fignums() == before
-
-
-def test_without_matplotlib_there_is_a_word_on_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mistake names the package to install, and no file is left."""
+def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"manyheads\[figures\]"):
         heat_map(torch.ones(1, 1), ["a"], ["b"], "title", tmp_path / "map.png")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("_svg_text")
+def test_a_piano_roll_explains_its_colours(tmp_path: Path) -> None:
+    """Of one part by velocity; several parts by name, whatever their velocity."""
+    roll, drawn = tmp_path / "roll.svg", []
+    piano_roll({"": NEW}, "music.mid", roll)
+    assert "velocity" in roll.read_text("utf-8")
+    assert "the prime ends" not in roll.read_text("utf-8")
+    piano_roll({"high": NEW, "low": [], "lower": OLD}, "music.mid", roll)
+    text = roll.read_text("utf-8")
+    assert "velocity" not in text
+    assert all(f">{name}<" in text for name in ("high", "low", "lower"))
+    loud = [(*note[:3], 1.0) for note in NEW]
+    for parts in ({"": NEW}, {"": loud}, {"a": NEW, "b": OLD}, {"a": loud, "b": OLD}):
+        piano_roll(parts, "music.mid", tmp_path / "roll.png")
+        drawn.append((tmp_path / "roll.png").read_bytes())
+    assert drawn[0] != drawn[1]
+    assert drawn[2] == drawn[3]
+
+
+@pytest.mark.usefixtures("_svg_text")
+def test_a_long_prime_is_shown_from_its_last_seconds_on(tmp_path: Path) -> None:
+    """As many as are new, at least five; a short one from its beginning."""
+    files = []
+    for notes in ([*OLD, *NEW], NEW):
+        piano_roll({"": notes}, "music.mid", tmp_path / "roll.png", begun=102.0)
+        files.append((tmp_path / "roll.png").read_bytes())
+    assert files[0] == files[1]
+    for begun, across in ((102.0, "from 97 on"), (96.0, "from 88 on"), (4.0, "seconds<")):
+        piano_roll({"": [*OLD, *NEW]}, "music.mid", tmp_path / "roll.svg", begun=begun)
+        text = (tmp_path / "roll.svg").read_text("utf-8")
+        assert across in text
+        assert "the prime ends" in text
+
+
+@pytest.mark.usefixtures("_svg_text")
+def test_a_class_without_images_has_no_shares(tmp_path: Path) -> None:
+    path = tmp_path / "confusion.svg"
+    for counts, accuracy, empty in (
+        ([[3, 1], [2, 4]], "accuracy 70.00 % of 10", 0),
+        ([[3, 1], [0, 0]], "accuracy 75.00 % of 4", 1),
+    ):
+        confusion(counts, ["cat", "dog"], "run, test", path)
+        text = path.read_text("utf-8")
+        assert accuracy in text
+        assert text.count("no picture") == empty

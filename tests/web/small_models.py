@@ -20,7 +20,7 @@ from manyheads.models.vit import VitConfig
 from manyheads.nn.layers import Norm
 from manyheads.nn.positions import Learned, Relative
 from manyheads.run import Run, save_run
-from manyheads.tasks.images import fitted
+from manyheads.tasks.images import fit_config
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, Words
 
@@ -65,7 +65,7 @@ def _pictures(folder: Path) -> None:
     write_pictures(place)
     data = ImageData(folder=str(place))
     sizes = VitConfig(**SIZES, image_size=8, patch_size=2, channels=1)
-    config = fitted(sizes, data.read("train"))
+    config = fit_config(sizes, data.read("train"))
     run = Run(task="images", data=data, tokens=None, model=config)
     save_run(run, None, _strong(config.build()), folder / "pictures")
 

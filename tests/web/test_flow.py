@@ -28,7 +28,7 @@ from manyheads.nn.linformer import Linformer
 from manyheads.nn.positions import Alibi, Buckets, Learned, Relative, Rotary, Shaw
 from manyheads.nn.scores import Additive, Dot
 from manyheads.run import Run, save_run
-from manyheads.tasks.table import default_task
+from manyheads.tasks.table import TASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Words
 from manyheads.web.app import build_app
@@ -76,7 +76,7 @@ def opened(config: Any, tokenizer: Tokenizer, folder: Path = Path()) -> TorchRun
     torch.manual_seed(2)
     given = {"vocab_size": tokenizer.vocab_size, "dropout": 0.0}
     config = type(config)(**{**vars(config), **given})
-    run = Run(task=default_task(config), data=None, tokens=None, model=config)
+    run = Run(task=TASKS.default(config), data=None, tokens=None, model=config)
     model = config.build().eval()
     for one in model.parameters():  # norms and biases that do something
         if one.ndim == 1:

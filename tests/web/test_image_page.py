@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from manyheads.data.images import ImageData, read_image
 from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.capture import capture
-from manyheads.tasks.images import class_chances, from_pixels, seen
+from manyheads.tasks.images import class_probabilities, from_pixels, normalize
 from manyheads.web import image
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits
@@ -51,11 +51,11 @@ def test_maps_and_classes_are_those_of_the_model(client: TestClient, folder: Pat
     valid = pictures(opened)
     found = ask(client, "/api/image", run="pictures", picture=2)
     with torch.no_grad(), capture(model) as maps:
-        model(seen(from_pixels(valid.pixels[2:3], torch.device("cpu")), model.config))
+        model(normalize(from_pixels(valid.pixels[2:3], torch.device("cpu")), model.config))
     weights = tensor(client, found["trace"], "encoder.self.weights")
     assert torch.allclose(weights, torch.cat(maps["self"]), atol=1e-6)
     assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
-    [expected] = class_chances(model, valid.pixels[2:3])
+    [expected] = class_probabilities(model, valid.pixels[2:3])
     given = {one["label"]: one["probability"] for one in found["output"]["classes"]}
     assert given == pytest.approx(expected, abs=1e-6)
     assert found["label"] == valid.classes[valid.labels[2]]

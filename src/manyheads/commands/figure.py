@@ -91,9 +91,9 @@ def _maps(
 ) -> None:
     from manyheads.config import nearest
     from manyheads.view.figures import head_grid, heat_map
-    from manyheads.view.maps import maps_of
+    from manyheads.view.maps import attention_maps
 
-    found = maps_of(opened, text, target)
+    found = attention_maps(opened, text, target)
     name = which or list(found)[-1]
     if name not in found:
         raise UserError(f"--map {name}: {nearest(name, list(found))}")
@@ -124,13 +124,13 @@ def _alignment(
 
     from manyheads.models.seq2seq import Seq2Seq
     from manyheads.view.figures import heat_map
-    from manyheads.view.maps import TextMaps, maps_of
+    from manyheads.view.maps import TextMaps, attention_maps
 
     if not isinstance(opened.model, Seq2Seq):
         raise opened.unsupported("aligns words", "an encoder–decoder with cross-attention")
     pair = _known_pair(opened, text) if target is None else None
     if pair is None:
-        maps = maps_of(opened, text, target)["decoder.cross"]
+        maps = attention_maps(opened, text, target)["decoder.cross"]
         at = len(maps.weights) if layer is None else layer
         title = _title("cross-attention", at, head)
         heat_map(maps.head(at, head), maps.rows, maps.columns, title, path)
@@ -171,11 +171,11 @@ def _positions(opened: "TorchRun", length: int, path: Path) -> None:
 
 def _curves(runs: list[Path], metric: str, split: str, path: Path) -> None:
     from manyheads.config import nearest
-    from manyheads.view.figures import curves, measured
+    from manyheads.view.figures import curves, metric_curves
 
     lines = {}
     for run in runs:
-        found = measured(run, say)
+        found = metric_curves(run, say)
         names = sorted({name for of, name in found if of == split})
         if (split, metric) not in found:
             raise UserError(f"{run} has measured no {metric} of {split}: {nearest(metric, names)}")

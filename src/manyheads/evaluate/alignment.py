@@ -1,8 +1,8 @@
-"""Does attention learn alignment? Cross-attention against gold word alignments.
+"""Alignment error rate of cross-attention, against gold word alignments.
 
-Each target word is linked to the source word that it attends to most (the weights of a word's
-tokens averaged over the target side, summed over the source side). With predicted links A and
-gold links G, the alignment error rate is 1 − 2 |A ∩ G| / (|A| + |G|).
+Each target word is linked to the source word that it attends to most (weights are averaged over
+the tokens of a target word, summed over those of a source word). With predicted links A and gold
+links G, AER = 1 − 2 |A ∩ G| / (|A| + |G|).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,73 +20,72 @@ from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.phrasebook import Pair
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-Spans = Sequence[tuple[int, int]]
+Spans = Sequence[tuple[int, int]]  # (start, end) in characters
 WordMap = Float[Tensor, "layers heads target_words source_words"]
 
 
 @dataclass(frozen=True)
 class AlignmentError:
-    """Alignment error rates [layers, heads] of cross-attention, and the head that is best."""
+    """Alignment error rates [layers, heads] of cross-attention, and the best head."""
 
     rates: list[list[float]]
 
     @property
     def best(self) -> float:
-        return min(min(row) for row in self.rates)
+        return min(map(min, self.rates))
 
     @property
     def best_head(self) -> tuple[int, int]:
         """(layer, head), counted from 0."""
-        places = [(i, j) for i, row in enumerate(self.rates) for j in range(len(row))]
-        return min(places, key=lambda place: self.rates[place[0]][place[1]])
+        layer, head = np.unravel_index(np.argmin(self.rates), np.shape(self.rates))
+        return int(layer), int(head)
 
 
 def words_of_tokens(tokens: Spans, words: Spans) -> Float[Tensor, "words tokens"]:
-    """1 where a token belongs to a word: it overlaps it most; spaces belong to none."""
+    """1 where a token belongs to a word: the one that it overlaps most; spaces belong to none."""
     belongs = torch.zeros(len(words), len(tokens))
     for column, (start, end) in enumerate(tokens):
-        overlaps = [min(end, b) - max(start, a) for a, b in words]
-        best = int(np.argmax(overlaps))
-        if overlaps[best] > 0:
-            belongs[best, column] = 1.0
+        overlaps = [min(end, word_end) - max(start, word_start) for word_start, word_end in words]
+        word = int(np.argmax(overlaps))
+        if overlaps[word] > 0:
+            belongs[word, column] = 1.0
     return belongs
 
 
+@torch.no_grad()
 def word_maps(
     model: EncoderDecoder, tokenizer: Tokenizer, pairs: Sequence[Pair], batch_size: int = 64
 ) -> Iterator[tuple[Pair, WordMap]]:
     """Cross-attention of every layer and head between the words of each pair, teacher-forced."""
     model.eval()
-    corpus = Corpus([p.source for p in pairs], [p.target for p in pairs])
-    encoded = EncodedPairs(corpus, tokenizer, model.config.max_length, "skip")
     device = next(model.parameters()).device
-    for start in range(0, len(encoded.kept), batch_size):
-        rows = np.arange(start, min(start + batch_size, len(encoded.kept)))
-        batch = encoded.batch(rows).to(device)
-        with torch.no_grad(), capture(model) as maps:
+    corpus = Corpus([pair.source for pair in pairs], [pair.target for pair in pairs])
+    encoded = EncodedPairs(corpus, tokenizer, model.config.max_length, "skip")
+    rows = np.arange(len(encoded.kept))
+    for batch_rows in np.split(rows, range(batch_size, len(rows), batch_size)):
+        batch = encoded.batch(batch_rows).to(device)
+        with capture(model) as maps:
             model.decode(batch.target, model.encode(batch.source, batch.source_real))
         weights = torch.stack(maps["cross"]).float().cpu()
-        for place, row in enumerate(rows):
+        for index, row in enumerate(batch_rows):
             pair = pairs[encoded.kept[row]]
             source = words_of_tokens(tokenizer.offsets(pair.source), pair.source_words)
             target = words_of_tokens(tokenizer.offsets(pair.target), pair.target_words)
             target = target / target.sum(1, keepdim=True).clamp(min=1)
-            own = weights[:, place, :, : target.shape[1], : source.shape[1]]
-            yield pair, einsum(target, own, source, "w t, l h t s, v s -> l h w v")
+            pair_weights = weights[:, index, :, : target.shape[1], : source.shape[1]]
+            yield pair, einsum(target, pair_weights, source, "w t, l h t s, v s -> l h w v")
 
 
 def alignment_error(
     model: EncoderDecoder, tokenizer: Tokenizer, pairs: Sequence[Pair]
 ) -> AlignmentError:
-    hits: Tensor | None = None
+    hits: list[Tensor] = []
     total = 0
     for pair, weights in word_maps(model, tokenizer, pairs):
         gold = torch.zeros(weights.shape[2:])
-        for i, j in pair.alignment:
-            gold[j, i] = 1.0
-        chosen = weights.argmax(-1, keepdim=True)
-        right = gold.expand_as(weights).gather(-1, chosen).sum((-1, -2))
-        hits = right if hits is None else hits + right
+        for source, target in pair.alignment:
+            gold[target, source] = 1.0
+        predicted = weights.argmax(-1, keepdim=True)
+        hits.append(gold.expand_as(weights).gather(-1, predicted).sum((-1, -2)))
         total += len(pair.target_words) + len(pair.alignment)
-    assert hits is not None
-    return AlignmentError((1 - 2 * hits / total).tolist())
+    return AlignmentError((1 - 2 * torch.stack(hits).sum(0) / total).tolist())

@@ -1,4 +1,4 @@
-"""ROUGE: how much of what people wrote stands in a summary, and how much of it they wrote."""
+"""ROUGE: overlap of summaries with the references that people wrote."""
 
 import re
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from typing import Any
 from manyheads.errors import UserError, import_optional
 from manyheads.evaluate.scores import Scores
 
-# By which parts a summary is compared, and how the sentences of a text are told apart.
-PARTS = {
+# The units whose overlap each kind counts, as its signature names them.
+UNITS = {
     "rouge1": "words",
     "rouge2": "pairs of words",
     "rougeL": "longest common subsequence",
@@ -18,12 +18,13 @@ PARTS = {
 }
 
 
-def rouge_is_here() -> bool:
+def has_rouge() -> bool:
+    """True if the package rouge-score is installed."""
     return find_spec("rouge_score") is not None
 
 
-def rouge_scorer(kinds: Sequence[str] = tuple(PARTS)) -> Any:
-    """What compares two texts, or one line about what is missing."""
+def rouge_scorer(kinds: Sequence[str] = tuple(UNITS)) -> Any:
+    """The scorer of rouge-score; refused if the package is not installed."""
     module = import_optional("rouge_score.rouge_scorer", "summaries")
     return module.RougeScorer(list(kinds), use_stemmer=True)
 
@@ -31,42 +32,42 @@ def rouge_scorer(kinds: Sequence[str] = tuple(PARTS)) -> Any:
 def rouge_scores(
     summaries: Sequence[str],
     references: Sequence[Sequence[str]],
-    kinds: Sequence[str] = tuple(PARTS),
+    kinds: Sequence[str] = tuple(UNITS),
 ) -> Scores:
     """The mean F1 of summaries, from 0 to 1; each may have several references.
 
-    F1 = 2 P R / (P + R), where P is the share of a summary's parts that the reference has, and R
-    the share of the reference's parts that the summary has. Of several references the one with
-    the best F1 counts, for each kind of ROUGE by itself.
+    F1 = 2 P R / (P + R) with precision P and recall R of a summary's units. For each kind of ROUGE
+    the reference with the best F1 counts.
     """
-    if len(summaries) != len(references) or not summaries:
-        raise UserError(f"{len(summaries)} summaries cannot be scored by {len(references)}")
-    if not all(references):
-        raise UserError("a summary without a reference cannot be scored: give each at least one")
-    # Any other script would be scored 0 without a word.
-    if not any(re.search("[a-z0-9]", one.lower()) for several in references for one in several):
+    if len(summaries) != len(references) or not summaries or not all(references):
         raise UserError(
-            "ROUGE by rouge-score knows words of a–z and 0–9, and the references have none: "
-            "score them in another way"
+            f"{len(summaries)} summaries need as many lists of references, none of them empty"
+        )
+    # rouge-score would give any other script a silent 0.
+    if not any(re.search("[a-z0-9]", text.lower()) for texts in references for text in texts):
+        raise UserError(
+            "rouge-score recognises words of a–z and 0–9, and the references have none: use "
+            "another score"
         )
     scorer = rouge_scorer(kinds)
     totals = dict.fromkeys(kinds, 0.0)
-    for summary, several in zip(summaries, references, strict=True):
-        found = scorer.score_multi([by_sentences(one) for one in several], by_sentences(summary))
+    for summary, texts in zip(summaries, references, strict=True):
+        best = scorer.score_multi([by_sentences(text) for text in texts], by_sentences(summary))
         for kind in kinds:
-            totals[kind] += float(found[kind].fmeasure)
-    counts = sorted({len(several) for several in references})
-    how = (
-        f"mean F1|refs:{'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}|of them:best|"
+            totals[kind] += float(best[kind].fmeasure)
+    counts = {len(texts) for texts in references}
+    count = "-".join(map(str, sorted({min(counts), max(counts)})))
+    settings = (
+        f"mean F1|refs:{count}|of them:best|"
         f"case:lower|words:a-z0-9|stemmer:porter|rouge-score:{version('rouge-score')}"
     )
     scores: Scores = {kind: totals[kind] / len(summaries) for kind in kinds}
-    return scores | {"signature": {kind: f"{PARTS[kind]}|{how}" for kind in kinds}}
+    return scores | {"signature": {kind: f"{UNITS[kind]}|{settings}" for kind in kinds}}
 
 
 def by_sentences(text: str) -> str:
-    """A sentence a line, as ROUGE-Lsum wants it: a text of one line is parted after `.`, `!`, `?`.
+    """One sentence a line, as ROUGE-Lsum needs it: a single line is split after `.`, `!`, `?`.
 
-    rouge-score's own splitter is not used: it needs a model that is fetched.
+    rouge-score's own splitter is not used: it needs a model that is downloaded.
     """
     return text if "\n" in text.strip() else re.sub(r"(?<=[.!?])\s+", "\n", text.strip())

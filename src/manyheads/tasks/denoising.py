@@ -1,73 +1,58 @@
-"""Encoder–decoders that restore text: T5's span corruption and BART's denoising."""
+"""Encoder–decoders that restore corrupted text: T5's span corruption and BART's denoising."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from manyheads.config import dump
 from manyheads.data.batching import Ragged, Rows, split
-from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
+from manyheads.data.language import EncodedText, TextData, Texts, gather
 from manyheads.data.masking import (
     Denoising,
-    SpanCorruption,
+    Spans,
     corrupt_spans,
     delete,
     infill,
     permute,
-    sample_spans,
+    span_places,
     span_sizes,
 )
-from manyheads.data.mlm import CORRUPTION, HELD_OUT, make_rng
-from manyheads.data.translation import Batch, Frame
+from manyheads.data.mlm import BREAKING, drawing
+from manyheads.data.translation import Batch
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
-from manyheads.evaluate.scores import Scores, perplexity
+from manyheads.evaluate.scores import Scores, loss_scores
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
+from manyheads.tasks.language import HELD_OUT_SEED, WindowTask, held_out_windows
+from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, token_unit, total_nll
 from manyheads.tasks.translation import check_frame, translation_loss
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
 
-# What is broken for validation is the same for every run: by this seed, so many rows at a time.
-HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
 
+class CorruptedText:
+    """A text of which windows are corrupted; the model has to restore them."""
 
-class BrokenText:
-    """A text of which stretches are broken, and the original is to be written."""
-
-    def __init__(
-        self,
-        texts: Texts,
-        tokenizer: Tokenizer,
-        objective: SpanCorruption | Denoising,
-        frame: Frame,
-        *,
-        max_length: int,
-    ) -> None:
-        self.objective, self.tokenizer, self.name = objective, tokenizer, texts.name
-        self.frame = frame
+    def __init__(self, texts: Texts, tokenizer: Tokenizer, run: RunSettings) -> None:
+        self.objective, self.tokenizer = run.objective, tokenizer
+        self.frame = SpecialTokens(tokenizer, run.decode).frame
         self.text = EncodedText(texts, tokenizer, ends=False)
-        self.length = max_length - len(frame.source([]))  # what stands around it
+        self.length = run.model.max_length - len(self.frame.source([]))
         self.sentinels = np.array(tokenizer.sentinels())
 
     def batches(self, starts: Rows, random: np.random.Generator, parts: int = 1) -> list[Batch]:
-        """Stretches of the text, broken by these random numbers whatever they are parted into."""
-        whole = gather(self.text.flat, starts, self.length)
-        if isinstance(self.objective, SpanCorruption):
-            wanted = self.objective
-            rows, length = whole.shape
-            sizes = {"rate": wanted.rate, "mean_length": wanted.mean_length}
-            places = sample_spans(rows, length, random, **sizes)
-            sources, targets = map(list, corrupt_spans(whole, places, self.sentinels))
+        """Corrupted windows; they do not depend on the number of parts."""
+        objective, frame = self.objective, self.frame
+        windows = gather(self.text.flat, starts, self.length)
+        if isinstance(objective, Spans):
+            rates = {"rate": objective.rate, "mean_length": objective.mean_length}
+            positions = span_places(len(windows), self.length, random, **rates)
+            sources, targets = map(list, corrupt_spans(windows, positions, self.sentinels))
         else:
-            sources = [
-                self._noise(int(start), row, random)
-                for start, row in zip(starts, whole, strict=True)
-            ]
-            targets = list(whole)
-        frame = self.frame
+            pairs = zip(starts.tolist(), windows, strict=True)
+            sources = [self._add_noise(objective, start, window, random) for start, window in pairs]
+            targets = list(windows)
         source = Ragged.of([frame.source(row.tolist()) for row in sources])
         target = Ragged.of([[*row.tolist(), frame.end] for row in targets])
         return [
@@ -75,52 +60,44 @@ class BrokenText:
             for rows in split(np.arange(len(starts)), parts)
         ]
 
-    def _noise(self, start: int, row: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """BART's: sentences in another order, tokens gone, stretches behind one mask each."""
-        wanted = self.objective
-        assert isinstance(wanted, Denoising)
-        if wanted.permute_sentences:
+    def _add_noise(
+        self, objective: Denoising, start: int, row: np.ndarray, random: np.random.Generator
+    ) -> np.ndarray:
+        """BART's noise: permute sentences, delete tokens, replace each span by one mask."""
+        if objective.permute_sentences:
             edges = self.text.sentence_starts
             first, last = np.searchsorted(edges, (start + 1, start + len(row)))
-            inside = edges[first:last] - start
-            row = np.concatenate(permute(np.split(row, inside), random))
-        if wanted.delete_rate:
-            row = delete(row, random, rate=wanted.delete_rate)
-        if wanted.infill_rate:
-            settings = {"rate": wanted.infill_rate, "mean_length": wanted.mean_length}
-            row = infill(row, random, **settings, mask=self.tokenizer.mask)
-        return row[: self.length]  # masks for empty stretches may have made it longer
+            row = np.concatenate(permute(np.split(row, edges[first:last] - start), random))
+        if objective.delete_rate:
+            row = delete(row, random, rate=objective.delete_rate)
+        if objective.infill_rate:
+            rates = {"rate": objective.infill_rate, "mean_length": objective.mean_length}
+            row = infill(row, random, **rates, mask=self.tokenizer.mask)
+        return row[: self.length]  # masks for empty spans may have made it longer
+
+    def scores(self, model: Seq2Seq) -> dict[str, float]:
+        """The loss of held-out text, corrupted in the same way for every run."""
+        device = next(model.parameters()).device
+        windows = held_out_windows(self.text, self.length)
+        batches = (self.batches(starts, random)[0].to(device) for starts, random in windows)
+        losses = (translation_loss(model, batch, 0.0) for batch in batches)
+        return loss_scores(*total_nll(model, losses))
 
 
-class DenoisingTask:
-    """What the training loop asks of span corruption and denoising."""
+class DenoisingTask(WindowTask[Batch]):
+    """Span corruption and denoising for the trainer."""
 
-    def __init__(
-        self,
-        run: RunSettings,
-        part: Texts,
-        valid: Texts,
-        tokenizer: Tokenizer,
-        device: torch.device,
-    ) -> None:
-        train, objective, max_length = run.train, run.objective, run.model.max_length
-        self.train, self.device, self.seed = train, device, run.seed
-        frame = SpecialTokens(tokenizer, run.decode).frame
-        self.data = BrokenText(part, tokenizer, objective, frame, max_length=max_length)
-        self.valid = BrokenText(valid, tokenizer, objective, frame, max_length=max_length)
-        self.rows = train.batch_rows or max(1, train.batch_tokens // max_length)
-        tokens, rows = len(self.data.text.flat), self.rows * train.accumulate
-        self.order = Windows(tokens, self.data.length, rows, run.seed, name=part.name)
-        self.per_epoch = -(-self.order.per_epoch // rows)
-        self.digest = self.data.text.digest()
-        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
-        self.valid.text.count_windows(self.valid.length)  # refuse a short text now, not after hours
+    def load(self, part: Texts, valid: Texts) -> None:
+        self.data = CorruptedText(part, self.tokenizer, self.run)
+        self.valid = CorruptedText(valid, self.tokenizer, self.run)
+        self.text = self.data.text
+        self.set_order(len(self.text.flat), self.data.length)
+        self.valid.text.stretches(self.valid.length)  # refuse a short text before training
 
     def batches(self, step: int) -> list[Batch]:
-        starts = self.order.starts(step)
-        random = make_rng(self.seed, CORRUPTION, step)
-        parts = self.data.batches(starts, random, self.train.accumulate)
-        return [part.to(self.device) for part in parts]
+        random = drawing(self.run.seed, BREAKING, step)
+        batches = self.data.batches(self.rows(step), random, self.train.accumulate)
+        return [batch.to(self.device) for batch in batches]
 
     def tokens(self, batch: Batch) -> int:
         return batch.source_tokens + batch.target_tokens
@@ -128,60 +105,38 @@ class DenoisingTask:
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"tokens": batch.target_tokens}
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Loss]:
-        assert isinstance(model, Seq2Seq)
+    def losses(self, model: Any, batch: Batch) -> dict[str, Loss]:
         return {"tokens": translation_loss(model, batch, self.train.label_smoothing)}
 
-    def describe(self, step: int) -> str:
-        starts = self.order.starts(step)[:5].tolist()
-        return f"stretches of {self.data.name} from tokens {', '.join(map(str, starts))} …"
-
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, Seq2Seq)
-        return restored_scores(model, self.valid)
-
-
-@torch.no_grad()
-def restored_scores(model: Seq2Seq, text: BrokenText) -> dict[str, float]:
-    """The loss on held-out text, broken in the same way for every run."""
-    model.eval()
-    device = next(model.parameters()).device
-    whole = text.text.count_windows(text.length)
-    nll, tokens = 0.0, 0
-    for begin in range(0, whole, HELD_OUT_ROWS):
-        starts = np.arange(begin, min(begin + HELD_OUT_ROWS, whole)) * text.length
-        random = make_rng(HELD_OUT_SEED, HELD_OUT, begin)
-        [batch] = text.batches(starts, random)
-        loss = translation_loss(model, batch.to(device), 0.0)
-        nll, tokens = nll + float(loss.nll), tokens + loss.count
-    return {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
+    def validate(self, model: Any) -> dict[str, float]:
+        return self.valid.scores(model)
 
 
 def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
-    """How well the model restores a split."""
+    """Loss and perplexity of the targets of a split."""
     run, model, tokenizer = loaded.run, loaded.torch_model(), loaded.tokenizer
-    objective, frame = run.objective, SpecialTokens(tokenizer, run.decode).frame
-    texts = data.read(split_name)
-    text = BrokenText(texts, tokenizer, objective, frame, max_length=run.model.max_length)
-    scores: Scores = dict(restored_scores(model, text))
-    unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
-    how = "|".join(f"{name}:{value}" for name, value in dump(objective).items() if name != "kind")
-    name = "spans" if isinstance(objective, SpanCorruption) else "denoising"
-    said = (
-        f"of {name} targets ({unit})|{how}|length:{model.config.max_length}|"
-        f"broken by seed {HELD_OUT_SEED}"
+    text = CorruptedText(data.read(split_name), tokenizer, run)
+    settings = dump(run.objective)
+    signature = (
+        f"of {settings.pop('kind')} targets ({token_unit(tokenizer)})|"
+        + "".join(f"{name}:{value}|" for name, value in settings.items())
+        + f"length:{model.config.max_length}|broken by seed {HELD_OUT_SEED}"
     )
-    scores["signature"] = {"perplexity": said}
-    return scores | {"split": split_name, "examples": len(text.text.flat)}
+    return {
+        **text.scores(model),
+        "signature": {"perplexity": signature},
+        "split": split_name,
+        "examples": len(text.text.flat),
+    }
 
 
 def add_sentinels(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
-    """T5's objective: one sentinel for each span of a row, and one that ends the target."""
-    wanted, max_length = run.objective, run.model.max_length
+    """Add T5's sentinels: one for each span of a row, and one that ends the target."""
+    objective, max_length = run.objective, run.model.max_length
     length = max_length - len(SpecialTokens(tokenizer, run.decode).frame.source([]))
     if length < 2:
         raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
-    _, spans = span_sizes(length, rate=wanted.rate, mean_length=wanted.mean_length)
+    _, spans = span_sizes(length, rate=objective.rate, mean_length=objective.mean_length)
     missing = range(len(tokenizer.sentinels()), spans + 1)
     return tokenizer.with_specials([f"<extra_id_{number}>" for number in missing])
 
@@ -197,6 +152,4 @@ DENOISING = TaskSpec(
     prepare=DenoisingTask,
     evaluate=evaluate,
 )
-SPANS = replace(
-    DENOISING, objectives=(SpanCorruption,), special_tokens=(), fit_tokenizer=add_sentinels
-)
+SPANS = replace(DENOISING, objectives=(Spans,), special_tokens=(), fit_tokenizer=add_sentinels)

@@ -1,7 +1,7 @@
-"""What an encoder says of lines of text: vectors, words for masks, labels.
+"""Encoders of text: vectors, words for masks, labels.
 
-A line with a tab in it is a pair of texts. Lines are read in batches of similar length, and one
-that is longer than the model is cut.
+A line with a tab is a pair of texts. Lines are encoded in batches of similar length; one that is
+longer than the model is truncated.
 """
 
 import re
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.data.batching import Ragged, Rows, batches_by_length
+from manyheads.data.batching import Ragged, Rows, in_order_of_length
 from manyheads.errors import UserError
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq, EncoderDecoder
 from manyheads.models.gpt import Gpt
@@ -23,27 +23,26 @@ from manyheads.models.heads import EncoderHead, Masked, Tag, mean_of
 from manyheads.nn.shapes import Hidden
 from manyheads.tokenizer.tokenizer import CONTINUATION, Tokenizer
 
-BATCH_TOKENS = 512  # on a CPU, where states that leave its caches cost more than calls
+BATCH_TOKENS = 512  # on a CPU: larger batches do not fit its caches
 GPU_BATCH_TOKENS = 16384
-MASKS = ("[MASK]", "<mask>")  # whatever the model calls its own
+MASKS = ("[MASK]", "<mask>")  # accepted in addition to the tokenizer's own
 Pool = Literal["mean", "cls", "tokens"]
 Vectors = Float[np.ndarray, "lines *n"]
-Answers = Float[Tensor, "b *n"]
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A word for a mask, and how likely it is."""
+    """A word for a mask, and its probability."""
 
     word: str
     probability: float
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Of a text or one of its tokens: the label, and the probability of every label.
+class Prediction:
+    """The label of a text or of one of its subwords, and the probability of every label.
 
-    A head with one label gives a number; the label is its name then.
+    A regression head has one label, the name of its number, which `scores` holds.
     """
 
     label: str
@@ -55,15 +54,15 @@ class Answer:
 class _Batch:
     rows: Rows
     tokens: Int[Tensor, "b t"]
-    real: Bool[Tensor, "b t"] | None
+    mask: Bool[Tensor, "b t"] | None
     segments: Int[Tensor, "b t"]
 
 
 class TextEncoder:
-    """A model that reads, with its tokenizer: ours, or a graph with the same face.
+    """A model that encodes text, with its tokenizer: a PyTorch module, or an ONNX graph like it.
 
-    The tokenizer puts texts into the frame that the model was trained with. Where there is none,
-    a text without any token is the token `empty`.
+    The tokenizer adds the special tokens that the model was trained with. If it adds none, an
+    empty text is the token `empty`.
     """
 
     def __init__(
@@ -88,173 +87,167 @@ class TextEncoder:
         pool: Pool = "mean",
         advance: Callable[[int], None] = lambda done: None,
     ) -> Vectors:
-        """One vector a line (the mean of its tokens' or the first one's), or those of all tokens.
+        """One vector a line (the mean of its tokens, or the first), or a vector a token.
 
-        Token vectors are lines × longest × width, with NaN behind the end of a shorter line.
+        Token vectors are [lines, longest, dim], with NaN after the end of a shorter line.
         """
-        found: list[Any] = [None] * len(lines)
+        vectors: list[Any] = [None] * len(lines)
         done = 0
         for batch in self._batches(lines):
-            hidden = self._states(batch).float()
+            hidden = self._encode(batch).float()
             if pool == "mean":
-                vectors = mean_of(hidden, batch.real)
-            else:
-                vectors = hidden[:, 0] if pool == "cls" else _blank(hidden, batch.real)
-            for row, vector in zip(batch.rows.tolist(), vectors.cpu().numpy(), strict=True):
-                found[row] = vector
+                hidden = mean_of(hidden, batch.mask)
+            elif pool == "cls":
+                hidden = hidden[:, 0]
+            elif batch.mask is not None:
+                hidden = hidden.masked_fill(~batch.mask[..., None], torch.nan)
+            for row, vector in zip(batch.rows.tolist(), hidden.cpu().numpy(), strict=True):
+                vectors[row] = vector
             done += len(batch.rows)
             advance(done)
-        return _stacked(found) if pool == "tokens" else np.stack(found)
+        if pool == "tokens":
+            longest = max(map(len, vectors))
+            vectors = [
+                np.pad(vector, ((0, longest - len(vector)), (0, 0)), constant_values=np.nan)
+                for vector in vectors
+            ]
+        return np.stack(vectors)
 
-    def _states(self, batch: _Batch) -> Hidden:
-        """What the model has at each position when it has read a text."""
+    def _encode(self, batch: _Batch) -> Hidden:
+        """The hidden states of the last layer."""
         if isinstance(self.model, Gpt | DecoderOnlySeq2Seq):
-            return self.model.hidden(batch.tokens, batch.real)
+            return self.model.hidden(batch.tokens, batch.mask)
         if isinstance(self.model, EncoderDecoder):
-            # A source may be unfolded to more places than it has tokens.
-            return self.model.encode(batch.tokens, batch.real).states[:, : batch.tokens.shape[1]]
-        return self.model.hidden(batch.tokens, batch.real, batch.segments)
+            # ByteNet's encoder may give more positions than there are tokens.
+            return self.model.encode(batch.tokens, batch.mask).states[:, : batch.tokens.shape[1]]
+        return self.model.hidden(batch.tokens, batch.mask, batch.segments)
 
     @torch.inference_mode()
     def fill(self, lines: Sequence[str], top: int = 1, first: int = 1) -> list[list[list[Guess]]]:
-        """For each mask of each line its likeliest words, best first; `first` numbers the lines."""
+        """For each mask of each line its most probable words; `first` numbers the lines."""
         if not isinstance(self.head, Masked):
             raise UserError("this model has no head for masked words: use a masked language model")
         mask = self.tokenizer.mask
-        own = str(self.tokenizer.content(mask))
-        spelled = self._spelled
-        found: list[list[list[Guess]]] = [[] for _ in lines]
-        masked = [row for row, line in enumerate(lines) if spelled.search(line)]
-        texts = [own.join(spelled.split(lines[row])) for row in masked]
+        masked = [row for row, line in enumerate(lines) if self._any_mask.search(line)]
+        texts = [
+            str(self.tokenizer.content(mask)).join(self._any_mask.split(lines[row]))
+            for row in masked
+        ]
+        results: list[list[list[Guess]]] = [[] for _ in lines]
         for batch in self._batches(texts, specials=True):
-            places = batch.tokens == mask
-            hidden = self._states(batch)[places]
-            if not len(hidden):  # each beyond what is read
+            is_mask = batch.tokens == mask
+            hidden = self._encode(batch)[is_mask]
+            if not len(hidden):  # every mask was truncated
                 continue
             guesses = iter(self.model.answer(hidden[None])[0])
-            for row, count in zip(batch.rows.tolist(), places.sum(1).tolist(), strict=True):
-                found[masked[row]] = [self._guesses(next(guesses), top) for _ in range(count)]
-        for number, (line, words) in enumerate(zip(lines, found, strict=True), start=first):
-            if len(words) != len(spelled.findall(line)):
+            for row, count in zip(batch.rows.tolist(), is_mask.sum(1).tolist(), strict=True):
+                results[masked[row]] = [self._guesses(next(guesses), top) for _ in range(count)]
+        for number, (line, words) in enumerate(zip(lines, results, strict=True), start=first):
+            if len(words) != len(self._any_mask.findall(line)):
                 raise UserError(
-                    f"line {number} has a mask beyond the {self.max_length} tokens that the "
-                    "model reads: shorten it"
+                    f"line {number} has a mask after the model's {self.max_length} tokens: "
+                    "shorten it"
                 )
-        return found
+        return results
 
     @cached_property
-    def _spelled(self) -> re.Pattern[str]:
-        """A mask as a person may write it: in the usual ways, or as the tokenizer has it."""
-        own = self.tokenizer.content(self.tokenizer.mask)
-        return re.compile("|".join(map(re.escape, (*MASKS, str(own)))), re.IGNORECASE)
+    def _any_mask(self) -> re.Pattern[str]:
+        """A mask as a user may write it."""
+        masks = (*MASKS, str(self.tokenizer.content(self.tokenizer.mask)))
+        return re.compile("|".join(map(re.escape, masks)), re.IGNORECASE)
 
     def _guesses(self, logits: Float[Tensor, " v"], top: int) -> list[Guess]:
-        chances, tokens = logits.float().softmax(-1).topk(min(top, len(logits)))
-        words = self.tokenizer.subwords(tokens.tolist())
-        return [Guess(word, float(chance)) for word, chance in zip(words, chances, strict=True)]
+        probabilities, tokens = logits.float().softmax(-1).topk(min(top, len(logits)))
+        words = self.tokenizer.pieces(tokens.tolist())
+        return [Guess(word, float(p)) for word, p in zip(words, probabilities, strict=True)]
 
     def filled(self, line: str, guesses: list[list[Guess]]) -> str:
         """A line with the best word for each of its masks."""
-        text, *others = self._spelled.split(line)
-        for words, after in zip(guesses, others, strict=True):
-            text = self._with(text, words[0].word) + after
+        text, *rest = self._any_mask.split(line)
+        for words, after in zip(guesses, rest, strict=True):
+            text = self._append(text, words[0].word) + after
         return text
 
-    def _with(self, text: str, word: str) -> str:
-        """A text and the word after it, with the spaces that the word was read with."""
-        glued = word.startswith(CONTINUATION)
+    def _append(self, text: str, word: str) -> str:
+        """A text and a word, with the spaces that the tokenizer encodes with the word."""
         if word.startswith(" "):
-            apart = text and not text.endswith(" ")
-            return text + (word if apart else word.lstrip(" "))
-        if glued or (self.tokenizer.takes_space(self.tokenizer.mask) and text.strip()):
+            return text + (word if text and not text.endswith(" ") else word.lstrip(" "))
+        takes_space = self.tokenizer.takes_space(self.tokenizer.mask) and text.strip()
+        if word.startswith(CONTINUATION) or takes_space:
             text = text.rstrip(" ")
         return text + word.removeprefix(CONTINUATION)
 
     @property
     def tags(self) -> bool:
-        """Whether labels are of tokens."""
+        """True if each token gets a label."""
         return isinstance(self.head, Tag)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What it may answer; a single one is the name of a number."""
+        """The labels of the head; a single one is the name of a number."""
         labels: tuple[str, ...] | None = getattr(self.head, "labels", None)
         if labels is None:
             raise UserError("this model has no head for labels: use a classifier or a tagger")
         return labels
 
     @torch.inference_mode()
-    def classify(self, lines: Sequence[str]) -> list[list[Answer]]:
-        """The label of each line; where the head tags tokens, one for each token of the text."""
+    def classify(self, lines: Sequence[str]) -> list[list[Prediction]]:
+        """The label of each line; of a tagger, one for each token of the text."""
         labels = self.labels
-        found: list[list[Answer]] = [[] for _ in lines]
+        results: list[list[Prediction]] = [[] for _ in lines]
         before, after = self.tokenizer.frame()
-        around = torch.tensor([*before, *after], device=self.device)
+        special = torch.tensor([*before, *after], device=self.device)
         for batch in self._batches(lines):
-            answers = self._answers(batch).float()
-            for place, row in enumerate(batch.rows.tolist()):
-                if answers.ndim == 2:
-                    found[row] = [_answer(answers[place], labels)]
+            outputs = self.model(batch.tokens, batch.mask, batch.segments).float()
+            for index, row in enumerate(batch.rows.tolist()):
+                if outputs.ndim == 2:
+                    results[row] = [_predict(outputs[index], labels)]
                     continue
-                real = True if batch.real is None else batch.real[place]
-                read = batch.tokens[place]
-                text = torch.isin(read, around, invert=True) & real
-                pieces = self.tokenizer.subwords(read[text].tolist())
-                found[row] = [
-                    _answer(logits, labels, piece.strip())
-                    for logits, piece in zip(answers[place][text], pieces, strict=True)
+                tokens = batch.tokens[index]
+                is_text = torch.isin(tokens, special, invert=True)
+                if batch.mask is not None:
+                    is_text &= batch.mask[index]
+                subwords = self.tokenizer.pieces(tokens[is_text].tolist())
+                results[row] = [
+                    _predict(logits, labels, subword.strip())
+                    for logits, subword in zip(outputs[index][is_text], subwords, strict=True)
                 ]
-        return found
-
-    def _answers(self, batch: _Batch) -> Answers:
-        return self.model(batch.tokens, batch.real, batch.segments)
+        return results
 
     def _batches(self, lines: Sequence[str], *, specials: bool = False) -> Iterator[_Batch]:
-        """Batches sorted by length; where nothing is padded, nothing has to be masked."""
-        texts = [_text(line) for line in lines]
+        """Batches sorted by length; one without padding has no mask."""
+        texts = [_as_pair(line) for line in lines]
         framed = self.tokenizer.framed(texts, self.max_length, specials=specials)
         if self.empty is not None:
-            framed = [one if one[0] else ([self.empty], [0]) for one in framed]
+            framed = [(ids, parts) if ids else ([self.empty], [0]) for ids, parts in framed]
         elif not all(ids for ids, _ in framed):
-            raise UserError("there is nothing to read in an empty line: leave it out")
+            raise UserError("there is nothing to encode in an empty line: leave it out")
         tokens = Ragged.of([ids for ids, _ in framed])
         segments = Ragged.of([parts for _, parts in framed])
         budget = BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
-        for rows in batches_by_length(tokens.lengths, budget):
-            ids, real = tokens.padded(rows, 0)
-            parts, _ = segments.padded(rows, 0)
-            # Some tokenizers count texts for models that do not.
-            parts = parts.clamp(max=self.segments - 1)
-            masked = None if bool(real.all()) else real.to(self.device)
-            yield _Batch(rows, ids.to(self.device), masked, parts.to(self.device))
+        for rows in in_order_of_length(tokens.lengths, budget):
+            ids, mask = tokens.padded(rows, 0)
+            # Some tokenizers number the texts for models without segment embeddings.
+            parts = segments.padded(rows, 0)[0].clamp(max=self.segments - 1)
+            padding = None if bool(mask.all()) else mask.to(self.device)
+            yield _Batch(rows, ids.to(self.device), padding, parts.to(self.device))
 
 
 def segments_of(config: Any) -> int:
-    """How many texts the model tells apart by segment embeddings."""
+    """The number of segment embeddings of a model."""
     embed = getattr(config, "embed", None)
     return 1 if embed is None else embed.segments or 1
 
 
-def _text(line: str) -> str | tuple[str, str]:
-    one, tab, two = line.partition("\t")
-    return (one, two) if tab else line
+def _as_pair(line: str) -> str | tuple[str, str]:
+    first, tab, second = line.partition("\t")
+    return (first, second) if tab else line
 
 
-def _blank(hidden: Hidden, real: Bool[Tensor, "b t"] | None) -> Hidden:
-    return hidden if real is None else hidden.masked_fill(~real[..., None], torch.nan)
-
-
-def _stacked(found: list[np.ndarray]) -> np.ndarray:
-    longest = max(len(vectors) for vectors in found)
-    whole = np.full((len(found), longest, found[0].shape[1]), np.nan, dtype=np.float32)
-    for row, vectors in enumerate(found):
-        whole[row, : len(vectors)] = vectors
-    return whole
-
-
-def _answer(logits: Float[Tensor, " labels"], labels: Sequence[str], piece: str = "") -> Answer:
+def _predict(
+    logits: Float[Tensor, " labels"], labels: Sequence[str], subword: str = ""
+) -> Prediction:
     if len(labels) == 1:
-        return Answer(labels[0], {labels[0]: float(logits[0])}, piece)
-    chances = logits.softmax(-1).tolist()
-    best = max(range(len(chances)), key=chances.__getitem__)
-    return Answer(labels[best], dict(zip(labels, chances, strict=True)), piece)
+        return Prediction(labels[0], {labels[0]: float(logits[0])}, subword)
+    probabilities = dict(zip(labels, logits.softmax(-1).tolist(), strict=True))
+    return Prediction(max(probabilities, key=probabilities.__getitem__), probabilities, subword)

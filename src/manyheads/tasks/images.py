@@ -1,12 +1,12 @@
-"""Classes for pictures: training with augmentation, validation, and which class is taken for which.
+"""Classification of images: training with augmentation, accuracy and confusion.
 
-Pixels are numbers from 0 to 1, x = (pixel − mean) / deviation is what the model sees, and
-L = −Σ_k q_k log p_k its loss; q is the class of a picture, or of two where they are mixed.
+The model sees x = (pixel − mean) / std of pixels from 0 to 1. L = −Σ_k q_k log p_k, where q is the
+class of an image, or of two that are mixed.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,233 +15,197 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.data.augmentation import augment, mix
-from manyheads.data.batching import Rows, Shuffled, split
-from manyheads.data.images import ImageData, ImageSet
+from manyheads.data.batching import Shuffled, split
+from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.models.heads import Classify
-from manyheads.models.vit import Images, ReadsImages, Vit, VitConfig
-from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
-from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.models.vit import Images, ReadsImages, VitConfig
+from manyheads.tasks.classification import label_loss, with_labels
+from manyheads.tasks.spec import BaseTask, LoadedModel, TaskSpec
 from manyheads.train.loss import Loss
 
 Pixels = UInt8[np.ndarray, "n channels height width"]
-Classes = Int[np.ndarray, " n"]
-Chances = Float[Tensor, "n labels"]
 
-AT_ONCE = {"cpu": 64, "cuda": 1024}  # pictures that are only looked at
-AUGMENTATION = 3  # parts what is drawn for pictures from the order of the rows
+BATCH_IMAGES = {"cpu": 64, "cuda": 1024}  # in evaluation
+AUGMENTATION = 3  # separates this random stream from others of the same seed and step
 TOP = 5
-# What the published models take for the mean and the deviation where theirs are not told.
-UNTOLD = 0.5
+DEFAULT_MEAN = 0.5  # and standard deviation, as published models have them
 
 
-def check_size(model: VitConfig, part: ImageSet) -> None:
-    """Refuse pictures that the model does not read, with how to bring the two together."""
-    channels, height, width = part.pixels.shape[1:]
-    size = model.image_size
-    if (channels, height, width) != (model.channels, size, size):
-        own = f"model.image_size={height} model.channels={channels} or " * (height == width)
+def check_size(model: VitConfig, part: Pictures) -> None:
+    """Refuse images of another size than the model's, with the settings that fix it."""
+    shape, size = part.pixels.shape[1:], model.image_size
+    if shape != (model.channels, size, size):
+        channels, height, width = shape
+        fix = f"model.image_size={height} model.channels={channels} or " * (height == width)
         raise UserError(
-            f"pictures of {channels}×{height}×{width} (channels, height, width), and the model "
-            f"reads {model.channels}×{size}×{size}: set {own}data.size={size} "
+            f"images of {channels}×{height}×{width} (channels, height, width) do not fit the "
+            f"model's {model.channels}×{size}×{size}: set {fix}data.size={size} "
             f"data.channels={model.channels}"
         )
 
 
-def fitted(model: VitConfig, part: ImageSet) -> VitConfig:
-    """The settings of a model with what its training data decides: classes, mean and deviation.
+def fit_config(model: VitConfig, part: Pictures) -> VitConfig:
+    """The settings with what the training data decides: classes, pixel mean and deviation.
 
-    A model that has a mean and a deviation, as trained ones do, keeps them: its weights go by them.
+    A trained model keeps its mean and deviation, which its weights depend on.
     """
-    if not model.pixel_mean:  # a size of one's own choice
+    if not model.pixel_mean:  # not a trained model: the size was chosen here
         model.check_whole()
     check_size(model, part)
-    labels, head = tuple(part.classes), model.head
-    if head is None:
+    if model.head is None:
         raise UserError("task=images needs model.head=classify: leave model.head out")
-    if head.labels not in (Classify().labels, labels):
-        raise UserError(
-            f"model.head.labels={','.join(head.labels)} are not the classes of the pictures "
-            f"({','.join(labels)}): leave them out"
-        )
+    head = with_labels(model.head, tuple(part.classes), "the images")
     if not model.pixel_mean:
-        mean, deviation = pixel_spread(part.pixels)
+        mean, deviation = pixel_statistics(part.pixels)
         model = replace(model, pixel_mean=mean, pixel_deviation=deviation)
-    return replace(model, head=replace(head, labels=labels))
+    return replace(model, head=head)
 
 
-def pixel_spread(pixels: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel; a channel of one value has deviation 1."""
+def pixel_statistics(pixels: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel; a constant channel has deviation 1."""
     values = np.arange(256) / 255
-    mean, deviation = [], []
+    means, deviations = [], []
     for channel in range(pixels.shape[1]):
-        # Counted by value, in parts: exact, and no copy of all of it in a wider type.
+        # A histogram, some images at a time: exact, and without a copy in a wider type.
         parts = (pixels[n : n + 1024, channel] for n in range(0, len(pixels), 1024))
         counts = sum(np.bincount(part.ravel(), minlength=256) for part in parts)
-        share = counts / np.sum(counts)
-        mean.append(round(float(share @ values), 6))
-        spread = math.sqrt(float(share @ (values - share @ values) ** 2))
-        deviation.append(round(spread, 6) or 1.0)
-    return tuple(mean), tuple(deviation)
+        frequencies = counts / np.sum(counts)
+        mean = float(frequencies @ values)
+        deviation = float(np.sqrt(frequencies @ (values - mean) ** 2))
+        means.append(round(mean, 6))
+        deviations.append(round(deviation, 6) or 1.0)
+    return tuple(means), tuple(deviations)
 
 
-def seen(images: Images, config: VitConfig) -> Images:
-    """Pixels from 0 to 1 as the model sees them."""
-    untold = (UNTOLD,) * config.channels
-    spreads = zip(config.pixel_mean or untold, config.pixel_deviation or untold, strict=True)
-    planes = zip(images.unbind(1), spreads, strict=True)
-    # Channel by channel, so that no number has to be brought to the device.
-    return torch.stack([(plane - mean) / deviation for plane, (mean, deviation) in planes], 1)
+def from_pixels(pixels: Pixels, device: torch.device) -> Images:
+    """Bytes as numbers from 0 to 1."""
+    return torch.from_numpy(pixels).to(device).float() / 255
+
+
+def normalize(images: Images, config: VitConfig) -> Images:
+    """(pixel − mean) / deviation of each channel."""
+    default = (DEFAULT_MEAN,) * config.channels
+    means, deviations = config.pixel_mean or default, config.pixel_deviation or default
+    # Channel by channel: the numbers need not be copied to the device.
+    channels = zip(images.unbind(1), means, deviations, strict=True)
+    return torch.stack([(channel - mean) / deviation for channel, mean, deviation in channels], 1)
 
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Pictures from 0 to 1, and for each the share of every class in it."""
+    """Images from 0 to 1, and for each the probability of every class."""
 
     images: Float[Tensor, "b channels height width"]
-    wanted: Float[Tensor, "b labels"]
+    labels: Float[Tensor, "b labels"]
 
 
-class ImageTask:
-    """What the training loop asks of a model of images."""
+class ImageTask(BaseTask[ImageBatch]):
+    """Image classification for the trainer."""
 
-    def __init__(
-        self,
-        run: RunSettings,
-        part: ImageSet,
-        valid: ImageSet,
-        tokenizer: Tokenizer | None,
-        device: torch.device,
-    ) -> None:
-        model, train = run.model, run.train
-        self.data, self.model, self.train = run.data, model, train
-        self.seed, self.device, self.names = run.seed, device, model.head.labels
-        self.pixels, self.labels = part.pixels, places(part, self.names)
-        self.valid, self.valid_labels = valid.pixels, places(valid, self.names)
+    examples = "training images"
+
+    def load(self, part: Pictures, valid: Pictures) -> None:
+        model, train = self.run.model, self.train
+        names = model.head.labels
+        self.pixels, self.labels = part.pixels, class_indices(part, names)
+        self.valid, self.valid_labels = valid.pixels, class_indices(valid, names)
         rows = train.batch_rows or max(1, train.batch_tokens // model.positions)
-        self.order = Shuffled(len(self.labels), rows * train.accumulate, run.seed)
+        self.order = Shuffled(len(self.labels), rows * train.accumulate, self.run.seed)
         self.per_epoch = self.order.per_epoch
         self.digest = part.digest()
-        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
 
     def batches(self, step: int) -> list[ImageBatch]:
-        rows = self.order.rows(step)
-        whole = self._drawn(rows, step)
-        parts = split(np.arange(len(rows)), self.train.accumulate)
-        return [ImageBatch(whole.images[part], whole.wanted[part]) for part in parts]
-
-    def _drawn(self, rows: Rows, step: int) -> ImageBatch:
-        """Augmented as a whole, so that it hangs on nothing but the seed and the step."""
-        draw = np.random.default_rng([self.seed, step, AUGMENTATION])
-        # A generator of the CPU, whatever the device: the same draws everywhere.
-        generator = torch.Generator().manual_seed(int(draw.integers(2**63)))
+        """Augmented before it is split, so that it depends only on seed and step."""
+        rows, data = self.rows(step), self.run.data
+        random = np.random.default_rng([self.run.seed, step, AUGMENTATION])
+        # A generator of the CPU, whatever the device: the same random numbers everywhere.
+        generator = torch.Generator().manual_seed(int(random.integers(2**63)))
         images = from_pixels(self.pixels[rows], self.device)
-        labels = torch.from_numpy(self.labels[rows]).to(self.device)
-        images = augment(images, self.data.augment, generator)
-        return ImageBatch(*mix(images, labels, len(self.names), self.data.mixing, generator))
+        images = augment(images, data.augment, generator)
+        indices = torch.from_numpy(self.labels[rows]).to(self.device)
+        classes = len(self.run.model.head.labels)
+        images, labels = mix(images, indices, classes, data.mixing, generator)
+        parts = split(np.arange(len(rows)), self.train.accumulate)
+        return [ImageBatch(images[part], labels[part]) for part in parts]
 
     def tokens(self, batch: ImageBatch) -> int:
-        return len(batch.images) * self.model.positions
+        positions: int = self.run.model.positions
+        return len(batch.images) * positions
 
     def counts(self, batch: ImageBatch) -> dict[str, int]:
         return {"classes": len(batch.images)}
 
     def losses(self, model: nn.Module, batch: ImageBatch) -> dict[str, Loss]:
-        images = seen(batch.images, self.model).to(next(model.parameters()).dtype)
-        return {"classes": class_loss(model(images), batch.wanted, self.train.label_smoothing)}
+        images = normalize(batch.images, self.run.model).to(next(model.parameters()).dtype)
+        return {"classes": label_loss(model(images), batch.labels, self.train.label_smoothing)}
 
-    def describe(self, step: int) -> str:
-        rows = ", ".join(map(str, self.order.rows(step)[:5] + 1))
-        return f"pictures {rows} … of the training split"
-
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, Vit)
-        logits = all_logits(model, self.valid)
-        wanted = torch.from_numpy(self.valid_labels)
-        right = (logits.argmax(-1) == wanted).double().mean()
-        return {"loss": float(F.cross_entropy(logits, wanted)), "accuracy": float(right)}
+    def validate(self, model: Any) -> dict[str, float]:
+        logits, labels = predict(model, self.valid), torch.from_numpy(self.valid_labels)
+        correct = (logits.argmax(-1) == labels).double().mean()
+        return {"loss": float(F.cross_entropy(logits, labels)), "accuracy": float(correct)}
 
 
-def from_pixels(pixels: Pixels, device: torch.device) -> Images:
-    """From 0 to 1."""
-    return torch.from_numpy(pixels).to(device).float() / 255
-
-
-def class_loss(
-    logits: Float[Tensor, "b labels"], wanted: Float[Tensor, "b labels"], smoothing: float = 0.0
-) -> Loss:
-    """−Σ_k q_k log p_k, a sum over the pictures; smoothing gives ε of q to all classes alike."""
-    logits = logits.float()
-    plain = F.cross_entropy(logits, wanted, reduction="sum")
-    if not smoothing:
-        return Loss(plain, plain.detach(), len(wanted))
-    smoothed = F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=smoothing)
-    return Loss(smoothed, plain.detach(), len(wanted))
-
-
-def places(part: ImageSet, names: Sequence[str]) -> Classes:
-    """The class number of each picture: where its class stands among the names."""
-    unknown = [one for one in part.classes if one not in names]
+def class_indices(part: Pictures, names: Sequence[str]) -> Int[np.ndarray, " n"]:
+    """The index of each image's class among the names."""
+    unknown = [name for name in part.classes if name not in names]
     if unknown:
+        more = " …" if len(names) > 10 else ""
         raise DataError(
-            f"the model knows no class '{unknown[0]}' ({', '.join(names[:10])}"
-            f"{' …' if len(names) > 10 else ''}): give pictures of its own classes"
+            f"the model has no class '{unknown[0]}' ({', '.join(names[:10])}{more}): use images "
+            "of its classes"
         )
-    numbers = np.array([names.index(one) for one in part.classes], dtype=np.int64)
-    return numbers[part.labels]
+    indices = np.array([names.index(name) for name in part.classes], dtype=np.int64)
+    return indices[part.labels]
 
 
 @torch.no_grad()
-def all_logits(model: ReadsImages, pixels: Pixels) -> Chances:
-    """What the model says of pictures, without any augmentation."""
-    like = torch.empty(0)  # as graphs take them
+def predict(model: ReadsImages, pixels: Pixels) -> Float[Tensor, "n labels"]:
+    """Logits of images, without augmentation."""
+    like = torch.empty(0)  # for an ONNX graph
     if isinstance(model, nn.Module):
         like = next(model.eval().parameters())
-    size = AT_ONCE.get(like.device.type, AT_ONCE["cuda"])
-    found = []
+    size = BATCH_IMAGES.get(like.device.type, BATCH_IMAGES["cuda"])
+    logits = []
     for start in range(0, len(pixels), size):
         images = from_pixels(pixels[start : start + size], like.device)
-        found.append(model(seen(images, model.config).to(like.dtype)).float().cpu())
-    return torch.cat(found)
+        logits.append(model(normalize(images, model.config).to(like.dtype)).float().cpu())
+    return torch.cat(logits)
 
 
-def class_chances(model: ReadsImages, pixels: Pixels) -> list[dict[str, float]]:
-    """The probability of every class for each picture."""
+def class_probabilities(model: ReadsImages, pixels: Pixels) -> list[dict[str, float]]:
+    """The probability of every class for each image."""
     assert model.config.head is not None
     names = model.config.head.labels
-    rows = all_logits(model, pixels).softmax(-1).tolist()
+    rows = predict(model, pixels).softmax(-1).tolist()
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def evaluate_images(model: ReadsImages, data: ImageData, split_name: str) -> Scores:
-    """Accuracy and loss on a split, and how often each class (row) is taken for each (column)."""
-    part = data.read(split_name)
+def evaluate(loaded: LoadedModel, data: ImageData, split_name: str) -> Scores:
+    """Accuracy and loss of a split, and its confusion matrix: true class by predicted class."""
+    model, part = loaded.labeller(), data.read(split_name)
     check_size(model.config, part)
     assert model.config.head is not None
     names = model.config.head.labels
-    logits, wanted = all_logits(model, part.pixels), torch.from_numpy(places(part, names))
-    given = logits.argmax(-1)
+    logits, labels = predict(model, part.pixels), torch.from_numpy(class_indices(part, names))
+    predictions = logits.argmax(-1)
     scores: Scores = {
-        "accuracy": float((given == wanted).double().mean()),
-        "loss": float(F.cross_entropy(logits, wanted)),
+        "accuracy": float((predictions == labels).double().mean()),
+        "loss": float(F.cross_entropy(logits, labels)),
     }
     signature = {
         "accuracy": "share of pictures whose likeliest class is theirs",
         "loss": "−log p of the class, in nats, mean over the pictures",
     }
     if len(names) > TOP:
-        among = logits.topk(TOP).indices == wanted[:, None]
-        scores["top5"] = float(among.any(-1).double().mean())
+        in_top = (logits.topk(TOP).indices == labels[:, None]).any(-1)
+        scores["top5"] = float(in_top.double().mean())
         signature["top5"] = "share of pictures whose class is among the five likeliest"
-    pairs = np.bincount((wanted * len(names) + given).numpy(), minlength=len(names) ** 2)
-    counts = pairs.reshape(len(names), len(names)).tolist()
+    cells = (labels * len(names) + predictions).bincount(minlength=len(names) ** 2)
+    counts = cells.view(len(names), len(names)).tolist()
     scores["confusion"] = {"classes": list(names), "counts": counts}
-    return scores | {"signature": signature, "split": split_name, "examples": len(wanted)}
-
-
-def evaluate(loaded: LoadedModel, data: ImageData, split_name: str) -> Scores:
-    return evaluate_images(loaded.labeller(), data, split_name)
+    return scores | {"signature": signature, "split": split_name, "examples": len(labels)}
 
 
 SPEC = TaskSpec(
@@ -251,7 +215,7 @@ SPEC = TaskSpec(
     recipe="images",
     reads_text=False,
     is_default=True,
-    fit_model=lambda run, part: fitted(run.model, part),
+    fit_model=lambda run, part: fit_config(run.model, part),
     prepare=ImageTask,
     finetune=lambda config, run: replace(config, head=Classify()),
     evaluate=evaluate,

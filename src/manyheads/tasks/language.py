@@ -1,204 +1,208 @@
-"""Language models: the next token of a stream of text, and perplexity over all of a text."""
+"""Language models: predict the next token, and the perplexity of a text.
 
+L = −Σ_t log P(x_t | x_1, …, x_{t−1})
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from manyheads.data.batching import split
+from manyheads.data.batching import Rows
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import Causal
+from manyheads.data.mlm import HELD_OUT, drawing
 from manyheads.errors import DataError, UserError, check_at_least
 from manyheads.evaluate.scores import Scores, language_scores
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
+from manyheads.tasks.spec import (
+    B,
+    BaseTask,
+    LoadedModel,
+    RunSettings,
+    TaskSpec,
+    token_unit,
+    total_nll,
+)
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
 from manyheads.train.progress import Bar
 
-Places = Int[np.ndarray, " _"]
+HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
 
 
 @dataclass(frozen=True)
 class LanguageBatch:
-    """Stretches of a stream, and what follows each token.
+    """Windows of a stream, and the next token of each token.
 
-    Of packed documents also which document each token is of, and where what follows is of the same
-    one: a document does not predict the next. `count` is how many tokens are predicted.
+    `count` is the number of predictions. If documents are packed, `documents` numbers the document
+    of each token, and a token does not predict the first one of the next document (`loss_mask`).
     """
 
     tokens: Int[Tensor, "b t"]
-    wanted: Int[Tensor, "b t"]
+    labels: Int[Tensor, "b t"]
     count: int
     documents: Int[Tensor, "b t"] | None = None
-    inside: Bool[Tensor, "b t"] | None = None
+    loss_mask: Bool[Tensor, "b t"] | None = None
 
     @staticmethod
     def of(
-        text: EncodedText, starts: Places, length: int, objective: Causal, device: torch.device
+        text: EncodedText, starts: Rows, length: int, objective: Causal, device: torch.device
     ) -> "LanguageBatch":
-        stretches = gather(text.flat, starts, length + 1).astype(np.int64)
-        whole = torch.from_numpy(stretches).to(device, non_blocking=True)
-        tokens, wanted = whole[:, :-1], whole[:, 1:]
+        windows = gather(text.flat, starts, length + 1).astype(np.int64)
+        both = torch.from_numpy(windows).to(device, non_blocking=True)
+        tokens, labels = both[:, :-1], both[:, 1:]
         if objective.packing == "stream":
-            return LanguageBatch(tokens, wanted, tokens.numel())
+            return LanguageBatch(tokens, labels, tokens.numel())
         numbers = text.document_of(starts[:, None] + np.arange(length + 1))
-        inside = numbers[:, 1:] == numbers[:, :-1]
-        documents, seen = (torch.from_numpy(x).to(device) for x in (numbers[:, :-1], inside))
-        return LanguageBatch(tokens, wanted, int(inside.sum()), documents, seen)
+        same = numbers[:, 1:] == numbers[:, :-1]
+        documents, loss_mask = (torch.from_numpy(x).to(device) for x in (numbers[:, :-1], same))
+        return LanguageBatch(tokens, labels, int(same.sum()), documents, loss_mask)
 
 
 def language_loss(
     model: Gpt,
     batch: LanguageBatch,
     smoothing: float = 0.0,
-    scored: Bool[Tensor, "b t"] | None = None,
+    loss_mask: Bool[Tensor, "b t"] | None = None,
 ) -> Loss:
-    """−log P of what follows each token, or each of the `scored` ones."""
+    """−log P of the next tokens, with `loss_mask` only of those inside it."""
     hidden = model.hidden(batch.tokens, documents=batch.documents)
-    count = batch.count if scored is None else None
-    if batch.inside is not None:
-        scored = batch.inside if scored is None else scored & batch.inside
+    count = batch.count if loss_mask is None else None
+    if batch.loss_mask is not None:
+        loss_mask = batch.loss_mask if loss_mask is None else loss_mask & batch.loss_mask
     return cross_entropy(
         model.head.enter(hidden),
         model.head.matrix(model.tokens),
-        batch.wanted,
+        batch.labels,
         bias=model.head.bias,
         smoothing=smoothing,
-        loss_mask=scored,
+        loss_mask=loss_mask,
         count=count,
     )
 
 
 @dataclass(frozen=True)
-class Passes:
-    """Stretches that together predict every token but the first, each once.
+class SlidingWindows:
+    """Windows of equal length that predict every token of a text but the first, each once.
 
-    After the first stretch each predicts its last `stride` tokens: with a stride of the context
-    the stretches do not overlap, with a smaller one every token has more before it.
+    All but the first window predict only their last `stride` tokens: a stride below the context
+    gives every token more context.
     """
 
-    starts: Places
-    new: Places  # how many tokens at its end a stretch is the first to predict
+    starts: Rows
+    new: Rows  # number of tokens at its end that a window predicts
     length: int
 
     @staticmethod
-    def over(tokens: int, context: int, stride: int | None = None) -> "Passes":
+    def over(tokens: int, context: int, stride: int | None = None) -> "SlidingWindows":
         step = context if stride is None else stride
         check_at_least("stride", step, 1)
+        if tokens < 2:
+            raise DataError("a text of one token has no perplexity: use a longer text")
         length = min(context, tokens - 1)
         ends = [*range(length, tokens - 1, min(step, length)), tokens - 1]
-        new = np.diff(ends, prepend=0)
-        return Passes(np.array(ends) - length, new, length)
+        return SlidingWindows(np.array(ends) - length, np.diff(ends, prepend=0), length)
 
 
 def stream_nll(
     model: Gpt,
     text: EncodedText,
+    groups: Sequence[SlidingWindows],
     objective: Causal,
-    *,
-    batch_tokens: int,
-    stride: int | None = None,
-    bar: Bar | None = None,
-) -> tuple[float, int]:
-    """Summed −log P of a stream, and the tokens that were predicted."""
-    if len(text.flat) < 2:
-        raise DataError(f"{text.name}: one token has nothing before it; give more text")
-    passes = Passes.over(len(text.flat), model.config.max_length, stride)
-    return passes_nll(model, text, passes, objective, batch_tokens=batch_tokens, bar=bar)
-
-
-def passes_nll(
-    model: Gpt,
-    text: EncodedText,
-    passes: Passes,
-    objective: Causal,
-    *,
     batch_tokens: int,
     bar: Bar | None = None,
-    done: int = 0,
 ) -> tuple[float, int]:
-    """Summed −log P of what these stretches predict, and how much that is.
-
-    `done` is what other stretches have predicted before, for the bar.
-    """
-    model.eval()
+    """Σ −log P of the tokens that these windows predict, and their number."""
     device = next(model.parameters()).device
-    total, tokens = 0.0, 0
-    size = max(1, batch_tokens // passes.length)
-    columns = torch.arange(passes.length, device=device)
-    with torch.no_grad():
-        for begin in range(0, len(passes.starts), size):
-            some = slice(begin, begin + size)
-            batch = LanguageBatch.of(text, passes.starts[some], passes.length, objective, device)
-            known = passes.length - torch.from_numpy(passes.new[some]).to(device)
-            loss = language_loss(model, batch, scored=columns >= known[:, None])
-            total, tokens = total + float(loss.nll), tokens + loss.count
-            if bar is not None:
-                bar.update(done + int(passes.new[: begin + size].sum()), "tokens")
-    return total, tokens
+
+    def losses() -> Iterator[Loss]:
+        done = 0
+        for windows in groups:
+            size, columns = max(1, batch_tokens // windows.length), np.arange(windows.length)
+            for begin in range(0, len(windows.starts), size):
+                starts, new = (x[begin : begin + size] for x in (windows.starts, windows.new))
+                batch = LanguageBatch.of(text, starts, windows.length, objective, device)
+                is_new = torch.from_numpy(columns >= windows.length - new[:, None])
+                yield language_loss(model, batch, loss_mask=is_new.to(device))
+                done += int(new.sum())
+                if bar is not None:
+                    bar.update(done, "tokens")
+
+    return total_nll(model, losses())
 
 
-class LanguageTask:
-    """What the training loop asks of a language model."""
+def held_out_windows(text: EncodedText, length: int) -> Iterator[tuple[Rows, np.random.Generator]]:
+    """The starts of windows that cover a text, some rows at a time, each with its randomness.
 
-    def __init__(
-        self,
-        run: RunSettings,
-        part: Texts,
-        valid: Texts,
-        tokenizer: Tokenizer,
-        device: torch.device,
-    ) -> None:
-        train, self.length = run.train, run.model.max_length
-        self.objective, self.train, self.device = run.objective or Causal(), train, device
-        self.tokenizer, self.valid_texts = tokenizer, valid
-        self.data = EncodedText(part, tokenizer, ends=True)
-        self.valid = EncodedText(valid, tokenizer, ends=True)
-        self.digest = self.data.digest()
-        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
-        rows = (train.batch_rows or max(1, train.batch_tokens // self.length)) * train.accumulate
-        # A stretch has one token more than it reads, the first of the next.
-        self.order = Windows(len(self.data.flat) - 1, self.length, rows, run.seed, name=part.name)
+    Held-out text is corrupted in the same way for every run.
+    """
+    count = text.stretches(length)
+    for begin in range(0, count, HELD_OUT_ROWS):
+        rows = np.arange(begin, min(begin + HELD_OUT_ROWS, count))
+        yield rows * length, drawing(HELD_OUT_SEED, HELD_OUT, begin)
+
+
+class WindowTask(BaseTask[B]):
+    """Tasks that train on windows of a text; a row is the position of a window's first token."""
+
+    text: EncodedText  # of the training split
+
+    def set_order(self, tokens: int, length: int) -> None:
+        """Train on windows of `length`, from the first `tokens` of the text."""
+        train = self.train
+        rows = train.batch_rows or max(1, train.batch_tokens // self.run.model.max_length)
+        rows *= train.accumulate
+        self.order = Windows(tokens, length, rows, self.run.seed, name=self.text.name)
         self.per_epoch = -(-self.order.per_epoch // rows)
+        self.digest = self.text.digest()
+        self.examples = f"windows of {self.text.name} from tokens"
 
-    def batches(self, step: int) -> list[LanguageBatch]:
-        parts = split(self.order.starts(step), self.train.accumulate)
-        return [
-            LanguageBatch.of(self.data, starts, self.length, self.objective, self.device)
-            for starts in parts
-        ]
+    def rows(self, step: int) -> Rows:
+        starts: Rows = self.order.starts(step)
+        return starts
 
-    def tokens(self, batch: LanguageBatch) -> int:
-        return batch.tokens.numel()
+    def number(self, row: int) -> int:
+        return row
+
+
+class LanguageTask(WindowTask[LanguageBatch]):
+    """Language modelling for the trainer."""
+
+    def load(self, part: Any, valid: Any) -> None:
+        self.length, self.valid_texts = self.run.model.max_length, valid
+        self.objective = self.run.objective or Causal()
+        self.text = EncodedText(part, self.tokenizer, ends=True)
+        self.valid = EncodedText(valid, self.tokenizer, ends=True)
+        self.set_order(len(self.text.flat) - 1, self.length)  # the last token is only predicted
+
+    def batch(self, rows: Rows) -> LanguageBatch:
+        return LanguageBatch.of(self.text, rows, self.length, self.objective, self.device)
 
     def counts(self, batch: LanguageBatch) -> dict[str, int]:
         return {"tokens": batch.count}
 
-    def losses(self, model: nn.Module, batch: LanguageBatch) -> dict[str, Loss]:
-        assert isinstance(model, Gpt)
+    def losses(self, model: Any, batch: LanguageBatch) -> dict[str, Loss]:
         return {"tokens": language_loss(model, batch, self.train.label_smoothing)}
 
-    def describe(self, step: int) -> str:
-        starts = self.order.starts(step)[:5].tolist()
-        return f"stretches of {self.data.name} from tokens {', '.join(map(str, starts))} …"
-
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, Gpt)
-        nll, tokens = stream_nll(
-            model, self.valid, self.objective, batch_tokens=self.train.batch_tokens
-        )
+    def validate(self, model: Any) -> dict[str, float]:
+        windows = SlidingWindows.over(len(self.valid.flat), self.length)
+        batch_tokens = self.train.batch_tokens
+        nll, tokens = stream_nll(model, self.valid, [windows], self.objective, batch_tokens)
         scores = _scores(self.valid_texts, self.tokenizer, nll, tokens)
-        return {name: value for name, value in scores.items() if isinstance(value, float)}
+        del scores["signature"]
+        return scores
 
 
 def _scores(texts: Texts, tokenizer: Tokenizer, nll: float, tokens: int) -> Scores:
     return language_scores(
         nll,
         tokens,
-        unit=f"{tokenizer.kind}, {tokenizer.vocab_size} tokens",
+        unit=token_unit(tokenizer),
         characters=texts.characters,
         bytes_=texts.bytes,
         words=texts.words,
@@ -209,31 +213,32 @@ def evaluate(
     loaded: LoadedModel, data: TextData, split_name: str, *, stride: int | None = None
 ) -> Scores:
     """Perplexity, and bits per character and byte, of all of a split."""
-    model, tokenizer = loaded.torch_model(), loaded.tokenizer
-    objective, context = loaded.run.objective or Causal(), loaded.run.model.max_length
+    model, run = loaded.torch_model(), loaded.run
+    objective, context = run.objective or Causal(), run.model.max_length
     check_stride(stride, context)
     texts = data.read(split_name)
-    text = EncodedText(texts, tokenizer, ends=True)
+    text = EncodedText(texts, loaded.tokenizer, ends=True)
+    windows = SlidingWindows.over(len(text.flat), context, stride)
     with Bar("evaluate", len(text.flat) - 1) as bar:
-        at_once = loaded.run.decode.forward_tokens
-        nll, tokens = stream_nll(
-            model, text, objective, batch_tokens=at_once, stride=stride, bar=bar
-        )
-    scores = _scores(texts, tokenizer, nll, tokens)
-    how = f"context:{context}|stride:{stride or context}|packing:{objective.packing}|"
-    how += "first token not predicted"
-    scores["signature"] = {name: f"{said}|{how}" for name, said in scores["signature"].items()}
+        batch_tokens = run.decode.read_at_once
+        nll, tokens = stream_nll(model, text, [windows], objective, batch_tokens, bar)
+    scores = _scores(texts, loaded.tokenizer, nll, tokens)
+    settings = f"context:{context}|stride:{stride or context}|packing:{objective.packing}"
+    scores["signature"] = {
+        name: f"{signature}|{settings}|first token not predicted"
+        for name, signature in scores["signature"].items()
+    }
     return scores | {"split": split_name, "examples": tokens}
 
 
 def check(run: RunSettings) -> None:
-    """Packed documents start anywhere in a row, so nothing may count from its first position."""
+    """Packed documents begin anywhere in a row: nothing may depend on its first position."""
     if run.objective is None or run.objective.packing == "stream":
         return
-    core = run.model.attention
-    if not getattr(core, "separates_documents", core.exact):
+    attention = run.model.attention
+    if not getattr(attention, "keeps_apart", attention.exact):
         raise UserError(
-            f"model.attention={core.kind} cannot separate packed documents: choose "
+            f"model.attention={attention.kind} cannot separate packed documents: choose "
             "objective.packing=stream, or another model.attention"
         )
     if getattr(run.model.position, "period", None):
@@ -246,10 +251,7 @@ def check(run: RunSettings) -> None:
 def check_stride(stride: int | None, max_length: int) -> None:
     check_at_least("--stride", stride, 1)
     if stride is not None and stride > max_length:
-        raise UserError(
-            f"--stride {stride} is longer than the {max_length} tokens that the model reads at "
-            "once: choose at most that"
-        )
+        raise UserError(f"--stride {stride} exceeds the model's context: at most {max_length}")
 
 
 SPEC = TaskSpec(

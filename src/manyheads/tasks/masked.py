@@ -1,7 +1,9 @@
-"""Masked language models: predict what was hidden (BERT, RoBERTa), or find what was replaced
-(ELECTRA); and whether the second text follows the first.
+"""Masked language models (BERT, RoBERTa), replaced-token detection (ELECTRA), next sentences.
+
+L = −Σ_{i∈M} log P(x_i | x̃) over the masked positions M of a corrupted text x̃
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,106 +14,115 @@ from torch.nn import functional as F
 
 from manyheads.data.batching import split
 from manyheads.data.language import TextData, Texts
-from manyheads.data.masking import Masked, ReplacedToken
-from manyheads.data.mlm import HELD_OUT, MaskedBatch, MaskedOrder, MaskedText, make_rng
+from manyheads.data.masking import Masked, Replaced
+from manyheads.data.mlm import MaskedBatch, MaskedOrder, MaskedText
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.models import heads
 from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra
-from manyheads.tasks.spec import EXAMPLE, LoadedModel, RunSettings, TaskSpec, add_frame
-from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.tasks.language import HELD_OUT_SEED, held_out_windows
+from manyheads.tasks.spec import (
+    EXAMPLE,
+    BaseTask,
+    LoadedModel,
+    RunSettings,
+    TaskSpec,
+    add_frame,
+    token_unit,
+)
 from manyheads.train.loss import Loss, cross_entropy
 
-# What is hidden for validation is the same for every run: by this seed, so many rows at a time.
-HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
-MULTIPLE = 64  # of hidden tokens in a batch on a GPU, where a pass is recorded for each shape
+MULTIPLE = 64  # of masked positions in a batch on a GPU: few shapes to capture as CUDA graphs
 
 
 def masked_loss(model: Bert, hidden: Tensor, batch: MaskedBatch, smoothing: float = 0.0) -> Loss:
-    """−log P of the hidden tokens: the output layer sees their places alone."""
+    """−log P of the masked tokens; the output layer is computed at their positions only."""
     head: Any = model.head
-    at = hidden.flatten(0, 1)[batch.positions]
+    masked = hidden.flatten(0, 1)[batch.places]
     return cross_entropy(
-        head.output.enter(head.enter(at)),
+        head.output.enter(head.enter(masked)),
         head.output.matrix(model.tokens),
-        batch.labels,
+        batch.wanted,
         bias=head.output.bias,
         smoothing=smoothing,
         count=batch.predictions,
     )
 
 
-def follows_loss(logits: Tensor, other: Tensor) -> Loss:
-    """−log P of whether the second text follows (class 0) or comes from elsewhere (class 1)."""
-    total = F.cross_entropy(logits.float(), other, reduction="sum")
-    return Loss(total, total.detach(), len(other))
+def next_sentence_loss(logits: Tensor, is_random: Tensor) -> Loss:
+    """−log P of whether the second text follows (class 0) or is from elsewhere (class 1)."""
+    total = F.cross_entropy(logits.float(), is_random, reduction="sum")
+    return Loss(total, total.detach(), len(is_random))
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a pass found: the terms of the loss, and how often the second answers were right."""
+class PassResult:
+    """The loss terms of a forward pass, and the number of correct binary predictions by term."""
 
     losses: dict[str, Loss]
-    right: dict[str, Tensor]
+    correct: dict[str, Tensor]
 
 
-def masked_pass(model: Bert, batch: MaskedBatch, smoothing: float = 0.0) -> Found:
-    """Masked language modelling, with next-sentence prediction where the texts are pairs."""
+def masked_pass(model: Bert, batch: MaskedBatch, smoothing: float = 0.0) -> PassResult:
+    """Masked language modelling, with next-sentence prediction if the texts are pairs."""
     hidden = model.hidden(batch.tokens, batch.real, batch.segments)
     losses = {"masked": masked_loss(model, hidden, batch, smoothing)}
     if batch.other is None:
-        return Found(losses, {})
+        return PassResult(losses, {})
     logits = model.follows(hidden, batch.real)
-    losses["next_sentence"] = follows_loss(logits, batch.other)
-    return Found(losses, {"next_sentence": (logits.argmax(-1) == batch.other).sum()})
+    losses["next_sentence"] = next_sentence_loss(logits, batch.other)
+    return PassResult(losses, {"next_sentence": (logits.argmax(-1) == batch.other).sum()})
 
 
-def replaced_pass(model: Electra, batch: MaskedBatch, weight: float) -> Found:
+def replaced_pass(model: Electra, batch: MaskedBatch, weight: float) -> PassResult:
     """The generator's loss at the masks, and the model's at every token: was it replaced?"""
     hidden = model.generator.hidden(batch.tokens, batch.real, batch.segments)
     masked = masked_loss(model.generator, hidden, batch)
-    tokens, drawn = model.fill(batch.tokens, batch.positions, hidden)
-    wrong = torch.zeros_like(tokens, dtype=torch.float32)
-    changed = (drawn != batch.labels).float()
-    wrong = wrong.flatten().scatter(0, batch.positions, changed).view_as(wrong)
+    tokens, samples = model.fill(batch.tokens, batch.places, hidden)
+    # A sample that equals the original token does not count as replaced.
+    is_replaced = torch.zeros_like(tokens, dtype=torch.float32)
+    differs = (samples != batch.wanted).float()
+    is_replaced = is_replaced.flatten().scatter(0, batch.places, differs).view_as(is_replaced)
     logits = model.model(tokens, batch.real, batch.segments).float()
-    each = F.binary_cross_entropy_with_logits(logits, wrong, reduction="none")
-    right = (logits > 0) == (wrong > 0.5)
+    losses = F.binary_cross_entropy_with_logits(logits, is_replaced, reduction="none")
+    correct = (logits > 0) == (is_replaced > 0.5)
     if batch.real is not None:
-        each, right = each * batch.real, right & batch.real
-    total = each.sum()
-    found = Loss(total, total.detach(), batch.size, weight)
-    return Found({"masked": masked, "replaced": found}, {"replaced": right.sum()})
+        losses, correct = losses * batch.real, correct & batch.real
+    total = losses.sum()
+    detection = Loss(total, total.detach(), batch.size, weight)
+    return PassResult({"masked": masked, "replaced": detection}, {"replaced": correct.sum()})
 
 
-class MaskedTask:
-    """What the training loop asks of masked language models and of ELECTRA."""
+def forward_pass(
+    model: nn.Module, batch: MaskedBatch, objective: Masked | Replaced, smoothing: float = 0.0
+) -> PassResult:
+    if isinstance(objective, Replaced):
+        assert isinstance(model, Electra)
+        return replaced_pass(model, batch, objective.weight)
+    assert isinstance(model, Bert)
+    return masked_pass(model, batch, smoothing)
 
-    def __init__(
-        self,
-        run: RunSettings,
-        part: Texts,
-        valid: Texts,
-        tokenizer: Tokenizer,
-        device: torch.device,
-    ) -> None:
-        train, objective, max_length = run.train, run.objective, run.model.max_length
-        self.objective, self.train, self.device = objective, train, device
-        short = run.data.short
-        text = MaskedText(part, tokenizer, objective, max_length=max_length, short=short)
-        self.valid = MaskedText(valid, tokenizer, objective, max_length=max_length, short="skip")
-        self.rows = train.batch_rows or max(1, train.batch_tokens // max_length)
-        self.order = MaskedOrder(text, self.rows * train.accumulate, run.seed, part.name)
+
+class MaskedTask(BaseTask[MaskedBatch]):
+    """Masked language modelling and replaced-token detection for the trainer."""
+
+    def load(self, part: Texts, valid: Texts) -> None:
+        train, max_length = self.train, self.run.model.max_length
+        self.objective: Masked | Replaced = self.run.objective
+        settings: Any = {"objective": self.objective, "max_length": max_length}
+        text = MaskedText(part, self.tokenizer, **settings, short=self.run.data.short)
+        self.valid = MaskedText(valid, self.tokenizer, **settings, short="skip")
+        rows = train.batch_rows or max(1, train.batch_tokens // max_length)
+        self.order = MaskedOrder(text, rows * train.accumulate, self.run.seed, part.name)
         self.per_epoch = self.order.per_epoch
         self.digest = text.text.digest()
-        self.notes = list(dict.fromkeys([*part.notes, *valid.notes]))
-        self.valid.text.count_windows(self.valid.room)  # refuse a short text now, not after hours
+        self.valid.text.stretches(self.valid.room)  # refuse a short text before training
 
     def batches(self, step: int) -> list[MaskedBatch]:
-        rows = self.order.at(step)
-        parts = split(np.arange(len(rows.tokens)), self.train.accumulate)
-        batches = [rows.batch(part) for part in parts]
+        framed, inputs, positions = self.order.at(step)
+        parts = split(np.arange(len(framed.tokens)), self.train.accumulate)
+        batches = [framed.hidden(inputs, positions, rows) for rows in parts]
         if self.device.type == "cuda" and isinstance(self.objective, Masked):
             batches = [batch.padded(MULTIPLE) for batch in batches]
         return [batch.to(self.device) for batch in batches]
@@ -120,87 +131,77 @@ class MaskedTask:
         return batch.size
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
-        if isinstance(self.objective, ReplacedToken):
-            return {"masked": batch.predictions, "replaced": batch.size}
-        pairs = {} if batch.other is None else {"next_sentence": len(batch.tokens)}
-        return {"masked": batch.predictions, **pairs}
+        counts = {"masked": batch.predictions}
+        if isinstance(self.objective, Replaced):
+            counts["replaced"] = batch.size
+        elif batch.other is not None:
+            counts["next_sentence"] = len(batch.tokens)
+        return counts
 
     def losses(self, model: nn.Module, batch: MaskedBatch) -> dict[str, Loss]:
-        return one_pass(model, batch, self.objective, self.train.label_smoothing).losses
+        return forward_pass(model, batch, self.objective, self.train.label_smoothing).losses
 
     def describe(self, step: int) -> str:
-        return f"{self.rows * self.train.accumulate} stretches of text, drawn for step {step}"
+        return f"{self.order.rows} windows of text, sampled for step {step}"
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         return masked_scores(model, self.valid, self.objective, self.device)
 
 
-def one_pass(
-    model: nn.Module, batch: MaskedBatch, objective: Masked | ReplacedToken, smoothing: float = 0.0
-) -> Found:
-    if isinstance(objective, ReplacedToken):
-        assert isinstance(model, Electra)
-        return replaced_pass(model, batch, objective.weight)
-    assert isinstance(model, Bert)
-    return masked_pass(model, batch, smoothing)
-
-
 @torch.no_grad()
 def masked_scores(
-    model: nn.Module, text: MaskedText, objective: Masked | ReplacedToken, device: torch.device
+    model: nn.Module, text: MaskedText, objective: Masked | Replaced, device: torch.device
 ) -> dict[str, float]:
-    """The losses on held-out text, hidden in the same places for every run."""
+    """The losses of held-out text, masked at the same positions for every run."""
     model.eval()
-    torch.manual_seed(HELD_OUT_SEED)  # what a generator draws
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
+    torch.manual_seed(HELD_OUT_SEED)  # for what ELECTRA's generator samples
+    sums: Counter[str] = Counter()  # of floats
+    counts: Counter[str] = Counter()
+    correct: Counter[str] = Counter()
     weights: dict[str, float] = {}
-    right: dict[str, int] = {}
-    whole = text.text.count_windows(text.room)
-    for begin in range(0, whole, HELD_OUT_ROWS):
-        random = make_rng(HELD_OUT_SEED, HELD_OUT, begin)
-        count = min(HELD_OUT_ROWS, whole - begin)
-        starts = np.arange(begin, begin + count) * text.room
-        batch = text.rows(starts, random, random).batch(np.arange(count)).to(device)
-        found = one_pass(model, batch, objective)
-        for name, loss in found.losses.items():
-            sums[name] = sums.get(name, 0.0) + float(loss.nll)
-            counts[name] = counts.get(name, 0) + loss.count
+    for starts, random in held_out_windows(text.text, text.room):
+        rows = len(starts)
+        framed = text.stretches(starts) if text.pairs is None else text.drawn_pairs(rows, random)
+        inputs, positions = text.hide(framed, random)
+        batch = framed.hidden(inputs, positions, np.arange(rows)).to(device)
+        result = forward_pass(model, batch, objective)
+        for name, loss in result.losses.items():
+            sums[name] += float(loss.nll)  # type: ignore[assignment]
+            counts[name] += loss.count
             weights[name] = loss.weight
-        for name, hits in found.right.items():
-            right[name] = right.get(name, 0) + int(hits)
-    means = {name: sums[name] / max(1, counts[name]) for name in sums}
+        for name, count in result.correct.items():
+            correct[name] += int(count)
+    means = {name: sums[name] / max(1, counts[name]) for name in weights}
     scores = {"loss": sum(weights[name] * mean for name, mean in means.items())}
     if len(means) > 1:
         scores |= {f"{name}_loss": mean for name, mean in means.items()}
     if counts["masked"]:
         scores["perplexity"] = perplexity(sums["masked"], counts["masked"])
-    scores |= {f"{name}_accuracy": hits / counts[name] for name, hits in right.items()}
-    return scores
+    return scores | {f"{name}_accuracy": correct[name] / counts[name] for name in correct}
 
 
 def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
-    """The masked language model's losses on a split."""
+    """The losses of a masked language model on a split."""
     model, tokenizer = loaded.torch_model(), loaded.encoder().tokenizer
     if not isinstance(loaded.run.model.head, heads.Masked):
         raise UserError(
             f"{loaded.folder} has no head for masked words, which running text is scored by: "
             "use a language model, or one with that head"
         )
-    objective = loaded.run.objective or Masked()
+    objective, max_length = loaded.run.objective or Masked(), model.config.max_length
     texts = data.read(split_name)
-    text = MaskedText(texts, tokenizer, objective, max_length=model.config.max_length, short="skip")
-    device = next(model.parameters()).device
-    scores: Scores = dict(masked_scores(model, text, objective, device))
-    unit = f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
-    name = "words" if objective.unit == "words" else "pieces"  # scores of 0.1 stay comparable
-    shares = f"mask:{objective.mask_fraction}|random:{objective.random_fraction}|unit:{name}"
-    said = (
-        f"of hidden tokens ({unit})|rate:{objective.rate}|{shares}|pairs:{objective.pairs}|"
-        f"length:{model.config.max_length}|hidden by seed {HELD_OUT_SEED}"
+    text = MaskedText(texts, tokenizer, objective, max_length=max_length, short="skip")
+    signature = (
+        f"of hidden tokens ({token_unit(tokenizer)})|rate:{objective.rate}|"
+        f"mask:{objective.mask_share}|random:{objective.random_share}|unit:{objective.unit}|"
+        f"pairs:{objective.pairs}|length:{max_length}|hidden by seed {HELD_OUT_SEED}"
     )
-    scores["signature"] = {"perplexity": said}
-    return scores | {"split": split_name, "examples": len(text.text.flat)}
+    return {
+        **masked_scores(model, text, objective, next(model.parameters()).device),
+        "signature": {"perplexity": signature},
+        "split": split_name,
+        "examples": len(text.text.flat),
+    }
 
 
 def has_pairs(run: RunSettings) -> bool:
@@ -208,9 +209,9 @@ def has_pairs(run: RunSettings) -> bool:
 
 
 def check(run: RunSettings) -> None:
-    """The head must answer what the objective asks."""
+    """The model needs the heads of the objective."""
     model, objective = run.model, run.objective
-    head = "detect" if isinstance(objective, ReplacedToken) else "masked"
+    head = "detect" if isinstance(objective, Replaced) else "masked"
     if model.head is None or model.head.kind != head:
         raise UserError(f"objective={objective.kind} needs model.head={head}")
     if has_pairs(run) and (model.next_sentence is None or (model.embed.segments or 1) < 2):
@@ -221,22 +222,21 @@ def check(run: RunSettings) -> None:
 
 
 def with_generator(model: nn.Module, run: RunSettings) -> nn.Module:
-    """ELECTRA trains a generator next to the model."""
+    """ELECTRA trains a generator together with the model."""
     assert isinstance(model, Bert)
-    return Electra(model, run.objective.generator_fraction)
+    return Electra(model, run.objective.generator_share)
 
 
 def finetune(config: BertConfig, run: RunSettings) -> BertConfig:
-    """The head that the objective needs; next-sentence prediction comes with its pairs."""
-    kind = heads.Detect if isinstance(run.objective, ReplacedToken) else heads.Masked
-    head = config.head if isinstance(config.head, kind) else kind()
+    """With the head of the objective, and for pairs that of next-sentence prediction."""
+    head_kind = heads.Detect if isinstance(run.objective, Replaced) else heads.Masked
     paired = has_pairs(run)
     return replace(
         config,
-        head=head,
+        head=config.head if isinstance(config.head, head_kind) else head_kind(),
         pooler=config.pooler or (run.model.pooler if paired else None),
         next_sentence=run.model.next_sentence if paired else None,
-        init="normal",  # small numbers for new heads
+        init="normal",  # small weights for new heads
     )
 
 
@@ -266,10 +266,10 @@ MASKED = TaskSpec(
 )
 REPLACED = replace(
     MASKED,
-    objectives=(ReplacedToken,),
+    objectives=(Replaced,),
     recipe="electra-mini",
     wrap=with_generator,
     evaluate=None,
-    no_scores="is trained against a generator that is not kept, so that nothing scores it "
-    "afterwards: its validation is in metrics.jsonl, and what it learned shows in fine-tuning",
+    no_scores="was trained with a generator that is not kept, so it cannot be scored: see the "
+    "validation scores in metrics.jsonl, or fine-tune it",
 )

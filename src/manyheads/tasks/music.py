@@ -1,37 +1,42 @@
-"""Models of music: language models of its words, transposed in training, scored piece by piece."""
+"""Models of music: language models of its events, transposed in training, scored by piece."""
 
 import dataclasses
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from manyheads.data.batching import split
-from manyheads.data.events import ChoraleGrid, transpose_word
+from manyheads.data.batching import Rows, split
+from manyheads.data.events import ChoraleGrid, transposed
 from manyheads.data.language import EncodedText
 from manyheads.data.masking import Causal
 from manyheads.data.music import Music, MusicData
 from manyheads.errors import DataError, UserError
-from manyheads.evaluate.scores import Scores, perplexity
-from manyheads.models.gpt import Gpt
+from manyheads.evaluate.scores import Scores, loss_scores
 from manyheads.tasks import language
-from manyheads.tasks.language import LanguageBatch, LanguageTask, Passes, check_stride, passes_nll
+from manyheads.tasks.language import (
+    LanguageBatch,
+    LanguageTask,
+    SlidingWindows,
+    check_stride,
+    stream_nll,
+)
 from manyheads.tasks.spec import LoadedModel, RunSettings
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.progress import Bar
 
-TRANSPOSING = 1  # tells these draws from others of the same seed
-Table = Int[Tensor, "moves v"]
-Shifts = Int[np.ndarray, " rows"]
+TRANSPOSING = 1  # separates this random stream from others of the same seed and step
+Table = Int[Tensor, "shifts v"]
 # Music to begin with on the web page, in the words of each encoding.
 CHORALE = "p72 p67 p64 p48 p72 p67 p64 p48 p74 p67 p65 p47"
 PERFORMANCE = "velocity20 on60 shift25 off60 on64 shift25 off64 on67 shift50 off67"
 
 
 def check_words(music: Music, tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer for which a word of the encoding is not one token."""
+    """Refuse a tokenizer that has no token for a word of the encoding."""
     missing = next((word for word in music.vocabulary if tokenizer.token_id(word) is None), None)
     if missing is not None:
         raise UserError(
@@ -40,130 +45,98 @@ def check_words(music: Music, tokenizer: Tokenizer) -> None:
         )
 
 
-def check_enough(music: Music, length: int) -> None:
-    """Refuse music with less than one stretch to train on: every event and end but the first."""
-    tokens = music.words + len(music.documents) - 1
-    if tokens < length:
-        raise DataError(
-            f"{music.name}: {tokens} tokens are too few to train on stretches of {length}: give "
-            "more or longer pieces, or lower model.max_length"
-        )
-
-
-def moves(music: Music, tokenizer: Tokenizer, furthest: int) -> Table:
-    """What each token is once it is transposed by −furthest, …, furthest; −1 is no pitch."""
-    numbers = {word: tokenizer.token_id(word) for word in music.vocabulary}
-    table = np.tile(np.arange(tokenizer.vocab_size), (2 * furthest + 1, 1))
-    for row, semitones in enumerate(range(-furthest, furthest + 1)):
-        for word, number in numbers.items():
-            moved = numbers.get(transpose_word(word, semitones) or "")
-            table[row, number] = -1 if moved is None else moved
+def transposition_table(music: Music, tokenizer: Tokenizer, semitones: int) -> Table:
+    """Each token transposed by −semitones, …, semitones; −1 if that leaves MIDI's pitches."""
+    ids = {word: tokenizer.token_id(word) for word in music.vocabulary}
+    table = np.tile(np.arange(tokenizer.vocab_size), (2 * semitones + 1, 1))
+    for row, shift in enumerate(range(-semitones, semitones + 1)):
+        for word, token in ids.items():
+            moved = ids.get(transposed(word, shift) or "")
+            table[row, token] = -1 if moved is None else moved
     return torch.from_numpy(table)
 
 
-def move(batch: LanguageBatch, table: Table, rows: Int[Tensor, " b"]) -> LanguageBatch:
-    """Each stretch by the row of the table that is given for it.
+def transpose(batch: LanguageBatch, table: Table, rows: Int[Tensor, " b"]) -> LanguageBatch:
+    """Transpose each window by its row of the table, unless a pitch would leave MIDI's 128."""
+    tokens = torch.cat([batch.tokens, batch.labels[:, -1:]], dim=1)
+    moved = table[rows[:, None], tokens]
+    moved = torch.where((moved < 0).any(dim=1, keepdim=True), tokens, moved)
+    return dataclasses.replace(batch, tokens=moved[:, :-1], labels=moved[:, 1:])
 
-    One in which a pitch would leave MIDI's 128 stays as it is.
+
+def piece_windows(
+    text: EncodedText, closing: int, context: int, stride: int | None = None
+) -> list[SlidingWindows]:
+    """Windows that predict every event of every piece, those of one length together.
+
+    The context of a piece begins with the end token before it. Its own end token and the
+    `closing` words before that are not predicted.
     """
-    whole = torch.cat([batch.tokens, batch.wanted[:, -1:]], dim=1)
-    moved = table[rows[:, None], whole]
-    moved = torch.where((moved < 0).any(dim=1, keepdim=True), whole, moved)
-    return dataclasses.replace(batch, tokens=moved[:, :-1], wanted=moved[:, 1:])
-
-
-def pieces_nll(
-    model: Gpt,
-    text: EncodedText,
-    *,
-    closing: int,
-    batch_tokens: int,
-    stride: int | None = None,
-    bar: Bar | None = None,
-) -> tuple[float, int]:
-    """Summed −log P of every event of every piece, and how many these are.
-
-    A piece is read by itself, after the end token that every piece comes after; that, its own end
-    and the `closing` words before it are not predicted.
-    """
-    groups: dict[int, list[Passes]] = {}
+    by_length: dict[int, list[SlidingWindows]] = {}
     for begin, stop in pairwise(text.document_starts[1:].tolist()):
-        passes = Passes.over(stop - closing - begin, model.config.max_length, stride)
-        moved = dataclasses.replace(passes, starts=passes.starts + begin - 1)
-        groups.setdefault(passes.length, []).append(moved)
-    total, tokens = 0.0, 0
-    for length, group in sorted(groups.items(), reverse=True):
-        starts, new = (
-            np.concatenate([getattr(one, x) for one in group]) for x in ("starts", "new")
+        windows = SlidingWindows.over(stop - closing - begin, context, stride)
+        moved = dataclasses.replace(windows, starts=windows.starts + begin - 1)
+        by_length.setdefault(windows.length, []).append(moved)
+    return [
+        SlidingWindows(
+            np.concatenate([windows.starts for windows in by_length[length]]),
+            np.concatenate([windows.new for windows in by_length[length]]),
+            length,
         )
-        nll, count = passes_nll(
-            model,
-            text,
-            Passes(starts, new, length),
-            Causal(),
-            batch_tokens=batch_tokens,
-            bar=bar,
-            done=tokens,
-        )
-        total, tokens = total + nll, tokens + count
-    return total, tokens
+        for length in sorted(by_length, reverse=True)
+    ]
 
 
 class MusicTask(LanguageTask):
-    """What the training loop asks of a model of music.
+    """Music modelling for the trainer.
 
-    Of a chorale a stretch begins right before a sixteenth: so a position says which voice it is
-    of, the soprano's being 1, 5, 9 and on.
+    A window of a chorale begins right before a sixteenth, so that a position tells the voice: 1,
+    5, 9, … are the soprano's.
     """
 
-    def __init__(
-        self,
-        run: RunSettings,
-        part: Music,
-        valid: Music,
-        tokenizer: Tokenizer,
-        device: torch.device,
-    ) -> None:
-        check_words(part, tokenizer)
-        check_enough(part, run.model.max_length)
-        super().__init__(run, part, valid, tokenizer, device)
-        self.seed, self.unit, self.furthest = run.seed, run.data.encoding.unit, run.data.transpose
-        self.closing = valid.closing
-        self.table = moves(part, tokenizer, self.furthest).to(device)
+    def load(self, part: Music, valid: Music) -> None:
+        check_words(part, self.tokenizer)
+        tokens = part.words + len(part.documents) - 1  # every event and end but the first
+        if tokens < self.run.model.max_length:
+            raise DataError(
+                f"{part.name}: {tokens} tokens are too few to train on windows of "
+                f"{self.run.model.max_length}: give more or longer pieces, or lower "
+                "model.max_length"
+            )
+        super().load(part, valid)
+        self.semitones, self.closing = self.run.data.transpose, valid.closing
+        table = transposition_table(part, self.tokenizer, self.semitones)
+        self.table = table.to(self.device)
+
+    def rows(self, step: int) -> Rows:
+        starts = super().rows(step)
+        return starts - starts % self.run.data.encoding.unit
 
     def batches(self, step: int) -> list[LanguageBatch]:
-        starts = self.order.starts(step)
-        draw = np.random.default_rng([self.seed, step, TRANSPOSING])
-        rows = draw.integers(2 * self.furthest + 1, size=len(starts))
+        batches = super().batches(step)
+        if not self.semitones:
+            return batches
+        random = np.random.default_rng([self.run.seed, step, TRANSPOSING])
+        shifts = random.integers(2 * self.semitones + 1, size=len(self.rows(step)))
+        parts = split(shifts, self.train.accumulate)
         return [
-            self._batch(*part)
-            for part in zip(
-                split(starts - starts % self.unit, self.train.accumulate),
-                split(rows, self.train.accumulate),
-                strict=True,
-            )
+            transpose(batch, self.table, torch.from_numpy(part).to(self.device))
+            for batch, part in zip(batches, parts, strict=True)
         ]
 
-    def _batch(self, starts: Shifts, rows: Shifts) -> LanguageBatch:
-        batch = LanguageBatch.of(self.data, starts, self.length, self.objective, self.device)
-        if not self.furthest:
-            return batch
-        return move(batch, self.table, torch.from_numpy(rows).to(self.device))
-
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, Gpt)
-        tokens = self.train.batch_tokens
-        nll, events = pieces_nll(model, self.valid, closing=self.closing, batch_tokens=tokens)
-        return {"loss": nll / events, "perplexity": perplexity(nll, events)}
+    def validate(self, model: Any) -> dict[str, float]:
+        windows = piece_windows(self.valid, self.closing, self.length)
+        batch_tokens = self.train.batch_tokens
+        return loss_scores(*stream_nll(model, self.valid, windows, Causal(), batch_tokens))
 
 
 def evaluate(
     loaded: LoadedModel, data: MusicData, split_name: str, *, stride: int | None = None
 ) -> Scores:
-    """The mean −log P of all events of a split, in nats, and the perplexity that it comes to.
+    """The mean −log P of all events of a split, in nats, and the perplexity.
 
-    Unless told, windows move by half of what the model reads at once: so every event has that much
-    of its piece before it, or all there is.
+    By default windows move by half of the context, so that every event has at least that much
+    context, or all of its piece.
     """
     model, tokenizer = loaded.torch_model(), loaded.tokenizer
     context, unit = loaded.run.model.max_length, data.encoding.unit
@@ -172,19 +145,22 @@ def evaluate(
     check_words(music, tokenizer)
     text = EncodedText(music, tokenizer, ends=True)
     step = stride or max(1, context // 2 // unit * unit)  # whole sixteenths of a chorale
-    with Bar("evaluate", len(text.flat)) as bar:
-        at_once = loaded.run.decode.forward_tokens
-        nll, events = pieces_nll(
-            model, text, closing=music.closing, batch_tokens=at_once, stride=step, bar=bar
-        )
-    how = f"{data.encoding.kind} encoding, {len(music.vocabulary)} words|{events} events of "
-    how += f"{len(music.documents) - 1} pieces, each by itself, its first event after an end "
-    how += "token, what closes and ends it not counted|"
-    how += f"context:{context}|stride:{step}|not transposed"
+    windows = piece_windows(text, music.closing, context, step)
+    events = sum(int(group.new.sum()) for group in windows)
+    with Bar("evaluate", events) as bar:
+        batch_tokens = loaded.run.decode.read_at_once
+        nll, _ = stream_nll(model, text, windows, Causal(), batch_tokens, bar)
+    scores = loss_scores(nll, events)
+    signature = (
+        f"{data.encoding.kind} encoding, {len(music.vocabulary)} words|{events} events of "
+        f"{len(music.documents) - 1} pieces, each by itself, its first event after an end "
+        "token, what closes and ends it not counted|"
+        f"context:{context}|stride:{step}|not transposed"
+    )
     return {
-        "nll": nll / events,
-        "perplexity": perplexity(nll, events),
-        "signature": {"nll": f"nats per event|{how}", "perplexity": f"e^nll|{how}"},
+        "nll": scores["loss"],
+        "perplexity": scores["perplexity"],
+        "signature": {"nll": f"nats per event|{signature}", "perplexity": f"e^nll|{signature}"},
         "split": split_name,
         "examples": events,
     }
@@ -193,8 +169,8 @@ def evaluate(
 def check(run: RunSettings) -> None:
     if run.objective is not None and run.objective.packing != "stream":
         raise UserError(
-            "a piece of music begins after the end of another, which objective.packing=documents "
-            "hides: choose objective.packing=stream"
+            "objective.packing=documents hides the end token that a piece of music begins after: "
+            "choose objective.packing=stream"
         )
 
 

@@ -1,33 +1,40 @@
-"""One row of the task table: everything the program asks about a task.
+"""The row of a task, the table of all rows, and the code that tasks share.
 
-A task module offers a `TaskSpec`; `table.TASKS` lists them. A row knows neither run folders nor
-weight files: it gets the settings of a run (`RunSettings`) or a loaded model (`LoadedModel`).
+A task module offers a `TaskSpec` for `table.TASKS` and a `BaseTask` for the trainer. Neither knows
+run folders or weight files: they get the settings of a run (`RunSettings`) or a loaded model
+(`LoadedModel`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import nn
 
+from manyheads.config import nearest
+from manyheads.data.batching import Rows, split
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import BaseTranslator
+from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange.folder import in_frame
 from manyheads.models.vit import ReadsImages
 from manyheads.tasks.encode import TextEncoder
 from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
 from manyheads.train.step import Task
 
 Ability = Literal["translate", "generate", "encode", "label"]
+B = TypeVar("B")  # a batch
 EXAMPLE = "The small dog sees the tree."
+SHOWN = 5  # examples that an error message names
 
 
 class RunSettings:
-    """The settings of a run, as far as a task reads them; `manyheads.run.Run` has more."""
+    """The settings of a run, as far as a task uses them; `manyheads.run.Run` has more."""
 
     data: Any
     tokens: Any
@@ -62,8 +69,72 @@ class LoadedModel:
         raise NotImplementedError
 
 
+class BaseTask(Generic[B]):
+    """What the trainer needs of a task (`train.step.Task`), as far as tasks share it.
+
+    `load` encodes the data and sets `order`, `digest` and `per_epoch`. A step trains on some rows
+    of the data, `rows(step)`: a pure function of seed and step, so that a resumed run equals one
+    that was never stopped.
+    """
+
+    examples = "examples"  # what `describe` calls the rows
+    order: Any  # has rows(step)
+    digest: str
+    per_epoch: int
+
+    def __init__(
+        self, run: RunSettings, part: Any, valid: Any, tokenizer: Any, device: torch.device
+    ) -> None:
+        self.run, self.train, self.tokenizer, self.device = run, run.train, tokenizer, device
+        self.notes = [*part.notes, *valid.notes]
+        self.load(part, valid)
+        self.notes = list(dict.fromkeys(self.notes))  # held-out data may come from the same files
+
+    def load(self, part: Any, valid: Any) -> None:
+        """Encode the training and the validation split."""
+        raise NotImplementedError
+
+    def rows(self, step: int) -> Rows:
+        rows: Rows = self.order.rows(step)
+        return rows
+
+    def batch(self, rows: Rows) -> B:
+        raise NotImplementedError
+
+    def batches(self, step: int) -> list[B]:
+        return [self.batch(rows) for rows in split(self.rows(step), self.train.accumulate)]
+
+    def tokens(self, batch: B) -> int:
+        return batch.tokens.numel()  # type: ignore[attr-defined]
+
+    def number(self, row: int) -> int:
+        """A row as a user counts it."""
+        return row + 1
+
+    def describe(self, step: int) -> str:
+        rows = self.rows(step)
+        shown = ", ".join(str(self.number(int(row))) for row in rows[:SHOWN])
+        more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+        return f"{self.examples} {shown}{more}"
+
+
+@torch.no_grad()
+def total_nll(model: nn.Module, losses: Iterable[Loss]) -> tuple[float, int]:
+    """Σ −log P and the number of predictions, over losses that are computed one after the other."""
+    model.eval()
+    nll, count = 0.0, 0
+    for loss in losses:
+        nll, count = nll + float(loss.nll), count + loss.count
+    return nll, count
+
+
+def token_unit(tokenizer: Tokenizer) -> str:
+    """What a token is, for the signature of a score per token."""
+    return f"{tokenizer.kind}, {tokenizer.vocab_size} tokens"
+
+
 def add_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
-    """With the special tokens around a text that an encoder reads ([CLS] … [SEP])."""
+    """Add the special tokens around a text that an encoder was trained with ([CLS] … [SEP])."""
     return in_frame(tokenizer, run.decode, run.model)
 
 
@@ -80,41 +151,71 @@ class TaskSpec:
     objectives: tuple[type, ...] = ()
     default_objective: Any = None  # a row with objectives and without this needs one
     special_tokens: tuple[str, ...] = ()  # which the tokenizer must have
-    train_settings: tuple[str, ...] = ()  # of `train`, that only such tasks take
-    recipe: str = ""  # a built-in recipe of this task, to point to
+    train_settings: tuple[str, ...] = ()  # settings of `train` that only such tasks accept
+    recipe: str = ""  # a built-in recipe of this task, for error messages
     reads_text: bool = True
     is_default: bool = False  # the task of an imported model of these kinds
 
     # Refuse settings that do not go together.
     check: Callable[[RunSettings], None] = lambda run: None
-    # The text that a tokenizer is trained on, of a split that was read.
+    # The text of a split that a tokenizer is trained on.
     strings: Callable[[Any], list[str]] = lambda part: part.strings()
     # Add the special tokens that the task needs.
     fit_tokenizer: Callable[[Tokenizer, RunSettings], Tokenizer] = lambda tokenizer, run: tokenizer
-    # The model's settings with what the data decides: labels, pixel means.
+    # The model's settings with what the training split decides: labels, pixel means.
     fit_model: Callable[[RunSettings, Any], Any] = lambda run, part: run.model
-    # (run, train split, valid split, tokenizer, device) → what the trainer trains on; None where
-    # a task is only for imported models.
+    # (run, train split, valid split, tokenizer, device) → the task for the trainer; None if the
+    # row is only for imported models.
     prepare: Callable[[RunSettings, Any, Any, Any, torch.device], Task[Any]] | None
-    # The module to train, where that is more than the model.
+    # The module to train, if that is more than the model.
     wrap: Callable[[nn.Module, RunSettings], nn.Module] = lambda model, run: model
     # A trained model's settings with the heads that this task needs; `finetunes` are kinds that
     # it starts from in addition to the run's own.
     finetune: Callable[[Any, RunSettings], Any] = lambda config, run: config
     finetunes: tuple[type, ...] = ()
 
-    # (loaded model, data, split) → scores; None where nothing scores a trained model.
+    # (loaded model, data, split) → scores; None if a trained model has no scores.
     evaluate: Callable[..., Scores] | None
     no_scores: str = ""  # the reason
     takes_stride: bool = False
     offers: tuple[Ability, ...] = ("encode",)
     served_as: Literal["translations", "completions", ""] = ""  # over HTTP
-    # Settings of data by the model, where `data[0]` is not the default.
+    # Settings of data for a model that came without data, if `data[0]()` does not fit all.
     default_data: Callable[[Any], Any] | None = None
-    # Of the web view: pages beyond those of every model, and a text to begin with.
+    # Of the web page: pages in addition to those of every model, and a first text.
     pages: Callable[[RunSettings], list[str]] = lambda run: []
     example: Callable[[RunSettings], str] = lambda run: EXAMPLE
 
     def data_for(self, model: Any) -> Any:
-        """Settings of data, to be filled in, for a model that came without any."""
+        """Settings of data, to be filled in, for a model that came without data."""
         return self.data[0]() if self.default_data is None else self.default_data(model)
+
+
+class TaskTable(dict[str, TaskSpec]):
+    """The rows of all tasks by name."""
+
+    def rows(self, task: str) -> list[TaskSpec]:
+        """The rows that share a value of the setting `task`."""
+        rows = [row for row in self.values() if row.task == task]
+        if not rows:
+            raise UserError(f"task={task}: {nearest(task, {row.task for row in self.values()})}")
+        return rows
+
+    def find(self, task: str, data: Any = None, objective: Any = None) -> TaskSpec:
+        """The row of a run; data and objective choose if several rows share its `task`."""
+        rows = self.rows(task)
+        for row in rows:
+            fits_data = data is None or isinstance(data, row.data)
+            if fits_data and (objective is None or isinstance(objective, row.objectives)):
+                return row
+        return rows[0]
+
+    def default(self, model: Any) -> str:
+        """The task of an imported model."""
+        rows = self.values()
+        return next(row.task for row in rows if row.is_default and isinstance(model, row.models))
+
+
+def kinds(configs: tuple[type, ...]) -> list[str]:
+    """The names of these configurations in settings."""
+    return [config.kind for config in configs]  # type: ignore[attr-defined]

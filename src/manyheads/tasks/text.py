@@ -1,4 +1,4 @@
-"""Encoders that came from elsewhere: their head and the data decide what they are scored by."""
+"""Imported encoders: their head and the data decide how they are scored."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
-"""Translation: batches, loss and validation for the loop, and the scores of a finished run."""
+"""Translation: loss, training and validation, and the scores of a trained model.
+
+L = −Σ_t log P(y_t | y_1, …, y_{t−1}, x)
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
-from torch import nn
 
 from manyheads.data.batching import Batches, in_order_of_length, split
 from manyheads.data.translation import (
@@ -16,63 +16,64 @@ from manyheads.data.translation import (
     TranslationData,
 )
 from manyheads.decode.beam import SpecialTokens
-from manyheads.decode.decoder import GraphCache
+from manyheads.decode.cuda_graphs import GraphCache
+from manyheads.decode.lines import translate_whole
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
-from manyheads.evaluate.scores import Scores, perplexity, translation_scores
+from manyheads.evaluate.scores import Scores, loss_scores, translation_scores
 from manyheads.models.capture import looks_across
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
-from manyheads.nn.layers import LMHead
+from manyheads.nn.embedding import LMHead
 from manyheads.nn.shapes import Hidden
-from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
-from manyheads.tokenizer.bpe_dropout import BpeDropout
+from manyheads.tasks.spec import BaseTask, LoadedModel, RunSettings, TaskSpec, total_nll
+from manyheads.tokenizer.bpe_dropout import Segmenter
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss, cross_entropy
+from manyheads.train.optimizer import TooLong
 from manyheads.train.progress import Bar
 from manyheads.train.rdrop import rdrop_kl
 
 COMPOSITIONAL = "compositional"
-MULTIPLE = 2  # lengths on a GPU: hardly more padding than any length, and seldom more shapes
+MULTIPLE = 2  # of lengths on a GPU: few shapes to capture as CUDA graphs, and little padding
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
 
 
 def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> Loss:
-    """−log P of every target token, given its source and what stands before it."""
-    return _prediction(model, _hidden(model, batch), batch, smoothing)
+    """−log P of every target token, given the source and the target tokens before it."""
+    return _cross_entropy(model, _decode(model, batch), batch, smoothing)
 
 
 def translation_losses(
-    model: EncoderDecoder, batch: Batch, smoothing: float, agreement: float
+    model: EncoderDecoder, batch: Batch, smoothing: float, rdrop_alpha: float
 ) -> dict[str, Loss]:
-    """The same; with `agreement` of two readings, and how far apart they are."""
-    if not agreement:
+    """The loss terms: with R-Drop the mean loss of two passes, and their divergence."""
+    if not rdrop_alpha:
         return {"tokens": translation_loss(model, batch, smoothing)}
-    two = batch.twice()
-    hidden = _hidden(model, two)
-    loss = _prediction(model, hidden, two, smoothing)
-    apart = rdrop_kl(
+    doubled = batch.twice()
+    hidden = _decode(model, doubled)
+    loss = _cross_entropy(model, hidden, doubled, smoothing)
+    divergence = rdrop_kl(
         model.head.enter(hidden),
         model.head.matrix(model.target_table),
         batch.real,
         bias=model.head.bias,
         count=batch.target_tokens,
-        weight=agreement / 2,
+        weight=rdrop_alpha / 2,
     )
     mean = Loss(loss.objective / 2, loss.nll / 2, batch.target_tokens)
-    return {"tokens": mean, "agreement": apart}
+    return {"tokens": mean, "agreement": divergence}
 
 
-def _hidden(model: EncoderDecoder, batch: Batch) -> Hidden:
-    """Teacher forcing: every position predicts its next token at once.
+def _decode(model: EncoderDecoder, batch: Batch) -> Hidden:
+    """Teacher forcing: every position predicts its next token in one pass.
 
-    Padding of the target stands behind everything real, where no causal query looks: no mask
-    is needed, but for the loss.
+    Target padding needs no attention mask: it follows all real tokens, and attention is causal.
     """
     return model.decode(batch.target, model.encode(batch.source, batch.source_real))
 
 
-def _prediction(model: EncoderDecoder, hidden: Hidden, batch: Batch, smoothing: float) -> Loss:
+def _cross_entropy(model: EncoderDecoder, hidden: Hidden, batch: Batch, smoothing: float) -> Loss:
     return cross_entropy(
         model.head.enter(hidden),
         model.head.matrix(model.target_table),
@@ -85,53 +86,45 @@ def _prediction(model: EncoderDecoder, hidden: Hidden, batch: Batch, smoothing: 
 
 
 def corpus_nll(model: EncoderDecoder, data: EncodedPairs, batch_tokens: int) -> tuple[float, int]:
-    """Summed −log P of all targets, and their tokens."""
-    model.eval()
+    """Σ −log P of all targets, and their number of tokens."""
     device = next(model.parameters()).device
-    total, tokens = 0.0, 0
-    with torch.no_grad():
-        for rows in in_order_of_length(data.lengths, batch_tokens):
-            loss = translation_loss(model, data.batch(rows).to(device), 0.0)
-            total, tokens = total + float(loss.nll), tokens + loss.count
-    return total, tokens
+    batches = (
+        data.batch(rows).to(device) for rows in in_order_of_length(data.lengths, batch_tokens)
+    )
+    return total_nll(model, (translation_loss(model, batch, 0.0) for batch in batches))
 
 
-class TranslationTask:
-    """What the training loop asks of translation."""
+class TranslationTask(BaseTask[Batch]):
+    """Translation for the trainer; validation also has BLEU of greedy translations."""
 
-    def __init__(
-        self,
-        run: RunSettings,
-        part: Corpus,
-        valid: Corpus,
-        tokenizer: Tokenizer,
-        device: torch.device,
-    ) -> None:
-        train, max_length = run.train, run.model.max_length
-        self.train, self.tokenizer, self.device = train, tokenizer, device
-        self.decode, self.valid_corpus = run.decode, valid
+    examples = "training pairs"
+
+    def load(self, part: Corpus, valid: Corpus) -> None:
+        train, max_length = self.train, self.run.model.max_length
+        self.valid_corpus = valid
         self.graphs = GraphCache()  # one for all validations
-        frame = SpecialTokens(tokenizer, run.decode).frame
-        self.data = EncodedPairs(part, tokenizer, max_length, train.too_long, frame)
-        self.valid = EncodedPairs(valid, tokenizer, max_length, train.too_long, frame)
+        frame = SpecialTokens(self.tokenizer, self.run.decode).frame
+        self.data, self.valid = (
+            EncodedPairs(corpus, self.tokenizer, max_length, train.too_long, frame)
+            for corpus in (part, valid)
+        )
         copies = train.bpe_dropout_copies
         if copies > 1:
-            cut = BpeDropout(tokenizer, train.bpe_dropout, run.seed)
-            self.data.cut_anew(part, cut, copies - 1, max_length)
+            segmenter = Segmenter(self.tokenizer, train.bpe_dropout, self.run.seed)
+            self.data.cut_anew(part, segmenter, copies - 1, max_length)
         self.digest = self.data.digest()
-        notes = [*part.notes, *valid.notes, *self.data.notes, *self.valid.notes]
-        self.notes = list(dict.fromkeys(notes))  # a held-out share comes from the same files
-        self.order = Batches(self.data.lengths, train.batch_tokens * train.accumulate, run.seed)
-        self.per_epoch = -(-self.order.per_epoch // copies)  # of the pairs, however they are cut
+        self.notes += [*self.data.notes, *self.valid.notes]
+        budget = train.batch_tokens * train.accumulate
+        self.order = Batches(self.data.lengths, budget, self.run.seed)
+        self.per_epoch = -(-self.order.per_epoch // copies)  # copies do not make an epoch longer
 
     def batches(self, step: int) -> list[Batch]:
-        parts = [
-            self.data.batch(rows) for rows in split(self.order.rows(step), self.train.accumulate)
-        ]
-        if self.device.type == "cuda":  # where a pass is recorded for each shape
-            most = -(-self.order.most(step) // self.train.accumulate)
-            parts = [part.padded(most, MULTIPLE) for part in parts]
-        return [part.to(self.device) for part in parts]
+        accumulate = self.train.accumulate
+        batches = [self.data.batch(rows) for rows in split(self.rows(step), accumulate)]
+        if self.device.type == "cuda":  # few shapes: each is captured as a CUDA graph
+            largest = -(-self.order.most(step) // accumulate)
+            batches = [batch.padded(largest, MULTIPLE) for batch in batches]
+        return [batch.to(self.device) for batch in batches]
 
     def tokens(self, batch: Batch) -> int:
         return batch.target_tokens
@@ -140,34 +133,30 @@ class TranslationTask:
         terms = ("tokens", "agreement") if self.train.rdrop_alpha else ("tokens",)
         return dict.fromkeys(terms, batch.target_tokens)
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Loss]:
-        assert isinstance(model, EncoderDecoder)
+    def losses(self, model: Any, batch: Batch) -> dict[str, Loss]:
         return translation_losses(model, batch, self.train.label_smoothing, self.train.rdrop_alpha)
 
-    def describe(self, step: int) -> str:
-        pairs = [self.data.numbers[row] for row in self.order.rows(step)]
-        rest = f" and {len(pairs) - 5} more" if len(pairs) > 5 else ""
-        return f"training pairs {', '.join(map(str, pairs[:5]))}{rest}"
+    def number(self, row: int) -> int:
+        return self.data.numbers[row]
 
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, EncoderDecoder)
-        nll, tokens = corpus_nll(model, self.valid, self.train.batch_tokens)
-        scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
-        shown = self.decode.bleu_sentences
-        if shown:
-            how = replace(self.decode, beam=1)
-            greedy = Translator(model, self.tokenizer, how, self.graphs)
-            rows = self.valid.kept[:shown]
-            written = greedy.translate_long([self.valid_corpus.sources[row] for row in rows])
-            wanted = [self.valid_corpus.targets[row] for row in rows]
-            found = translation_scores(written, wanted)
-            scores["bleu"] = found["bleu"]
+    def validate(self, model: Any) -> dict[str, float]:
+        scores = loss_scores(*corpus_nll(model, self.valid, self.train.batch_tokens))
+        rows = self.valid.kept[: self.run.decode.bleu_sentences]
+        if rows:
+            decode = replace(self.run.decode, beam=1)
+            scores |= self.text_scores(Translator(model, self.tokenizer, decode, self.graphs), rows)
         return scores
+
+    def text_scores(self, translator: BaseTranslator, rows: list[int]) -> dict[str, float]:
+        """Scores of the model's translations of some validation pairs."""
+        translations = translate_whole(translator, [self.valid_corpus.sources[row] for row in rows])
+        targets = [self.valid_corpus.targets[row] for row in rows]
+        return {"bleu": translation_scores(translations, targets)["bleu"]}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of a split, its translations, and where gold alignments are, their errors."""
+    """The scores of a split, its translations, and alignment errors if it has gold alignments."""
 
     scores: Scores
     corpus: Corpus
@@ -175,64 +164,69 @@ class Evaluation:
     alignment: AlignmentError | None
 
 
-def gives_loss(translator: BaseTranslator) -> bool:
-    """Whether it computes with an output layer as losses need it: no other program, no int8."""
-    return isinstance(translator, Translator) and isinstance(translator.model.head, LMHead)
+def target_likelihood(translator: BaseTranslator, corpus: Corpus, too_long: TooLong) -> Scores:
+    """Loss and perplexity of the targets.
 
-
-def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
-    """How likely the model finds the targets that it can read whole; nothing where it can none."""
+    Empty if no output layer of PyTorch computes the logits (exported models, int8), or if every
+    pair is longer than the model.
+    """
+    if not (isinstance(translator, Translator) and isinstance(translator.model.head, LMHead)):
+        return {}
     tokenizer, frame = translator.tokenizer, translator.special_tokens.frame
     try:
-        encoded = EncodedPairs(corpus, tokenizer, translator.max_length, "skip", frame)
+        pairs = EncodedPairs(corpus, tokenizer, translator.max_length, too_long, frame)
     except DataError:
         return {}
-    nll, tokens = corpus_nll(translator.model, encoded, translator.decode.forward_tokens)
-    return {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
+    return dict(loss_scores(*corpus_nll(translator.model, pairs, translator.decode.read_at_once)))
 
 
 def evaluate_translation(
     translator: BaseTranslator, data: TranslationData, split_name: str
 ) -> Evaluation:
-    """BLEU, chrF, exact match and perplexity of a split, each as it was computed.
+    """BLEU, chrF, exact match and, if the model gives them, loss and perplexity of a split.
 
-    With gold alignments also the alignment error of every head; the phrasebook's test also has
-    its BLEU on word combinations that training never held. What needs the model's probabilities
-    is left out where another program runs it or eight bits do; what needs its heads where another
-    program does, where it frames texts in its own way, and where it has no cross-attention.
+    A test set of the phrasebook adds the BLEU of its compositional split. Gold alignments add the
+    alignment error of every head, for PyTorch models with cross-attention and our special tokens.
     """
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
-        written = translator.translate_long(
-            corpus.sources, lambda done: bar.update(done, "sentences")
+        translations = translate_whole(
+            translator, corpus.sources, lambda done: bar.update(done, "sentences")
         )
-    scores = translation_scores(written, corpus.targets)
-    own = False
-    if isinstance(translator, Translator):
-        own = translator.special_tokens.are_default and looks_across(translator.model)
-        if gives_loss(translator):
-            scores |= _likelihood(translator, corpus)
+    scores = translation_scores(translations, corpus.targets)
+    scores |= target_likelihood(translator, corpus, "skip")
     scores |= {"split": split_name, "examples": len(corpus.sources)}
     if corpus.name:
         scores["files"] = corpus.name
     if split_name == "test" and COMPOSITIONAL in data.splits():
-        other = data.read(COMPOSITIONAL)
-        unseen = translation_scores(translator.translate_long(other.sources), other.targets)
-        scores["compositional_bleu"] = unseen["bleu"]
+        unseen = data.read(COMPOSITIONAL)
+        unseen_scores = translation_scores(
+            translate_whole(translator, unseen.sources), unseen.targets
+        )
+        scores["compositional_bleu"] = unseen_scores["bleu"]
     error = None
-    if corpus.aligned is not None and isinstance(translator, Translator) and own:
-        some = corpus.aligned[:ALIGNED_PAIRS]
-        error = alignment_error(translator.model, translator.tokenizer, some)
+    if (
+        corpus.aligned is not None
+        and isinstance(translator, Translator)
+        and translator.special_tokens.own
+        and looks_across(translator.model)
+    ):
+        aligned = corpus.aligned[:ALIGNED_PAIRS]
+        error = alignment_error(translator.model, translator.tokenizer, aligned)
         scores["alignment_error"] = error.best
         scores["alignment_error_by_head"] = error.rates
-    return Evaluation(scores, corpus, written, error)
+    return Evaluation(scores, corpus, translations, error)
+
+
+def evaluate(loaded: LoadedModel, data: TranslationData, split_name: str) -> Scores:
+    return evaluate_translation(loaded.translator(), data, split_name).scores
 
 
 def has_dropout(model: Any) -> bool:
-    """True if two forward passes over the same text differ; each side may set its own dropout."""
-    sides = [getattr(model, side, None) for side in ("encoder", "decoder")]
-    of_sides = [getattr(side, "dropout", None) for side in sides]
-    dropouts = [model.dropout if dropout is None else dropout for dropout in of_sides]
+    """True if two forward passes over the same text differ; encoder and decoder may override."""
+    stacks = [getattr(model, stack, None) for stack in ("encoder", "decoder")]
+    overrides = [getattr(stack, "dropout", None) for stack in stacks]
+    dropouts = [model.dropout if dropout is None else dropout for dropout in overrides]
     return any([*dropouts, getattr(model, "attention_dropout", 0.0)])
 
 
@@ -248,10 +242,6 @@ def check_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
     """Refuse a tokenizer without the tokens that texts begin and end with."""
     _ = SpecialTokens(tokenizer, run.decode).frame
     return tokenizer
-
-
-def evaluate(loaded: LoadedModel, data: TranslationData, split_name: str) -> Scores:
-    return evaluate_translation(loaded.translator(), data, split_name).scores
 
 
 SPEC = TaskSpec(

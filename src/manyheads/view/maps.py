@@ -1,4 +1,4 @@
-"""Attention maps of a run's model on a text, and what each position scheme tells a query."""
+"""Attention maps of a text, and what each position scheme adds to the attention scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from manyheads.decode.translate import Translator
 from manyheads.errors import UserError
 from manyheads.loading import TorchRun
 from manyheads.models.bert import Bert
-from manyheads.models.capture import Maps, attentions, capture
+from manyheads.models.capture import attentions, capture
 from manyheads.models.decoder_only_seq2seq import Baseline
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
@@ -24,117 +24,101 @@ from manyheads.nn.positions import (
     Learned,
     NoPosition,
     Position,
-    PositionConfig,
     PositionSizes,
-    Relative,
     Rotary,
     Shaw,
     Sinusoidal,
 )
+from manyheads.nn.relative import PositionConfig, Relative
 
 
 @dataclass(frozen=True)
 class TextMaps:
-    """All heads of one kind of attention; row t is what the token of `rows[t]` looks at."""
+    """All heads of one kind of attention; row t is the attention of the token `rows[t]`."""
 
     weights: Float[Tensor, "layers heads t s"]
     rows: list[str]
     columns: list[str]
 
     def head(self, layer: int, head: int | None) -> Float[Tensor, "t s"]:
+        """A head of a layer, or the mean of its heads; both count from 1."""
         layers, heads = self.weights.shape[:2]
-        for name, value, most in (("layer", layer, layers), ("head", head, heads)):
-            if value is not None and not 1 <= value <= most:
-                raise UserError(f"--{name} {value}: choose among 1 to {most}")
-        chosen = self.weights[layer - 1]
-        return chosen.mean(0) if head is None else chosen[head - 1]
+        for name, value, last in (("layer", layer, layers), ("head", head, heads)):
+            if value is not None and not 1 <= value <= last:
+                raise UserError(f"--{name} {value}: choose among 1 to {last}")
+        weights = self.weights[layer - 1]
+        return weights.mean(0) if head is None else weights[head - 1]
 
 
 @torch.no_grad()
-def maps_of(opened: TorchRun, text: str, target: str | None = None) -> dict[str, TextMaps]:
+def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> dict[str, TextMaps]:
     """Maps by name: encoder.self, decoder.self, decoder.cross.
 
-    An encoder–decoder writes `target`, or what it would write itself. A row of cross-attention is
-    the token that is written there, one of self-attention the token that is read.
+    The target of an encoder–decoder is `target`, or the model's own translation. A row of
+    cross-attention is named by the token that is predicted there, one of self-attention by the
+    token that is read.
     """
-    model: Any = opened.model.eval()
+    model: Any = loaded.model.eval()
     if not any(True for _ in attentions(model)):
-        raise opened.unsupported("has maps of a text", "a model with attention")
+        raise loaded.unsupported("has maps of a text", "a model with attention")
+    tokenizer, max_length = loaded.tokenizer, model.config.max_length
+
+    def batch(ids: Sequence[int]) -> Tensor:
+        if not ids:
+            raise UserError("the text is empty: give a text with --text")
+        if len(ids) > max_length:
+            raise UserError(f"the text has {len(ids)} tokens, the model {max_length}: shorten it")
+        return torch.tensor([list(ids)], device=loaded.device)
+
     if isinstance(model, Seq2Seq | Baseline):
-        return _written(opened, text, target)
-    if isinstance(model, Gpt):
-        tokenizer = opened.tokenizer
+        translator = Translator(model, tokenizer, loaded.run.decode)
+        special = translator.special_tokens
+        source = special.source(tokenizer.encode(text))
+        inputs = [batch(source)]
+        if target is None:
+            hypotheses = translator.search([text], n_best=1)[0]
+            output = hypotheses[0].tokens if hypotheses else []
+        else:
+            output = tokenizer.encode(target)
+        inputs.append(batch([special.start, *output]))
+        with capture(model) as maps:
+            model(*inputs)
+        keys, queries, predicted = map(
+            tokenizer.pieces, (source, [special.start, *output], [*output, special.end])
+        )
+        labels = {
+            ("encoder", "self"): (keys, keys),
+            ("decoder", "self"): (queries, queries),
+            ("decoder", "cross"): (predicted, keys),
+        }
+    elif isinstance(model, Gpt | Bert):
+        if target is not None:
+            raise UserError("--target works only with encoder–decoders: leave it out")
+        stack = "decoder" if isinstance(model, Gpt) else "encoder"
         ids = tokenizer.encode(text)
-        stack = "decoder"
-    elif isinstance(model, Bert):
-        encoder = opened.encoder()
-        tokenizer = encoder.tokenizer
-        [(ids, _)] = tokenizer.framed([text])
-        stack = "encoder"
+        if isinstance(model, Bert):
+            tokenizer = loaded.encoder().tokenizer
+            [(ids, _)] = tokenizer.framed([text])
+        with capture(model) as maps:
+            model.hidden(batch(ids))
+        labels = {(stack, "self"): (tokenizer.pieces(ids), tokenizer.pieces(ids))}
     else:
-        raise opened.unsupported("has maps of a text", "a model that reads one")
-    if target is not None:
-        raise UserError("--target is what an encoder–decoder writes: leave it out")
-    _check(ids, model.config.max_length)
-    with capture(model) as maps:
-        model.hidden(_batch(ids, opened))
-    pieces = tokenizer.subwords(ids)
-    return {f"{stack}.self": _stacked(maps, stack, "self", pieces, pieces)}
-
-
-def _written(opened: TorchRun, text: str, target: str | None) -> dict[str, TextMaps]:
-    model: Any = opened.model
-    tokenizer = opened.tokenizer
-    translator = Translator(model, tokenizer, opened.run.decode)
-    marks = translator.special_tokens
-    source = marks.source(tokenizer.encode(text))
-    _check(source, model.config.max_length)
-    if target is None:
-        found = translator.search([text], n_best=1)[0]
-        written = found[0].tokens if found else []
-    else:
-        written = tokenizer.encode(target)
-    given = [marks.start, *written]
-    _check(given, model.config.max_length)
-    with capture(model) as maps:
-        model(_batch(source, opened), _batch(given, opened))
-    read, steps = tokenizer.subwords(source), tokenizer.subwords(given)
-    sides = {
-        ("encoder", "self"): (read, read),
-        ("decoder", "self"): (steps, steps),
-        ("decoder", "cross"): (tokenizer.subwords([*written, marks.end]), read),
-    }
-    there = {(stack, kind) for stack, kind, _ in maps.by_layer}
-    return {
-        f"{stack}.{kind}": _stacked(maps, stack, kind, *labels)
-        for (stack, kind), labels in sides.items()
-        if (stack, kind) in there
-    }
-
-
-def _check(ids: Sequence[int], most: int) -> None:
-    if not ids:
-        raise UserError("there is nothing to look at: give a text with --text")
-    if len(ids) > most:
-        raise UserError(f"the text has {len(ids)} tokens, and the model reads {most}: shorten it")
-
-
-def _stacked(maps: Maps, stack: str, kind: Any, rows: list[str], columns: list[str]) -> TextMaps:
-    layers = [layer[0].float().cpu() for layer in maps.all(kind, stack)]
-    if len({layer.shape for layer in layers}) > 1:
-        raise UserError(f"the layers of {stack}.{kind} have maps of different sizes: none is drawn")
-    return TextMaps(torch.stack(layers), rows, columns)
-
-
-def _batch(ids: Sequence[int], opened: TorchRun) -> Tensor:
-    return torch.tensor([list(ids)], device=opened.device)
+        raise loaded.unsupported("has maps of a text", "a model that reads one")
+    result = {}
+    captured = {(stack, kind) for stack, kind, _ in maps.by_layer}
+    for stack, kind in [key for key in labels if key in captured]:
+        layers = [layer[0].float().cpu() for layer in maps.all(kind, stack)]
+        if len({layer.shape for layer in layers}) > 1:
+            raise UserError(f"the maps of {stack}.{kind} differ in size: none is drawn")
+        result[f"{stack}.{kind}"] = TextMaps(torch.stack(layers), *labels[stack, kind])
+    return result
 
 
 # ---------------------------------------------------------------------------------------------
-# Position schemes, one matrix each: what a query at i is told of a key at j. Positions that are
-# added to embeddings meet in the dot product, PE_i · PE_j / d. Rotary ones turn equal queries and
-# keys, ⟨R_i 1, R_j 1⟩ / c. Relative ones add to the score: shown for a query of ones in the first
-# head. Learned schemes show the run's weights if it has that scheme, else their initial ones.
+# Position schemes as matrices [query i, key j]. Embeddings that are added meet in the dot product,
+# PE_i · PE_j / d. Rotary ones rotate equal queries and keys, ⟨R_i 1, R_j 1⟩ / c. Relative ones add
+# a bias: that of the first head, for a query of ones. A learned scheme is shown with the run's
+# weights if the run has that scheme, else untrained.
 
 Matrix = Float[Tensor, "t s"]
 SCHEMES: tuple[PositionConfig, ...] = (
@@ -145,40 +129,37 @@ SCHEMES: tuple[PositionConfig, ...] = (
 
 @torch.no_grad()
 def schemes(model: nn.Module, config: Architecture, length: int) -> dict[str, Matrix]:
-    """A matrix for every scheme in the sizes of this model; its own as it is in the model."""
+    """A matrix for every scheme in the sizes of this model; its own has its weights."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     head_dim = config.head_dim or config.dim // config.heads
     sizes = PositionSizes(
         dim=config.dim, heads=config.heads, head_dim=head_dim, max_length=length, causal=False
     )
-    found = {}
+    result = {}
     for scheme in SCHEMES:
-        name, own = scheme.kind, scheme.kind == config.position.kind and bool(stacks)
         if scheme.kind == "rotary" and head_dim % 2:
-            continue  # it turns pairs of channels
-        position = stacks[-1].position if own else scheme.build(sizes)
-        device = next((p.device for p in position.parameters()), torch.device("cpu"))
-        if own:
-            name += " (of the run)"
-        elif any(True for _ in position.parameters()):
-            name += " (untrained)"
-        found[name] = matrix_of(position.to(device), sizes, length).cpu()
-    return found
+            continue  # it rotates pairs of channels
+        is_own = scheme.kind == config.position.kind and bool(stacks)
+        position = stacks[-1].position if is_own else scheme.build(sizes)
+        is_learned = any(True for _ in position.parameters())
+        note = " (of the run)" if is_own else " (untrained)" if is_learned else ""
+        result[scheme.kind + note] = position_matrix(position, sizes, length).cpu()
+    return result
 
 
-def matrix_of(position: Position, sizes: PositionSizes, length: int) -> Matrix:
-    """By the hooks alone: whichever of them a scheme overrides is what is seen."""
+def position_matrix(position: Position, sizes: PositionSizes, length: int) -> Matrix:
+    """The effect of whichever hook the scheme overrides: embed, score or rotate."""
     device = next((p.device for p in position.parameters()), torch.device("cpu"))
     if type(position) is Position:
         return torch.zeros(length, length)
-    reach = length if position.max_length is None else min(length, position.max_length)
-    places = torch.arange(reach, device=device)[None]
-    added = position.embed(torch.zeros(1, reach, sizes.dim, device=device), places)[0]
-    if bool(added.any()):
-        return einsum(added, added, "t d, s d -> t s") / sizes.dim
-    ones = torch.ones(1, sizes.heads, reach, sizes.head_dim, device=device)
-    bias = position.score(ones, places, places)
+    length = length if position.max_length is None else min(length, position.max_length)
+    positions = torch.arange(length, device=device)[None]
+    embedding = position.embed(torch.zeros(1, length, sizes.dim, device=device), positions)[0]
+    if bool(embedding.any()):
+        return einsum(embedding, embedding, "t d, s d -> t s") / sizes.dim
+    ones = torch.ones(1, sizes.heads, length, sizes.head_dim, device=device)
+    bias = position.score(ones, positions, positions)
     if bias is not None:
         return bias[0, 0]
-    turned = position.rotate(ones, places)[0, 0]
-    return einsum(turned, turned, "t c, s c -> t s") / sizes.head_dim
+    rotated = position.rotate(ones, positions)[0, 0]
+    return einsum(rotated, rotated, "t c, s c -> t s") / sizes.head_dim

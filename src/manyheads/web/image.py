@@ -26,7 +26,7 @@ from manyheads.errors import UserError
 from manyheads.loading import TorchRun
 from manyheads.models.vit import Vit
 from manyheads.nn.positions import Position
-from manyheads.tasks.images import check_size, from_pixels, seen
+from manyheads.tasks.images import check_size, from_pixels, normalize
 from manyheads.web.attention import trace_of
 from manyheads.web.forward import Pass, Room
 from manyheads.web.guard import Limits
@@ -129,7 +129,7 @@ def looked_at(opened: TorchRun, pixels: Picture, about: dict[str, Any], room: Ro
     like = next(model.parameters())
     pictured = from_pixels(pixels[None], like.device)
     with torch.inference_mode(), recorded(model) as record:
-        hidden = model.hidden(seen(pictured, config).to(like.dtype))
+        hidden = model.hidden(normalize(pictured, config).to(like.dtype))
         answer = model.answer(hidden)
     classes: list[dict[str, Any]] = []
     if config.head is not None:
