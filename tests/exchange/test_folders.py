@@ -175,7 +175,7 @@ def test_names_with_and_without_the_prefix_of_the_bare_model(family: str, tmp_pa
         folder = saved(theirs, tmp_path / str(seed))
         stored = weights(folder)
         bare = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
-        tops = KINDS[family].heads.values()
+        tops = KINDS[family].variants.values()
         top = {name.split(".")[0] for names in tops for name in names.values()}
         full = {
             name
@@ -442,7 +442,7 @@ SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     ("t5", {"feed_forward_proj": "gated-relu-x"}, DataError, "gated-relu-x"),
     ("t5", {"dense_act_fn": "tanh"}, DataError, "dense_act_fn"),
     ("t5", {"relative_attention_num_buckets": 1}, DataError, "buckets"),
-    ("bert", {"hidden_act": "a\nb" * 1000}, UserError, "activation"),
+    ("bert", {"hidden_act": "a\nb" * 1000}, UserError, "hidden_act"),
 ]
 
 
@@ -682,7 +682,7 @@ def odd_weights(rng: random.Random, family: str, folder: Path) -> str:
     tensors = weights(folder)
     name = rng.choice(sorted(tensors))
     tensor = tensors.pop(name)
-    second = rng.choice([*KINDS[family].same, "head.weight", f"{KINDS[family].prefix}{name}"])
+    second = rng.choice([*KINDS[family].aliases, "head.weight", f"{KINDS[family].prefix}{name}"])
     changed: list[dict[str, Tensor]] = [
         {},
         {name: tensor[1:]},

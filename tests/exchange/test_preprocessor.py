@@ -119,7 +119,7 @@ def test_every_way_of_saying_it_is_read_as_theirs(table: dict[str, Any]) -> None
         ({"image_std": ["a", 1, 1]}, "image_std"),
         ({"image_mean": [True, 1, 1]}, "image_mean"),
         ({"image_mean": {"r": 1}}, "image_mean"),
-        ({"rescale_factor": 0}, "rescale_factor=0, which should be above 0"),
+        ({"rescale_factor": 0}, "rescale_factor=0"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(

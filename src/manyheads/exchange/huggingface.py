@@ -269,7 +269,7 @@ def to_huggingface(model: nn.Module) -> Any:
     _untie(theirs, family, state, actual)
     loaded = theirs.load_state_dict({actual[n]: t for n, t in state.items()}, strict=False)
     missing = {family.canonical(name) for name in loaded.missing_keys}
-    needed = missing - set(family.same.values())  # a table that is stored twice
+    needed = missing - set(family.aliases.values())  # a table that is stored twice
     lost = sorted(name for name in needed if not family.ignores(name))
     if lost:
         raise UserError(f"{plan.architecture} wants {lost[0]}, which this model has not")
@@ -294,7 +294,7 @@ def special_tokens(model: nn.Module) -> dict[str, Any]:
 
 def _untie(theirs: Any, family: Family, state: dict[str, Tensor], actual: dict[str, str]) -> None:
     """Separate tensors that their class ties and our model does not."""
-    for second, first in family.same.items():
+    for second, first in family.aliases.items():
         if second in state and first in state and not torch.equal(state[second], state[first]):
             module, _, leaf = actual[second].rpartition(".")
             own = state[second].clone().to(theirs.device)

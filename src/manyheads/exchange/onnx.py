@@ -73,7 +73,7 @@ def write_onnx(model: nn.Module, folder: Path) -> None:
     refuse_approximations(model)
     for module in exported.modules():
         if isinstance(module, SelfAttention | CrossAttention):
-            module.core = Dense()  # plain matrix products, which every runtime has
+            module.core = ExportAttention()
     with replace_files(folder) as temporary:
         for name, graph in graphs.items():
             _write(graph, temporary / name)
@@ -158,6 +158,19 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@dataclass(frozen=True)
+class ExportAttention(Dense):
+    """Plain matrix products, which every runtime has, for masks of any shape.
+
+    Relative positions have shortcuts for square masks that compute sizes in Python, which the
+    exporter would turn into constants.
+    """
+
+    def __call__(self, q: Any, k: Any, v: Any, mask: AttentionMask, *others: Any) -> Tensor:
+        mask.square = False
+        return super().__call__(q, k, v, mask, *others)
 
 
 class ExportCache:
