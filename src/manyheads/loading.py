@@ -25,7 +25,12 @@ from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange import DECODER, ENCODER
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
-from manyheads.exchange.folder import decode_of, in_frame, not_done, special_of
+from manyheads.exchange.folder import (
+    decode_from_hf,
+    add_frame,
+    unsupported_generation,
+    special_token_ids,
+)
 from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, is_huggingface
 from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
@@ -171,7 +176,7 @@ class LoadedRun(LoadedModel):
         config: Any = self.run.model
         return TextEncoder(
             model,
-            in_frame(self.tokenizer, self.run.decode, config),
+            add_frame(self.tokenizer, self.run.decode, config),
             max_length=config.max_length,
             segments=segments_of(config),
             empty=self._start_token(),
@@ -341,7 +346,7 @@ def _load_huggingface(
         run = dataclasses.replace(read_run(folder), model=config)
     else:
         run = run_of(imported)
-        for note in not_done(imported):
+        for note in unsupported_generation(imported):
             warn(note)
     place = choose_device(str(device))
     model = cast(Model, imported.model)
@@ -405,7 +410,7 @@ def load(run: str | Path, device: str = "cpu") -> nn.Module:
         )
     model: Any = loaded.model
     model.tokenizer, model.run = loaded.own_tokenizer, loaded.run
-    model.special = special_of(loaded.own_tokenizer, loaded.run.decode, model)
+    model.special = special_token_ids(loaded.own_tokenizer, loaded.run.decode, model)
     return loaded.model
 
 
@@ -413,13 +418,17 @@ def run_of(imported: ImportedModel) -> Run:
     """The settings of a run for an imported model, which decodes as it did elsewhere."""
     config: Any = imported.model.config
     return Run(
-        task=default_task(config), data=None, tokens=None, model=config, decode=decode_of(imported)
+        task=default_task(config),
+        data=None,
+        tokens=None,
+        model=config,
+        decode=decode_from_hf(imported),
     )
 
 
-def notes_of(imported: ImportedModel) -> list[str]:
+def import_notes(imported: ImportedModel) -> list[str]:
     """What a person should know about an imported model."""
-    notes = not_done(imported)
+    notes = unsupported_generation(imported)
     if imported.tokenizer is None and run_of(imported).spec.reads_text:
         notes.append(f"the folder has no {TOKENIZER}: put one beside the weights to use texts")
     return notes

@@ -16,14 +16,14 @@ from tokenizers.processors import TemplateProcessing
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import (
-    changed_there,
-    decode_of,
-    not_done,
-    special_of,
+    changed_decoding,
+    decode_from_hf,
+    unsupported_generation,
+    special_token_ids,
     write_huggingface,
 )
 from manyheads.exchange.huggingface import import_model
-from manyheads.loading import TorchRun, load_run, notes_of
+from manyheads.loading import TorchRun, load_run, import_notes
 
 Folder = Callable[[str], tuple[Path, Any]]
 
@@ -88,23 +88,23 @@ def frame(folder: Path, template: str) -> Path:
 def test_a_model_writes_as_it_is_told_there(
     told: dict[str, Any], ours: dict[str, Any], copy: Callable[[str], Path]
 ) -> None:
-    decode = decode_of(import_model(tell(copy("marian"), **told)))
+    decode = decode_from_hf(import_model(tell(copy("marian"), **told)))
     assert {name: getattr(decode, name) for name in ours} == ours
 
 
 def test_the_frame_of_a_source_is_the_tokenizers(folders: Folder) -> None:
-    decode = decode_of(import_model(folders("bart")[0]))
+    decode = decode_from_hf(import_model(folders("bart")[0]))
     assert (decode.source_start, decode.start, decode.end) == (0, 2, 2)
-    decode = decode_of(import_model(folders("t5")[0]))
+    decode = decode_from_hf(import_model(folders("t5")[0]))
     assert (decode.source_start, decode.start, decode.end) == (None, 0, 1)
 
 
 def test_what_is_asked_for_there_and_not_done_here_is_said(copy: Callable[[str], Path]) -> None:
     folder = copy("marian")
-    assert notes_of(import_model(folder)) == []
+    assert import_notes(import_model(folder)) == []
     tell(folder, repetition_penalty=1.3, no_repeat_ngram_size=0, eos_token_id=[1, 5])
     (folder / "tokenizer.json").unlink()
-    notes = notes_of(import_model(folder))
+    notes = import_notes(import_model(folder))
     assert len(notes) == 3
     assert "repetition_penalty=1.3" in notes[0]
     assert "any of the tokens [1, 5], here with 1 alone" in notes[1]
@@ -128,7 +128,7 @@ def test_what_is_asked_for_there_and_not_done_here_is_said(copy: Callable[[str],
 def test_a_note_is_one_line_that_names_the_file(
     told: dict[str, Any], part: str | None, file: str, copy: Callable[[str], Path]
 ) -> None:
-    notes = not_done(import_model(tell(copy("marian"), file, **told)))
+    notes = unsupported_generation(import_model(tell(copy("marian"), file, **told)))
     assert len(notes) == (part is not None)
     for note in notes:
         assert note.startswith(f"{file} ")
@@ -140,15 +140,15 @@ def test_null_leaves_a_setting_to_the_other_file(copy: Callable[[str], Path]) ->
     folder = tell(copy("marian"), "config.json", repetition_penalty=1.3, num_beams=3)
     tell(folder, repetition_penalty=None, num_beams=None)
     imported = import_model(folder)
-    assert decode_of(imported).beam == 3
-    [note] = not_done(imported)
+    assert decode_from_hf(imported).beam == 3
+    [note] = unsupported_generation(imported)
     assert note.startswith("config.json asks for repetition_penalty=1.3")
 
 
 def test_a_text_counts_its_prompt_there(copy: Callable[[str], Path]) -> None:
     imported = import_model(tell(copy("gpt2"), min_length=12))
-    assert decode_of(imported).min_length == 0
-    assert "min_length=12" in not_done(imported)[0]
+    assert decode_from_hf(imported).min_length == 0
+    assert "min_length=12" in unsupported_generation(imported)[0]
 
 
 def test_notes_are_also_said_where_a_folder_is_used_as_it_is(copy: Callable[[str], Path]) -> None:
@@ -166,7 +166,7 @@ def test_a_tokenizer_without_an_end_is_told_of(copy: Callable[[str], Path]) -> N
     folder = copy("bart")
     path = folder / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "post_processor": None}))
-    [note] = notes_of(import_model(folder))
+    [note] = import_notes(import_model(folder))
     assert "no end" in note
     [(ids, _)] = load_run(folder).encoder().tokenizer.framed([""])
     assert ids == [2]  # vectors are of what a translation reads
@@ -181,7 +181,7 @@ def test_settings_of_writing_come_back_from_an_exported_folder(
         beam=3, length_penalty=2.0, min_length=2, suppress_tokens=(5, 7), forced_bos=9
     )
     write_huggingface(opened.model, opened.tokenizer, decode, tmp_path / "out")
-    assert decode_of(import_model(tmp_path / "out")) == decode
+    assert decode_from_hf(import_model(tmp_path / "out")) == decode
 
 
 def test_an_export_for_transformers_says_how_it_ranks_otherwise(
@@ -194,17 +194,17 @@ def test_an_export_for_transformers_says_how_it_ranks_otherwise(
         "decode.penalty=length in place of gnmt",
         "decode.at_limit=force-eos-free in place of force-eos",
     ]
-    back = decode_of(import_model(tmp_path / "out"))
+    back = decode_from_hf(import_model(tmp_path / "out"))
     assert (back.penalty, back.length_penalty, back.at_limit) == ("length", 0.6, "force-eos-free")
     same = dataclasses.replace(ours, penalty="length", at_limit="truncate")
-    assert changed_there(same, opened.model) == []
+    assert changed_decoding(same, opened.model) == []
     greedy = dataclasses.replace(same, beam=1)
-    assert changed_there(greedy, opened.model) == ["decode.length_penalty=1.0 in place of 0.6"]
+    assert changed_decoding(greedy, opened.model) == ["decode.length_penalty=1.0 in place of 0.6"]
     plain = dataclasses.replace(ours, length_penalty=0.0, at_limit="truncate")
-    assert changed_there(plain, opened.model) == []
+    assert changed_decoding(plain, opened.model) == []
     gpt, bert = (load_run(folders(family)[0]).model for family in ("gpt2", "bert"))  # type: ignore[attr-defined]
-    assert "decode.at_limit=truncate in place of force-eos" in changed_there(ours, gpt)
-    assert changed_there(ours, bert) == []
+    assert "decode.at_limit=truncate in place of force-eos" in changed_decoding(ours, gpt)
+    assert changed_decoding(ours, bert) == []
 
 
 def test_a_model_that_is_exported_stays_as_it_is(folders: Folder, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_special_tokens_are_those_that_are_written_with(folders: Folder) -> None
     opened = load_run(folders("bart")[0])
     assert isinstance(opened, TorchRun)
     decode = opened.decode(start=4, end=5, forced_bos=9)
-    assert special_of(opened.tokenizer, decode, opened.model) == {
+    assert special_token_ids(opened.tokenizer, decode, opened.model) == {
         "pad_token_id": 1,
         "bos_token_id": 0,
         "eos_token_id": 5,
@@ -228,7 +228,7 @@ def test_special_tokens_are_those_that_are_written_with(folders: Folder) -> None
         "forced_eos_token_id": 5,
     }
     cut = dataclasses.replace(decode, at_limit="truncate", forced_bos=None)
-    assert "forced_eos_token_id" not in special_of(opened.tokenizer, cut, opened.model)
+    assert "forced_eos_token_id" not in special_token_ids(opened.tokenizer, cut, opened.model)
 
 
 # --- what is broken ---
@@ -266,7 +266,7 @@ def test_settings_that_are_broken_are_one_line(
     other = {"config.json", "generation_config.json"} - {file}
     tell(folder, *other, **dict.fromkeys(told))
     with pytest.raises(DataError) as raised:
-        decode_of(import_model(tell(folder, file, **told)))
+        decode_from_hf(import_model(tell(folder, file, **told)))
     assert part in str(raised.value)
     assert "\n" not in str(raised.value)
 
