@@ -27,7 +27,7 @@ from manyheads.exchange import DECODER, ENCODER
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
 from manyheads.exchange.folder import (
     decode_from_hf,
-    add_frame,
+    frame_for_model,
     unsupported_generation,
     special_token_ids,
 )
@@ -176,7 +176,7 @@ class LoadedRun(LoadedModel):
         config: Any = self.run.model
         return TextEncoder(
             model,
-            add_frame(self.tokenizer, self.run.decode, config),
+            frame_for_model(self.tokenizer, self.run.decode, config),
             max_length=config.max_length,
             segments=segments_of(config),
             empty=self._start_token(),

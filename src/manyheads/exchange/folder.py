@@ -306,7 +306,7 @@ def write_huggingface(
     return changed_decoding(decode, model) if tokenizer is not None else []
 
 
-def add_frame(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokenizer:
+def frame_for_model(tokenizer: Tokenizer, decode: Decode, config: Any) -> Tokenizer:
     """The tokenizer with the special tokens that a model expects around a text.
 
     Those of the tokenizer if it has any, else ours.
@@ -331,7 +331,7 @@ def _their_tokenizer(tokenizer: Tokenizer, model: nn.Module, decode: Decode) -> 
     ids = {theirs: known_token(tokenizer, ours) for ours, theirs in SPECIAL_TOKENS.items()}
     special = {name: tokenizer.content(x) for name, x in ids.items() if x is not None}
     try:
-        framed = add_frame(tokenizer, decode, model.config)
+        framed = frame_for_model(tokenizer, decode, model.config)
     except UserError:  # no text is encoded here: the tokenizer is exported unchanged
         framed = tokenizer
     inner = tokenizers.Tokenizer.from_str(framed.to_json())

@@ -48,6 +48,7 @@ from manyheads.nn.attention import CrossAttention, KeysAndValues, SelfAttention
 from manyheads.nn.exact_attention import Dense
 from manyheads.nn.masks import AttentionMask, Rule, full, make_mask
 from manyheads.nn.positions import Position
+from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -137,8 +138,9 @@ def _write(graph: Graph, path: Path) -> None:
                         "example: change the module that uses the size as a Python number"
                     )
         # The exporter stores stack traces with the paths of this machine.
-        for part in (exported, *exported.all_nodes()):
-            part.metadata_props.clear()
+        exported.metadata_props.clear()
+        for node in exported.all_nodes():
+            node.metadata_props.clear()
         properties = program.model.metadata_props
         properties["max_length"] = str(graph.max_length)
         properties["positions"] = str(graph.position.max_length or 0)  # 0: unlimited
@@ -168,9 +170,18 @@ class ExportAttention(Dense):
     exporter would turn into constants.
     """
 
-    def __call__(self, q: Any, k: Any, v: Any, mask: AttentionMask, *others: Any) -> Tensor:
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        score: Score,
+        position: Position,
+        dropout: float = 0.0,
+    ) -> Tensor:
         mask.square = False
-        return super().__call__(q, k, v, mask, *others)
+        return super().__call__(q, k, v, mask, score, position)
 
 
 class ExportCache:
@@ -195,7 +206,7 @@ class ExportCache:
         queries = self.row_mask.query_positions.repeat(1, self.beams)
         return AttentionMask(rule, queries, self.row_mask.key_positions)
 
-    def advance(self) -> None:
+    def advance(self, positions: int | None = None) -> None:
         """A graph is one pass."""
 
     def attend(

@@ -15,7 +15,7 @@ from torch import nn
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import BaseTranslator
 from manyheads.evaluate.scores import Scores
-from manyheads.exchange.folder import add_frame
+from manyheads.exchange.folder import frame_for_model
 from manyheads.models.vit import ReadsImages
 from manyheads.tasks.encode import TextEncoder
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ class LoadedModel:
 
 def add_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
     """With the special tokens around a text that an encoder reads ([CLS] … [SEP])."""
-    return add_frame(tokenizer, run.decode, run.model)
+    return frame_for_model(tokenizer, run.decode, run.model)
 
 
 @dataclass(frozen=True, kw_only=True)
