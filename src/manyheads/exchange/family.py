@@ -255,9 +255,11 @@ def from_hf_state(
             if name not in stored:
                 raise DataError(f"the weights have no {name}, which config.json calls for")
             shape = (*rest, rows) if move.transposed else (rows, *rest)
-            if _without_ones(stored[name].shape) != _without_ones(shape):
-                actual = list(stored[name].shape)
-                raise DataError(f"{name} is {actual}, but config.json calls for {list(shape)}")
+            actual = stored[name].shape  # some files have additional axes of size 1
+            if [n for n in actual if n != 1] != [n for n in shape if n != 1]:
+                raise DataError(
+                    f"{name} is {list(actual)}, but config.json calls for {list(shape)}"
+                )
             part = stored[name].reshape(shape)
             parts.append(part.T if move.transposed else part)
         state[move.ours] = torch.cat(parts).contiguous()
@@ -270,14 +272,6 @@ def from_hf_state(
         if not torch.equal(stored[name], stored[str(twin)]):
             raise DataError(f"{name} and {twin} should be one tensor, and differ")
     return state
-
-
-def _without_ones(shape: Sequence[int]) -> list[int]:
-    """A shape without leading axes of size one, which some files have."""
-    sizes = list(shape)
-    while sizes[:1] == [1]:
-        del sizes[0]
-    return sizes
 
 
 def to_hf_state(

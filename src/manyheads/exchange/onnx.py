@@ -275,37 +275,34 @@ def _graphs(model: nn.Module) -> dict[str, Graph]:
     The sizes of the examples differ, and none is 1, so that the exporter confuses no two axes.
     """
     if isinstance(model, Seq2Seq):
-        longest, tokens = model.config.max_length, torch.zeros(2, 3, 4, dtype=torch.long)
-        real = (torch.ones(2, 5, dtype=torch.bool), {0: BATCH, 1: SOURCE})
-        cross = _kv_inputs(model.decoder, CrossAttention, {0: BATCH, 2: SOURCE}, 2, 5)
-        past = _kv_inputs(model.decoder, SelfAttention, {0: BATCH, 1: BEAMS, 3: PAST}, 2, 3, 7)
-        source: Inputs = {
-            "source": (torch.zeros(2, 5, dtype=torch.long), {0: BATCH, 1: SOURCE}),
-            "real": real,
-        }
-        target: Inputs = {
+        longest, stack = model.config.max_length, model.decoder
+        real: Inputs = {"real": (torch.ones(2, 5, dtype=torch.bool), {0: BATCH, 1: SOURCE})}
+        source: Inputs = {"source": (torch.zeros(2, 5, dtype=torch.long), {0: BATCH, 1: SOURCE})}
+        tokens = torch.zeros(2, 3, 4, dtype=torch.long)
+        cross = _kv_inputs("cross", stack, CrossAttention, {0: BATCH, 2: SOURCE}, 2, 5)
+        past = _kv_inputs("past", stack, SelfAttention, {0: BATCH, 1: BEAMS, 3: PAST}, 2, 3, 7)
+        inputs: Inputs = {
             "tokens": (tokens, {0: BATCH, 1: BEAMS, 2: NEW}),
             "at": (torch.arange(3), {0: AT}),
-            "real": real,
-            **{f"cross_{name}": value for name, value in cross.items()},
-            **{f"past_{name}": value for name, value in past.items()},
+            **real,
+            **cross,
+            **past,
         }
-        keys, present = [f"cross_{x}" for x in cross], [f"present_{x}" for x in past]
-        encoder = Graph(model, _encode_source, source, keys, longest, model.encoder.position)
-        outputs = ["logits", *present]
-        decoder = Graph(model, _decode_target, target, outputs, longest, model.decoder.position)
-        return {ENCODER: encoder, DECODER: decoder}
+        position, outputs = model.encoder.position, _present(past)
+        return {
+            ENCODER: Graph(model, _encode_source, source | real, [*cross], longest, position),
+            DECODER: Graph(model, _decode_target, inputs, outputs, longest, stack.position),
+        }
     if isinstance(model, Gpt):
-        past = _kv_inputs(model.decoder, SelfAttention, {0: BATCH, 2: PAST}, 2, 3)
-        inputs: Inputs = {
+        longest, stack = model.config.max_length, model.decoder
+        past = _kv_inputs("past", stack, SelfAttention, {0: BATCH, 2: PAST}, 2, 3)
+        inputs = {
             "tokens": (torch.zeros(2, 4, dtype=torch.long), {0: BATCH, 1: NEW}),
             "at": (torch.arange(3), {0: AT}),
-            **{f"past_{name}": value for name, value in past.items()},
+            **past,
         }
-        outputs, longest = ["logits", *(f"present_{x}" for x in past)], model.config.max_length
-        return {
-            DECODER: Graph(model, _decode_text, inputs, outputs, longest, model.decoder.position)
-        }
+        outputs = _present(past)
+        return {DECODER: Graph(model, _decode_text, inputs, outputs, longest, stack.position)}
     if isinstance(model, Bert):
         tokens, axes = torch.zeros(2, 3, dtype=torch.long), {0: BATCH, 1: NEW}
         inputs = {"tokens": (tokens, axes), "real": (tokens == 0, axes)}
@@ -329,7 +326,7 @@ def _graphs(model: nn.Module) -> dict[str, Graph]:
 
 
 def _kv_inputs(
-    stack: nn.Module, kind: type[nn.Module], axes: dict[int, Dim], *sizes: int
+    prefix: str, stack: nn.Module, kind: type[nn.Module], axes: dict[int, Dim], *sizes: int
 ) -> Inputs:
     """Example keys and values of every layer: [*rows, kv heads, positions, channels]."""
     *rows, positions = sizes
@@ -338,8 +335,13 @@ def _kv_inputs(
     for layer, config in enumerate(module.config for module in modules):
         for name, channels in zip(("key", "value"), config.sizes[1:], strict=True):
             shape = (*rows, config.kv_heads, positions, channels // config.kv_heads)
-            inputs[f"{name}_{layer}"] = (torch.zeros(shape), axes)
+            inputs[f"{prefix}_{name}_{layer}"] = (torch.zeros(shape), axes)
     return inputs
+
+
+def _present(past: Inputs) -> list[str]:
+    """The outputs of a decoder."""
+    return ["logits", *(name.replace("past", "present") for name in past)]
 
 
 # ---------------------------------------------------------------------------------------------
