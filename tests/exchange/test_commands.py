@@ -62,7 +62,7 @@ def folder(places: Path) -> Callable[..., tuple[Path, Any]]:
 
 @pytest.fixture(scope="module")
 def run(folder: Callable[..., tuple[Path, Any]], places: Path) -> Make:
-    """A run made of such a folder, and `trained`, a translator of our own."""
+    """A run made of such a folder, and `trained`, a translator of our run_folder."""
 
     def get(family: str, name: str = "", **settings: Any) -> Path:
         out = places / "-".join(["run", family, name, *map(str, settings)])
@@ -226,15 +226,15 @@ def test_tokens_of_a_tokenizer_that_cannot_be_replayed(run: Make, tmp_path: Path
 
 
 def test_our_translator_gives_the_same_lines_everywhere(run: Make, exported: Make) -> None:
-    own = run("trained")
-    text = (own.parent / "data" / "pairs.source").read_bytes().splitlines()[:25]
+    run_folder = run("trained")
+    text = (run_folder.parent / "data" / "pairs.source").read_bytes().splitlines()[:25]
     stdin = b"\n".join([*text, b"", b"red"])
-    expected = result("translate", own, stdin=stdin)
+    expected = result("translate", run_folder, stdin=stdin)
     assert len(set(expected.splitlines())) > 5
-    greedy = result("translate", own, "--beam", "1", stdin=stdin)
-    scores = json.loads(result("evaluate", own, "--split", "valid", "--json"))
-    info = json.loads(result("info", own, "--json"))
-    sampled = result("translate", own, "--sample", "--seed", "4", stdin=stdin)
+    greedy = result("translate", run_folder, "--beam", "1", stdin=stdin)
+    scores = json.loads(result("evaluate", run_folder, "--split", "valid", "--json"))
+    info = json.loads(result("info", run_folder, "--json"))
+    sampled = result("translate", run_folder, "--sample", "--seed", "4", stdin=stdin)
     for to in ("huggingface", "ctranslate2", "onnx"):
         out = exported(to, "trained")
         assert result("translate", out, stdin=stdin) == expected, to
@@ -290,8 +290,8 @@ def test_commands_give_the_same_for_an_exported_model(
 ) -> None:
     settings = {"n_layer": 1} if to == "onnx" else {}
     out = exported(to, family, **settings)
-    own = shutil.copytree(run(family, **settings), tmp_path / "own")
-    shutil.copy(out / "run.toml", own)  # its decoding settings may have changed
+    run_folder = shutil.copytree(run(family, **settings), tmp_path / "own")
+    shutil.copy(out / "run.toml", run_folder)  # its decoding settings may have changed
     for words in (
         ["translate"],
         ["translate", "--beam", "2"],
@@ -302,7 +302,7 @@ def test_commands_give_the_same_for_an_exported_model(
         ["classify", "--scores"],
     ):
         stdin = MASKED if words[0] == "fill" else TEXT
-        code, printed, _ = call(words[0], own, *words[1:], stdin=stdin)
+        code, printed, _ = call(words[0], run_folder, *words[1:], stdin=stdin)
         if code:
             assert call(words[0], out, *words[1:], stdin=stdin)[:2] == (2, "")
         elif to == "ctranslate2" and words[1:2] == ["--seed"]:
@@ -314,7 +314,7 @@ def test_commands_give_the_same_for_an_exported_model(
     if family == "vit":
         return
     if to == "huggingface":
-        np.testing.assert_array_equal(vectors(out, stdin=TEXT), vectors(own, stdin=TEXT))
+        np.testing.assert_array_equal(vectors(out, stdin=TEXT), vectors(run_folder, stdin=TEXT))
     else:
         mistake("embed", out, stdin=TEXT)
 
@@ -399,16 +399,16 @@ def test_the_search_order_of_older_runs_is_dropped(run: Make, tmp_path: Path) ->
 
 
 def test_vectors_go_to_stdout_or_a_file(run: Make, tmp_path: Path) -> None:
-    found = vectors(run("bert"), stdin=TEXT)
-    assert (found.shape, found.dtype) == ((5, 24), np.float32)
+    array = vectors(run("bert"), stdin=TEXT)
+    assert (array.shape, array.dtype) == ((5, 24), np.float32)
     for name in ("given.npy", "given"):
         assert result("embed", run("bert"), "--out", tmp_path / name, stdin=TEXT) == ""
         saved_ = np.load(tmp_path / "given.npy", allow_pickle=False)
-        np.testing.assert_array_equal(saved_, found)
+        np.testing.assert_array_equal(saved_, array)
         (tmp_path / "given.npy").unlink()
     assert vectors(run("bert"), "--pool", "tokens", stdin=TEXT).ndim == 3
     assert vectors(run("bert"), stdin=b"no end of line").shape == (1, 24)
-    np.testing.assert_array_equal(vectors(run("bert"), stdin=TEXT.replace(b"\n", b"\r\n")), found)
+    np.testing.assert_array_equal(vectors(run("bert"), stdin=TEXT.replace(b"\n", b"\r\n")), array)
 
 
 # --- fill, classify ---
@@ -438,12 +438,12 @@ def test_fill_gives_one_line_per_line(run: Make) -> None:
 
 
 def test_labels_of_texts(run: Make) -> None:
-    own = run("bert", "BertForSequenceClassification", id2label=LABELS)
-    labels = result("classify", own, stdin=TEXT).splitlines()
+    run_folder = run("bert", "BertForSequenceClassification", id2label=LABELS)
+    labels = result("classify", run_folder, stdin=TEXT).splitlines()
     assert len(labels) == 5
     assert set(labels) <= set(LABELS.values())
-    scored = result("classify", own, "--scores", stdin=TEXT).splitlines()
-    rows = list(map(json.loads, result("classify", own, "--json", stdin=TEXT).splitlines()))
+    scored = result("classify", run_folder, "--scores", stdin=TEXT).splitlines()
+    rows = list(map(json.loads, result("classify", run_folder, "--json", stdin=TEXT).splitlines()))
     assert [row["line"] for row in rows] == [1, 2, 3, 4, 5]
     for line, row, label in zip(scored, rows, labels, strict=True):
         best, *scores = line.split("\t")
@@ -488,17 +488,17 @@ def test_texts_continue_as_in_transformers(
     tokenizer = fast(source)
     search = ["--temperature", "0"] if beam == 1 else ["--beam", str(beam)]
     for prompt in ("the small dog", "where"):
-        given = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        written = theirs.generate(
-            **given, do_sample=False, num_beams=beam, max_new_tokens=9, pad_token_id=0
+        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        output = theirs.generate(
+            **inputs, do_sample=False, num_beams=beam, max_new_tokens=9, pad_token_id=0
         )
-        new = written[0, given["input_ids"].shape[1] :].tolist()
+        new = output[0, inputs["input_ids"].shape[1] :].tolist()
         ours = Tokenizer.load(source / "tokenizer.json")
-        stream = as_text(ours, given["input_ids"][0].tolist(), iter(new))
+        stream = as_text(ours, inputs["input_ids"][0].tolist(), iter(new))
         words = ("generate", run(family), *search, "--max-new-tokens", "9")
-        found = result(*words, "--prompt", prompt)
-        assert found == prompt + "".join(stream) + "\n"
-        assert result(*words, stdin=prompt.encode()) == found
+        printed = result(*words, "--prompt", prompt)
+        assert printed == prompt + "".join(stream) + "\n"
+        assert result(*words, stdin=prompt.encode()) == printed
 
 
 def test_a_seed_reproduces_a_text(run: Make) -> None:
@@ -507,9 +507,9 @@ def test_a_seed_reproduces_a_text(run: Make) -> None:
     sampled = [result(*words, "--seed", seed, stdin=text) for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1]
     assert sampled[0] != sampled[2]
-    one = result(*words, "--seed", "1", "--prompt", "the dog")
-    assert sampled[0].startswith(one)
-    assert not sampled[0].removeprefix(one).startswith(one)  # each line is sampled separately
+    first = result(*words, "--seed", "1", "--prompt", "the dog")
+    assert sampled[0].startswith(first)
+    assert not sampled[0].removeprefix(first).startswith(first)  # each line is sampled separately
     assert (
         sampled[0].splitlines()[1] != sampled[2].splitlines()[0]
     )  # nor like the next seed's first
@@ -517,7 +517,7 @@ def test_a_seed_reproduces_a_text(run: Make) -> None:
 
 
 def test_output_is_complete_characters(run: Make) -> None:
-    """Each write is read by itself, as a terminal would."""
+    """Each write is decoded separately, as by a terminal."""
 
     class Pieces(io.StringIO):
         def __init__(self) -> None:
@@ -572,10 +572,10 @@ def test_an_imported_translator_is_scored_on_given_data(run: Make, tmp_path: Pat
     for side in ("en", "de"):
         (tmp_path / f"test.{side}").write_text(f"a {side} dog\nthe cat\n")
         (tmp_path / f"train.{side}").write_text("a\nb\n")
-    own = (f"data.folder={tmp_path}", "data.source=en", "data.target=de")
+    data = (f"data.folder={tmp_path}", "data.source=en", "data.target=de")
     for family in ("t5", "bart", "marian"):
         mistake("evaluate", run(family))
-        scores = json.loads(result("evaluate", run(family), *own, "--json"))
+        scores = json.loads(result("evaluate", run(family), *data, "--json"))
         assert (scores["examples"], scores["split"]) == (2, "test")
         assert 0 <= scores["chrf"] <= 100
         assert scores["loss"] > 0  # of texts in the frame that the model reads

@@ -44,8 +44,8 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def store(folder: Path, tensors: dict[str, Tensor]) -> Path:
-    own = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
-    save_file(own, folder / "model.safetensors", {"format": "pt"})
+    copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+    save_file(copies, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
@@ -289,9 +289,9 @@ def test_defaults_are_those_of_transformers(family: Any) -> None:
     for name, value in usual.items():
         if name not in fields and FORGOTTEN.get(name) in ("", family.kind):
             continue
-        found = fields[name].default if name in fields else getattr(theirs(), name)
-        assert value == found, name
-        assert type(value) is type(found), name
+        default = fields[name].default if name in fields else getattr(theirs(), name)
+        assert value == default, name
+        assert type(value) is type(default), name
 
 
 @every
@@ -374,7 +374,7 @@ def test_a_pretrained_model() -> None:
     torch.testing.assert_close(actual[real], expected[real], rtol=1e-5, atol=1e-5)
 
 
-# What is in a config.json that cannot be: the family, what is changed, the kind, words of the line.
+# The family, the changed settings of config.json, the error, words of it.
 HUGE = 10**9
 SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     ("bert", {"position_embedding_type": "relative_key"}, UserError, "position_embedding_type"),
@@ -480,7 +480,7 @@ def test_multi_label_classification_is_refused(name: str, tmp_path: Path) -> Non
 
 
 def test_problem_type_concerns_text_classes_only(tmp_path: Path) -> None:
-    """A single number may be predicted; what has no classes, or one a token, is as it is."""
+    """Regression of one number is supported; bare models and taggers ignore it."""
     single = transformers.BertConfig(**draw("bert", 4).config.to_dict() | {"id2label": {0: "x"}})
     models = {
         "number": transformers.BertForSequenceClassification(single).eval(),
@@ -600,10 +600,10 @@ def test_an_untied_head_does_not_replace_a_missing_table(family: str, tmp_path: 
     folder = saved(draw(family, seed), tmp_path)
     tensors = weights(folder)
     tables = {"wte.weight", "embed_tokens.weight", "shared.weight"}
-    kept = {n: x for n, x in tensors.items() if n.split(".", n.count(".") - 1)[-1] not in tables}
-    assert "lm_head.weight" in kept
-    assert len(kept) < len(tensors)
-    assert "the weights have no" in refusal(store(folder, kept), DataError)
+    others = {n: x for n, x in tensors.items() if n.split(".", n.count(".") - 1)[-1] not in tables}
+    assert "lm_head.weight" in others
+    assert len(others) < len(tensors)
+    assert "the weights have no" in refusal(store(folder, others), DataError)
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])

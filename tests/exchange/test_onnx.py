@@ -179,8 +179,8 @@ def test_padding(translator: Pair, encoder: Pair) -> None:
         expected = model(tokens, *extra, real)
         assert expected.isfinite().all()
         close(graphs(tokens, *extra, real), expected)
-        alone = graphs(tokens[:1, :5], *(x[:1] for x in extra))
-        close(graphs(tokens, *extra, real)[:1, : alone.shape[1]], alone)
+        unpadded = graphs(tokens[:1, :5], *(x[:1] for x in extra))
+        close(graphs(tokens, *extra, real)[:1, : unpadded.shape[1]], unpadded)
 
 
 @torch.no_grad()

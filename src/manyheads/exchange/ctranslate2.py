@@ -400,12 +400,14 @@ class Ctranslate2Model:
             self.source, self.target = (json.loads(file.read_bytes()) for file in files)
         except (RuntimeError, ValueError, KeyError, OSError) as error:
             reason = " ".join(str(error).split())
-            raise DataError(f"{folder} is no exported model ({reason}): export it again") from None
+            raise DataError(
+                f"{folder} is not an exported model ({reason}): export it again"
+            ) from None
         self.ids = {name: number for number, name in enumerate(self.target)}
 
 
 class Ctranslate2Decoder(BaseDecoder):
-    """What the translator and the generator share: options and hypotheses of a search.
+    """The base of translator and generator: options and hypotheses of a search.
 
     The search is CTranslate2's own (from its sources, and measured): like ours it extends the
     `beam` likeliest texts by log P and ranks those that have ended by log P / lp, here with the lp
@@ -424,7 +426,7 @@ class Ctranslate2Decoder(BaseDecoder):
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")  # of the tokens that go in
+        return torch.device("cpu")  # where tokens are passed in
 
     @property
     def vocabulary(self) -> int:

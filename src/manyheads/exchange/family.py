@@ -33,14 +33,19 @@ ACTIVATIONS = {
     "swish": "silu",
     "tanh": "tanh",
 }
-SAME_ACTIVATION = "feedforward.activation"  # of a head that shares it with the feed-forward part
+SAME_ACTIVATION = "feedforward.activation"  # a head has the activation of the feed-forward part
 # Settings of training and of the implementation, which do not define a model.
 FREE = re.compile(
     r"((encoder|decoder)\.)?attention\.|init$|(.*[._])?dropout$|embed\.norm\.placement$"
 )
 PER_STACK = ("layers", "heads", "ffn_dim")  # what encoder and decoder may have each
 HEAD_PARTS = ("head.", "pooler.", "next_sentence.")
-ANY_VALUE = {"head.labels", "head.dropout", "head.tie", "pooler.dim"}  # of a head: any class fits
+ANY_VALUE = {
+    "head.labels",
+    "head.dropout",
+    "head.tie",
+    "pooler.dim",
+}  # settings that all classes have
 # Multi-label classification is not supported.
 PROBLEMS: dict[str, tuple[Any, ...]] = {
     "problem_type": (None, "single_label_classification", "regression"),
@@ -100,9 +105,9 @@ class Field:
 class Family:
     """One architecture of Hugging Face, as tables.
 
-    - `fields`: their settings; `defaults`: of those that only `read` uses; `only`: supported values
-      of others; `squares`: settings that may be two equal sides;
-    - `fixed`: our settings that all its models have; `architectures`: what each class has on top;
+    - `fields`: their settings; `defaults`: further ones that only `read` uses; `only`: supported
+      values of others; `squares`: settings that may be two equal sides;
+    - `fixed`: our settings that all its models have; `architectures`: the head of each class;
       `superset_of`: a class whose files often are of another; `unpooled`: one that may lack its
       pooler;
     - `read` and `write`: what no table can express. `write` removes the settings it has expressed;
@@ -345,7 +350,7 @@ def _unsupported(family: Family, name: str, value: Any, allowed: Any) -> UserErr
 
 
 def _expected(value: Any, default: Any) -> str:
-    """What a value should be, judged by its default; empty if it is so."""
+    """The type that a value should have, that of its default; empty if it has it."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, bool):
         return "" if isinstance(value, bool) else "true or false"
@@ -369,7 +374,7 @@ def _labels(settings: Mapping[str, Any], foreign: Foreign) -> list[str]:
     try:
         labels = {int(number): str(label) for number, label in named.items()}
     except (AttributeError, TypeError, ValueError):
-        raise DataError("config.json has an id2label that is no table of numbers") from None
+        raise DataError("config.json has an id2label that is not a table of numbers") from None
     if sorted(labels) != list(range(len(named))):
         raise DataError("config.json has an id2label whose numbers do not count up from 0")
     if foreign.head == "classify" and settings.get("problem_type") == "regression" and count > 1:

@@ -111,7 +111,7 @@ class GenerationFiles:
                 known[name] = getattr(parse(Generation, {name: value}), name)
             except UserError:
                 raise DataError(
-                    f"{self.files[name]} has {self.show(name)}, which is no valid value: correct it"
+                    f"{self.files[name]} has {self.show(name)}, which is not valid: correct it"
                 ) from None
             ids = known[name] if name.endswith(("_id", "suppress_tokens")) else ()
             ids = sum(known[name], ()) if name == "bad_words_ids" else ids
@@ -295,7 +295,7 @@ def write_huggingface(
     theirs = to_huggingface(marked)
     if tokenizer is not None and isinstance(model, Seq2Seq | Gpt):
         set_generation(theirs, model, SpecialTokens(tokenizer, decode))
-    import_transformers().utils.logging.disable_progress_bar()  # of a single file
+    import_transformers().utils.logging.disable_progress_bar()  # there is only one file
     with replace_files(folder) as temporary:
         theirs.save_pretrained(temporary)
         if tokenizer is not None:

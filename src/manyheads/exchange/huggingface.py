@@ -68,7 +68,7 @@ class ImportedModel:
 
     @property
     def special(self) -> dict[str, int]:
-        """The ids of special tokens by their names there; of several end tokens the first."""
+        """The ids of special tokens by their names there; the first of several end tokens."""
         known = {**self.settings, **{k: v for k, v in self.generation.items() if v is not None}}
         ids = {name: known.get(name) for name in SPECIAL_IDS}
         firsts = {n: v[0] if isinstance(v, list) and v else v for n, v in ids.items()}
@@ -179,7 +179,7 @@ def _import_folder(folder: Path) -> ImportedModel:
     if not (folder / CONFIG).is_file():
         if (folder / "run.toml").is_file():
             raise UserError(f"{folder} is a run already: use it without importing")
-        raise DataError(f"{folder} is no model folder: it has no {CONFIG}")
+        raise DataError(f"{folder} is not a model folder: it has no {CONFIG}")
     settings = _read_json(folder / CONFIG)
     code = sorted(folder.glob("*.py"))
     if code or settings.get("auto_map"):
@@ -206,7 +206,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON ({error}): copy it again") from None
     if not isinstance(table, dict):
-        raise DataError(f"{path} is no table of settings: copy it again")
+        raise DataError(f"{path} is not a table of settings: copy it again")
     return table
 
 

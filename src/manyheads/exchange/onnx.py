@@ -52,7 +52,7 @@ from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-OPSET = 18  # what the exporter writes without conversion; all current runtimes support it
+OPSET = 18  # the exporter needs no conversion to it; all current runtimes support it
 MAX_INLINE_BYTES = 2**30  # of weights inside a graph; a protocol buffer ends at twice that
 
 BATCH, BEAMS, NEW, PAST, SOURCE, AT = map(Dim, ("batch", "beams", "new", "past", "source", "at"))
@@ -526,7 +526,7 @@ class OnnxVit(OnnxEncoder):
 
 
 class OnnxRunner(BaseDecoder):
-    """What the translator and the generator share: onnxruntime on the CPU."""
+    """The base of translator and generator: onnxruntime on the CPU."""
 
     model: OnnxGpt | OnnxSeq2Seq
 
