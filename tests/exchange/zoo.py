@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -300,27 +301,15 @@ def strengthen(model: nn.Module) -> None:
 @contextmanager
 def exact(model: nn.Module) -> Iterator[None]:
     """In float64, nothing of `transformers` in float32."""
-    saved = (
-        modeling_t5.T5LayerNorm.forward,
-        modeling_llama.LlamaRMSNorm.forward,
-        modeling_llama.LlamaRotaryEmbedding.forward,
-    )
-    (
-        modeling_t5.T5LayerNorm.forward,
-        modeling_llama.LlamaRMSNorm.forward,
-        modeling_llama.LlamaRotaryEmbedding.forward,
-    ) = (_root_mean_square, _root_mean_square, _angles)
     for module in model.modules():
         if hasattr(module, "create_weight"):
             module.weight.data = _waves(*module.weight.shape).to(module.weight.dtype)
-    try:
+    with (
+        patch.object(modeling_t5.T5LayerNorm, "forward", _root_mean_square),
+        patch.object(modeling_llama.LlamaRMSNorm, "forward", _root_mean_square),
+        patch.object(modeling_llama.LlamaRotaryEmbedding, "forward", _angles),
+    ):
         yield
-    finally:
-        (
-            modeling_t5.T5LayerNorm.forward,
-            modeling_llama.LlamaRMSNorm.forward,
-            modeling_llama.LlamaRotaryEmbedding.forward,
-        ) = saved
 
 
 def _root_mean_square(module: Any, hidden_states: Tensor) -> Tensor:

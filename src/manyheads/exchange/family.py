@@ -416,7 +416,6 @@ def write_settings(family: Family, config: TransformerConfig) -> ExportPlan:
     for path, value in family.fixed.items():
         if not _holds(flat, path, value) and not FREE.match(path):
             obstacles.append(f"has {path}={value}, and this model {flat.get(path, 'none')}")
-            _suppose(flat, path, value)
     settings = family.write(flat)
     if "head.labels" in flat:
         settings["id2label"] = dict(enumerate(flat.pop("head.labels")))
@@ -465,16 +464,6 @@ def _merge_stacks(config: Seq2SeqConfig) -> Seq2SeqConfig:
             }
             config = dataclasses.replace(config, **shared)
     return config
-
-
-def _suppose(flat: Flat, path: str, value: Any) -> None:
-    """Continue as if a part were the family's: one obstacle for each kind is enough."""
-    part, _, leaf = path.rpartition(".")
-    if leaf == "kind":
-        for name in [name for name in flat if name.startswith(f"{part}.")]:
-            if not name.endswith("activation") and not FREE.match(name):
-                del flat[name]
-    flat[path] = value
 
 
 def _fits(flat: Flat, head: Mapping[str, Any]) -> bool:
