@@ -257,7 +257,6 @@ def test_a_search_gives_what_ours_gives(
     expected = Generator(gpt, tokenizer, decode).search(prompts, 10, n_best=1)
     generator = Ctranslate2Generator(opened(gpt, tokenizer, tmp_path), tokenizer, decode)
     assert_same([x[:1] for x in expected], generator.search(prompts, 10, n_best=1))
-    assert generator.generate(prompts, 10) == [x[0].tokens for x in expected]
 
 
 def test_without_a_penalty_it_finds_no_worse(
@@ -454,13 +453,14 @@ def test_limits_of_both(
     generator = Ctranslate2Generator(opened(model, tokenizer, tmp_path), tokenizer, FREE)
     for prompt, reason in (([size], f"token {size}"), ([9] * (MAX_LENGTH + 1), "end at 24")):
         with pytest.raises(UserError, match=reason):
-            generator.generate([prompt], 1)
+            generator.search([prompt], 1)
     with pytest.raises(UserError, match="limit=0"):
-        generator.generate([[9]], 0)
+        generator.search([[9]], 0)
     with pytest.raises(UserError, match="seed"):
         generator.stream([9], 4, Sample())
-    greedy = replace(generator, decode=replace(FREE, beam=1)).generate([[9]], 4)
-    assert list(generator.stream([9], 4)) == greedy[0]
+    greedy = replace(generator, decode=replace(FREE, beam=1)).search([[9]], 4)
+    assert list(generator.stream([9], 4)) == greedy[0][0].tokens
     # The last token is generated and never read: it needs no position.
-    assert len(generator.generate([[9] * (MAX_LENGTH - 1)], 10)[0]) <= 2
-    assert len(generator.generate([[9] * MAX_LENGTH], 10)[0]) <= 1
+    for left in (0, 1):
+        [hypotheses] = generator.search([[9] * (MAX_LENGTH - left)], 10)
+        assert len(hypotheses[0].tokens) <= left + 1

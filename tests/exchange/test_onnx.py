@@ -114,6 +114,21 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return model, OnnxEncoder(exported(model, tmp_path_factory.mktemp("onnx")))
 
 
+def decode_text(graphs: OnnxGpt, tokens: Tensor) -> Tensor:
+    """Logits at all positions, in one pass."""
+    past, at = graphs.decoder.empty_past(len(tokens)), torch.arange(tokens.shape[1])
+    return graphs.decoder.step(tokens[:, None], at, past, {})[0][:, 0]
+
+
+def translate(
+    graphs: OnnxSeq2Seq, source: Tensor, target: Tensor, real: Tensor | None = None
+) -> Tensor:
+    """Teacher forcing."""
+    session = graphs.begin(source, torch.ones_like(source).bool() if real is None else real)
+    at = torch.arange(target.shape[1])
+    return graphs.decoder.step(target[:, None], at, session.past, session.others)[0][:, 0]
+
+
 @torch.no_grad()
 def check_translator(model: Any, graphs: OnnxSeq2Seq) -> None:
     """Teacher forcing, and one position at a time after pasts of any length."""
@@ -121,8 +136,8 @@ def check_translator(model: Any, graphs: OnnxSeq2Seq) -> None:
         source, target = words(rows, source_length), words(rows, length)
         real = padding_mask(rows, source_length)
         expected = model(source, target, real)
-        close(graphs(source, target, real), expected)
-        close(graphs(source, target), model(source, target))
+        close(translate(graphs, source, target, real), expected)
+        close(translate(graphs, source, target), model(source, target))
         session = graphs.begin(source, real)
         for position in range(length):
             close(session.step(target[:, position, None])[:, 0], expected[:, position])
@@ -134,7 +149,7 @@ def check_decoder(model: Any, graphs: OnnxGpt) -> None:
     for rows, length, _ in SHAPES:
         tokens = words(rows, length)
         expected = model(tokens)
-        close(graphs(tokens), expected)
+        close(decode_text(graphs, tokens), expected)
         for position in range(length):
             session = graphs.begin(tokens[:, : position + 1])
             close(session.step(tokens[:, position, None])[:, 0], expected[:, position])
@@ -175,12 +190,18 @@ def test_padding(translator: Pair, encoder: Pair) -> None:
     """It changes nothing; a row of nothing but padding gives what our model gives, and no NaN."""
     tokens, target = words(2, 9), words(2, 4)
     real = torch.arange(9)[None] < torch.tensor([[5], [0]])
-    for (model, graphs), extra in ((encoder, []), (translator, [target])):
-        expected = model(tokens, *extra, real)
+    (model, graphs), (bert, encoder_graphs) = translator, encoder
+    for expected, actual, unpadded in (
+        (
+            model(tokens, target, real),
+            translate(graphs, tokens, target, real),
+            translate(graphs, tokens[:1, :5], target[:1]),
+        ),
+        (bert(tokens, real), encoder_graphs(tokens, real), encoder_graphs(tokens[:1, :5])),
+    ):
         assert expected.isfinite().all()
-        close(graphs(tokens, *extra, real), expected)
-        unpadded = graphs(tokens[:1, :5], *(x[:1] for x in extra))
-        close(graphs(tokens, *extra, real)[:1, : unpadded.shape[1]], unpadded)
+        close(actual, expected)
+        close(actual[:1, : unpadded.shape[1]], unpadded)
 
 
 @torch.no_grad()
@@ -232,15 +253,16 @@ def test_beam_search_gives_the_same(translator: Pair, decoder: Pair, beam: int) 
 
 def test_learned_positions_end(decoder: Pair, translator: Pair) -> None:
     _, graphs = decoder
-    assert graphs(words(1, MAX_LENGTH)).shape == (1, MAX_LENGTH, VOCABULARY)
+    assert decode_text(graphs, words(1, MAX_LENGTH)).shape == (1, MAX_LENGTH, VOCABULARY)
     with pytest.raises(UserError, match=f"{MAX_LENGTH + 1} positions"):
-        graphs(words(1, MAX_LENGTH + 1))
+        decode_text(graphs, words(1, MAX_LENGTH + 1))
     session = graphs.begin(words(1, MAX_LENGTH))
     session.step(words(1, 1))
     with pytest.raises(UserError, match="positions"):
         session.step(words(1, 1))
     _, graphs = translator  # rotary positions do not end
-    assert graphs(words(1, MAX_LENGTH + 1), words(1, MAX_LENGTH + 2)).isfinite().all()
+    logits = translate(graphs, words(1, MAX_LENGTH + 1), words(1, MAX_LENGTH + 2))
+    assert logits.isfinite().all()
 
 
 def test_an_export_prints_nothing_and_leaves_the_model_unchanged(

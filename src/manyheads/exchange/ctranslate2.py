@@ -561,9 +561,6 @@ class Ctranslate2Generator(Ctranslate2Decoder, BaseGenerator):
     def positions(self) -> int:
         return self.model.max_length
 
-    def generate(self, prompts: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
-        return [hypotheses[0].tokens for hypotheses in self.search(prompts, limit, n_best=1)]
-
     def search(
         self, prompts: Sequence[Sequence[int]], limit: int, n_best: int | None = None
     ) -> list[list[Hypothesis]]:
@@ -591,7 +588,8 @@ class Ctranslate2Generator(Ctranslate2Decoder, BaseGenerator):
     def sample(
         self, prompts: Sequence[Sequence[int]], limit: int, sample: Sample, first: int = 0
     ) -> list[list[int]]:
-        return self._greedy(sample).generate(prompts, limit)
+        results = self._greedy(sample).search(prompts, limit, n_best=1)
+        return [hypotheses[0].tokens for hypotheses in results]
 
     def stream(
         self, prompt: Sequence[int], limit: int, sample: Sample | None = None, first: int = 0

@@ -49,7 +49,7 @@ from manyheads.nn.exact_attention import Dense
 from manyheads.nn.masks import AttentionMask, Rule, full, make_mask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
-from manyheads.nn.shapes import Hidden, Logits, Tokens
+from manyheads.nn.shapes import Hidden, Tokens
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 OPSET = 18  # the exporter needs no conversion to it; all current runtimes support it
@@ -433,15 +433,10 @@ class OnnxSession:
 
 
 class OnnxGpt:
-    """An exported decoder-only model: called like ours, or a step at a time."""
+    """An exported decoder-only model."""
 
     def __init__(self, folder: Path) -> None:
         self.decoder = OnnxDecoder(folder / DECODER)
-        self.max_length = self.decoder.max_length
-
-    def __call__(self, tokens: Tokens) -> Logits:
-        past, at = self.decoder.empty_past(len(tokens)), torch.arange(tokens.shape[1])
-        return self.decoder.step(tokens[:, None], at, past, {})[0][:, 0]
 
     def begin(self, prompts: Int[Tensor, "n length"]) -> OnnxSession:
         """A session after the prompts, whose last tokens the first step reads."""
@@ -453,12 +448,11 @@ class OnnxGpt:
 
 
 class OnnxSeq2Seq:
-    """An exported encoder–decoder: called like ours, or a step at a time."""
+    """An exported encoder–decoder."""
 
     def __init__(self, folder: Path) -> None:
         self.encoder = OnnxGraph(folder / ENCODER)
         self.decoder = OnnxDecoder(folder / DECODER)
-        self.max_length = self.decoder.max_length
 
     def begin(self, source: Tokens, real: Bool[Tensor, "b t"]) -> OnnxSession:
         """A session that has read the sources."""
@@ -467,14 +461,6 @@ class OnnxSeq2Seq:
         others = {"real": real, **dict(zip(self.encoder.outputs, cross, strict=True))}
         return OnnxSession(self.decoder, self.decoder.empty_past(len(source)), others)
 
-    def __call__(
-        self, source: Tokens, target: Int[Tensor, "b u"], source_real: Tensor | None = None
-    ) -> Float[Tensor, "b u v"]:
-        """Teacher forcing: logits at t predict the token after target[t]."""
-        real = torch.ones_like(source, dtype=torch.bool) if source_real is None else source_real
-        session, at = self.begin(source, real), torch.arange(target.shape[1])
-        return self.decoder.step(target[:, None], at, session.past, session.others)[0][:, 0]
-
 
 class OnnxEncoder:
     """An exported encoder: called like ours, with tensors or arrays of tokens or of images."""
@@ -482,7 +468,6 @@ class OnnxEncoder:
     def __init__(self, folder: Path) -> None:
         self.graph = OnnxGraph(folder / ENCODER)
         self.head = OnnxGraph(folder / HEAD) if (folder / HEAD).exists() else None
-        self.max_length = self.graph.max_length
 
     def hidden(
         self, tokens: Array, real: Array | None = None, segments: Array | None = None
@@ -551,7 +536,7 @@ class OnnxGenerator(OnnxRunner, BaseGenerator):
 
     @property
     def context(self) -> int | None:
-        return self.model.max_length
+        return self.model.decoder.max_length
 
     @property
     def positions(self) -> int | None:
@@ -566,4 +551,4 @@ class OnnxTranslator(OnnxRunner, BaseTranslator):
 
     @property
     def max_length(self) -> int:
-        return self.model.max_length
+        return self.model.decoder.max_length
