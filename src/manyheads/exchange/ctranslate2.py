@@ -383,7 +383,7 @@ class Ctranslate2Model:
             raise UserError(f"no {folder / WEIGHTS}: give a folder exported to ctranslate2")
         device_type, _, index = device.partition(":")
         if device_type == "cuda" and not library().get_cuda_device_count():
-            raise UserError("CTranslate2 sees no GPU: use --device cpu or auto")
+            raise UserError("CTranslate2 has no GPU to compute on here: use --device cpu or auto")
         try:
             self.runner = runner(
                 str(folder),
