@@ -28,8 +28,8 @@ from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
 from manyheads.exchange.folder import (
     decode_from_hf,
     frame_for_model,
-    unsupported_generation,
     special_token_ids,
+    unsupported_generation,
 )
 from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, is_huggingface
 from manyheads.models.base import Model
