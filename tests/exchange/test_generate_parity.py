@@ -1,4 +1,4 @@
-"""Greedy and beam search write what `transformers`' `generate` writes, token for token.
+"""Greedy and beam search give what `generate` of `transformers` gives, token for token.
 
 Random tiny models of four families with peaked distributions, in float64 (both programs search in
 float32), each with several prompts and with a search whose settings are random as well.
@@ -161,8 +161,9 @@ class Case:
         )
         written = [line[: [*line, end].index(end)] for line in out.sequences[:, begun:].tolist()]
         scores = [0.0] * len(written) if decode.beam == 1 else out.sequences_scores.tolist()
-        found = [Hypothesis(t, 0.0, s) for t, s in zip(written, scores, strict=True)]
-        lines = [found[at : at + decode.beam] for at in range(0, len(found), decode.beam)]
+        hypotheses = [Hypothesis(t, 0.0, s) for t, s in zip(written, scores, strict=True)]
+        beams = range(0, len(hypotheses), decode.beam)
+        lines = [hypotheses[at : at + decode.beam] for at in beams]
         # A place that no hypothesis has taken is there all the same, with a score of −10⁹.
         return [[h for h in line if h.score > -1e8] for line in lines]
 
@@ -219,7 +220,7 @@ def best(lines: list[list[Hypothesis]]) -> list[list[int]]:
 
 @pytest.mark.parametrize("numbers", [range(MODELS), slow(range(MODELS, ALL))], ids=str)
 @families
-def test_we_write_what_transformers_writes(family: Any, numbers: range) -> None:
+def test_search_equals_transformers(family: Any, numbers: range) -> None:
     """Each prompt of each model, greedily and with a beam: the same tokens and the same scores.
 
     Further down in the n-best lists scores may be equal but for rounding, and change places.
@@ -230,25 +231,25 @@ def test_we_write_what_transformers_writes(family: Any, numbers: range) -> None:
         ours = from_huggingface(case.theirs)
         greedy = replace(case, decode=replace(case.decode, beam=1))
         assert best(greedy.search(ours)) == best(greedy.generate()), f"{number}: {case.decode}"
-        found, wanted = case.search(ours), case.generate()
-        assert best(found) == best(wanted), f"{number}: {case.decode}"
-        for line, theirs in zip(found, wanted, strict=True):
+        actual, expected = case.search(ours), case.generate()
+        assert best(actual) == best(expected), f"{number}: {case.decode}"
+        for line, theirs in zip(actual, expected, strict=True):
             scores = [h.score for h in theirs]
             assert [h.score for h in line] == pytest.approx(scores, abs=1e-4, rel=1e-4)
-        lengths |= {len(tokens) for tokens in best(found)}
+        lengths |= {len(tokens) for tokens in best(actual)}
     assert len(lengths) > 9  # neither do all run to their limits nor all end at once
 
 
 @families
-def test_neighbours_do_not_matter_to_them_either(family: Any) -> None:
-    """`transformers` gives a prompt in a batch what it gives it alone: batches compare prompts."""
+def test_their_results_do_not_depend_on_the_batch(family: Any) -> None:
+    """In `transformers` too results do not depend on the batch, so that batches can be compared."""
     for number in range(5):
         case = draw_case(family, number)
-        alone = [replace(case, prompts=[prompt]).generate()[0] for prompt in case.prompts]
-        assert best(case.generate()) == best(alone)
+        separate = [replace(case, prompts=[prompt]).generate()[0] for prompt in case.prompts]
+        assert best(case.generate()) == best(separate)
 
 
-def test_what_may_be_drawn_is_the_same() -> None:
+def test_sampling_filters_are_the_same() -> None:
     """The same tokens are left by temperature, top k, top p and min p, with the same chances."""
     for number in range(40):
         chance = random.Random(number)

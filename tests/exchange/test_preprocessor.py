@@ -48,7 +48,7 @@ def picture(tmp_path: Path) -> Path:
     return tmp_path / "one.png"
 
 
-def test_their_processor_makes_of_a_picture_what_our_model_sees(
+def test_their_processor_gives_the_input_of_our_model(
     model: Vit, picture: Path, tmp_path: Path
 ) -> None:
     """And so their model answers as ours does; a pixel may round to its neighbour."""
@@ -67,7 +67,7 @@ def test_their_processor_makes_of_a_picture_what_our_model_sees(
     assert chances == pytest.approx([*class_chances(model, pixels)[0].values()], abs=0.01)
 
 
-def test_a_folder_gives_the_spread_back(model: Vit, tmp_path: Path) -> None:
+def test_pixel_statistics_are_imported_again(model: Vit, tmp_path: Path) -> None:
     write_huggingface(model, None, Decode(), tmp_path)
     config = import_model(tmp_path).model.config
     assert isinstance(config, VitConfig)
@@ -77,7 +77,7 @@ def test_a_folder_gives_the_spread_back(model: Vit, tmp_path: Path) -> None:
     assert import_model(tmp_path).model.config == replace(config, pixel_mean=(), pixel_deviation=())
 
 
-def test_what_nobody_knows_is_not_written(model: Vit, tmp_path: Path) -> None:
+def test_unknown_pixel_statistics_are_not_written(model: Vit, tmp_path: Path) -> None:
     model.config = replace(model.config, pixel_mean=(), pixel_deviation=())
     write_huggingface(model, None, Decode(), tmp_path)
     assert not (tmp_path / PREPROCESSOR).exists()
@@ -95,14 +95,14 @@ def test_what_nobody_knows_is_not_written(model: Vit, tmp_path: Path) -> None:
         {"do_rescale": False, "image_mean": [100.0] * 3, "image_std": [50.0] * 3},
     ],
 )
-def test_every_way_of_saying_it_is_read_as_theirs(table: dict[str, Any]) -> None:
+def test_every_form_is_read_as_theirs(table: dict[str, Any]) -> None:
     usual: dict[str, Any] = {"do_resize": False, "image_mean": 0.5, "image_std": 0.5}
-    told = usual | {name: value for name, value in table.items() if value is not None}
+    settings = usual | {name: value for name, value in table.items() if value is not None}
     for name in ("image_mean", "image_std"):
-        if not isinstance(told[name], list):
-            told[name] = [told[name]] * 3
+        if not isinstance(settings[name], list):
+            settings[name] = [settings[name]] * 3
     pixels = np.random.default_rng(1).integers(0, 256, (3, 5, 5), dtype=np.uint8)
-    theirs = transformers.ViTImageProcessor(**told)(
+    theirs = transformers.ViTImageProcessor(**settings)(
         pixels, return_tensors="pt", input_data_format="channels_first"
     )["pixel_values"]
     spread = read_pixel_statistics(table, 3)
@@ -119,10 +119,10 @@ def test_every_way_of_saying_it_is_read_as_theirs(table: dict[str, Any]) -> None
         ({"image_std": ["a", 1, 1]}, "image_std"),
         ({"image_mean": [True, 1, 1]}, "image_mean"),
         ({"image_mean": {"r": 1}}, "image_mean"),
-        ({"rescale_factor": 0}, "rescale_factor=0, which should be above 0"),
+        ({"rescale_factor": 0}, "rescale_factor=0"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(
+def test_invalid_numbers_are_refused(
     table: dict[str, Any], said: str, model: Vit, tmp_path: Path
 ) -> None:
     write_huggingface(model, None, Decode(), tmp_path)

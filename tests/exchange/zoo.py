@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -68,13 +69,15 @@ SEEDS = range(24)  # the models that are compared of each family
 
 
 def draw(family: str, seed: int, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of the family whose sizes and choices hang on the seed."""
+    """A model of the family whose sizes and choices depend on the seed."""
     rng = random.Random(f"{family} {seed}")
     name = CLASSES[family][seed % len(CLASSES[family])]
     kind = getattr(transformers, name)
     torch.manual_seed(seed)
     model = kind(kind.config_class(**_settings(family, rng))).to(dtype).eval()
-    if family == "t5" and rng.random() < 0.5:  # as a file with a head of its own would be read
+    if (
+        family == "t5" and rng.random() < 0.5
+    ):  # as a file with a head of its extra_settings would be read
         model.lm_head.weight = nn.Parameter(torch.empty_like(model.shared.weight))
         model.all_tied_weights_keys.pop("lm_head.weight")
     strengthen(model)
@@ -104,7 +107,7 @@ def _settings(family: str, rng: random.Random) -> dict[str, Any]:
     }
     eps = rng.choice([1e-12, 1e-6, 1e-5, 1e-3])
     if family in ("bert", "roberta", "electra"):
-        own = {"embedding_size": rng.choice([dim, 5, 12])} if family == "electra" else {}
+        extra_settings = {"embedding_size": rng.choice([dim, 5, 12])} if family == "electra" else {}
         return {
             "vocab_size": vocab,
             "hidden_size": dim,
@@ -118,7 +121,7 @@ def _settings(family: str, rng: random.Random) -> dict[str, Any]:
             "pad_token_id": rng.choice([0, 1, 3]),
             "classifier_dropout": rng.choice([None, 0.3]),
             **tops,
-            **own,
+            **extra_settings,
         }
     if family == "distilbert":
         return {
@@ -199,12 +202,12 @@ def _settings(family: str, rng: random.Random) -> dict[str, Any]:
             "tie_word_embeddings": rng.random() < 0.5,
         }
     other_heads = rng.choice([n for n in (1, 2, 3, 4) if dim % n == 0])
-    own = {}
+    extra_settings = {}
     if family == "marian":
-        own["share_encoder_decoder_embeddings"] = rng.random() < 0.5
-        own["decoder_vocab_size"] = vocab + rng.choice([0, 3])
-        if own["share_encoder_decoder_embeddings"]:
-            own["decoder_vocab_size"] = vocab
+        extra_settings["share_encoder_decoder_embeddings"] = rng.random() < 0.5
+        extra_settings["decoder_vocab_size"] = vocab + rng.choice([0, 3])
+        if extra_settings["share_encoder_decoder_embeddings"]:
+            extra_settings["decoder_vocab_size"] = vocab
     return {
         "vocab_size": vocab,
         "d_model": dim,
@@ -223,7 +226,7 @@ def _settings(family: str, rng: random.Random) -> dict[str, Any]:
         "eos_token_id": 2,
         "decoder_start_token_id": 2,
         "forced_eos_token_id": None,
-        **own,
+        **extra_settings,
     }
 
 
@@ -244,7 +247,7 @@ def padding(rng: random.Random, rows: int, length: int, *, left: bool) -> Tensor
 
 
 def both(family: str, theirs: Any, ours: nn.Module, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What the two say to the same input, and which of it is of real positions."""
+    """The outputs of both for the same input, and which of it are real positions."""
     rng = random.Random(f"input {family} {seed}")
     rows, dtype = rng.choice([1, 2, 3]), next(ours.parameters()).dtype
     if family == "vit":
@@ -259,15 +262,15 @@ def both(family: str, theirs: Any, ours: nn.Module, seed: int) -> tuple[Tensor, 
     words = words.masked_fill(~real, theirs.config.pad_token_id or 0)
     if family in PAIRS:
         vocabulary = getattr(theirs.config, "decoder_vocab_size", None) or theirs.config.vocab_size
-        wanted = tokens_of(rng, vocabulary, rows, rng.randint(1, LONGEST))
-        written = padding(rng, *wanted.shape, left=False)
+        target = tokens_of(rng, vocabulary, rows, rng.randint(1, LONGEST))
+        target_real = padding(rng, *target.shape, left=False)
         out = theirs(
             input_ids=words,
             attention_mask=real.long(),
-            decoder_input_ids=wanted,
-            decoder_attention_mask=written.long(),
+            decoder_input_ids=target,
+            decoder_attention_mask=target_real.long(),
         )
-        return out.logits, ours(words, wanted, real, written), written
+        return out.logits, ours(words, target, real, target_real), target_real
     if family in ENCODERS:
         segments = torch.zeros_like(words)
         extra = {}
@@ -298,27 +301,15 @@ def strengthen(model: nn.Module) -> None:
 @contextmanager
 def exact(model: nn.Module) -> Iterator[None]:
     """In float64, nothing of `transformers` in float32."""
-    saved = (
-        modeling_t5.T5LayerNorm.forward,
-        modeling_llama.LlamaRMSNorm.forward,
-        modeling_llama.LlamaRotaryEmbedding.forward,
-    )
-    (
-        modeling_t5.T5LayerNorm.forward,
-        modeling_llama.LlamaRMSNorm.forward,
-        modeling_llama.LlamaRotaryEmbedding.forward,
-    ) = (_root_mean_square, _root_mean_square, _angles)
     for module in model.modules():
         if hasattr(module, "create_weight"):
             module.weight.data = _waves(*module.weight.shape).to(module.weight.dtype)
-    try:
+    with (
+        patch.object(modeling_t5.T5LayerNorm, "forward", _root_mean_square),
+        patch.object(modeling_llama.LlamaRMSNorm, "forward", _root_mean_square),
+        patch.object(modeling_llama.LlamaRotaryEmbedding, "forward", _angles),
+    ):
         yield
-    finally:
-        (
-            modeling_t5.T5LayerNorm.forward,
-            modeling_llama.LlamaRMSNorm.forward,
-            modeling_llama.LlamaRotaryEmbedding.forward,
-        ) = saved
 
 
 def _root_mean_square(module: Any, hidden_states: Tensor) -> Tensor:

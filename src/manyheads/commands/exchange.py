@@ -33,7 +33,7 @@ def import_folder(
     Nothing is fetched, unpickled or run. The commands also take DIR itself.
     """
     from manyheads.exchange.huggingface import import_model
-    from manyheads.loading import check_vocabulary, notes_of, run_of
+    from manyheads.loading import check_vocabulary, import_notes, run_of
     from manyheads.run import save_run
 
     _refuse_full(out)
@@ -42,7 +42,7 @@ def import_folder(
     check_vocabulary(folder, imported.tokenizer, run.model)
     with _written_whole(out) as beside:
         save_run(run, imported.tokenizer, imported.model, beside)
-    for note in notes_of(imported):
+    for note in import_notes(imported):
         say(note)
     count = sum(p.numel() for p in imported.model.parameters())
     say(f"imported: {out} ({run.model.kind}, {count:,} parameters)")

@@ -1,3 +1,3 @@
-"""Weights in from and out to other projects: the only place where foreign names appear."""
+"""Import and export: Hugging Face, CTranslate2, ONNX. Only here are names of other projects."""
 
 ENCODER, HEAD, DECODER = "encoder.onnx", "head.onnx", "decoder.onnx"  # files of exchange/onnx.py

@@ -1,7 +1,7 @@
-"""Weights in from and out to HuggingFace's `transformers`.
+"""Import models from Hugging Face's `transformers`, and export to it.
 
-A folder is read without that package: config.json, safetensors, tokenizer.json; nothing is
-fetched, unpickled or run. Writing builds their model with our weights in it.
+A folder is read without that package: config.json, safetensors, tokenizer.json. Nothing is
+fetched, unpickled or run. Export builds their model and copies our weights into it.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ GENERATION = "generation_config.json"
 WEIGHTS = "model.safetensors"
 SHARDS = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
-SPECIAL = (
+SPECIAL_IDS = (
     "pad_token_id",
     "bos_token_id",
     "eos_token_id",
@@ -54,9 +54,8 @@ SPECIAL = (
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
-HALVES = (torch.float16, torch.bfloat16)
-WHOLE = (torch.float32, torch.float64)
-LONGEST_REASON = 400
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MAX_REASON = 400  # characters of an error, which may quote the file
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 
 
@@ -69,18 +68,17 @@ class ImportedModel:
 
     @property
     def special(self) -> dict[str, int]:
-        """The tokens that are more than text, by their foreign names."""
+        """The ids of special tokens by their names there; the first of several end tokens."""
         known = {**self.settings, **{k: v for k, v in self.generation.items() if v is not None}}
-        found = {name: known.get(name) for name in SPECIAL}
-        # Some models end with any of several tokens; the first is the usual one.
-        one = {n: v[0] if isinstance(v, list) and v else v for n, v in found.items()}
-        return {name: value for name, value in one.items() if isinstance(value, int)}
+        ids = {name: known.get(name) for name in SPECIAL_IDS}
+        firsts = {n: v[0] if isinstance(v, list) and v else v for n, v in ids.items()}
+        return {name: value for name, value in firsts.items() if isinstance(value, int)}
 
 
 def from_huggingface(model_or_dir: Any) -> nn.Module:
-    """Our model with the weights of a `transformers` model or of a folder that holds one.
+    """Our model with the weights of a `transformers` model, or of a folder with one.
 
-    Where the folder has a tokenizer.json, the model carries it as `tokenizer`.
+    It has the folder's tokenizer.json as `tokenizer`, and the ids of special tokens as `special`.
     """
     imported = import_model(model_or_dir)
     if imported.tokenizer is not None:
@@ -90,7 +88,7 @@ def from_huggingface(model_or_dir: Any) -> nn.Module:
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Whether a folder is one of `transformers`: its config.json names a type of model."""
+    """True if a folder has a config.json that names a type of model."""
     path = folder / CONFIG
     return path.is_file() and "model_type" in _read_json(path)
 
@@ -103,12 +101,13 @@ def import_model(model_or_dir: Any) -> ImportedModel:
     settings = model_or_dir.config.to_dict()
     settings["architectures"] = [type(model_or_dir).__name__]
     tensors = {name: tensor.clone() for name, tensor in model_or_dir.state_dict().items()}
-    written = getattr(model_or_dir, "generation_config", None)
-    generation = written.to_dict() if written is not None else {}
+    config = getattr(model_or_dir, "generation_config", None)
+    generation = {} if config is None else config.to_dict()
     return ImportedModel(_convert(settings, tensors), None, settings, generation)
 
 
 def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+    """Our model of their settings and tensors; the class that fits is stored in the settings."""
     family = _family(settings)
     named = _by_canonical_name(family, tensors)
     refusals = []
@@ -127,7 +126,7 @@ def _convert(settings: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
 def _assemble(family: Family, foreign: Foreign) -> nn.Module:
     config = read_settings(family, foreign)
     try:
-        with on_meta():  # sizes are compared before any memory is asked for
+        with on_meta():  # sizes are compared before memory is allocated
             model = config.build()
     except (UserError, RuntimeError, OverflowError) as error:
         raise DataError(f"{CONFIG} of a {family.kind} model cannot be built: {error}") from None
@@ -139,18 +138,17 @@ def _by_canonical_name(family: Family, tensors: dict[str, Tensor]) -> dict[str, 
     named: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         canonical = family.canonical(name)
-        if tensor.dtype not in HALVES + WHOLE:
+        if tensor.dtype not in FLOATS:
             if family.ignores(canonical):
                 continue
-            raise DataError(f"{name} is kept as {tensor.dtype}: save the weights as floats")
-        other = named.setdefault(canonical, tensor)
-        if not torch.equal(other, tensor):
+            raise DataError(f"{name} is stored as {tensor.dtype}: save the weights as floats")
+        if not torch.equal(named.setdefault(canonical, tensor), tensor):
             raise DataError(f"the weights hold {name} in two spellings that differ")
     return named
 
 
 def _candidates(family: Family, architectures: Any) -> list[str]:
-    """The class that a model is of, and those that its file may really be of."""
+    """The classes that a file may be of: the one it names, and one with more heads."""
     if not architectures:
         return list(family.architectures)
     if not isinstance(architectures, list) or not isinstance(architectures[0], str):
@@ -158,7 +156,7 @@ def _candidates(family: Family, architectures: Any) -> list[str]:
     name = architectures[0]
     if name not in family.architectures:
         advice = nearest(name, family.architectures)
-        raise UserError(f"{name} is not among the {family.kind} models read: {advice}")
+        raise UserError(f"{name} is not a supported {family.kind} model: {advice}")
     return [name, family.superset_of[name]] if name in family.superset_of else [name]
 
 
@@ -167,9 +165,9 @@ def _family(settings: dict[str, Any]) -> Family:
     if kind is None:
         raise DataError(f"{CONFIG} has no model_type: copy it again")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise UserError(f"models of type '{kind}' are not read: {nearest(str(kind), KINDS)}")
+        raise UserError(f"models of type '{kind}' are not supported: {nearest(str(kind), KINDS)}")
     if settings.get("quantization_config") is not None:
-        raise UserError("quantized weights (quantization_config) are not read: save floats")
+        raise UserError("quantized weights (quantization_config) are not supported: save floats")
     if settings.get("per_layer_config"):
         raise UserError(f"a {kind} model with per_layer_config is not supported: its layers differ")
     return KINDS[kind]
@@ -180,23 +178,22 @@ def _import_folder(folder: Path) -> ImportedModel:
         raise UserError(f"there is no folder {folder}: give one with {CONFIG} and {WEIGHTS}")
     if not (folder / CONFIG).is_file():
         if (folder / "run.toml").is_file():
-            raise UserError(f"{folder} is a run already: use it as it is")
-        raise DataError(f"{folder} is no model folder: it has no {CONFIG}")
+            raise UserError(f"{folder} is a run already: use it without importing")
+        raise DataError(f"{folder} is not a model folder: it has no {CONFIG}")
     settings = _read_json(folder / CONFIG)
     code = sorted(folder.glob("*.py"))
     if code or settings.get("auto_map"):
-        named = code[0].name if code else "auto_map in config.json"
-        raise UserError(f"{folder} comes with code ({named}), which is never run: remove it")
+        source = code[0].name if code else "auto_map in config.json"
+        raise UserError(f"{folder} comes with code ({source}), which is never run: remove it")
     if settings.get("model_type") == VIT.kind and (folder / PREPROCESSOR).is_file():
         settings[PREPROCESSOR] = _read_json(folder / PREPROCESSOR)
     tensors = _read_weights(folder)
     try:
         model = _convert(settings, tensors)
     except UserError as error:
-        # It may hold words of the file, of any length and on several lines.
         line = " ".join(str(error).split())
-        short = line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}…"
-        raise type(error)(f"{folder}: {short}") from None
+        line = line if len(line) <= MAX_REASON else f"{line[:MAX_REASON]}…"
+        raise type(error)(f"{folder}: {line}") from None
     file = folder / TOKENIZER
     tokenizer = Tokenizer.load(file) if file.is_file() else None
     generation = _read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
@@ -209,21 +206,21 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON ({error}): copy it again") from None
     if not isinstance(table, dict):
-        raise DataError(f"{path} is no table of settings: copy it again")
+        raise DataError(f"{path} is not a table of settings: copy it again")
     return table
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, halves as float32: exact, and what a CPU computes with."""
+    """All tensors of a folder; float16 and bfloat16 become float32, without loss."""
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(folder):
         try:
             tensors |= load_file(file)
         except (SafetensorError, OSError, ValueError) as error:
             raise DataError(f"{file} is damaged or cut off ({error}): copy it again") from None
-    mixed = any(x.dtype == torch.float64 for x in tensors.values())
-    wide = torch.float64 if mixed else torch.float32
-    return {name: x.to(wide) if x.dtype in HALVES + WHOLE else x for name, x in tensors.items()}
+    is_double = any(x.dtype == torch.float64 for x in tensors.values())
+    dtype = torch.float64 if is_double else torch.float32
+    return {name: x.to(dtype) if x.dtype in FLOATS else x for name, x in tensors.items()}
 
 
 def _weight_files(folder: Path) -> Iterator[Path]:
@@ -235,10 +232,10 @@ def _weight_files(folder: Path) -> Iterator[Path]:
         if pickled:
             raise UserError(f"{folder}: {pickled[0]} could run code: save safetensors instead")
         raise DataError(f"{folder} has no {WEIGHTS}: copy it again")
-    places = _read_json(folder / SHARDS).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    files = _read_json(folder / SHARDS).get("weight_map")
+    if not isinstance(files, dict) or not files:
         raise DataError(f"{folder / SHARDS} has no weight_map: copy it again")
-    for name in sorted({str(place) for place in places.values()}):
+    for name in sorted({str(file) for file in files.values()}):
         if Path(name).name != name:
             raise DataError(f"{folder / SHARDS} names a file outside of its folder: {name}")
         if not (folder / name).is_file():
@@ -247,14 +244,14 @@ def _weight_files(folder: Path) -> Iterator[Path]:
 
 
 def to_huggingface(model: nn.Module) -> Any:
-    """A `transformers` model with our weights: of the first family that has all its parts."""
+    """A `transformers` model with our weights, of the first family that has all its parts."""
     special = special_tokens(model)
     model, plan = _plan(model)
     family = plan.family
     kind = getattr(import_transformers(), plan.architecture)
-    # Their default padding token may lie past the end of a small table.
-    unpadded = {"pad_token_id": None} if hasattr(model, "tokens") else {}
-    settings = {**unpadded, **special, **plan.settings}
+    # Their default padding token may be beyond the end of a small table.
+    no_padding = {"pad_token_id": None} if hasattr(model, "tokens") else {}
+    settings = {**no_padding, **special, **plan.settings}
     padding = settings.get("pad_token_id")
     if padding != special.get("pad_token_id", padding):
         raise UserError(
@@ -269,10 +266,10 @@ def to_huggingface(model: nn.Module) -> Any:
     _untie(theirs, family, state, actual)
     loaded = theirs.load_state_dict({actual[n]: t for n, t in state.items()}, strict=False)
     missing = {family.canonical(name) for name in loaded.missing_keys}
-    needed = missing - set(family.same.values())  # a table that is stored twice
-    lost = sorted(name for name in needed if not family.ignores(name))
-    if lost:
-        raise UserError(f"{plan.architecture} wants {lost[0]}, which this model has not")
+    missing -= {*family.aliases.values()}  # a table that is stored twice
+    for name in sorted(missing):
+        if not family.ignores(name):
+            raise UserError(f"{plan.architecture} needs {name}, which this model does not have")
     return theirs
 
 
@@ -287,18 +284,19 @@ def special_tokens(model: nn.Module) -> dict[str, Any]:
     ids = [SPECIALS.index(name) for name in ("<pad>", "<s>", "</s>")]
     if isinstance(tokenizer, Tokenizer):
         ids = [tokenizer.pad, tokenizer.start, tokenizer.end]
-    named = dict(zip(SPECIAL, ids, strict=False))
-    paired = {"decoder_start_token_id": ids[1], "forced_eos_token_id": ids[2]}
-    return {**named, **paired} if isinstance(model.config, Seq2SeqConfig) else named
+    named = dict(zip(SPECIAL_IDS, ids, strict=False))
+    if isinstance(model.config, Seq2SeqConfig):
+        named |= {"decoder_start_token_id": ids[1], "forced_eos_token_id": ids[2]}
+    return named
 
 
 def _untie(theirs: Any, family: Family, state: dict[str, Tensor], actual: dict[str, str]) -> None:
     """Separate tensors that their class ties and our model does not."""
-    for second, first in family.same.items():
+    for second, first in family.aliases.items():
         if second in state and first in state and not torch.equal(state[second], state[first]):
             module, _, leaf = actual[second].rpartition(".")
-            own = state[second].clone().to(theirs.device)
-            setattr(theirs.get_submodule(module), leaf, nn.Parameter(own))
+            parameter = nn.Parameter(state[second].clone().to(theirs.device))
+            setattr(theirs.get_submodule(module), leaf, parameter)
             theirs.all_tied_weights_keys.pop(actual[second], None)
 
 
@@ -333,9 +331,9 @@ def import_transformers() -> Any:
 
 
 # ---------------------------------------------------------------------------------------------
-# Interleaved sinusoids (sin, cos, sin, cos, …) as halves (all sines, then all cosines). Only the
-# sinusoids depend on the order of the residual stream's channels: permute the columns of what
-# reads the stream and the rows of what writes to it, and the model computes the same.
+# Interleaved sinusoids (sin, cos, sin, cos, …) become halves (all sines, then all cosines). Only
+# the sinusoids depend on the order of the residual stream's channels: permute the columns of
+# matrices that read the stream and the rows of those that write to it, and the model is the same.
 
 READS = re.compile(
     r"(^|\.)((target_)?tokens|segment|(attention|cross)\.(project|query)"
@@ -345,11 +343,10 @@ WRITES = re.compile(r"\.((attention|cross)\.output|feedforward\.outer)\.(weight|
 
 
 def is_interleaved(config: Seq2SeqConfig) -> bool:
-    """Whether all positions of a model are interleaved sinusoids, added at its full width."""
+    """True if all positions of a model are interleaved sinusoids."""
     position = config.position
     shared = config.encoder.position is None and config.decoder.position is None
-    waves = isinstance(position, Sinusoidal) and position.layout == "interleaved"
-    return waves and shared and config.embed.width(config.dim) == config.dim
+    return shared and isinstance(position, Sinusoidal) and position.layout == "interleaved"
 
 
 def _with_halves(config: Seq2SeqConfig) -> Seq2SeqConfig:
@@ -364,14 +361,12 @@ def in_halves(model: Seq2Seq) -> Seq2Seq:
     channels = torch.arange(model.config.dim)
     order = torch.cat([channels[0::2], channels[1::2]])
     with on_meta():
-        turned = _with_halves(model.config).build()
-    state = {}
-    for name, tensor in model.state_dict().items():
-        writes, reads = WRITES.search(name), READS.search(name)
-        axis = 0 if writes else -1
-        permute = writes or reads
-        state[name] = (
-            tensor.index_select(axis, order.to(tensor.device)) if permute else (tensor.clone())
-        )
-    turned.load_state_dict(state, assign=True)
-    return turned.train(model.training)
+        reordered = _with_halves(model.config).build()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name, tensor in state.items():
+        if WRITES.search(name):
+            state[name] = tensor[order]
+        elif READS.search(name):
+            state[name] = tensor[..., order]
+    reordered.load_state_dict(state, assign=True)
+    return reordered.train(model.training)

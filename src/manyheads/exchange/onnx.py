@@ -1,27 +1,27 @@
-"""Our models as ONNX graphs (float32, any batch and any length), and onnxruntime to run them.
+"""Models as ONNX graphs (float32, any batch and length), and onnxruntime to run them.
 
-- an encoder is `encoder.onnx`: tokens, real (and segments), or images → hidden; and where it has
-  a head `head.onnx`: hidden → logits;
-- a decoder is `decoder.onnx`: the newest tokens, `at` (the positions among them whose logits are
-  wanted), and for each layer the keys and values of the past, of which there may be none →
-  `logits`, and the keys and values with the newest ones;
-- an encoder–decoder is `encoder.onnx`: source, real → the keys and values that each layer's
-  cross-attention looks at; and a `decoder.onnx` that takes them too. Its tokens are [sentence,
-  hypothesis, position]: hypotheses of a sentence look at the same keys, not at copies.
+    encoder  encoder.onnx   tokens, real (and segments), or images → hidden
+             head.onnx      hidden → logits, if the model has a head
+    decoder  decoder.onnx   tokens, at, past_key_0, past_value_0, … → logits, present_key_0, …
+    encoder–decoder
+             encoder.onnx   source, real → cross_key_0, cross_value_0, …
+             decoder.onnx   as above, in addition real and cross_key_0, cross_value_0, …
 
-Positions, masks and cached steps are inside the graphs. A graph whose weights are larger than a
-protocol buffer may be has them in a file with `.data` after its name.
+`tokens` are those after the cached ones, of which there may be none; `at` holds the positions among
+them that need logits. An encoder–decoder takes tokens [sentence, hypothesis, position]: the
+hypotheses of a sentence share its cross-attention keys and values. Positions, masks and the cache
+are inside the graphs. Weights too large for a protocol buffer are in a file `*.onnx.data`.
 """
 
 import copy
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from torch.export import Dim
 from torch.utils.dlpack import from_dlpack
 
 from manyheads.decode.beam import Decode, DecoderSession
+from manyheads.decode.decoder import BaseDecoder
 from manyheads.decode.generate import BaseGenerator, ignore
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import DataError, UserError, import_optional
@@ -40,35 +41,28 @@ from manyheads.exchange.family import refuse_approximations
 from manyheads.fileio import replace_files
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
+from manyheads.models.heads import Answer
 from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
 from manyheads.models.vit import Images, Vit, VitConfig
-from manyheads.nn.attention import (
-    AttentionInputs,
-    CrossAttention,
-    ExactAttention,
-    KeysAndValues,
-    SelfAttention,
-)
-from manyheads.nn.block import Stack
+from manyheads.nn.attention import CrossAttention, KeysAndValues, SelfAttention
+from manyheads.nn.exact_attention import Dense
 from manyheads.nn.masks import AttentionMask, Rule, full, make_mask
 from manyheads.nn.positions import Position
-from manyheads.nn.scores import InnerScore, Score
-from manyheads.nn.shapes import Hidden, Logits, Tokens
-from manyheads.ops import share_heads
+from manyheads.nn.scores import Score
+from manyheads.nn.shapes import Hidden, Tokens
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-OPSET = 18  # what the exporter writes without conversion; every runtime of today reads it
-LARGEST = 2**30  # bytes of weights inside a graph; a protocol buffer ends at twice that
-UNSEEN = torch.finfo(torch.float32).min
+OPSET = 18  # the exporter needs no conversion to it; all current runtimes support it
+MAX_INLINE_BYTES = 2**30  # of weights inside a graph; a protocol buffer ends at twice that
 
-BATCH, BEAMS, NEW, PAST, SOURCE, WANTED = map(
-    Dim, ("batch", "beams", "new", "past", "source", "wanted")
-)
-Axes = dict[int, Dim]
+BATCH, BEAMS, NEW, PAST, SOURCE, AT = map(Dim, ("batch", "beams", "new", "past", "source", "at"))
 Named = dict[str, Tensor]
-Given = Tensor | np.ndarray
-Answer = Float[Tensor, "b *n"]
-Attention = TypeVar("Attention", SelfAttention, CrossAttention)
+Inputs = dict[str, tuple[Tensor, dict[int, Dim]]]  # an example of each input, its dynamic axes
+Array = Tensor | np.ndarray
+
+
+# ---------------------------------------------------------------------------------------------
+# Export
 
 
 def write_onnx(model: nn.Module, folder: Path) -> None:
@@ -80,7 +74,7 @@ def write_onnx(model: nn.Module, folder: Path) -> None:
     refuse_approximations(model)
     for module in exported.modules():
         if isinstance(module, SelfAttention | CrossAttention):
-            module.core = GraphCore()
+            module.core = ExportAttention()
     with replace_files(folder) as temporary:
         for name, graph in graphs.items():
             _write(graph, temporary / name)
@@ -91,78 +85,73 @@ def write_onnx(model: nn.Module, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Graph:
-    """What one file computes: a module, examples of its inputs with their free axes, and names."""
+    """One file: a function of a model and named tensors, its inputs and the names of its outputs.
 
-    module: nn.Module
-    inputs: dict[str, tuple[Tensor, Axes]]
+    `position` limits the length of the tokens.
+    """
+
+    model: nn.Module
+    function: Callable[[Any, Named], Any]
+    inputs: Inputs
     outputs: list[str]
     max_length: int
     position: Position
 
 
-def _graphs(model: nn.Module) -> dict[str, Graph]:
-    if isinstance(model, Seq2Seq):
-        return {ENCODER: _source_graph(model), DECODER: _target_graph(model)}
-    if isinstance(model, Gpt):
-        return {DECODER: _language_graph(model)}
-    if isinstance(model, Bert):
-        return _text_graphs(model)
-    if isinstance(model, Vit):
-        return _image_graphs(model)
-    raise UserError(
-        f"no ONNX graph for a {type(model).__name__}: export a seq2seq, gpt, bert or vit"
-    )
+class GraphModule(nn.Module):
+    """The function of a graph as the exporter takes it."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.model, self.function = graph.model, graph.function
+
+    def forward(self, inputs: Named) -> Any:
+        return self.function(self.model, inputs)
 
 
 def _write(graph: Graph, path: Path) -> None:
-    examples = {name: example for name, (example, _) in graph.inputs.items()}
-    axes = {name: free for name, (_, free) in graph.inputs.items()}
     with _quietly(), torch.no_grad():
         try:
             program = torch.onnx.export(
-                graph.module,
-                (examples, {}),  # a dictionary at the end would be taken for keywords
+                GraphModule(graph),
+                # The exporter would take a dictionary at the end for keyword arguments.
+                ({name: example for name, (example, _) in graph.inputs.items()}, {}),
                 dynamo=True,
-                input_names=list(examples),
+                input_names=list(graph.inputs),
                 output_names=graph.outputs,
-                dynamic_shapes=(axes,),
+                dynamic_shapes=({name: axes for name, (_, axes) in graph.inputs.items()},),
                 opset_version=OPSET,
                 verbose=False,
             )
         except torch.onnx.errors.OnnxExporterError as error:
             lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
             reason = next((line for line in lines if line), type(error).__name__)
-            raise UserError(f"PyTorch's exporter refuses this model: {reason}") from None
+            raise UserError(f"PyTorch's ONNX exporter cannot export this model: {reason}") from None
         assert program is not None
-        _check_free(graph, program)
-        # Traces of the exporter's way through these sources, with the paths of this machine.
-        program.model.graph.metadata_props.clear()
-        for node in program.model.graph.all_nodes():
+        exported = program.model.graph
+        # A module that converts a size to a Python number fixes the axis, without a warning.
+        for (name, (_, axes)), value in zip(graph.inputs.items(), exported.inputs, strict=True):
+            for axis in axes:
+                if value.shape is None or isinstance(value.shape[axis], int):
+                    raise UserError(
+                        f"PyTorch's ONNX exporter fixed axis {axis} of {name} to the size of the "
+                        "example: change the module that uses the size as a Python number"
+                    )
+        # The exporter stores stack traces with the paths of this machine.
+        exported.metadata_props.clear()
+        for node in exported.all_nodes():
             node.metadata_props.clear()
-        program.model.metadata_props["max_length"] = str(graph.max_length)
-        # Where positions end; 0 where they never do.
-        program.model.metadata_props["positions"] = str(graph.position.max_length or 0)
-        weights = [value.const_value for value in program.model.graph.initializers.values()]
+        properties = program.model.metadata_props
+        properties["max_length"] = str(graph.max_length)
+        properties["positions"] = str(graph.position.max_length or 0)  # 0: unlimited
+        weights = [value.const_value for value in exported.initializers.values()]
         size = sum(weight.nbytes for weight in weights if weight is not None)
-        program.save(path, external_data=size > LARGEST)
-
-
-def _check_free(graph: Graph, program: torch.onnx.ONNXProgram) -> None:
-    """A part that asks for a size as a number makes it one, and the exporter does not complain."""
-    for (name, (_, free)), value in zip(
-        graph.inputs.items(), program.model.graph.inputs, strict=True
-    ):
-        fixed = [axis for axis in free if value.shape is None or isinstance(value.shape[axis], int)]
-        if fixed:
-            raise UserError(
-                f"PyTorch's exporter fixes axis {fixed[0]} of {name} to the example's size: a part "
-                "of the model asks for it as a number, so change that part"
-            )
+        program.save(path, external_data=size > MAX_INLINE_BYTES)
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the exporter's remarks: packages it could use, axis names, graphs it gave up."""
+    """Without the exporter's remarks on optional packages, axis names and failed strategies."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -173,67 +162,52 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-# ---------------------------------------------------------------------------------------------
-# Parts that make good graphs
-
-
 @dataclass(frozen=True)
-class GraphCore(ExactAttention):
-    """Attention in few nodes, which runtimes know: the mask is a bias, the same for all layers.
+class ExportAttention(Dense):
+    """Plain matrix products, which every runtime has, for masks of any shape.
 
-    A query that sees nothing has the mean of what it must not see (no infinity, so no NaN), and
-    that is multiplied by zero.
+    Relative positions have shortcuts for square masks that compute sizes in Python, which the
+    exporter would turn into constants.
     """
 
-    def __call__(self, inputs: AttentionInputs) -> Tensor:
-        q, mask, position = inputs.q, inputs.mask, inputs.position
-        scores = self._scores(q, share_heads(inputs.k, q.shape[1]), inputs.score)
-        bias = position.score(q, mask.query_positions, mask.key_positions)
-        if bias is not None:
-            scores = scores + bias
-        allowed = mask.as_bool()
-        if allowed is not None:
-            scores = scores + torch.where(allowed, 0.0, UNSEEN)
-        weights = scores.softmax(-1)
-        mixed = weights @ share_heads(inputs.v, q.shape[1])
-        spread = position.value(weights, mask.query_positions, mask.key_positions)
-        if spread is not None:
-            mixed = mixed + spread
-        return mixed if allowed is None else mixed * allowed.any(-1, keepdim=True)
-
-    def _scores(self, q: Tensor, k: Tensor, score: Score) -> Tensor:
-        if not isinstance(score, InnerScore):
-            return score(q, k)
-        f, g = score.factors(q, k)
-        # Scaled queries: they are fewer than the scores.
-        return (f * score.scale) @ rearrange(g, "b h s r -> b h r s")
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        score: Score,
+        position: Position,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        mask.square = False
+        return super().__call__(q, k, v, mask, score, position)
 
 
 class ExportCache:
-    """A cache whose past comes into the graph and whose present goes out, layer after layer.
+    """A cache whose past is an input of the graph and whose present is an output.
 
-    The tokens of n hypotheses stand one behind the other; each has a row of keys and values.
+    The tokens of n hypotheses are concatenated; each hypothesis has its own row of past keys and
+    values. Modules come in the order of their layers.
     """
 
-    def __init__(self, past: list[Tensor], cross: list[Tensor], beams: int | None = None) -> None:
+    def __init__(self, past: list[Tensor], cross: list[Tensor], beams: int) -> None:
         self.length, self.beams = past[0].shape[2], beams
-        self.past, self.cross = iter(_pairs(past)), iter(_pairs(cross))
+        self.past, self.cross = (zip(x[::2], x[1::2], strict=True) for x in (past, cross))
         self.present: list[Tensor] = []
 
     def end(self, length: int) -> int:
         return self.length + length
 
     def mask(
-        self, rule: Rule, length: int, padding: Tensor | None, device: torch.device
+        self, rule: Rule, length: int, padding_mask: Tensor | None, device: torch.device
     ) -> AttentionMask:
-        if self.beams is None:
-            return make_mask(rule, length, start=self.length, padding_mask=padding, device=device)
         self.row_mask = make_mask(rule, length // self.beams, start=self.length, device=device)
         queries = self.row_mask.query_positions.repeat(1, self.beams)
         return AttentionMask(rule, queries, self.row_mask.key_positions)
 
-    def advance(self) -> None:
-        """A graph is one pass: the next one begins with its present."""
+    def advance(self, positions: int | None = None) -> None:
+        """A graph is one pass."""
 
     def attend(
         self,
@@ -244,167 +218,130 @@ class ExportCache:
         mask: AttentionMask,
         position: Position,
     ) -> Tensor:
-        if self.beams is None:
-            return module.attend(q, *self._append(k, v), mask, position)
         n = self.beams
         q, k, v = (rearrange(x, "b h (n t) c -> (b n) h t c", n=n) for x in (q, k, v))
-        out = module.attend(q, *self._append(k, v), self.row_mask, position)
+        past_k, past_v = next(self.past)
+        k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
+        self.present += [k, v]
+        out = module.attend(q, k, v, self.row_mask, position)
         return rearrange(out, "(b n) h t c -> b h (n t) c", n=n)
-
-    def _append(self, keys: Tensor, values: Tensor) -> KeysAndValues:
-        old_keys, old_values = next(self.past)
-        pair = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
-        self.present += pair
-        return pair
 
     def cross_kv(self, module: nn.Module, project: Callable[[], KeysAndValues]) -> KeysAndValues:
         return next(self.cross)
 
 
-def _of(kind: str, given: Named) -> list[Tensor]:
-    return [x for name, x in given.items() if name.startswith(kind)]
+def _select(prefix: str, inputs: Named) -> list[Tensor]:
+    return [tensor for name, tensor in inputs.items() if name.startswith(prefix)]
 
 
-def _pairs(flat: list[Tensor]) -> list[KeysAndValues]:
-    return list(zip(flat[::2], flat[1::2], strict=True))
+def _encode_source(model: Seq2Seq, inputs: Named) -> list[Tensor]:
+    """The keys and values of every cross-attention layer, computed once per sentence."""
+    states = model.encode(inputs["source"], inputs["real"]).states
+    layers = [x for x in model.decoder.modules() if isinstance(x, CrossAttention)]
+    return [x for layer in layers for x in layer.project_kv(states)]
 
 
-# ---------------------------------------------------------------------------------------------
-# The graphs
+def _decode_target(model: Seq2Seq, inputs: Named) -> list[Tensor]:
+    """A step of the decoder over n hypotheses of each of b sentences."""
+    tokens, real, cross = inputs["tokens"], inputs["real"], _select("cross", inputs)
+    past = [rearrange(x, "b n g s c -> (b n) g s c") for x in _select("past", inputs)]
+    cache = ExportCache(past, cross, tokens.shape[1])
+    # The encoder's states are not needed: the cache has their keys and values.
+    memory = EncoderOutput(cross[0], make_mask(full, real.shape[1], padding_mask=real))
+    hidden = model.decode(rearrange(tokens, "b n t -> b (n t)"), memory, cache=cache)
+    hidden = rearrange(hidden, "b (n t) d -> b n t d", n=tokens.shape[1])
+    logits = model.logits(hidden.index_select(2, inputs["at"]))
+    return [logits, *(x.unflatten(0, tokens.shape[:2]) for x in cache.present)]
 
 
-class Wrapped(nn.Module):
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
+def _decode_text(model: Gpt, inputs: Named) -> list[Tensor]:
+    """A step of a decoder-only model."""
+    cache = ExportCache(_select("past", inputs), [], beams=1)
+    hidden = model.hidden(inputs["tokens"], cache=cache)
+    return [model.logits(hidden.index_select(1, inputs["at"])), *cache.present]
 
 
-class EncoderModule(Wrapped):
-    def forward(self, given: Named) -> Tensor:
-        return self.model.hidden(*given.values())
+def _encode(model: Any, inputs: Named) -> Tensor:
+    return model.hidden(*inputs.values())
 
 
-class HeadModule(Wrapped):
-    def forward(self, given: Named) -> Tensor:
-        return self.model.answer(given["hidden"])
+def _head(model: Any, inputs: Named) -> Tensor:
+    return model.answer(inputs["hidden"])
 
 
-def _encoder_graphs(
-    model: Bert | Vit, inputs: dict[str, tuple[Tensor, Axes]], max_length: int, bare: bool
-) -> dict[str, Graph]:
-    position = model.encoder.position
-    encoder = Graph(EncoderModule(model), inputs, ["hidden"], max_length, position)
-    if bare:
-        return {ENCODER: encoder}
-    hidden = {"hidden": (torch.zeros(2, 3, model.config.dim), {0: BATCH, 1: NEW})}
-    head = Graph(HeadModule(model), hidden, ["logits"], max_length, Position())
-    return {ENCODER: encoder, HEAD: head}
+def _graphs(model: nn.Module) -> dict[str, Graph]:
+    """The graphs of a model by file name, with examples of their inputs.
+
+    The sizes of the examples differ, and none is 1, so that the exporter confuses no two axes.
+    """
+    if isinstance(model, Seq2Seq):
+        longest, stack = model.config.max_length, model.decoder
+        real: Inputs = {"real": (torch.ones(2, 5, dtype=torch.bool), {0: BATCH, 1: SOURCE})}
+        source: Inputs = {"source": (torch.zeros(2, 5, dtype=torch.long), {0: BATCH, 1: SOURCE})}
+        tokens = torch.zeros(2, 3, 4, dtype=torch.long)
+        cross = _kv_inputs("cross", stack, CrossAttention, {0: BATCH, 2: SOURCE}, 2, 5)
+        past = _kv_inputs("past", stack, SelfAttention, {0: BATCH, 1: BEAMS, 3: PAST}, 2, 3, 7)
+        inputs: Inputs = {
+            "tokens": (tokens, {0: BATCH, 1: BEAMS, 2: NEW}),
+            "at": (torch.arange(3), {0: AT}),
+            **real,
+            **cross,
+            **past,
+        }
+        position, outputs = model.encoder.position, _present(past)
+        return {
+            ENCODER: Graph(model, _encode_source, source | real, [*cross], longest, position),
+            DECODER: Graph(model, _decode_target, inputs, outputs, longest, stack.position),
+        }
+    if isinstance(model, Gpt):
+        longest, stack = model.config.max_length, model.decoder
+        past = _kv_inputs("past", stack, SelfAttention, {0: BATCH, 2: PAST}, 2, 3)
+        inputs = {
+            "tokens": (torch.zeros(2, 4, dtype=torch.long), {0: BATCH, 1: NEW}),
+            "at": (torch.arange(3), {0: AT}),
+            **past,
+        }
+        outputs = _present(past)
+        return {DECODER: Graph(model, _decode_text, inputs, outputs, longest, stack.position)}
+    if isinstance(model, Bert):
+        tokens, axes = torch.zeros(2, 3, dtype=torch.long), {0: BATCH, 1: NEW}
+        inputs = {"tokens": (tokens, axes), "real": (tokens == 0, axes)}
+        if model.embedding.segment is not None:
+            inputs["segments"] = (tokens.clone(), axes)  # the same tensor would be one input
+        longest = model.config.max_length
+        has_head = model.config.head is not None or model.config.next_sentence is not None
+    elif isinstance(model, Vit):
+        size, longest = model.config.image_size, model.config.positions
+        inputs = {"images": (torch.zeros(2, model.config.channels, size, size), {0: BATCH})}
+        has_head = model.config.head is not None
+    else:
+        raise UserError(
+            f"no ONNX graph for a {type(model).__name__}: export a seq2seq, gpt, bert or vit"
+        )
+    graphs = {ENCODER: Graph(model, _encode, inputs, ["hidden"], longest, model.encoder.position)}
+    if has_head:
+        hidden: Inputs = {"hidden": (torch.zeros(2, 3, model.config.dim), {0: BATCH, 1: NEW})}
+        graphs[HEAD] = Graph(model, _head, hidden, ["logits"], longest, Position())
+    return graphs
 
 
-def _text_graphs(model: Bert) -> dict[str, Graph]:
-    tokens = torch.zeros(2, 3, dtype=torch.long)
-    axes: Axes = {0: BATCH, 1: NEW}
-    inputs = {"tokens": (tokens, axes), "real": (tokens == 0, axes)}
-    if model.embedding.segment is not None:
-        inputs["segments"] = (tokens.clone(), axes)  # one tensor would be one input
-    bare = model.config.head is None and model.config.next_sentence is None
-    return _encoder_graphs(model, inputs, model.config.max_length, bare)
+def _kv_inputs(
+    prefix: str, stack: nn.Module, kind: type[nn.Module], axes: dict[int, Dim], *sizes: int
+) -> Inputs:
+    """Example keys and values of every layer: [*rows, kv heads, positions, channels]."""
+    *rows, positions = sizes
+    inputs: Inputs = {}
+    modules: list[Any] = [module for module in stack.modules() if isinstance(module, kind)]
+    for layer, config in enumerate(module.config for module in modules):
+        for name, channels in zip(("key", "value"), config.sizes[1:], strict=True):
+            shape = (*rows, config.kv_heads, positions, channels // config.kv_heads)
+            inputs[f"{prefix}_{name}_{layer}"] = (torch.zeros(shape), axes)
+    return inputs
 
 
-def _image_graphs(model: Vit) -> dict[str, Graph]:
-    config = model.config
-    images = torch.zeros(2, config.channels, config.image_size, config.image_size)
-    inputs: dict[str, tuple[Tensor, Axes]] = {"images": (images, {0: BATCH})}
-    return _encoder_graphs(model, inputs, config.positions, config.head is None)
-
-
-class DecoderModule(Wrapped):
-    """Logits after the wanted ones of the newest tokens, and each layer's present."""
-
-    def forward(self, given: Named) -> list[Tensor]:
-        cache = ExportCache(_of("past", given), [])
-        hidden = self.model.hidden(given["tokens"], cache=cache)
-        return [self.model.logits(hidden.index_select(1, given["at"])), *cache.present]
-
-
-def _language_graph(model: Gpt) -> Graph:
-    past = _project_kv(_parts(model.decoder, SelfAttention), (2,), 3)
-    inputs = {
-        "tokens": (torch.zeros(2, 4, dtype=torch.long), {0: BATCH, 1: NEW}),
-        "at": (torch.arange(3), {0: WANTED}),
-        **{f"past_{name}": (x, {0: BATCH, 2: PAST}) for name, x in past.items()},
-    }
-    outputs = ["logits", *(f"present_{name}" for name in past)]
-    return Graph(
-        DecoderModule(model), inputs, outputs, model.config.max_length, model.decoder.position
-    )
-
-
-class SourceModule(Wrapped):
-    """What the cross-attention of each layer looks at, computed once a sentence."""
-
-    def forward(self, given: Named) -> list[Tensor]:
-        states = self.model.encode(given["source"], given["real"]).states
-        layers = _parts(self.model.decoder, CrossAttention)
-        return [x for layer in layers for x in layer.project_kv(states)]
-
-
-def _source_graph(model: Seq2Seq) -> Graph:
-    source = torch.zeros(2, 5, dtype=torch.long)
-    axes: Axes = {0: BATCH, 1: SOURCE}
-    inputs = {"source": (source, axes), "real": (source == 0, axes)}
-    cross = _project_kv(_parts(model.decoder, CrossAttention), (2,), 5)
-    outputs = [f"cross_{name}" for name in cross]
-    return Graph(
-        SourceModule(model), inputs, outputs, model.config.max_length, model.encoder.position
-    )
-
-
-class TargetModule(Wrapped):
-    """A decoder's step over n hypotheses of each of b sentences."""
-
-    def forward(self, given: Named) -> list[Tensor]:
-        tokens, real, cross = given["tokens"], given["real"], _of("cross", given)
-        past = [rearrange(x, "b n g s c -> (b n) g s c") for x in _of("past", given)]
-        cache = ExportCache(past, cross, tokens.shape[1])
-        # Its states are not needed: the cache has their keys and values.
-        memory = EncoderOutput(cross[0], make_mask(full, real.shape[1], padding_mask=real))
-        hidden = self.model.decode(rearrange(tokens, "b n t -> b (n t)"), memory, cache=cache)
-        hidden = rearrange(hidden, "b (n t) d -> b n t d", n=tokens.shape[1])
-        logits = self.model.logits(hidden.index_select(2, given["at"]))
-        return [logits, *(x.unflatten(0, tokens.shape[:2]) for x in cache.present)]
-
-
-def _target_graph(model: Seq2Seq) -> Graph:
-    cross = _project_kv(_parts(model.decoder, CrossAttention), (2,), 5)
-    past = _project_kv(_parts(model.decoder, SelfAttention), (2, 3), 7)
-    inputs = {
-        "tokens": (torch.zeros(2, 3, 4, dtype=torch.long), {0: BATCH, 1: BEAMS, 2: NEW}),
-        "at": (torch.arange(3), {0: WANTED}),
-        "real": (torch.ones(2, 5, dtype=torch.bool), {0: BATCH, 1: SOURCE}),
-        **{f"cross_{name}": (x, {0: BATCH, 2: SOURCE}) for name, x in cross.items()},
-        **{f"past_{name}": (x, {0: BATCH, 1: BEAMS, 3: PAST}) for name, x in past.items()},
-    }
-    outputs = ["logits", *(f"present_{name}" for name in past)]
-    return Graph(
-        TargetModule(model), inputs, outputs, model.config.max_length, model.decoder.position
-    )
-
-
-def _parts(stack: Stack, kind: type[Attention]) -> list[Attention]:
-    return [module for module in stack.modules() if isinstance(module, kind)]
-
-
-def _project_kv(
-    attentions: Sequence[SelfAttention | CrossAttention], rows: tuple[int, ...], positions: int
-) -> dict[str, Tensor]:
-    examples = {}
-    for layer, attention in enumerate(attentions):
-        groups = attention.config.kv_heads
-        _, keys, values = attention.config.sizes
-        examples[f"key_{layer}"] = torch.zeros(*rows, groups, positions, keys // groups)
-        examples[f"value_{layer}"] = torch.zeros(*rows, groups, positions, values // groups)
-    return examples
+def _present(past: Inputs) -> list[str]:
+    """The outputs of a decoder."""
+    return ["logits", *(name.replace("past", "present") for name in past)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -412,13 +349,13 @@ def _project_kv(
 
 
 class OnnxGraph:
-    """One file: named tensors in, tensors out, none of them copied on the way."""
+    """One file: named tensors in, tensors out, without copies."""
 
     def __init__(self, path: Path) -> None:
         onnxruntime = import_optional("onnxruntime", "exchange")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 4  # what goes wrong is raised, so not printed too
+        options.log_severity_level = 4  # errors are raised, so not printed
         if not path.is_file():
             raise UserError(f"there is no {path}: give a folder that was exported to onnx")
         try:
@@ -431,37 +368,98 @@ class OnnxGraph:
             self.position.max_length = int(properties["positions"]) or None
         except Exception as error:  # onnxruntime has a class for each kind of broken file
             reason = str(error).splitlines()[0]
-            raise DataError(f"{path} is no graph of ours ({reason}): export it again") from None
+            raise DataError(
+                f"{path} is not an exported graph ({reason}): export it again"
+            ) from None
         self.inputs = {value.name: value.shape for value in self.session.get_inputs()}
-        self.outputs = [value.name for value in self.session.get_outputs()]
-        self.value = onnxruntime.OrtValue.ortvalue_from_numpy
+        self.outputs = {value.name: value.shape for value in self.session.get_outputs()}
+        self.to_value = onnxruntime.OrtValue.ortvalue_from_numpy
 
-    def __call__(self, given: dict[str, Tensor]) -> list[Tensor]:
-        values = {name: self.value(x.contiguous().numpy()) for name, x in given.items()}
-        found = self.session.run_with_ort_values(self.outputs, values)
-        return [from_dlpack(value) for value in found]
+    def __call__(self, inputs: Named) -> list[Tensor]:
+        values = {name: self.to_value(x.contiguous().numpy()) for name, x in inputs.items()}
+        outputs = self.session.run_with_ort_values(list(self.outputs), values)
+        return [from_dlpack(value) for value in outputs]
+
+
+class OnnxDecoder(OnnxGraph):
+    """A decoder; tokens are [sentence, hypothesis, position], past keys [n, k, heads, s, c]."""
 
     @property
     def vocabulary(self) -> int:
-        [shape] = [value.shape for value in self.session.get_outputs() if value.name == "logits"]
-        return int(shape[-1])
+        return int(self.outputs["logits"][-1])
 
-    def nothing(self, kind: str, *rows: int) -> list[Tensor]:
-        """The past of so many rows before there is any."""
-        shapes = [shape for name, shape in self.inputs.items() if name.startswith(kind)]
-        return [torch.zeros(*rows, shape[-3], 0, shape[-1]) for shape in shapes]
-
-    def named(self, kind: str, tensors: list[Tensor]) -> dict[str, Tensor]:
-        names = [name for name in self.inputs if name.startswith(kind)]
-        return dict(zip(names, tensors, strict=True))
+    def empty_past(self, sentences: int) -> list[Tensor]:
+        """The past of one hypothesis a sentence before its first token."""
+        shapes = [shape for name, shape in self.inputs.items() if name.startswith("past")]
+        return [torch.zeros(sentences, 1, shape[-3], 0, shape[-1]) for shape in shapes]
 
     def step(
-        self, tokens: Tensor, at: Tensor, past: list[Tensor], **others: Tensor
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Logits at the positions `at` among the newest, and keys and values after them."""
-        self.position.check_length(past[0].shape[-2] + tokens.shape[-1])
-        logits, *present = self({"tokens": tokens, "at": at, **others, **self.named("past", past)})
-        return logits, present
+        self, tokens: Int[Tensor, "n k t"], at: Int[Tensor, " a"], past: list[Tensor], others: Named
+    ) -> tuple[Float[Tensor, "n k a v"], list[Tensor]]:
+        """Logits at the positions `at` among the new tokens, and the past that includes them."""
+        self.position.refuse_past(past[0].shape[-2] + tokens.shape[-1])
+        names = [name for name in self.inputs if name.startswith("past")]
+        hypotheses = tokens.shape[:2]
+        flat = len(self.inputs["tokens"]) == 2  # a decoder-only model has no axis of hypotheses
+        if flat:
+            tokens, past = tokens.flatten(0, 1), [x.flatten(0, 1) for x in past]
+        outputs = self(
+            {"tokens": tokens, "at": at, **others, **dict(zip(names, past, strict=True))}
+        )
+        logits, *past = [x.unflatten(0, hypotheses) for x in outputs] if flat else outputs
+        return logits, past
+
+
+class OnnxSession:
+    """An exported decoder in the middle of decoding; `others` are the inputs of each sentence."""
+
+    def __init__(self, graph: OnnxDecoder, past: list[Tensor], others: Named) -> None:
+        self.graph, self.past, self.others = graph, past, others
+
+    def step(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
+        beams = self.past[0].shape[1]  # 1 until the hypotheses of a sentence differ
+        newest = tokens[:, :beams, None]
+        logits, self.past = self.graph.step(newest, torch.tensor([0]), self.past, self.others)
+        return logits[:, :, 0].repeat_interleave(tokens.shape[1] // beams, 1)
+
+    def reorder(self, parents: Int[Tensor, "n k"]) -> None:
+        rows = torch.arange(len(parents))[:, None]
+        beams = self.past[0].shape[1]
+        self.past = [x[rows, parents if beams > 1 else parents * 0] for x in self.past]
+
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        self.past = [x[sentences] for x in self.past]
+        self.others = {name: x[sentences] for name, x in self.others.items()}
+
+
+class OnnxGpt:
+    """An exported decoder-only model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.decoder = OnnxDecoder(folder / DECODER)
+
+    def begin(self, prompts: Int[Tensor, "n length"]) -> OnnxSession:
+        """A session after the prompts, whose last tokens the first step reads."""
+        past = self.decoder.empty_past(len(prompts))
+        if prompts.shape[1] > 1:
+            no_logits = torch.arange(0)
+            _, past = self.decoder.step(prompts[:, None, :-1], no_logits, past, {})
+        return OnnxSession(self.decoder, past, {})
+
+
+class OnnxSeq2Seq:
+    """An exported encoder–decoder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.encoder = OnnxGraph(folder / ENCODER)
+        self.decoder = OnnxDecoder(folder / DECODER)
+
+    def begin(self, source: Tokens, real: Bool[Tensor, "b t"]) -> OnnxSession:
+        """A session that has read the sources."""
+        self.encoder.position.refuse_past(source.shape[1])
+        cross = self.encoder({"source": source, "real": real})
+        others = {"real": real, **dict(zip(self.encoder.outputs, cross, strict=True))}
+        return OnnxSession(self.decoder, self.decoder.empty_past(len(source)), others)
 
 
 class OnnxEncoder:
@@ -470,189 +468,87 @@ class OnnxEncoder:
     def __init__(self, folder: Path) -> None:
         self.graph = OnnxGraph(folder / ENCODER)
         self.head = OnnxGraph(folder / HEAD) if (folder / HEAD).exists() else None
-        self.max_length = self.graph.max_length
 
     def hidden(
-        self, tokens: Given, real: Given | None = None, segments: Given | None = None
+        self, tokens: Array, real: Array | None = None, segments: Array | None = None
     ) -> Hidden:
         first = torch.as_tensor(tokens)
         if "images" in self.graph.inputs:
             return self.graph({"images": first})[0]
-        self.graph.position.check_length(first.shape[1])
-        given = {
+        self.graph.position.refuse_past(first.shape[1])
+        inputs = {
             "tokens": first,
-            "real": torch.ones_like(first) if real is None else torch.as_tensor(real),
+            "real": (torch.ones_like(first) if real is None else torch.as_tensor(real)).bool(),
             "segments": torch.zeros_like(first) if segments is None else torch.as_tensor(segments),
         }
-        given["real"] = given["real"].bool()
-        return self.graph({name: given[name] for name in self.graph.inputs})[0]
+        return self.graph({name: inputs[name] for name in self.graph.inputs})[0]
 
     def answer(self, hidden: Hidden) -> Answer:
-        """What the model gives for hidden states, e.g. for those of the masked positions alone."""
+        """The model's output for hidden states, e.g. for those of the masked positions only."""
         return hidden if self.head is None else self.head({"hidden": hidden})[0]
 
     def __call__(
-        self, tokens: Given, real: Given | None = None, segments: Given | None = None
+        self, tokens: Array, real: Array | None = None, segments: Array | None = None
     ) -> Answer:
         return self.answer(self.hidden(tokens, real, segments))
 
 
-class OnnxVit:
+class OnnxVit(OnnxEncoder):
+    """An exported image encoder with the settings of its run."""
+
     def __init__(self, folder: Path, config: VitConfig) -> None:
+        super().__init__(folder)
         self.config = config
-        self.encoder = OnnxEncoder(folder)
-        wanted = [config.channels, config.image_size, config.image_size]
-        if self.encoder.graph.inputs.get("images", [])[1:] != wanted:
+        shape = [config.channels, config.image_size, config.image_size]
+        if self.graph.inputs.get("images", [])[1:] != shape:
             raise DataError(
-                f"{folder / ENCODER} does not take the images of {wanted} (channels, height, "
-                "width) that the settings beside it name: export it again"
+                f"{folder / ENCODER} does not take images of {shape} (channels, height, width), "
+                "the size in run.toml: export it again"
             )
 
-    def __call__(self, images: Images) -> Answer:
-        return self.encoder(images)
+    def __call__(self, images: Images) -> Answer:  # type: ignore[override]
+        return super().__call__(images)
 
 
-class OnnxGpt:
-    """An exported decoder: called like ours, or a step at a time."""
+class OnnxRunner(BaseDecoder):
+    """The base of translator and generator: onnxruntime on the CPU."""
 
-    def __init__(self, folder: Path) -> None:
-        self.graph = OnnxGraph(folder / DECODER)
-        self.max_length = self.graph.max_length
-
-    def __call__(self, tokens: Tokens) -> Logits:
-        past = self.graph.nothing("past", tokens.shape[0])
-        return self.graph.step(tokens, torch.arange(tokens.shape[1]), past)[0]
-
-
-class OnnxSession:
-    """An exported decoder; `past` holds tensors [n, k, heads, positions, channels]."""
-
-    past: list[Tensor]
-
-    def step(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
-        beams = self.past[0].shape[1]  # 1 as long as the hypotheses of a sentence are one
-        logits = self.read(tokens[:, :beams])
-        return logits.repeat_interleave(tokens.shape[1] // beams, 1)
-
-    def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
-        """Logits after these tokens; `past` grows by them."""
-        raise NotImplementedError
-
-    def reorder(self, parents: Int[Tensor, "n k"]) -> None:
-        rows = torch.arange(len(parents))[:, None]
-        beams = self.past[0].shape[1]
-        self.past = [x[rows, parents if beams > 1 else parents * 0] for x in self.past]
-
-    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
-        self.past = [x.index_select(0, sentences) for x in self.past]
-
-
-class OnnxGptSession(OnnxSession):
-    """A decoder-only model; the last token of a prompt is read by the first step."""
-
-    def __init__(self, model: OnnxGpt, prompts: Int[Tensor, "n length"]) -> None:
-        self.graph = model.graph
-        past = self.graph.nothing("past", prompts.shape[0])
-        if prompts.shape[1] > 1:
-            nowhere = torch.arange(0)
-            _, past = self.graph.step(prompts[:, :-1], nowhere, past)
-        self.past = [x[:, None] for x in past]
-
-    def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
-        past = [x.flatten(0, 1) for x in self.past]
-        logits, past = self.graph.step(tokens.reshape(-1, 1), torch.tensor([0]), past)
-        self.past = [x.unflatten(0, tokens.shape) for x in past]
-        return logits.view(*tokens.shape, -1)
-
-
-@dataclass(frozen=True)
-class OnnxGenerator(BaseGenerator):
-    model: OnnxGpt
-    tokenizer: Tokenizer
-    decode: Decode
-    warn: Callable[[str], None] = ignore
+    model: OnnxGpt | OnnxSeq2Seq
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
-
-    @property
-    def context(self) -> int | None:
-        return self.model.max_length
-
-    @property
-    def positions(self) -> int | None:
-        return self.model.graph.position.max_length
-
-    @property
-    def vocabulary(self) -> int:
-        return self.model.graph.vocabulary
-
-    def begin(self, *texts: Tensor) -> DecoderSession:
-        return OnnxGptSession(self.model, *texts)
-
-
-class OnnxSeq2Seq:
-    """An exported encoder–decoder: called like ours, or a step at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        self.encoder = OnnxGraph(folder / ENCODER)
-        self.decoder = OnnxGraph(folder / DECODER)
-        self.max_length = self.decoder.max_length
-
-    def encode(self, source: Tokens, real: Bool[Tensor, "b t"]) -> list[Tensor]:
-        self.encoder.position.check_length(source.shape[1])
-        return self.encoder({"source": source, "real": real})
-
-    def __call__(
-        self, source: Tokens, target: Int[Tensor, "b u"], source_real: Tensor | None = None
-    ) -> Float[Tensor, "b u v"]:
-        """Teacher forcing: logits at t predict the token after target[t]."""
-        real = torch.ones_like(source, dtype=torch.bool) if source_real is None else source_real
-        past = self.decoder.nothing("past", target.shape[0], 1)
-        cross = self.decoder.named("cross", self.encode(source, real))
-        everywhere = torch.arange(target.shape[1])
-        return self.decoder.step(target[:, None], everywhere, past, real=real, **cross)[0][:, 0]
-
-
-class OnnxSeq2SeqSession(OnnxSession):
-    """An encoder–decoder; the keys and values of a source are held once a sentence."""
-
-    def __init__(self, model: OnnxSeq2Seq, source: Tokens, real: Bool[Tensor, "b t"]) -> None:
-        self.graph, self.real = model.decoder, real
-        self.cross = model.encode(source, real)
-        self.past = self.graph.nothing("past", source.shape[0], 1)
-
-    def read(self, tokens: Int[Tensor, "n k"]) -> Float[Tensor, "n k v"]:
-        cross = self.graph.named("cross", self.cross)
-        logits, self.past = self.graph.step(
-            tokens[..., None], torch.tensor([0]), self.past, real=self.real, **cross
-        )
-        return logits[:, :, 0]
-
-    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
-        super().keep_sentences(sentences)
-        self.real = self.real[sentences]
-        self.cross = [x.index_select(0, sentences) for x in self.cross]
-
-
-@dataclass(frozen=True)
-class OnnxTranslator(BaseTranslator):
-    model: OnnxSeq2Seq
-    tokenizer: Tokenizer
-    decode: Decode
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def max_length(self) -> int:
-        return self.model.max_length
 
     @property
     def vocabulary(self) -> int:
         return self.model.decoder.vocabulary
 
     def begin(self, *texts: Tensor) -> DecoderSession:
-        return OnnxSeq2SeqSession(self.model, *texts)
+        return self.model.begin(*texts)
+
+
+@dataclass(frozen=True)
+class OnnxGenerator(OnnxRunner, BaseGenerator):
+    model: OnnxGpt
+    tokenizer: Tokenizer
+    decode: Decode
+    warn: Callable[[str], None] = ignore
+
+    @property
+    def context(self) -> int | None:
+        return self.model.decoder.max_length
+
+    @property
+    def positions(self) -> int | None:
+        return self.model.decoder.position.max_length
+
+
+@dataclass(frozen=True)
+class OnnxTranslator(OnnxRunner, BaseTranslator):
+    model: OnnxSeq2Seq
+    tokenizer: Tokenizer
+    decode: Decode
+
+    @property
+    def max_length(self) -> int:
+        return self.model.decoder.max_length
