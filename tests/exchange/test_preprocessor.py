@@ -29,7 +29,7 @@ TINY = VitConfig(
     image_size=12,
     patch_size=4,
     pixel_mean=MEAN,
-    pixel_deviation=DEVIATION,
+    pixel_std=DEVIATION,
     head=Classify(labels=("cat", "dog", "cow")),
 )
 
@@ -72,13 +72,13 @@ def test_a_folder_gives_the_spread_back(model: Vit, tmp_path: Path) -> None:
     config = import_model(tmp_path).model.config
     assert isinstance(config, VitConfig)
     assert config.pixel_mean == pytest.approx(MEAN)
-    assert config.pixel_deviation == pytest.approx(DEVIATION)
+    assert config.pixel_std == pytest.approx(DEVIATION)
     (tmp_path / PREPROCESSOR).unlink()
-    assert import_model(tmp_path).model.config == replace(config, pixel_mean=(), pixel_deviation=())
+    assert import_model(tmp_path).model.config == replace(config, pixel_mean=(), pixel_std=())
 
 
 def test_what_nobody_knows_is_not_written(model: Vit, tmp_path: Path) -> None:
-    model.config = replace(model.config, pixel_mean=(), pixel_deviation=())
+    model.config = replace(model.config, pixel_mean=(), pixel_std=())
     write_huggingface(model, None, Decode(), tmp_path)
     assert not (tmp_path / PREPROCESSOR).exists()
 
@@ -106,7 +106,7 @@ def test_every_way_of_saying_it_is_read_as_theirs(table: dict[str, Any]) -> None
         pixels, return_tensors="pt", input_data_format="channels_first"
     )["pixel_values"]
     spread = read_pixel_statistics(table, 3)
-    mean, deviation = (torch.tensor(spread[n]) for n in ("pixel_mean", "pixel_deviation"))
+    mean, deviation = (torch.tensor(spread[n]) for n in ("pixel_mean", "pixel_std"))
     ours = (torch.from_numpy(pixels) / 255 - mean[:, None, None]) / deviation[:, None, None]
     torch.testing.assert_close(ours, theirs[0].float(), atol=1e-5, rtol=1e-5)
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from manyheads.baselines.bytenet import ByteNet, ByteNetConfig
 from manyheads.baselines.convs2s import ConvS2S, ConvS2SConfig
 from manyheads.baselines.gnmt import Gnmt, GnmtConfig
-from manyheads.baselines.luong_attention import MemoryAttention
+from manyheads.baselines.luong_attention import LuongAttention
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.cli import app
 from manyheads.config import dump, parse
@@ -27,7 +27,7 @@ from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import alignment_error
 from manyheads.loading import load_torch_run
-from manyheads.models.capture import capture, looks_across
+from manyheads.models.capture import capture, has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.linformer import Linformer
@@ -109,7 +109,7 @@ def bytenet_by_hand(model: ByteNet, source: Tensor, target: Tensor) -> Tensor:
         return x
 
     scale, config = math.sqrt(model.config.dim), model.config
-    room = math.ceil(config.stretch * len(source) + config.more)
+    room = math.ceil(config.length_ratio * len(source) + config.length_extra)
     empty = model.beyond.weight.expand(room - len(source), -1)
     states = through(model.encoder, torch.cat([model.tokens.weight[source], empty]) * scale)
     heard = torch.cat([states, states.new_zeros(len(target), config.dim)])[: len(target)]
@@ -167,7 +167,7 @@ def test_dilations_begin_anew_after_five() -> None:
 @pytest.mark.parametrize(("stretch", "more", "room"), [(1.2, 0, 12), (1.0, 0, 10), (1.5, 3, 18)])
 def test_a_source_is_heard_as_far_as_it_is_unfolded(stretch: float, more: int, room: int) -> None:
     """The representation has a |s| + b places, and a later one hears only what was written."""
-    model = tiny_model("bytenet", layers=1, stretch=stretch, more=more)
+    model = tiny_model("bytenet", layers=1, length_ratio=stretch, length_extra=more)
     memory = model.encode(words(1, 10))
     assert memory.states.shape[1] == room
     memory.states.retain_grad()
@@ -208,9 +208,9 @@ def test_padding_changes_nothing(kind: str) -> None:
 def test_padding_elsewhere_is_refused(kind: str) -> None:
     model = tiny_model(kind)
     for real in ([False, True, True], [True, False, True], [False] * 3):
-        with pytest.raises(UserError, match="padding behind"):
+        with pytest.raises(UserError, match="padding at the end"):
             model(words(1, 3), words(1, 2), torch.tensor([real]))
-        with pytest.raises(UserError, match="padding behind"):
+        with pytest.raises(UserError, match="padding at the end"):
             model(words(1, 3), words(1, 3), None, torch.tensor([real]))
 
 
@@ -296,7 +296,7 @@ def test_attention_is_captured_where_there_is_any(kind: str) -> None:
     real = torch.arange(5) < torch.tensor([[5], [2]])
     with torch.no_grad(), capture(model) as maps:
         model(words(2, 5), words(2, 4), real)
-    layers = maps["cross"] if looks_across(model) else []
+    layers = maps["cross"] if has_cross_attention(model) else []
     assert len(layers) == ATTENTIONS[kind]
     for weights in layers:
         assert weights.shape == (2, 1, 4, 5)
@@ -304,7 +304,7 @@ def test_attention_is_captured_where_there_is_any(kind: str) -> None:
         assert not weights[1, ..., 2:].any()
     with pytest.raises(KeyError):
         maps["self"]
-    cores = [part.core for part in model.modules() if isinstance(part, MemoryAttention)]
+    cores = [part.core for part in model.modules() if isinstance(part, LuongAttention)]
     assert cores == [Dense()] * ATTENTIONS[kind]
 
 
@@ -326,7 +326,7 @@ def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
     assert sum(counted.parts.values()) == counted.parameters
     assert counted.parameters == sum(p.numel() for p in model.parameters())
     assert counted.parts["head"] == (0 if tie == "all" else VOCAB * 8)
-    assert bool(counted.parts["cross-attention"]) == looks_across(model)
+    assert bool(counted.parts["cross-attention"]) == has_cross_attention(model)
     counter, cache = FlopCounterMode(display=False), KVCache()
     with counter, torch.no_grad():
         memory = model.encode(tokens)
@@ -390,7 +390,7 @@ def test_a_run_is_used_like_any_other(run: Path) -> None:
     assert vectors.shape == (3, 32 if kind == "convs2s" else 16)  # z and e side by side, or states
     alone = opened.encoder().embed(texts[:1])
     torch.testing.assert_close(torch.tensor(vectors[:1]), torch.tensor(alone))
-    if looks_across(model):
+    if has_cross_attention(model):
         drawn = maps_of(opened, "red dog", "dog red")["decoder.cross"]
         assert drawn.weights.shape[2:] == (len(drawn.rows), len(drawn.columns))
         spans = ((0, 3), (4, 7))
@@ -439,8 +439,8 @@ def test_the_exact_core_is_no_part_of_a_models_name() -> None:
         ("convs2s attention=longformer", "a convolution has none"),
         ("bytenet kernel=0", "kernel=0"),
         ("bytenet dim=15", "must be even"),
-        ("bytenet stretch=0.9", "stretch=0.9 must be at least 1"),
-        ("bytenet more=-1", "more=-1"),
+        ("bytenet length_ratio=0.9", "length_ratio=0.9 must be at least 1"),
+        ("bytenet length_extra=-1", "length_extra=-1"),
         ("bytenet attention=dense", "no setting 'model.attention'"),
         ("gnmt layers=1", "layers=1 must be at least 2"),
         ("gnmt dim=15", "must be even"),

@@ -8,7 +8,7 @@ from tiny import POSITIONS, VOCAB, tiny, words
 
 from manyheads.errors import UserError
 from manyheads.models.bert import Bert, BertConfig
-from manyheads.models.electra import Electra, generator_of
+from manyheads.models.electra import Electra, generator_config
 from manyheads.models.heads import Detect
 from manyheads.nn.embedding import EmbeddingConfig
 
@@ -70,7 +70,7 @@ def test_moving_both_moves_what_they_share() -> None:
 )
 def test_the_generator_is_a_share_as_wide(share: float, heads: int, hidden: int) -> None:
     model = a_model()
-    config = generator_of(model.config, share)
+    config = generator_config(model.config, share)
     assert (config.heads, config.dim, config.head_dim) == (heads, 4 * heads, 4)
     assert (config.ffn_dim, config.layers) == (hidden, model.config.layers)
     assert config.embed.width(config.dim) == 16  # the table is the model's

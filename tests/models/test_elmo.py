@@ -96,7 +96,7 @@ def test_a_padded_batch_is_each_text_alone(head: Classify | None) -> None:
     for row, length in enumerate((7, 4, 1)):
         own = found[row] if head else found[row, :length]
         agree(own, model(tokens[row : row + 1, :length])[0])
-    with pytest.raises(UserError, match="padding behind"):
+    with pytest.raises(UserError, match="padding at the end"):
         model(words(1, 3), torch.tensor([[False, True, True]]))
 
 

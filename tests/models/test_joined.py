@@ -134,9 +134,9 @@ def test_padding_changes_nothing(core: str) -> None:
 def test_padding_elsewhere_is_refused() -> None:
     model = joined()
     for real in ([False, True, True], [True, False, True], [False] * 3):
-        with pytest.raises(UserError, match="padding behind"):
+        with pytest.raises(UserError, match="padding at the end"):
             model(words(1, 3), words(1, 2), torch.tensor([real]))
-        with pytest.raises(UserError, match="padding behind"):
+        with pytest.raises(UserError, match="padding at the end"):
             model(words(1, 3), words(1, 3), None, torch.tensor([real]))
 
 

@@ -285,8 +285,10 @@ def test_bert_says_what_follows() -> None:
     """The next-sentence logits come from the first position, one for each class."""
     bert = tiny(BertConfig, next_sentence=NextSentence(classes=3), pooler=Pooler()).build()
     hidden = bert.hidden(words(4, 5))
-    assert bert.follows(hidden).shape == (4, 3)
-    torch.testing.assert_close(bert.follows(hidden), bert.follows(hidden[:, :1]))
+    assert bert.next_sentence_logits(hidden).shape == (4, 3)
+    torch.testing.assert_close(
+        bert.next_sentence_logits(hidden), bert.next_sentence_logits(hidden[:, :1])
+    )
 
 
 def test_dropout_is_on_every_part() -> None:
@@ -318,7 +320,7 @@ def test_every_parameter_learns(initial: str, position: str) -> None:
         model = tiny(kind, position, "dense", init=initial, **own).build()
         loss = run(model, words(3, 9)).square().sum()
         if kind is BertConfig:
-            loss = loss + model.follows(model.hidden(words(3, 9))).square().sum()
+            loss = loss + model.next_sentence_logits(model.hidden(words(3, 9))).square().sum()
         loss.backward()
         for name, parameter in model.named_parameters():
             assert parameter.isfinite().all(), name

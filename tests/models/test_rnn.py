@@ -46,7 +46,7 @@ def cell_of(lstm: nn.LSTM, layer: int, direction: str = "") -> nn.LSTMCell:
     return cell
 
 
-def read_on(cell: nn.LSTMCell, inputs: list[Tensor]) -> list[Tensor]:
+def run_lstm(cell: nn.LSTMCell, inputs: list[Tensor]) -> list[Tensor]:
     """The states of a cell that begins with zeros."""
     h = c = torch.zeros(cell.hidden_size).double()
     found = []
@@ -61,8 +61,8 @@ def by_hand(model: Rnn, source: list[int], target: list[int]) -> Tensor:
     dim, layers = model.config.dim, model.config.layers
     x = [model.tokens.weight[token] * math.sqrt(dim) for token in source]
     for layer in range(layers):
-        there = read_on(cell_of(model.encoder, layer), x)
-        back = read_on(cell_of(model.encoder, layer, "_reverse"), x[::-1])[::-1]
+        there = run_lstm(cell_of(model.encoder, layer), x)
+        back = run_lstm(cell_of(model.encoder, layer, "_reverse"), x[::-1])[::-1]
         x = [torch.cat(pair) for pair in zip(there, back, strict=True)]
     memory = torch.stack(x)
     ends = torch.cat([memory[-1, : dim // 2], memory[0, dim // 2 :]])

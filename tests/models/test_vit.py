@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.tiny import resized
 from torch import Tensor
 
-from manyheads.config import override_all
+from manyheads.config import override_all, parse
 from manyheads.errors import UserError
 from manyheads.models.heads import Classify, Pooler
-from manyheads.models.vit import Vit, VitConfig, resized
+from manyheads.models.vit import Vit, VitConfig
 from manyheads.nn.block import PositionSizes
 from manyheads.nn.grid_positions import GridPosition, Sinusoidal2d, resize_places
 from manyheads.nn.positions import Learned
@@ -57,7 +58,7 @@ def test_the_class_token_alone_is_read() -> None:
     hidden = model.hidden(images())
     assert hidden.shape == (3, 10, 16)
     other = torch.cat([hidden[:, :1], torch.randn(3, 9, 16)], dim=1)
-    torch.testing.assert_close(model.answer(other), model.answer(hidden))
+    torch.testing.assert_close(model.head_output(other), model.head_output(hidden))
 
 
 def test_without_it_the_mean_of_the_patches_is() -> None:
@@ -65,9 +66,9 @@ def test_without_it_the_mean_of_the_patches_is() -> None:
     hidden = model.hidden(images())
     assert hidden.shape == (3, 9, 16)
     assert not any("first" in name for name in model.state_dict())
-    torch.testing.assert_close(model.answer(hidden), model.head(hidden.mean(1)))
+    torch.testing.assert_close(model.head_output(hidden), model.head(hidden.mean(1)))
     turned = hidden.flip(1)  # a mean has no order
-    torch.testing.assert_close(model.answer(turned), model.answer(hidden))
+    torch.testing.assert_close(model.head_output(turned), model.head_output(hidden))
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -159,12 +160,12 @@ def test_an_edge_is_seen_or_refused() -> None:
     other = given.clone()
     other[..., 12:, :], other[..., 12:] = 1.0, 0.0
     assert torch.equal(model(given), model(other))
-    said = "no multiple of model.patch_size=4, and the last 2 .*: choose 12 or 16"
-    with pytest.raises(UserError, match=said):
-        config.check_whole()
+    advice = r"model\.patch_size=4.* 12 or 16"
+    with pytest.raises(UserError, match=advice):
+        config.check_image_size()
     whole = VitConfig(**TINY, head=LABELS)
-    whole.check_whole()
-    with pytest.raises(UserError, match=said):
+    whole.check_image_size()
+    with pytest.raises(UserError, match=advice):
         resized(whole.build(), 14)
     assert resized(model, 16)(images(size=16)).shape == (3, 3)
 
@@ -193,18 +194,18 @@ def test_equal_places_stay_equal_and_the_class_token_stays() -> None:
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
-        ({"first": "none", "pooler": Pooler()}, "choose model.pooler.over=mean"),
+        ({"first": "none", "pooler": Pooler()}, "model.pooler.over=mean"),
         ({"pixel_mean": (0.5,)}, "one for each of 2 channels"),
-        ({"pixel_mean": (0.5, 0.5), "pixel_deviation": (0.5,)}, "one for each of 2 channels"),
-        ({"pixel_mean": (0.5, 0.5), "pixel_deviation": (0.5, 0.0)}, "must be above 0"),
-        ({"pixel_mean": (math.nan, 0.5), "pixel_deviation": (1.0, 1.0)}, "at least 0"),
+        ({"pixel_mean": (0.5, 0.5), "pixel_std": (0.5,)}, "one for each of 2 channels"),
+        ({"pixel_mean": (0.5, 0.5), "pixel_std": (0.5, 0.0)}, "must be above 0"),
+        ({"pixel_mean": (math.nan, 0.5), "pixel_std": (1.0, 1.0)}, "at least 0"),
         ({"dim": 15, "heads": 3, "position": Sinusoidal2d()}, "choose an even one"),
-        ({"image_size": 3}, "choose a smaller model.patch_size"),
+        ({"image_size": 3}, "model.patch_size"),
     ],
 )
 def test_a_mistake_says_what_to_do(settings: dict[str, Any], advice: str) -> None:
     with pytest.raises(UserError, match=advice) as raised:
-        VitConfig(**{**TINY, **settings}).build()
+        parse(VitConfig, {**TINY, **settings}, "model").build()
     assert "\n" not in str(raised.value)
 
 
@@ -222,7 +223,7 @@ def test_only_what_others_have_leaves() -> None:
     pytest.importorskip("transformers")
     from manyheads.exchange.huggingface import to_huggingface
 
-    spread = {"pixel_mean": (0.1, 0.2), "pixel_deviation": (0.3, 0.4)}
+    spread = {"pixel_mean": (0.1, 0.2), "pixel_std": (0.3, 0.4)}
     model = VitConfig(**TINY, head=LABELS, **spread).build().eval()
     given = images()
     torch.testing.assert_close(to_huggingface(model)(given).logits, model(given))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.models.tiny import resized
 from tests.tasks.small_texts import CPU, QUARTERS, SIZES, STEPS, recipe_trainer, write_pictures
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
@@ -19,7 +20,7 @@ from manyheads.errors import UserError
 from manyheads.lab.compare import table_of
 from manyheads.loading import load_torch_run
 from manyheads.models.heads import Classify
-from manyheads.models.vit import Vit, VitConfig, resized
+from manyheads.models.vit import Vit, VitConfig
 from manyheads.run import Run, read_run
 from manyheads.tasks.images import (
     ImageTask,
@@ -115,9 +116,9 @@ def test_what_the_model_sees_has_mean_zero_and_deviation_one() -> None:
         deviations, torch.tensor([1.0, 1.0, 0.0]).double(), atol=1e-4, rtol=0
     )
     assert model.head == Classify(labels=("c0", "c1", "c2"))
-    told = replace(model, pixel_mean=(0.5,) * 3, pixel_deviation=(0.25,) * 3, head=Classify())
+    told = replace(model, pixel_mean=(0.5,) * 3, pixel_std=(0.25,) * 3, head=Classify())
     assert fitted(told, part).pixel_mean == (0.5,) * 3  # what is told stays
-    assert pixel_spread(part.pixels) == (model.pixel_mean, model.pixel_deviation)
+    assert pixel_spread(part.pixels) == (model.pixel_mean, model.pixel_std)
 
 
 def test_the_loss_by_plain_loops() -> None:
@@ -177,7 +178,7 @@ def test_a_run_keeps_what_its_data_decided(trained: Path) -> None:
     assert isinstance(model, VitConfig)
     assert isinstance(model.head, Classify)
     assert model.head.labels == QUARTERS
-    assert len(model.pixel_mean) == len(model.pixel_deviation) == 1
+    assert len(model.pixel_mean) == len(model.pixel_std) == 1
     assert not (trained / "tokenizer.json").exists()
 
 

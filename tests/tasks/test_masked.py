@@ -111,7 +111,7 @@ def test_a_pair_has_two_terms() -> None:
         3,
     )
     hidden = model.hidden(batch.tokens, batch.real, batch.segments)
-    logits = model.follows(hidden, batch.real)
+    logits = model.next_sentence_logits(hidden, batch.real)
     assert batch.other is not None
     expected = F.cross_entropy(logits, batch.other, reduction="sum")
     torch.testing.assert_close(found.losses["next_sentence"].objective.double(), expected)

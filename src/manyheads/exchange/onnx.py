@@ -62,7 +62,7 @@ BATCH, BEAMS, NEW, PAST, SOURCE, WANTED = map(
 Axes = dict[int, Dim]
 Named = dict[str, Tensor]
 Given = Tensor | np.ndarray
-Answer = Float[Tensor, "b *n"]
+HeadOutput = Float[Tensor, "b *n"]
 Attention = TypeVar("Attention", SelfAttention, CrossAttention)
 
 
@@ -292,7 +292,7 @@ class EncoderModule(Wrapped):
 
 class HeadModule(Wrapped):
     def forward(self, given: Named) -> Tensor:
-        return self.model.answer(given["hidden"])
+        return self.model.head_output(given["hidden"])
 
 
 def _encoder_graphs(
@@ -493,14 +493,14 @@ class OnnxEncoder:
         given["real"] = given["real"].bool()
         return self.graph({name: given[name] for name in self.graph.inputs})[0]
 
-    def answer(self, hidden: Hidden) -> Answer:
+    def head_output(self, hidden: Hidden) -> HeadOutput:
         """What the model gives for hidden states, e.g. for those of the masked positions alone."""
         return hidden if self.head is None else self.head({"hidden": hidden})[0]
 
     def __call__(
         self, tokens: Given, real: Given | None = None, segments: Given | None = None
-    ) -> Answer:
-        return self.answer(self.hidden(tokens, real, segments))
+    ) -> HeadOutput:
+        return self.head_output(self.hidden(tokens, real, segments))
 
 
 class OnnxVit:
@@ -514,7 +514,7 @@ class OnnxVit:
                 "width) that the settings beside it name: export it again"
             )
 
-    def __call__(self, images: Images) -> Answer:
+    def __call__(self, images: Images) -> HeadOutput:
         return self.encoder(images)
 
 

@@ -40,7 +40,7 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HeadOutput:
     """Of a text or one of its tokens: the label, and the probability of every label.
 
     A head with one label gives a number; the label is its name then.
@@ -131,7 +131,7 @@ class TextEncoder:
             hidden = self._states(batch)[places]
             if not len(hidden):  # each beyond what is read
                 continue
-            guesses = iter(self.model.answer(hidden[None])[0])
+            guesses = iter(self.model.head_output(hidden[None])[0])
             for row, count in zip(batch.rows.tolist(), places.sum(1).tolist(), strict=True):
                 found[masked[row]] = [self._guesses(next(guesses), top) for _ in range(count)]
         for number, (line, words) in enumerate(zip(lines, found, strict=True), start=first):
@@ -184,10 +184,10 @@ class TextEncoder:
         return labels
 
     @torch.inference_mode()
-    def classify(self, lines: Sequence[str]) -> list[list[Answer]]:
+    def classify(self, lines: Sequence[str]) -> list[list[HeadOutput]]:
         """The label of each line; where the head tags tokens, one for each token of the text."""
         labels = self.labels
-        found: list[list[Answer]] = [[] for _ in lines]
+        found: list[list[HeadOutput]] = [[] for _ in lines]
         before, after = self.tokenizer.frame()
         around = torch.tensor([*before, *after], device=self.device)
         for batch in self._batches(lines):
@@ -252,9 +252,9 @@ def _stacked(found: list[np.ndarray]) -> np.ndarray:
     return whole
 
 
-def _answer(logits: Float[Tensor, " labels"], labels: Sequence[str], piece: str = "") -> Answer:
+def _answer(logits: Float[Tensor, " labels"], labels: Sequence[str], piece: str = "") -> HeadOutput:
     if len(labels) == 1:
-        return Answer(labels[0], {labels[0]: float(logits[0])}, piece)
+        return HeadOutput(labels[0], {labels[0]: float(logits[0])}, piece)
     chances = logits.softmax(-1).tolist()
     best = max(range(len(chances)), key=chances.__getitem__)
-    return Answer(labels[best], dict(zip(labels, chances, strict=True)), piece)
+    return HeadOutput(labels[best], dict(zip(labels, chances, strict=True)), piece)

@@ -20,7 +20,7 @@ from manyheads.data.images import ImageData, Pictures
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.models.heads import Classify
-from manyheads.models.vit import Images, ReadsImages, Vit, VitConfig
+from manyheads.models.vit import ImageClassifier, Images, Vit, VitConfig
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
@@ -55,7 +55,7 @@ def fitted(model: VitConfig, part: Pictures) -> VitConfig:
     A model that has a mean and a deviation, as trained ones do, keeps them: its weights go by them.
     """
     if not model.pixel_mean:  # a size of one's own choice
-        model.check_whole()
+        model.check_image_size()
     check_size(model, part)
     labels, head = tuple(part.classes), model.head
     if head is None:
@@ -67,7 +67,7 @@ def fitted(model: VitConfig, part: Pictures) -> VitConfig:
         )
     if not model.pixel_mean:
         mean, deviation = pixel_spread(part.pixels)
-        model = replace(model, pixel_mean=mean, pixel_deviation=deviation)
+        model = replace(model, pixel_mean=mean, pixel_std=deviation)
     return replace(model, head=replace(head, labels=labels))
 
 
@@ -89,7 +89,7 @@ def pixel_spread(pixels: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def seen(images: Images, config: VitConfig) -> Images:
     """Pixels from 0 to 1 as the model sees them."""
     untold = (UNTOLD,) * config.channels
-    spreads = zip(config.pixel_mean or untold, config.pixel_deviation or untold, strict=True)
+    spreads = zip(config.pixel_mean or untold, config.pixel_std or untold, strict=True)
     planes = zip(images.unbind(1), spreads, strict=True)
     # Channel by channel, so that no number has to be brought to the device.
     return torch.stack([(plane - mean) / deviation for plane, (mean, deviation) in planes], 1)
@@ -193,7 +193,7 @@ def places(part: Pictures, names: Sequence[str]) -> Classes:
 
 
 @torch.no_grad()
-def all_logits(model: ReadsImages, pixels: Pixels) -> Chances:
+def all_logits(model: ImageClassifier, pixels: Pixels) -> Chances:
     """What the model says of pictures, without any augmentation."""
     like = torch.empty(0)  # as graphs take them
     if isinstance(model, nn.Module):
@@ -206,7 +206,7 @@ def all_logits(model: ReadsImages, pixels: Pixels) -> Chances:
     return torch.cat(found)
 
 
-def class_chances(model: ReadsImages, pixels: Pixels) -> list[dict[str, float]]:
+def class_chances(model: ImageClassifier, pixels: Pixels) -> list[dict[str, float]]:
     """The probability of every class for each picture."""
     assert model.config.head is not None
     names = model.config.head.labels
@@ -214,7 +214,7 @@ def class_chances(model: ReadsImages, pixels: Pixels) -> list[dict[str, float]]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def evaluate_images(model: ReadsImages, data: ImageData, split_name: str) -> Scores:
+def evaluate_images(model: ImageClassifier, data: ImageData, split_name: str) -> Scores:
     """Accuracy and loss on a split, and how often each class (row) is taken for each (column)."""
     part = data.read(split_name)
     check_size(model.config, part)

@@ -62,7 +62,7 @@ def masked_pass(model: Bert, batch: MaskedBatch, smoothing: float = 0.0) -> Foun
     losses = {"masked": masked_loss(model, hidden, batch, smoothing)}
     if batch.other is None:
         return Found(losses, {})
-    logits = model.follows(hidden, batch.real)
+    logits = model.next_sentence_logits(hidden, batch.real)
     losses["next_sentence"] = follows_loss(logits, batch.other)
     return Found(losses, {"next_sentence": (logits.argmax(-1) == batch.other).sum()})
 

@@ -16,7 +16,7 @@ from manyheads.decode.beam import Decode
 from manyheads.decode.translate import BaseTranslator
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange.folder import in_frame
-from manyheads.models.vit import ReadsImages
+from manyheads.models.vit import ImageClassifier
 from manyheads.tasks.encode import TextEncoder
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.optimizer import Train
@@ -54,7 +54,7 @@ class LoadedModel:
     def encoder(self) -> TextEncoder:
         raise NotImplementedError
 
-    def labeller(self) -> ReadsImages:
+    def labeller(self) -> ImageClassifier:
         raise NotImplementedError
 
     def torch_model(self) -> Any:

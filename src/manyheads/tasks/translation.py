@@ -22,7 +22,7 @@ from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, perplexity, translation_scores
-from manyheads.models.capture import looks_across
+from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.embedding import LMHead
 from manyheads.nn.shapes import Hidden
@@ -210,7 +210,7 @@ def evaluate_translation(
     scores = translation_scores(written, corpus.targets)
     own = False
     if isinstance(translator, Translator):
-        own = translator.special_tokens.own and looks_across(translator.model)
+        own = translator.special_tokens.own and has_cross_attention(translator.model)
         if gives_loss(translator):
             scores |= _likelihood(translator, corpus)
     scores |= {"split": split_name, "examples": len(corpus.sources)}

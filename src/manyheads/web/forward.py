@@ -147,8 +147,8 @@ def continuation(opened: TorchRun, text: str, off: Sequence[Place], room: Room) 
     ids = _prompt(opened, text)
     room.check(ids, model, "the text")
     with torch.inference_mode(), knocked_out(model, off):
-        follows = list(islice(generator.stream(ids, CONTINUED), CONTINUED))
-    return tokenizer.decode([*ids, *follows])[len(tokenizer.decode(ids)) :]
+        next_sentence_logits = list(islice(generator.stream(ids, CONTINUED), CONTINUED))
+    return tokenizer.decode([*ids, *next_sentence_logits])[len(tokenizer.decode(ids)) :]
 
 
 def _prompt(opened: TorchRun, text: str) -> list[int]:
@@ -195,7 +195,7 @@ def _read(opened: TorchRun, text: str, room: Room) -> Pass:
     segments = [min(part, encoder.segments - 1) for part in parts]
     with recorded(model) as record:
         hidden = model.hidden(_batch(ids, opened), None, _batch(segments, opened))
-        answer = model.answer(hidden)[0].float()
+        answer = model.head_output(hidden)[0].float()
     pieces = tokenizer.pieces(ids)
     output: dict[str, Any] = {"kind": "states"}
     if isinstance(head, Masked):
