@@ -40,10 +40,10 @@ SEED = 1
 
 def a_batch(rows: int, device: torch.device) -> MaskedBatch:
     random = np.random.default_rng(SEED)
-    own = random.integers(SPECIAL, VOCABULARY, (rows, LENGTH))
+    local = random.integers(SPECIAL, VOCABULARY, (rows, LENGTH))
     inputs, places = hide(
-        own,
-        np.ones_like(own, dtype=bool),
+        local,
+        np.ones_like(local, dtype=bool),
         random,
         rate=RATE,
         mask_share=0.8,
@@ -52,10 +52,10 @@ def a_batch(rows: int, device: torch.device) -> MaskedBatch:
         ordinary=np.arange(SPECIAL, VOCABULARY),
     )
     where = np.flatnonzero(places)
-    wanted = own.reshape(-1)[where]
-    plain = (torch.from_numpy(array) for array in (inputs, where, wanted))
+    expected = local.reshape(-1)[where]
+    plain = (torch.from_numpy(array) for array in (inputs, where, expected))
     tokens, at, hidden = plain
-    return MaskedBatch(tokens, None, None, at, hidden, None, own.size).to(device)
+    return MaskedBatch(tokens, None, None, at, hidden, None, local.size).to(device)
 
 
 def at_the_places(model: Bert, batch: MaskedBatch) -> Tensor:
@@ -134,9 +134,9 @@ def main() -> None:
         "seed": SEED,
         "rounds": given.rounds,
         "first_losses": first,
-        "seconds_at_the_places": statistics.median(one for one, _ in times),
+        "seconds_at_the_places": statistics.median(item for item, _ in times),
         "seconds_of_all_logits": statistics.median(other for _, other in times),
-        "times_as_fast": statistics.median(other / one for one, other in times),
+        "times_as_fast": statistics.median(other / item for item, other in times),
     }
     print(json.dumps(result, indent=2))
 

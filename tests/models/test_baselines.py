@@ -57,8 +57,8 @@ def tiny_model(kind: str, **changes: Any) -> Any:
     return CONFIGS[kind](**{**sizes, "max_length": 40, **changes}).build().double()
 
 
-def agree(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+def agree(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 # --- what each computes ---
@@ -145,9 +145,9 @@ def test_a_padded_batch_is_each_pair_by_hand(kind: str, tie: str) -> None:
     model = tiny_model(kind, tie=tie)
     source, target = words(3, 7), words(3, 9)
     real = torch.arange(7) < torch.tensor([[7], [4], [1]])
-    found = model(source, target, real)
+    actual = model(source, target, real)
     for row, length in enumerate((7, 4, 1)):
-        agree(found[row], BY_HAND[kind](model, source[row, :length], target[row]))
+        agree(actual[row], BY_HAND[kind](model, source[row, :length], target[row]))
 
 
 def test_convolutions_may_have_another_width_and_another_kernel() -> None:
@@ -189,7 +189,7 @@ def test_padding_changes_nothing(kind: str) -> None:
     model, target = tiny_model(kind), words(2, 4)
     source = words(2, 9)
     real = torch.arange(9) < torch.tensor([[6], [3]])
-    found = []
+    actual = []
     for padding, length in ((0, 9), (5, 9), (5, 6)):
         model.zero_grad()
         padded = source.masked_fill(~real, padding)[:, :length]
@@ -197,11 +197,11 @@ def test_padding_changes_nothing(kind: str) -> None:
         logits = model.logits(model.decode(target, memory))
         logits.square().sum().backward()
         grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        found.append((memory.states[memory.mask.padding_mask], logits, torch.cat(grads)))
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
+        actual.append((memory.states[memory.mask.padding_mask], logits, torch.cat(grads)))
+    for other in actual[1:]:
+        for one, two in zip(actual[0], other, strict=True):
             agree(one, two)
-    agree(model(source[1:, :3], target[1:]), found[0][1][1:])
+    agree(model(source[1:, :3], target[1:]), actual[0][1][1:])
 
 
 @kinds
@@ -238,11 +238,11 @@ def test_cached_is_full(kind: str, chunks: tuple[int, ...]) -> None:
     real = torch.arange(5) < torch.tensor([[5], [3]])
     cache, memory = KVCache(), model.encode(source, real)
     with torch.no_grad():
-        found = [
+        actual = [
             model.logits(model.decode(chunk, memory, cache=cache))
             for chunk in tokens.split(list(chunks), dim=1)
         ]
-        agree(torch.cat(found, dim=1), model(source, tokens, real))
+        agree(torch.cat(actual, dim=1), model(source, tokens, real))
     assert cache.length == 9
 
 
@@ -257,16 +257,16 @@ def test_cached_hypotheses_can_be_reordered(kind: str, lengths: tuple[int, int])
         cache, memory = KVCache(), model.encode(source, real)
         model.decode(start, memory, cache=cache)
         cache.select_rows(rows)
-        found = model.logits(model.decode(step, memory, cache=cache))
+        actual = model.logits(model.decode(step, memory, cache=cache))
         grown = torch.cat([start[rows], step], dim=1)
         wide = None if real is None else real.repeat_interleave(3, 0)
-        agree(found, model(source.repeat_interleave(3, 0), grown, wide)[:, 3:])
+        agree(actual, model(source.repeat_interleave(3, 0), grown, wide)[:, 3:])
         cache.select_rows(torch.tensor([3, 4, 5]))
         memory = model.encode(source[1:], None if real is None else real[1:])
-        found = model.logits(model.decode(step[:3], memory, cache=cache))
+        actual = model.logits(model.decode(step[:3], memory, cache=cache))
         grown = torch.cat([grown[3:], step[:3]], dim=1)
         full = model(source[1:].expand(3, -1), grown, None if wide is None else wide[3:])
-        agree(found, full[:, 5:])
+        agree(actual, full[:, 5:])
 
 
 @kinds
@@ -279,15 +279,16 @@ def test_a_batch_is_searched_as_one_sentence_at_a_time(kind: str, beam: int) -> 
     torch.manual_seed(1)
     lengths, limits = (9, 2, 6, 1, 4, 9), [12, 3, 9, 6, 8, 14]
     source, real = toy_source(*lengths)
-    found = searched(model, source, real, limits, beam=beam)
+    actual = searched(model, source, real, limits, beam=beam)
     for row, length in enumerate(lengths):
         one = source[row : row + 1, :length]
         same(
-            found[row : row + 1], searched(model, one, one != PAD, limits[row : row + 1], beam=beam)
+            actual[row : row + 1],
+            searched(model, one, one != PAD, limits[row : row + 1], beam=beam),
         )
-    assert len({len(line[0].tokens) for line in found}) > 2
+    assert len({len(line[0].tokens) for line in actual}) > 2
     if ATTENTIONS[kind]:  # what asks a source begins otherwise for another one
-        assert len({tuple(line[0].tokens[:1]) for line in found}) > 1
+        assert len({tuple(line[0].tokens[:1]) for line in actual}) > 1
 
 
 @kinds
@@ -388,8 +389,8 @@ def test_a_run_is_used_like_any_other(run: Path) -> None:
     assert together == [opened.translator(beam=3).translate([text])[0] for text in texts]
     vectors = opened.encoder().embed(texts)
     assert vectors.shape == (3, 32 if kind == "convs2s" else 16)  # z and e side by side, or states
-    alone = opened.encoder().embed(texts[:1])
-    torch.testing.assert_close(torch.tensor(vectors[:1]), torch.tensor(alone))
+    single = opened.encoder().embed(texts[:1])
+    torch.testing.assert_close(torch.tensor(vectors[:1]), torch.tensor(single))
     if has_cross_attention(model):
         drawn = maps_of(opened, "red dog", "dog red")["decoder.cross"]
         assert drawn.weights.shape[2:] == (len(drawn.rows), len(drawn.columns))
@@ -406,9 +407,9 @@ def test_a_run_is_used_like_any_other(run: Path) -> None:
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])
 def test_export_is_refused_in_a_line(to: str, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    found = CliRunner().invoke(app, ["export", str(run), "--to", to, "--out", str(out)])
-    assert isinstance(found.exception, UserError)
-    said = str(found.exception).lower()
+    actual = CliRunner().invoke(app, ["export", str(run), "--to", to, "--out", str(out)])
+    assert isinstance(actual.exception, UserError)
+    said = str(actual.exception).lower()
     assert "\n" not in said
     assert load_torch_run(run).run.model.kind in said
     assert not out.exists()

@@ -48,7 +48,7 @@ def test_gradients_reach_every_part(way: str) -> None:
     assert answers.shape == (3, 3)
     answers.logsumexp(-1).sum().backward()
     still = [
-        name for name, one in model.named_parameters() if one.grad is None or not one.grad.any()
+        name for name, item in model.named_parameters() if item.grad is None or not item.grad.any()
     ]
     assert not still
 
@@ -77,8 +77,8 @@ def test_waves_of_rows_and_columns_by_plain_loops(before: int) -> None:
     sizes = PositionSizes(dim=dim, heads=1, head_dim=dim, max_length=rows**2 + before, causal=False)
     position = Sinusoidal2d(base=base).build(sizes)
     x = torch.randn(2, rows**2 + before, dim, dtype=torch.float64)
-    found = position.embed(x, torch.arange(rows**2 + before)[None])
-    wanted = x.clone()
+    actual = position.embed(x, torch.arange(rows**2 + before)[None])
+    expected = x.clone()
     half = dim // 2
     for row in range(rows):
         for column in range(rows):
@@ -86,10 +86,10 @@ def test_waves_of_rows_and_columns_by_plain_loops(before: int) -> None:
             for start, place in ((0, row), (half, column)):
                 for pair in range(half // 2):
                     angle = place / base ** (2 * pair / half)
-                    wanted[:, at, start + 2 * pair] += math.sin(angle)
-                    wanted[:, at, start + 2 * pair + 1] += math.cos(angle)
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(found[:, :before], x[:, :before], rtol=0, atol=0)
+                    expected[:, at, start + 2 * pair] += math.sin(angle)
+                    expected[:, at, start + 2 * pair + 1] += math.cos(angle)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(actual[:, :before], x[:, :before], rtol=0, atol=0)
 
 
 def test_a_model_of_images_counts_its_own_rows() -> None:
@@ -102,12 +102,12 @@ def test_a_model_of_images_counts_its_own_rows() -> None:
 
 def test_patches_that_change_places_change_the_answer() -> None:
     """With positions of either kind; without any the mean of the patches would not notice."""
-    given = images()
-    mirrored = torch.cat([given[..., 4:8], given[..., :4], given[..., 8:]], dim=-1)
+    inputs = images()
+    mirrored = torch.cat([inputs[..., 4:8], inputs[..., :4], inputs[..., 8:]], dim=-1)
     for position, same in (("none", True), ("learned", False), ("sinusoidal-2d", False)):
         plain = VitConfig(**TINY, head=LABELS, first="none")
         model = override_all(plain, [f"position={position}"]).build().eval()
-        assert torch.allclose(model(given), model(mirrored), atol=1e-6) is same, position
+        assert torch.allclose(model(inputs), model(mirrored), atol=1e-6) is same, position
 
 
 @pytest.mark.parametrize(("old", "new"), [(12, 20), (20, 12), (12, 12)])
@@ -132,9 +132,9 @@ def test_interpolated_positions_equal_those_of_transformers(old: int, new: int) 
     assert isinstance(ours, Vit)
     pixels = torch.randn(2, 2, new, new, dtype=torch.float64)
     with torch.no_grad():
-        wanted = theirs(pixels, interpolate_pos_encoding=True).last_hidden_state
-        found = resized(ours.double().eval(), new)(pixels)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+        expected = theirs(pixels, interpolate_pos_encoding=True).last_hidden_state
+        actual = resized(ours.double().eval(), new)(pixels)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_resized_model_keeps_all_but_its_positions() -> None:
@@ -156,10 +156,10 @@ def test_an_edge_is_seen_or_refused() -> None:
     """A model from elsewhere may leave one out, as `transformers` does; nobody may choose to."""
     config = VitConfig(**{**TINY, "image_size": 14}, head=LABELS)
     assert (config.side, config.unseen) == (3, 2)
-    model, given = config.build().eval(), images(size=14)
-    other = given.clone()
+    model, inputs = config.build().eval(), images(size=14)
+    other = inputs.clone()
     other[..., 12:, :], other[..., 12:] = 1.0, 0.0
-    assert torch.equal(model(given), model(other))
+    assert torch.equal(model(inputs), model(other))
     advice = r"model\.patch_size=4.* 12 or 16"
     with pytest.raises(UserError, match=advice):
         config.check_image_size()
@@ -177,9 +177,9 @@ def test_a_model_from_elsewhere_keeps_its_unseen_edge() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.ViTConfig(**sizes, image_size=14, patch_size=4, num_channels=2)
     theirs = transformers.ViTForImageClassification(config).eval()
-    given = images(size=14)
+    inputs = images(size=14)
     with torch.no_grad():
-        torch.testing.assert_close(from_huggingface(theirs)(given), theirs(given).logits)
+        torch.testing.assert_close(from_huggingface(theirs)(inputs), theirs(inputs).logits)
 
 
 def test_equal_places_stay_equal_and_the_class_token_stays() -> None:
@@ -225,8 +225,8 @@ def test_only_what_others_have_leaves() -> None:
 
     spread = {"pixel_mean": (0.1, 0.2), "pixel_std": (0.3, 0.4)}
     model = VitConfig(**TINY, head=LABELS, **spread).build().eval()
-    given = images()
-    torch.testing.assert_close(to_huggingface(model)(given).logits, model(given))
+    inputs = images()
+    torch.testing.assert_close(to_huggingface(model)(inputs).logits, model(inputs))
     for changes, named in (
         ({"first": "none"}, "first"),
         ({"position": Sinusoidal2d()}, "position"),
@@ -242,5 +242,5 @@ def test_a_model_without_a_class_token_is_counted_without_it() -> None:
         config = VitConfig(**TINY, head=LABELS, first=first)
         counted = summarize(config)
         assert counted.tokens == kinds
-        own = sum(parameter.numel() for parameter in config.build().parameters())
-        assert counted.parameters == own
+        local = sum(parameter.numel() for parameter in config.build().parameters())
+        assert counted.parameters == local
