@@ -55,12 +55,12 @@ def measure(scheme: str, seed: int, folder: str, device: str, more: list[str]) -
 
 def table(path: Path) -> None:
     """Mean ± standard deviation over the seeds, and each seed's own test figure."""
-    found = defaultdict(list)
+    actual = defaultdict(list)
     for line in path.read_text().splitlines():
         row = json.loads(line)
-        found[row["scheme"]].append(row)
+        actual[row["scheme"]].append(row)
     print("| scheme | parameters | valid | test | test by seed |\n|---|---|---|---|---|")
-    for scheme, rows in found.items():
+    for scheme, rows in actual.items():
         cells = []
         for key in SHOWN:
             values = [row[key] for row in rows]
@@ -79,16 +79,16 @@ def main() -> None:
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--table", type=Path)
-    given = parser.parse_intermixed_args()
-    if given.table is not None:
-        table(given.table)
+    inputs = parser.parse_intermixed_args()
+    if inputs.table is not None:
+        table(inputs.table)
         return
-    if given.folder is None:
+    if inputs.folder is None:
         parser.error("a folder with the chorales is needed")
     torch.set_num_threads(1)
-    for seed in given.seeds.split(","):
-        for scheme in given.schemes.split(";"):
-            row = measure(scheme, int(seed), given.folder, given.device, given.settings)
+    for seed in inputs.seeds.split(","):
+        for scheme in inputs.schemes.split(";"):
+            row = measure(scheme, int(seed), inputs.folder, inputs.device, inputs.settings)
             print(json.dumps(row), flush=True)
             gc.collect()  # a training's recordings, before the next one begins
 

@@ -45,7 +45,7 @@ from manyheads.nn.layers import EmbeddingConfig, Norm
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import preset
 from manyheads.tokenizer.tokenizer import Tokenizer
-from speed import Row, Rows, compared, compilations, device_of, in_turns, options, told
+from speed import Row, Rows, compared, compilations, device_of, in_turns, options, reported
 
 OURS, COMPILED, AS_IT_IS = "ours", "ours compiled", "ours as it is"
 EAGER, STATIC = "transformers", "transformers compiled"
@@ -103,7 +103,7 @@ def works(tiny: bool) -> Iterator[Work]:
     base, sizes = marian(32_000, 6, 512), (64, 128)
     assert isinstance(small, GptConfig)
     assert isinstance(large, GptConfig)
-    small, large = (replace(one, vocab_size=50_257, max_length=1024) for one in (small, large))
+    small, large = (replace(item, vocab_size=50_257, max_length=1024) for item in (small, large))
     if tiny:
         small = replace(small, vocab_size=300, dim=32, layers=2, heads=2, max_length=128)
         large, base, sizes = replace(small, layers=3), marian(300, 2, 64), (5, 20)
@@ -122,14 +122,14 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="sides to leave out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options(parser)
-    given = parser.parse_args()
-    device = device_of(parser, given)
+    inputs = parser.parse_args()
+    device = device_of(parser, inputs)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     where = {"device": kind(device), "dtype": str(dtype).removeprefix("torch.")}
-    rows, copied = Rows("decoding", given, where), copy_speed(device)
-    for work in works(given.tiny):
-        without = set(given.without) | (set() if work.batch == 1 else {STATIC})
-        how = (work, device, dtype, given.rounds, without, copied)
+    rows, copied = Rows("decoding", inputs, where), copy_speed(device)
+    for work in works(inputs.tiny):
+        without = set(inputs.without) | (set() if work.batch == 1 else {STATIC})
+        how = (work, device, dtype, inputs.rounds, without, copied)
         rows.add(work.name, lambda how=how: measured(*how))
         torch._dynamo.reset()
         gc.collect()
@@ -155,7 +155,7 @@ def measured(
     try:
         runners |= theirs(work, model, texts, device, without)
     except Exception as error:  # our figures are figures without theirs
-        errors[EAGER] = told(error)
+        errors[EAGER] = reported(error)
     first: dict[str, float] = {}
     compiled: dict[str, int] = {}
     written: dict[str, Texts] = {}
@@ -168,7 +168,7 @@ def measured(
                 if name != AS_IT_IS:  # the second time anything late is compiled
                     timed(run, device)
         except Exception as error:  # what one side cannot do is a result too
-            errors[name] = told(error)
+            errors[name] = reported(error)
             written.pop(name, None)
     tokens = work.batch * work.write
     sides = {
@@ -188,20 +188,20 @@ def measured(
     try:
         row["equal_float32"] = {OURS: equal_in_float32(work, model, texts)}
     except Exception as error:
-        errors["float32"] = told(error)
+        errors["float32"] = reported(error)
     return row
 
 
 def weights(work: Work, model: nn.Module, row: Row, copied: float) -> Row:
     """How fast our steps read them."""
-    found = {}
+    actual = {}
     for name in (OURS, COMPILED):
         rate = row["sides"].get(name, {}).get("tokens_per_second")
         if rate is not None:
             speed = bytes_of_a_step(model) * rate / work.batch
             share = {"bytes_per_second": int(speed), "of_a_copy": round(speed / copied, 3)}
-            found[name] = share
-    return found
+            actual[name] = share
+    return actual
 
 
 def ours(work: Work, model: nn.Module, texts: Tensor) -> dict[str, Run]:
@@ -219,13 +219,13 @@ def writing(work: Work, model: Any, texts: Tensor, graphs: GraphCache) -> Run:
         prompts = texts.tolist()
         return lambda: generator.sample(prompts, work.write, GREEDY)
     translator = Translator(model, none_needed(), work.decode, graphs)
-    given = (texts, torch.ones_like(texts, dtype=torch.bool))
+    inputs = (texts, torch.ones_like(texts, dtype=torch.bool))
     limits = torch.full((work.batch,), work.write, device=texts.device)
 
     def run() -> Texts:
         with torch.no_grad():
-            found = translator._search(given, START, limits, 1)
-        return [line[0].tokens for line in found]
+            actual = translator._search(inputs, START, limits, 1)
+        return [line[0].tokens for line in actual]
 
     return run
 
@@ -273,9 +273,9 @@ def equal_in_float32(work: Work, model: nn.Module, texts: Tensor) -> float:
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     runners = ours(work, precise, texts)
-    one, other = runners[OURS](), runners[AS_IT_IS]()
+    item, other = runners[OURS](), runners[AS_IT_IS]()
     torch.backends.cuda.matmul.allow_tf32 = allowed
-    return float(likeness(one, other)["equal"])
+    return float(likeness(item, other)["equal"])
 
 
 def likeness(ours: Texts, others: Texts) -> dict[str, float]:
@@ -318,10 +318,10 @@ def timed(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
-    found = work()
+    actual = work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - began, found
+    return time.perf_counter() - began, actual
 
 
 def kind(device: torch.device) -> str:

@@ -83,8 +83,8 @@ def diversify(
         for stem in there:
             if stem != "train":
                 name = f"{stem}.{end}"
-                found = folder / name if (folder / name).is_file() else folder / f"{name}.gz"
-                shutil.copy(found, out / found.name)
+                actual = folder / name if (folder / name).is_file() else folder / f"{name}.gz"
+                shutil.copy(actual, out / actual.name)
     print(f"{out}: {len(pairs):,} training pairs, {len(first):,} before", file=sys.stderr)
 
 
@@ -102,9 +102,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", default="de")
     parser.add_argument("--runs", type=Path, nargs="+", required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    given = parser.parse_args(arguments)
+    inputs = parser.parse_args(arguments)
     try:
-        diversify(given.folder, given.out, given.source, given.target, given.runs, given.device)
+        diversify(
+            inputs.folder, inputs.out, inputs.source, inputs.target, inputs.runs, inputs.device
+        )
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code

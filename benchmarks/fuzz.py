@@ -51,8 +51,10 @@ def show(report: Report, seconds: float) -> None:
         f"{failed:>4} failed   {seconds:6.1f} s, slowest {report.slowest:.2f} s",
         flush=True,
     )
-    for one in report.failures[:20]:
-        print(f"  --only {one.target} --number {one.number}\n  given {one.given}\n  {one.error}")
+    for item in report.failures[:20]:
+        print(
+            f"  --only {item.target} --number {item.number}\n  given {item.given}\n  {item.error}"
+        )
 
 
 def run(inputs: Inputs, name: str, numbers: range, seed: int) -> int:
@@ -64,15 +66,15 @@ def run(inputs: Inputs, name: str, numbers: range, seed: int) -> int:
 
 def requests(inputs: Inputs, count: int, seed: int) -> None:
     """Memory after a warm-up and after each thousand of requests to both servers."""
-    found = []
+    actual = []
     for first in range(0, WARM_UP + count, BLOCK):
         for name in ("view", "serve"):
             # The same ones in each block: new shapes fill caches of torch, which are bounded.
             fuzz(name, inputs.targets[name], range(BLOCK // 2), seed + 1)
         if first + BLOCK >= WARM_UP:
-            found.append(memory())
-            print(f"memory after {first + BLOCK:,} requests: {found[-1]:.1f} MB", flush=True)
-    print(f"grown by {found[-1] - found[0]:.1f} MB over {count:,} requests after {WARM_UP:,}")
+            actual.append(memory())
+            print(f"memory after {first + BLOCK:,} requests: {actual[-1]:.1f} MB", flush=True)
+    print(f"grown by {actual[-1] - actual[0]:.1f} MB over {count:,} requests after {WARM_UP:,}")
 
 
 def main() -> None:

@@ -53,9 +53,9 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(self, part: Any, names: tuple[str, ...], tokenizer: Any) -> None:
         pairs = [text if isinstance(text, tuple) else (text, None) for text in part.texts]
-        first, second = [one for one, _ in pairs], [two for _, two in pairs]
-        given = first if second[0] is None else (first, second)
-        texts = (given,) if second[0] is None else given
+        first, second = [item for item, _ in pairs], [two for _, two in pairs]
+        inputs = first if second[0] is None else (first, second)
+        texts = (inputs,) if second[0] is None else inputs
         self.encoded = tokenizer(*texts, truncation=True, max_length=LONGEST)
         self.labels = part.numbers or class_indices(part, names).tolist()
 
@@ -110,9 +110,9 @@ def theirs(model: str, data: LabelledData, seed: int, device: str) -> dict[str, 
         seconds = time.monotonic() - began
         answers: Any = trainer.predict(held_out).predictions
     regression = data.regression
-    given = answers[:, 0].tolist() if regression else answers.argmax(-1).tolist()
+    inputs = answers[:, 0].tolist() if regression else answers.argmax(-1).tolist()
     metrics = data.metrics(names)
-    scores = label_scores(metrics, given, list(held_out.labels), len(names) - 1)
+    scores = label_scores(metrics, inputs, list(held_out.labels), len(names) - 1)
     return {"scores": _numbers(scores), "seconds": seconds, "steps": trainer.state.global_step}
 
 
@@ -122,17 +122,17 @@ def _numbers(scores: dict[str, Any]) -> dict[str, float]:
 
 def table(paths: list[str]) -> None:
     """Mean and spread over the seeds: a row a task and metric, a column a loop."""
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    actual: dict[tuple[str, str], dict[str, list[float]]] = {}
     for path in paths:
         for line in Path(path).read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             for metric, value in record["scores"].items():
-                row = found.setdefault((record["task"], metric), {})
+                row = actual.setdefault((record["task"], metric), {})
                 row.setdefault(record["by"], []).append(value)
-    columns = sorted({by for row in found.values() for by in row})
+    columns = sorted({by for row in actual.values() for by in row})
     print(f"| task | metric | {' | '.join(columns)} |")
     print(f"|---|---|{'---|' * len(columns)}")
-    for (task, metric), row in sorted(found.items()):
+    for (task, metric), row in sorted(actual.items()):
         print(f"| {task} | {metric} | {' | '.join(_cell(row.get(by, [])) for by in columns)} |")
 
 
@@ -155,15 +155,15 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--by", default="ours,theirs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     loops = {"ours": ours, "theirs": theirs}
-    for task in given.tasks.split(","):
+    for task in inputs.tasks.split(","):
         if task not in GLUE:
             sys.exit(f"there is no task {task}: {', '.join(GLUE)}")
-        data = LabelledData(task=task, folder=given.folder)
-        for seed in map(int, given.seeds.split(",")):
-            for by in given.by.split(","):
-                result = loops[by](given.model, data, seed, given.device)
+        data = LabelledData(task=task, folder=inputs.folder)
+        for seed in map(int, inputs.seeds.split(",")):
+            for by in inputs.by.split(","):
+                result = loops[by](inputs.model, data, seed, inputs.device)
                 print(json.dumps({"task": task, "seed": seed, "by": by, **result}), flush=True)
 
 

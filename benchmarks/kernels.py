@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from manyheads.nn.attend import attend
-from manyheads.nn.attention import Fused
+from manyheads.nn.attention import attend
+from manyheads.nn.exact_attention import Fused
 from manyheads.nn.flex import Flex
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import Buckets, Position, PositionSizes, bias_by_distance
@@ -42,10 +42,10 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def times(
-    runs: dict[str, Run], inputs: list[Tensor], wanted: list[Tensor], rounds: int
+    runs: dict[str, Run], inputs: list[Tensor], expected: list[Tensor], rounds: int
 ) -> dict[str, float]:
     """Seconds of one call of each with the gradients wanted, the median of interleaved rounds."""
-    found: dict[str, list[float]] = {}
+    actual: dict[str, list[float]] = {}
     direction = torch.randn_like(inputs[0])
     calls = 50 * 1024 // inputs[0].shape[2] + 2
     for number in range(rounds + 1):
@@ -57,9 +57,9 @@ def times(
                 torch.cuda.synchronize()
                 begin.record()
                 for _ in range(calls):
-                    if wanted:
+                    if expected:
                         out = run(*inputs)
-                        torch.autograd.grad(out, wanted, direction)
+                        torch.autograd.grad(out, expected, direction)
                     else:
                         with torch.no_grad():
                             run(*inputs)
@@ -70,8 +70,8 @@ def times(
                     print(json.dumps({"left_out": name, "why": str(error).split("\n")[0][:120]}))
                 continue
             if number:  # the first round compiles
-                found.setdefault(name, []).append(begin.elapsed_time(end) / 1000 / calls)
-    return {name: statistics.median(each) for name, each in found.items()}
+                actual.setdefault(name, []).append(begin.elapsed_time(end) / 1000 / calls)
+    return {name: statistics.median(each) for name, each in actual.items()}
 
 
 def tensors(length: int, head_dim: int) -> list[Tensor]:
@@ -107,7 +107,7 @@ def fused(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str,
                 "head_dim": head_dim,
                 "causal": past,
                 "pass": "forward and backward" if train else "forward",
-                "teraflops": {name: round(work / one / 1e12) for name, one in seconds.items()},
+                "teraflops": {name: round(work / item / 1e12) for name, item in seconds.items()},
                 "of_the_best": round(best / seconds["ours"], 3),
             }
         )
@@ -124,7 +124,7 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
     inputs = tensors(length, head_dim)
     rule = causal if past else full
 
-    def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def local(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         bias = bias_by_distance(position, q)
         assert bias is not None
         return biased_attention(q, k, v, bias, None, past, head_dim**-0.5)
@@ -138,10 +138,8 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
     runs: dict[str, Run] = {
-        "ours": own,
-        "flex": lambda q, k, v: attend(
-            q, k, v, rule=rule, position=position, implementation=Flex()
-        ),
+        "ours": local,
+        "flex": lambda q, k, v: attend(q, k, v, rule=rule, position=position, core=Flex()),
         "matrix": matrix,
     }
     results = {name: run(*inputs) for name, run in runs.items() if name != "matrix"}
@@ -153,17 +151,17 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
     for kind in ("forward", "forward and backward", "with the table's gradient"):
         for parameter in position.parameters():
             parameter.requires_grad_(kind.startswith("with"))
-        wanted = [] if kind == "forward" else inputs
+        expected = [] if kind == "forward" else inputs
         if kind.startswith("with"):
-            wanted = [*inputs, *position.parameters()]
-        seconds = times(runs, inputs, wanted, rounds)
+            expected = [*inputs, *position.parameters()]
+        seconds = times(runs, inputs, expected, rounds)
         rows.append(
             {
                 "length": length,
                 "head_dim": head_dim,
                 "causal": past,
                 "pass": kind,
-                "milliseconds": {name: round(1000 * one, 3) for name, one in seconds.items()},
+                "milliseconds": {name: round(1000 * item, 3) for name, item in seconds.items()},
                 "times_as_fast_as_flex": round(seconds["flex"] / seconds["ours"], 2),
                 "apart": apart,
             }
@@ -213,12 +211,12 @@ def compared(
             end.record()
             torch.cuda.synchronize()
             spent[name].append(begin.elapsed_time(end) / REPLAYS)
-    found = {name: round(statistics.median(each), 4) for name, each in spent.items()}
+    actual = {name: round(statistics.median(each), 4) for name, each in spent.items()}
     row: dict[str, object] = {"pass": "forward and backward" if train else "forward"}
-    row["milliseconds"] = found
-    others = [value for name, value in found.items() if name != "ours"]
-    if others and "ours" in found:
-        row["times_as_fast_as_the_best"] = round(min(others) / found["ours"], 2)
+    row["milliseconds"] = actual
+    others = [value for name, value in actual.items() if name != "ours"]
+    if others and "ours" in actual:
+        row["times_as_fast_as_the_best"] = round(min(others) / actual["ours"], 2)
     return row
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.data.masking import mask_tokens
+from manyheads.data.masking import hide
 from manyheads.data.mlm import MaskedBatch
 from manyheads.models.bert import Bert
 from manyheads.recipes import read_recipe
@@ -40,22 +40,22 @@ SEED = 1
 
 def a_batch(rows: int, device: torch.device) -> MaskedBatch:
     random = np.random.default_rng(SEED)
-    own = random.integers(SPECIAL, VOCABULARY, (rows, LENGTH))
-    inputs, places = mask_tokens(
-        own,
-        np.ones_like(own, dtype=bool),
+    local = random.integers(SPECIAL, VOCABULARY, (rows, LENGTH))
+    inputs, places = hide(
+        local,
+        np.ones_like(local, dtype=bool),
         random,
         rate=RATE,
-        mask_fraction=0.8,
-        random_fraction=0.1,
+        mask_share=0.8,
+        random_share=0.1,
         mask=MASK,
         ordinary=np.arange(SPECIAL, VOCABULARY),
     )
     where = np.flatnonzero(places)
-    wanted = own.reshape(-1)[where]
-    plain = (torch.from_numpy(array) for array in (inputs, where, wanted))
+    expected = local.reshape(-1)[where]
+    plain = (torch.from_numpy(array) for array in (inputs, where, expected))
     tokens, at, hidden = plain
-    return MaskedBatch(tokens, None, None, at, hidden, None, own.size).to(device)
+    return MaskedBatch(tokens, None, None, at, hidden, None, local.size).to(device)
 
 
 def at_the_places(model: Bert, batch: MaskedBatch) -> Tensor:
@@ -65,7 +65,7 @@ def at_the_places(model: Bert, batch: MaskedBatch) -> Tensor:
 
 def of_all_logits(model: Bert, batch: MaskedBatch) -> Tensor:
     labels = torch.full_like(batch.tokens.flatten(), -100)
-    labels[batch.positions] = batch.labels
+    labels[batch.places] = batch.wanted
     return F.cross_entropy(model(batch.tokens).flatten(0, 1), labels, ignore_index=-100)
 
 
@@ -130,13 +130,13 @@ def main() -> None:
         "dim": config.dim,
         "vocabulary": VOCABULARY,
         "batch": list(batch.tokens.shape),
-        "masked": len(batch.positions),
+        "masked": len(batch.places),
         "seed": SEED,
         "rounds": given.rounds,
         "first_losses": first,
-        "seconds_at_the_places": statistics.median(one for one, _ in times),
+        "seconds_at_the_places": statistics.median(item for item, _ in times),
         "seconds_of_all_logits": statistics.median(other for _, other in times),
-        "times_as_fast": statistics.median(other / one for one, other in times),
+        "times_as_fast": statistics.median(other / item for item, other in times),
     }
     print(json.dumps(result, indent=2))
 

@@ -66,17 +66,17 @@ def opened(page: Page, session: CDPSession, place: str) -> tuple[float, float, f
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
     maps = time.perf_counter() - begin
     page.locator("main:not([aria-busy])").wait_for()
-    whole = time.perf_counter() - begin
+    full = time.perf_counter() - begin
     held = session.send("Runtime.getHeapUsage")
     size = sum(held.get(name, 0) for name in ("usedSize", "backingStorageSize"))
-    return maps, whole, size / 1e6, page.evaluate("() => document.querySelectorAll('*').length")
+    return maps, full, size / 1e6, page.evaluate("() => document.querySelectorAll('*').length")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, LONGEST])
     parser.add_argument("--times", type=int, default=5)
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     browser_path = shutil.which("chromium")
     if browser_path is None:
         sys.exit("there is no chromium here: install it")
@@ -87,17 +87,17 @@ def main() -> None:
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             session = page.context.new_cdp_session(page)
             opened(page, session, f"{address}/attention?text=w1+w2")  # files, model, first kernels
-            for tokens in given.tokens:
-                found = []
-                for seed in range(given.times):
+            for tokens in inputs.tokens:
+                actual = []
+                for seed in range(inputs.times):
                     text = " ".join(random.Random(seed).choices(WORDS, k=tokens))
-                    found.append(opened(page, session, f"{address}/attention?text={quote(text)}"))
-                maps, whole = (min(one[at] for one in found) for at in (0, 1))
+                    actual.append(opened(page, session, f"{address}/attention?text={quote(text)}"))
+                maps, full = (min(item[at] for item in actual) for at in (0, 1))
                 print(
                     f"{LAYERS} × {HEADS} heads, {tokens} tokens: "
-                    f"maps {maps:.2f} s, all {whole:.2f} s "
-                    f"(maps of {', '.join(f'{one[0]:.2f}' for one in found)}), "
-                    f"heap at most {max(one[2] for one in found):.0f} MB, {found[0][3]} nodes"
+                    f"maps {maps:.2f} s, all {full:.2f} s "
+                    f"(maps of {', '.join(f'{item[0]:.2f}' for item in actual)}), "
+                    f"heap at most {max(item[2] for item in actual):.0f} MB, {actual[0][3]} nodes"
                 )
             browser.close()
 

@@ -69,8 +69,8 @@ def norms(rounds: int) -> Iterator[Row]:
 
         def ours(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             seed = torch.randint(2**62, (1,), device="cuda")
-            found: Tensor = add_norm(x, f, weight, bias, seed, 0.1, 1e-5)[0]
-            return found
+            actual: Tensor = add_norm(x, f, weight, bias, seed, 0.1, 1e-5)[0]
+            return actual
 
         def plain(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             summed = (x + F.dropout(f, 0.1)).float()
@@ -92,8 +92,8 @@ def feeds(rounds: int) -> Iterator[Row]:
         inputs = [x.requires_grad_() for x in inputs]
 
         def ours(*given: Tensor, kind: str = kind) -> Tensor:
-            found: Tensor = fused_mlp(*given, kind)[0]
-            return found
+            actual: Tensor = fused_mlp(*given, kind)[0]
+            return actual
 
         def plain(
             x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, kind: str = kind
@@ -139,16 +139,16 @@ def losses(rounds: int) -> Iterator[Row]:
 
     for rows, classes, columns in LOSSES:
         logits = drawn(rows, columns)
-        wanted = torch.randint(classes, (rows,), device="cuda")
+        expected = torch.randint(classes, (rows,), device="cuda")
 
-        def ours(z: Tensor, wanted: Tensor = wanted, classes: int = classes) -> Tensor:
-            return cross_entropy_grad(z, wanted, classes, 0.0, True)[0]
+        def ours(z: Tensor, expected: Tensor = expected, classes: int = classes) -> Tensor:
+            return cross_entropy_grad(z, expected, classes, 0.0, True)[0]
 
-        def plain(z: Tensor, wanted: Tensor = wanted, classes: int = classes) -> Tensor:
+        def plain(z: Tensor, expected: Tensor = expected, classes: int = classes) -> Tensor:
             precise = z[:, :classes].float()
-            own = torch.arange(classes, device="cuda") == wanted[:, None]
-            z[:, :classes] = precise.softmax(-1) - own.float()
-            return F.cross_entropy(precise, wanted, reduction="sum")
+            local = torch.arange(classes, device="cuda") == expected[:, None]
+            z[:, :classes] = precise.softmax(-1) - local.float()
+            return F.cross_entropy(precise, expected, reduction="sum")
 
         torch._dynamo.reset()
         runs = {"ours": ours, "compiled": torch.compile(plain)}
@@ -157,8 +157,8 @@ def losses(rounds: int) -> Iterator[Row]:
 
 
 def _first(call: Callable[..., Any], *given: Tensor) -> Tensor:
-    found: Tensor = call(*given)[0]
-    return found
+    actual: Tensor = call(*given)[0]
+    return actual
 
 
 def joins(rounds: int) -> Iterator[Row]:
@@ -168,13 +168,13 @@ def joins(rounds: int) -> Iterator[Row]:
         given = [drawn(batch, heads, length, head) for _ in range(3)]
 
         def apart(*parts: Tensor) -> tuple[Tensor, Tensor]:
-            whole = torch.cat([part.transpose(1, 2).flatten(2) for part in parts], -1)
-            return whole, whole.float().sum((0, 1))
+            full = torch.cat([part.transpose(1, 2).flatten(2) for part in parts], -1)
+            return full, full.float().sum((0, 1))
 
         torch._dynamo.reset()
         runs = {
-            name: partial(_first, one)
-            for name, one in (("ours", pack_qkv_grad), ("compiled", torch.compile(apart)))
+            name: partial(_first, item)
+            for name, item in (("ours", pack_qkv_grad), ("compiled", torch.compile(apart)))
         }
         about = {"part": "join", "batch": batch, "heads": heads, "length": length}
         about |= {"head_dim": head, "bytes": 12 * batch * heads * length * head}

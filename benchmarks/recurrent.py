@@ -40,11 +40,11 @@ def width_like(recipe: str, settings: list[str]) -> int:
     """The width at which the LSTM has as many parameters as the recipe's model."""
     run = read_recipe(recipe, settings)
     vocabulary = run.tokens.vocab_size
-    wanted = summarize(override_all(run, [f"model.vocab_size={vocabulary}"]).model).parameters
+    expected = summarize(override_all(run, [f"model.vocab_size={vocabulary}"]).model).parameters
 
     def apart(dim: int) -> int:
         other = [*settings, "model=rnn", f"model.dim={dim}", f"model.vocab_size={vocabulary}"]
-        return abs(summarize(read_recipe(recipe, other).model).parameters - wanted)
+        return abs(summarize(read_recipe(recipe, other).model).parameters - expected)
 
     return min(range(32, 1025, 4), key=apart)
 
@@ -97,15 +97,15 @@ def rows_of(folder: Path, split: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if row["split"] == split]
 
 
-def by_length(sources: list[str], written: list[str], wanted: list[str]) -> list[dict[str, Any]]:
+def by_length(sources: list[str], written: list[str], expected: list[str]) -> list[dict[str, Any]]:
     """BLEU of the shortest fifth of the sentences to the longest."""
     order = np.argsort([len(source.split()) for source in sources], kind="stable")
-    found = []
+    actual = []
     for part in np.array_split(order, BUCKETS):
         words = [len(sources[row].split()) for row in part]
-        scores = translation_scores([written[row] for row in part], [wanted[row] for row in part])
-        found.append({"words": [min(words), max(words)], "bleu": scores["bleu"]})
-    return found
+        scores = translation_scores([written[row] for row in part], [expected[row] for row in part])
+        actual.append({"words": [min(words), max(words)], "bleu": scores["bleu"]})
+    return actual
 
 
 def main() -> None:
@@ -115,20 +115,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
-    own = "train.learning_rate=2e-2 train.warmup_steps=60"
-    parser.add_argument("--rnn", default=own, help="the LSTM's own settings")
+    local = "train.learning_rate=2e-2 train.warmup_steps=60"
+    parser.add_argument("--rnn", default=local, help="the LSTM's own settings")
     parser.add_argument("--timed", type=int, nargs=2, default=(10, 50), help="steps not, and timed")
     options = parser.parse_intermixed_args()
-    given = [options.recipe, *options.settings]
+    inputs = [options.recipe, *options.settings]
     dim = width_like(options.recipe, options.settings)
     models = {
-        "transformer": given,
-        "rnn": [*given, "model=rnn", f"model.dim={dim}", *options.rnn.split()],
+        "transformer": inputs,
+        "rnn": [*inputs, "model=rnn", f"model.dim={dim}", *options.rnn.split()],
     }
     torch.set_num_threads(1)
-    paces = {name: pace(own, *options.timed, options.device) for name, own in models.items()}
+    paces = {name: pace(local, *options.timed, options.device) for name, local in models.items()}
     steps = {name: int(options.seconds / pace) for name, pace in paces.items()}
-    timed = {name: [*own, f"train.steps={steps[name]}"] for name, own in models.items()}
+    timed = {name: [*local, f"train.steps={steps[name]}"] for name, local in models.items()}
     seconds = train(timed, options.out, options.device)
     report: dict[str, Any] = {"command": " ".join(sys.argv), "seconds": options.seconds}
     lines = {}

@@ -43,21 +43,21 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--beam", type=int, default=4)
     options.add_argument("--json", action="store_true")
-    given = options.parse_args()
-    torch.set_num_threads(given.threads)
+    inputs = options.parse_args()
+    torch.set_num_threads(inputs.threads)
 
-    opened = load_torch_run(given.run)
-    sentences = opened.run.data.read("test").sources[: given.sentences]
-    own = dataclasses.replace(opened.run.decode, beam=given.beam)
+    opened = load_torch_run(inputs.run)
+    sentences = opened.run.data.read("test").sources[: inputs.sentences]
+    local = dataclasses.replace(opened.run.decode, beam=inputs.beam)
     settings = {
-        "no penalty": dataclasses.replace(own, length_penalty=0.0),
-        "|y|^1": dataclasses.replace(own, length_penalty=1.0, penalty="length"),
-        "the run's own": own,
+        "no penalty": dataclasses.replace(local, length_penalty=0.0),
+        "|y|^1": dataclasses.replace(local, length_penalty=1.0, penalty="length"),
+        "the run's own": local,
     }
     result: dict[str, object] = {
         "sentences": len(sentences),
-        "beam": given.beam,
-        "threads": given.threads,
+        "beam": inputs.beam,
+        "threads": inputs.threads,
         "load": os.getloadavg()[0],
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -74,13 +74,13 @@ def main() -> None:
                 for kind, model in models.items()
             }
             runners["onnx"] = best(OnnxTranslator(graphs, opened.tokenizer, decode))
-            result[name] = compare(ours, runners, sentences, given.rounds)
-    print(json.dumps(result, indent=2, ensure_ascii=False) if given.json else report(result))
+            result[name] = compare(ours, runners, sentences, inputs.rounds)
+    print(json.dumps(result, indent=2, ensure_ascii=False) if inputs.json else report(result))
 
 
 def best(translator: BaseTranslator) -> Runner:
     """Tokens of the best translation of each sentence."""
-    return lambda sentences: [one[0].tokens for one in translator.search(sentences, n_best=1)]
+    return lambda sentences: [item[0].tokens for item in translator.search(sentences, n_best=1)]
 
 
 def compare(
@@ -97,12 +97,12 @@ def compare(
     figures: dict[str, dict[str, object]] = {}
     for name in runners:
         pairs = zip(times[OURS], times[name], strict=True)
-        found = differences(ours, sentences, texts[OURS], texts[name])
+        actual = differences(ours, sentences, texts[OURS], texts[name])
         figures[name] = {
             "sentences_per_second": len(sentences) / statistics.median(times[name]),
             "times_as_fast_as_ours": statistics.median(a / b for a, b in pairs),
-            "equal": 1 - len(found) / len(sentences),
-            "differences": found,
+            "equal": 1 - len(actual) / len(sentences),
+            "differences": actual,
         }
     return figures
 
@@ -111,35 +111,35 @@ def differences(
     ours: Translator, sentences: list[str], mine: Texts, other: Texts
 ) -> list[dict[str, object]]:
     """Where the texts differ: both, with their scores by our model, and what that says."""
-    found: list[dict[str, object]] = []
-    for sentence, one, two in zip(sentences, mine, other, strict=True):
-        if one == two:
+    actual: list[dict[str, object]] = []
+    for sentence, item, two in zip(sentences, mine, other, strict=True):
+        if item == two:
             continue
-        scores = [score(ours, sentence, tokens) for tokens in (one, two)]
+        scores = [score(ours, sentence, tokens) for tokens in (item, two)]
         gap = scores[1] - scores[0]
         verdict = "near tie" if abs(gap) < NEAR else f"{'theirs' if gap > 0 else 'ours'} is better"
-        found.append(
+        actual.append(
             {
                 "source": sentence,
-                "ours": ours.tokenizer.decode(one),
+                "ours": ours.tokenizer.decode(item),
                 "theirs": ours.tokenizer.decode(two),
                 "scores": scores,
                 "verdict": verdict,
             }
         )
-    return found
+    return actual
 
 
 @torch.no_grad()
 def score(translator: Translator, sentence: str, tokens: list[int]) -> float:
     """log P / lp of a translation, in double precision."""
     model, marks, decode = translator.model.double(), translator.special_tokens, translator.decode
-    wanted = torch.tensor([[*tokens, marks.end]])
+    expected = torch.tensor([[*tokens, marks.end]])
     source = torch.tensor([marks.source(translator.tokenizer.encode(sentence))])
-    target = torch.cat([torch.tensor([[marks.start]]), wanted[:, :-1]], dim=1)
-    log = model(source, target).log_softmax(-1).gather(2, wanted[..., None]).sum()
+    target = torch.cat([torch.tensor([[marks.start]]), expected[:, :-1]], dim=1)
+    log = model(source, target).log_softmax(-1).gather(2, expected[..., None]).sum()
     model.float()
-    return float(log / length_penalty(wanted.shape[1], decode.length_penalty, decode.penalty))
+    return float(log / length_penalty(expected.shape[1], decode.length_penalty, decode.penalty))
 
 
 def report(result: dict[str, object]) -> str:

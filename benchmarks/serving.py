@@ -136,7 +136,7 @@ def requests_for(run: Path, texts: int = 64, written: int = 32) -> tuple[str, li
         return "/translate", [json.dumps({"q": p.source, **shared}).encode() for p in pairs]
     starts = [pair.source[: 4 + number % 20] for number, pair in enumerate(pairs)]
     how = {"max_tokens": written, "temperature": 0.8, "seed": 1}
-    return "/v1/completions", [json.dumps({"prompt": one, **how}).encode() for one in starts]
+    return "/v1/completions", [json.dumps({"prompt": item, **how}).encode() for item in starts]
 
 
 def measured(
@@ -144,27 +144,27 @@ def measured(
 ) -> dict[str, Any]:
     """One client and many in turns, so that whatever else the machine does meets both."""
     path, bodies = requests_for(run)
-    one, many, ratios, memory = Load(), Load(), [], []
+    item, many, ratios, memory = Load(), Load(), [], []
     with served(run, *options) as (address, process):
         put_under_load(address, path, bodies, clients, 1.0)  # what is first is slow
         for _ in range(rounds):
-            alone = put_under_load(address, path, bodies, 1, seconds / rounds / 3)
+            single = put_under_load(address, path, bodies, 1, seconds / rounds / 3)
             together = put_under_load(address, path, bodies, clients, seconds / rounds)
-            one.add(alone)
+            item.add(single)
             many.add(together)
-            ratios.append(together.rate / alone.rate)
+            ratios.append(together.rate / single.rate)
             memory.append(memory_of(process.pid))
     return {
         "path": path,
         "clients": clients,
         "seconds": round(many.seconds, 1),
         "requests": len(many.times),
-        "errors": one.errors + many.errors,
-        "one_client_per_second": round(one.rate, 1),
+        "errors": item.errors + many.errors,
+        "one_client_per_second": round(item.rate, 1),
         "many_clients_per_second": round(many.rate, 1),
         "ratios": [round(ratio, 2) for ratio in ratios],
         "median_ratio": round(statistics.median(ratios), 2),
-        "one_p50_ms": round(1000 * one.percentile(0.5), 1),
+        "one_p50_ms": round(1000 * item.percentile(0.5), 1),
         "p50_ms": round(1000 * many.percentile(0.5), 1),
         "p99_ms": round(1000 * many.percentile(0.99), 1),
         "memory_mib": [round(size / 2**20, 1) for size in memory],
@@ -179,9 +179,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=60.0, help="of load by all clients")
     parser.add_argument("--rounds", type=int, default=6, help="one client and many, in turns")
-    given, rest = parser.parse_known_args()  # the rest are options of `manyheads serve`
+    inputs, rest = parser.parse_known_args()  # the rest are options of `manyheads serve`
     print(
-        json.dumps(measured(given.run, given.clients, given.seconds, given.rounds, rest), indent=2)
+        json.dumps(
+            measured(inputs.run, inputs.clients, inputs.seconds, inputs.rounds, rest), indent=2
+        )
     )
 
 

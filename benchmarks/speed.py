@@ -52,7 +52,7 @@ SHOWN = 40  # kernels of a profile
 NAMED = ("torch", "transformers", "triton", "ctranslate2", "x-transformers")
 
 
-def told(error: BaseException) -> str:
+def reported(error: BaseException) -> str:
     """An error on one line."""
     line = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {line[:300]}"
@@ -73,14 +73,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--names", action="store_true", help="say which rows it would measure")
 
 
-def device_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Any:
+def device_of(parser: argparse.ArgumentParser, inputs: argparse.Namespace) -> Any:
     """The device that is asked for, refused where it is not there or would take days."""
     import torch
 
-    device = torch.device(given.device)
+    device = torch.device(inputs.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here: --tiny --device cpu shows the program itself")
-    if device.type == "cpu" and not given.tiny and not given.names:
+    if device.type == "cpu" and not inputs.tiny and not inputs.names:
         parser.error("this needs a GPU: --tiny shows the program itself")
     return device
 
@@ -95,13 +95,13 @@ def compilations() -> int:
 class Rows:
     """The rows of one benchmark: which are wanted still, and where they go."""
 
-    def __init__(self, bench: str, given: argparse.Namespace, where: Row) -> None:
-        self.bench, self.given, self.begun = bench, given, time.perf_counter()
-        self.where = where | {"versions": versions(), "tiny": given.tiny}
+    def __init__(self, bench: str, inputs: argparse.Namespace, where: Row) -> None:
+        self.bench, self.given, self.begun = bench, inputs, time.perf_counter()
+        self.where = where | {"versions": versions(), "tiny": inputs.tiny}
         # What an earlier process has compiled would not be compiled again.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
-        old = read(given.skip)
-        self.done = {row["row"] for row in old if row["bench"] == bench and whole(row)}
+        old = read(inputs.skip)
+        self.done = {row["row"] for row in old if row["bench"] == bench and full(row)}
         self.met = False
         atexit.register(self._say_if_none)
 
@@ -125,11 +125,11 @@ class Rows:
             print(json.dumps({"bench": self.bench, "left": name}), flush=True)
             return
         try:
-            found = measure()
+            actual = measure()
         except Exception as error:  # nothing of one row may cost the others
-            found = {"errors": {"all": told(error)}}
+            actual = {"errors": {"all": reported(error)}}
         seconds = round(time.perf_counter() - begun, 1)
-        row = {"bench": self.bench, "row": name, "seconds": seconds, **self.where, **found}
+        row = {"bench": self.bench, "row": name, "seconds": seconds, **self.where, **actual}
         line = json.dumps(row, ensure_ascii=False)
         print(line, flush=True)
         if self.given.rows:
@@ -139,14 +139,14 @@ class Rows:
 
 
 def versions() -> dict[str, str]:
-    found = {}
+    actual = {}
     for name in NAMED:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            actual[name] = version(name)
+    return actual
 
 
-def whole(row: Row) -> bool:
+def full(row: Row) -> bool:
     return not row.get("errors")
 
 
@@ -174,7 +174,7 @@ def in_turns(
             try:
                 rates[name].append(sides[name](turn))
             except Exception as error:  # a figure of the other side is still one
-                errors[name] = told(error)
+                errors[name] = reported(error)
                 del rates[name]
     return rates
 
@@ -194,7 +194,7 @@ def kernels_of(work: Callable[[], object], device: Any, times: int = 1) -> list[
         event.key: (event.device_time_total if on_gpu else event.self_cpu_time_total, event.count)
         for event in records.key_averages()
     }
-    most = sorted(spent.items(), key=lambda one: -one[1][0])[:SHOWN]
+    most = sorted(spent.items(), key=lambda item: -item[1][0])[:SHOWN]
     return [
         [name[:100], round(time / 1000 / times, 3), count / times] for name, (time, count) in most
     ]
@@ -204,7 +204,7 @@ def compared(rates: Rates, ours: Iterable[str]) -> Row:
     """Medians, and ratios of ours to the others by paired rounds."""
     row: Row = {"rounds": max(map(len, rates.values()), default=0)}
     row["sides"] = {
-        name: {"tokens_per_second": median(each), "rates": [round(one, 1) for one in each]}
+        name: {"tokens_per_second": median(each), "rates": [round(item, 1) for item in each]}
         for name, each in rates.items()
     }
     row["ratios"] = {}
@@ -236,15 +236,15 @@ class Goal:
 
     def shown(self, rows: list[Row]) -> str:
         """A line of the table of goals for each row that has it."""
-        found = []
+        actual = []
         for row in rows:
             value: Any = row
             for key in self.path:
                 value = value.get(key) if isinstance(value, dict) else None
             name = row["row"].removeprefix(TINY)
             if row["bench"] == self.bench and self.row in ("", name) and value is not None:
-                found.append(self._line(row, value))
-        return "\n".join(found or [f"| {self.what} | {self._set()} | not measured | | |"])
+                actual.append(self._line(row, value))
+        return "\n".join(actual or [f"| {self.what} | {self._set()} | not measured | | |"])
 
     def _set(self) -> str:
         return f"{'≤' if self.at_most else '≥'} {self.goal:g} {self.unit}"
@@ -268,7 +268,7 @@ def goals() -> list[Goal]:
 
     later = ("sides", "ours", "compiled_later")
     base, beam = "transformer-base", "transformer-base beam 5 batch 64"
-    found = [
+    actual = [
         Goal("training", "gpt 124M", "GPT 124M training", ratio("transformers"), 1.25),
         Goal(
             *("training", "gpt 124M, theirs aligned", "GPT 124M training, theirs aligned"),
@@ -286,7 +286,7 @@ def goals() -> list[Goal]:
         name, static = f", {who}", "transformers compiled"
         share = ("weights", who, "of_a_copy")
         eager = ratio("transformers", who)
-        found += [
+        actual += [
             Goal("decoding", "gpt 124M batch 1", f"124M, one text{name}", ratio(static, who), 4),
             Goal("decoding", "gpt 1.3B batch 1", f"1.3B, one text{name}", ratio(static, who), 3),
             Goal("decoding", "gpt 1.3B batch 1", f"weights read{name}", share, 0.5, "of a copy"),
@@ -295,18 +295,18 @@ def goals() -> list[Goal]:
             Goal("decoding", beam, f"beam 5, 64 sentences{name}", eager, 8),
         ]
     equal = ("equal_float32", "ours")
-    found.append(Goal("decoding", "", "equal to eager in float32", equal, 1, "of the texts"))
+    actual.append(Goal("decoding", "", "equal to eager in float32", equal, 1, "of the texts"))
     for batches in ("own batches", "same batches"):
         for peer, goal in (("transformers", 1.5), ("x-transformers", 1.3)):
             what = f"CPU, training, {batches}, {peer}"
-            found.append(Goal("translator", f"training, {batches}", what, ratio(peer), goal))
+            actual.append(Goal("translator", f"training, {batches}", what, ratio(peer), goal))
         for peer, goal in (("transformers", 2.0), ("ctranslate2", 1.0)):
             what = f"CPU, beam 5, {batches}, {peer}"
-            found.append(Goal("translator", f"decoding, {batches}", what, ratio(peer), goal))
+            actual.append(Goal("translator", f"decoding, {batches}", what, ratio(peer), goal))
         eight, what = ratio("ours", "ours in eight bits"), f"CPU, int8, {batches}, our float32"
-        found.append(Goal("translator", f"decoding, {batches}", what, eight, 1.3))
+        actual.append(Goal("translator", f"decoding, {batches}", what, eight, 1.3))
     lost = Goal("translator", "int8", "CPU, int8, what it costs", ("cost",), 0.3, "BLEU", True)
-    return [*found, lost]
+    return [*actual, lost]
 
 
 def table(head: list[str], lines: Iterable[list[str]]) -> str:
@@ -337,8 +337,8 @@ def is_size(row: Row) -> bool:
 
 
 def sizes(rows: list[Row]) -> list[Row]:
-    found = [row for row in rows if is_size(row) and "teraflops" in row]
-    return sorted(found, key=lambda row: row["parameters"])
+    actual = [row for row in rows if is_size(row) and "teraflops" in row]
+    return sorted(actual, key=lambda row: row["parameters"])
 
 
 def sizes_table(rows: list[Row]) -> str:
@@ -362,17 +362,17 @@ def draw(rows: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = sizes(rows)
-    sides = [row["sides"]["ours"] for row in found]
+    actual = sizes(rows)
+    sides = [row["sides"]["ours"] for row in actual]
     shown = {
         "tokens a second": [side["tokens_per_second"] for side in sides],
-        "share of the matrix product's FLOP/s": [row["of_ceiling"] for row in found],
+        "share of the matrix product's FLOP/s": [row["of_ceiling"] for row in actual],
         "peak memory, GiB": [side.get("peak_gib") for side in sides],
     }
     shown = {label: up for label, up in shown.items() if None not in up}
     figure, axes = pyplot.subplots(1, len(shown), figsize=(11, 3.4), layout="constrained")
     for place, (label, up) in zip(axes, shown.items(), strict=True):
-        place.plot([row["parameters"] for row in found], up, marker="o")
+        place.plot([row["parameters"] for row in actual], up, marker="o")
         place.set(xscale="log", xlabel="parameters", title=label)
         place.set_yscale("linear" if label.startswith("share") else "log")
         place.set_ylim(bottom=0 if label.startswith("share") else None)
@@ -387,20 +387,20 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--tiny", action="store_true", help="show rows of tiny models, no others")
     parser.add_argument("--picture", type=Path, help="draw throughput against size into this file")
-    given = parser.parse_args()
-    missing = [str(path) for path in given.files if not path.is_file()]
+    inputs = parser.parse_args()
+    missing = [str(path) for path in inputs.files if not path.is_file()]
     if missing:
         parser.error(f"there is no {missing[0]}: make bench and make bench-gpu write such files")
     latest: dict[tuple[str, str], Row] = {}
-    for row in read(given.files):
+    for row in read(inputs.files):
         key = (row["bench"], row["row"])
-        if row["row"].startswith(TINY) == given.tiny and (key not in latest or whole(row)):
+        if row["row"].startswith(TINY) == inputs.tiny and (key not in latest or full(row)):
             latest[key] = row
     rows = list(latest.values())
     if not rows:
-        other = "leave out --tiny" if given.tiny else "rows of tiny models are shown with --tiny"
+        other = "leave out --tiny" if inputs.tiny else "rows of tiny models are shown with --tiny"
         parser.error(f"there are no such rows in these files: {other}")
-    if not given.tiny:  # of weights that are nobody's goal
+    if not inputs.tiny:  # of weights that are nobody's goal
         print("## Goals\n")
         head = ["", "goal", "measured", "least and most", "held"]
         print(table(head, []), *(goal.shown(rows) for goal in goals()), sep="\n")
@@ -416,19 +416,19 @@ def main() -> None:
     for row in rows:
         for side, error in row.get("errors", {}).items():
             print(f"\n{row['bench']}, {row['row']}, {side}: {error}")
-    if given.picture:
-        draw(rows, given.picture)
+    if inputs.picture:
+        draw(rows, inputs.picture)
 
 
 def measured_on(rows: list[Row], bench: str) -> str:
     """Where, and with what: once, if all rows agree."""
-    found = {
+    actual = {
         f"{row['device']}, {row.get('dtype', '')}, "
-        + ", ".join(f"{name} {one}" for name, one in row["versions"].items())
+        + ", ".join(f"{name} {item}" for name, item in row["versions"].items())
         for row in rows
         if row["bench"] == bench
     }
-    return "; ".join(sorted(found))
+    return "; ".join(sorted(actual))
 
 
 if __name__ == "__main__":

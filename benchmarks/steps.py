@@ -32,7 +32,7 @@ import torch
 from decoding import Texts, Work, kind, likeness, timed, works, writing
 from manyheads.decode.decoder import GraphCache
 from manyheads.errors import UserError
-from speed import Row, device_of, in_turns, kernels_of, told
+from speed import Row, device_of, in_turns, kernels_of, reported
 
 
 @contextmanager
@@ -71,11 +71,11 @@ class Clock:
         event.record()
         return event
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
         begin = self._now()
-        found = self.work(*given)
+        actual = self.work(*inputs)
         self.marks.append((begin, self._now()))
-        return found
+        return actual
 
     def seconds(self) -> list[float]:
         if not self.on_gpu:
@@ -158,23 +158,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="also list the kernels")
     parser.set_defaults(names=False)
-    given = parser.parse_args(arguments)
-    variants = ["", *given.variants]
-    device = device_of(parser, given)
+    inputs = parser.parse_args(arguments)
+    variants = ["", *inputs.variants]
+    device = device_of(parser, inputs)
     try:
-        for variant in given.variants:
+        for variant in inputs.variants:
             with changed(variant):
                 pass
     except UserError as error:
         parser.error(str(error))
-    for work in works(given.tiny):
-        if not any(part in work.name for part in given.only):
+    for work in works(inputs.tiny):
+        if not any(part in work.name for part in inputs.only):
             continue
         try:
-            for row in measured(work, variants, device, given.rounds, given.profile):
+            for row in measured(work, variants, device, inputs.rounds, inputs.profile):
                 print(json.dumps(row), flush=True)
         except Exception as error:  # the other works are worth measuring
-            print(json.dumps({"row": work.name, "error": told(error)}), flush=True)
+            print(json.dumps({"row": work.name, "error": reported(error)}), flush=True)
         gc.collect()
 
 

@@ -47,13 +47,13 @@ def measure(system: str, seed: int, folder: str, device: str, more: list[str]) -
         begun = time.monotonic()
         _manyheads(*command, "--out", str(run), "--device", device)
         seconds = time.monotonic() - begun
-        found = _manyheads("evaluate", str(run), "--split", "test", "--json", "--device", device)
+        actual = _manyheads("evaluate", str(run), "--split", "test", "--json", "--device", device)
         parameters = json.loads(_manyheads("info", str(run), "--json"))["parameters"]
         rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
         valid = min(row["loss"] for row in rows if row["split"] == "valid")
     named = {"system": system, "seed": seed, "parameters": parameters, "seconds": seconds}
-    told = {"valid_loss": valid, "command": shlex.join(["manyheads", *command])}
-    return {**named, **told, **json.loads(found)}
+    reported = {"valid_loss": valid, "command": shlex.join(["manyheads", *command])}
+    return {**named, **reported, **json.loads(actual)}
 
 
 def _manyheads(*arguments: str) -> str:
@@ -64,15 +64,15 @@ def _manyheads(*arguments: str) -> str:
 
 def table(path: Path) -> None:
     """Mean ± standard deviation over the seeds, and each seed's own where there are several."""
-    found = defaultdict(list)
+    actual = defaultdict(list)
     for line in path.read_text().splitlines():
         row = json.loads(line)
-        found[row["system"]].append(row)
+        actual[row["system"]].append(row)
     print(f"| system | parameters | {' | '.join(SHOWN)} |")
     print("|---" * (len(SHOWN) + 2) + "|")
     for system in SYSTEMS:
-        if system in found:
-            rows = sorted(found[system], key=lambda row: row["seed"])
+        if system in actual:
+            rows = sorted(actual[system], key=lambda row: row["seed"])
             cells = [_cell([row[key] for row in rows], key != "loss") for key in SHOWN]
             print(f"| {system} | {rows[0]['parameters'] / 1e6:.1f}M | {' | '.join(cells)} |")
 

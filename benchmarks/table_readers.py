@@ -57,56 +57,56 @@ TASKS = {
 QUIET = "train.validate_every=100000 train.save_every=100000 train.compile=no"
 
 
-def pretrain(asked: Asked, name: str) -> Row:
+def pretrain(requested: Asked, name: str) -> Row:
     """A reader of unlabelled text in the folder --keep, with what it has cost beside it."""
-    found = kept(asked, name)
-    if found is not None:
-        return found
-    settings = _pretraining(asked, name)
-    told: Row = {"table": "pretraining", "system": name, "command": _command(settings)}
-    folder = asked.keep / name
-    trainer = train(read_recipe(settings[0], settings[1:]), folder, torch.device(asked.device))
-    told |= fitted(trainer)
+    actual = saved(requested, name)
+    if actual is not None:
+        return actual
+    settings = _pretraining(requested, name)
+    reported: Row = {"table": "pretraining", "system": name, "command": _command(settings)}
+    folder = requested.keep / name
+    trainer = train(read_recipe(settings[0], settings[1:]), folder, torch.device(requested.device))
+    reported |= fitted(trainer)
     run = load_torch_run(folder).run
-    length, seen = run.model.max_length, asked.steps * run.train.batch_tokens
+    length, seen = run.model.max_length, requested.steps * run.train.batch_tokens
     flops = training_flops(run.model, {"token": np.full(seen // length, float(length))})
     if isinstance(run.objective, Masked):  # the output layer is computed at hidden places alone
         head = (1 + BACKWARD) * summarize(run.model, length).flops["token"]["head"]
         flops -= (1 - run.objective.rate) * head * seen
-    told |= {"flops": flops, **sizes(run.model)}
-    (asked.keep / f"{name}.json").write_text(json.dumps(told), "utf-8")
-    return told
+    reported |= {"flops": flops, **sizes(run.model)}
+    (requested.keep / f"{name}.json").write_text(json.dumps(reported), "utf-8")
+    return reported
 
 
-def kept(asked: Asked, name: str) -> Row | None:
+def saved(requested: Asked, name: str) -> Row | None:
     """What a pretraining has cost, where it is done already; another one is refused."""
-    beside = asked.keep / f"{name}.json"
+    beside = requested.keep / f"{name}.json"
     if not beside.is_file():
         return None
-    told: Row = json.loads(beside.read_text("utf-8"))
-    if told["command"] != _command(_pretraining(asked, name)):
+    reported: Row = json.loads(beside.read_text("utf-8"))
+    if reported["command"] != _command(_pretraining(requested, name)):
         raise UserError(f"{beside} tells of another pretraining: choose another --keep")
-    return told
+    return reported
 
 
-def _pretraining(asked: Asked, name: str) -> list[str]:
+def _pretraining(requested: Asked, name: str) -> list[str]:
     """A recipe and its settings; from scratch is one step of it, which is as good as none."""
     kind = name.removesuffix(SCRATCH)
-    recipe, own = PRETRAINED[kind]
-    steps = asked.steps if name == kind else 1
-    chosen = [f"data.folder={asked.text}", f"train.steps={steps}"]
-    return [recipe, *UNLABELLED.split(), *own.split(), *chosen]
+    recipe, local = PRETRAINED[kind]
+    steps = requested.steps if name == kind else 1
+    chosen = [f"data.folder={requested.text}", f"train.steps={steps}"]
+    return [recipe, *UNLABELLED.split(), *local.split(), *chosen]
 
 
 def _command(settings: list[str]) -> str:
     return shlex.join(["manyheads", "train", *settings])
 
 
-def sentences(asked: Asked) -> str:
+def sentences(requested: Asked) -> str:
     """A folder with the training sentences of SST-2, as a text to pretrain on."""
-    folder = asked.keep / "text"
+    folder = requested.keep / "text"
     if not folder.is_dir():
-        part = LabelledData(task="sst-2", folder=asked.folder).read("train")
+        part = LabelledData(task="sst-2", folder=requested.folder).read("train")
         folder.mkdir(parents=True)
         (folder / "sst-2.txt").write_text("\n".join(map(str, part.texts)) + "\n", "utf-8")
     return str(folder)
@@ -140,15 +140,15 @@ class CausalConfig(BertConfig):
         return CausalReader(self)
 
 
-def begin(asked: Asked, name: str, seed: int, out: Path) -> Path:
+def begin(requested: Asked, name: str, seed: int, out: Path) -> Path:
     """The folder of the model to fine-tune; from scratch, with weights drawn anew.
 
     `manyheads train classify` begins with no decoder: its weights go into a folder of an encoder.
     """
     kind = name.removesuffix(SCRATCH)
-    if kept(asked, kind) is None:
-        raise UserError(f"{asked.keep} has no {kind}: it could not be pretrained")
-    opened = load_torch_run(asked.keep / kind)
+    if saved(requested, kind) is None:
+        raise UserError(f"{requested.keep} has no {kind}: it could not be pretrained")
+    opened = load_torch_run(requested.keep / kind)
     if name == kind != "gpt":
         return opened.folder
     run, model = opened.run, opened.model
@@ -171,42 +171,42 @@ def _as_encoder(run: Run, decoder: nn.Module) -> tuple[Run, nn.Module]:
     return Run(task="text", data=None, tokens=None, model=config), model
 
 
-def classify(asked: Asked, system: str, task: str, seed: int) -> Row:
+def classify(requested: Asked, system: str, task: str, seed: int) -> Row:
     """Fine-tune a reader on a task, and score it on the validation rows."""
-    name, own = READERS[system]
+    name, local = READERS[system]
     kind = name.removesuffix(SCRATCH)
-    settings = [*TASKS[task].split(), *QUIET.split(), *own.split(), f"data.task={task}"]
-    settings += [f"data.folder={asked.folder}", *asked.more, f"seed={seed}"]
+    settings = [*TASKS[task].split(), *QUIET.split(), *local.split(), f"data.task={task}"]
+    settings += [f"data.folder={requested.folder}", *requested.more, f"seed={seed}"]
     with tempfile.TemporaryDirectory() as scratch:
-        start, folder = begin(asked, name, seed, Path(scratch) / name), Path(scratch) / "run"
+        start, folder = begin(requested, name, seed, Path(scratch) / name), Path(scratch) / "run"
         run = read_recipe("classify", [f"model={start}", *settings])
         if kind == "gpt":
             run = replace(run, model=CausalConfig(**vars(run.model)))
-        trainer = train(run, folder, torch.device(asked.device))
-        found = fitted(trainer)
-        opened = replace(load_torch_run(folder, asked.device), model=trainer.saved_model.eval())
+        trainer = train(run, folder, torch.device(requested.device))
+        actual = fitted(trainer)
+        opened = replace(load_torch_run(folder, requested.device), model=trainer.saved_model.eval())
         data: Any = run.data
         scores = opened.evaluate(data, "valid")
-    del found["valid_loss"]  # the best, and the scores are of the last weights
+    del actual["valid_loss"]  # the best, and the scores are of the last weights
     reads: Any = trainer.task
-    texts = lengths_seen(reads.order, found["steps"], {"token": reads.data.tokens})
+    texts = lengths_seen(reads.order, actual["steps"], {"token": reads.data.tokens})
     named = {"table": "glue", "system": system, "task": task, "seed": seed}
     return {
         **named,
         **sizes(opened.run.model),
         "flops": training_flops(opened.run.model, texts),
-        **found,
+        **actual,
         "scores": {metric: value for metric, value in scores.items() if isinstance(value, float)},
         "signature": scores["signature"],
         "begins_with": name,
-        "commands": _commands(asked, name, settings),
+        "commands": _commands(requested, name, settings),
     }
 
 
-def _commands(asked: Asked, name: str, settings: list[str]) -> list[str]:
+def _commands(requested: Asked, name: str, settings: list[str]) -> list[str]:
     """What comes to the same: a pretraining and, but for a decoder, a fine-tuning of it."""
-    folder = str(asked.keep / name)
-    before = [*_pretraining(asked, name), "--out", folder]
+    folder = str(requested.keep / name)
+    before = [*_pretraining(requested, name), "--out", folder]
     if name.startswith("gpt"):
         return [_command(before)]
     return [_command(before), _command(["classify", f"model={folder}", *settings])]

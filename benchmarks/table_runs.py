@@ -76,8 +76,8 @@ def sizes(config: ModelConfig) -> Row:
     for part in model.modules():
         if isinstance(part, ExpertFeedForward):
             of_all = [*part.inner.parameters(), *part.outer.parameters()]
-            one = sum(weight.numel() for weight in of_all) // part.config.experts
-            idle += (part.config.experts - part.config.top) * one
+            item = sum(weight.numel() for weight in of_all) // part.config.experts
+            idle += (part.config.experts - part.config.top) * item
     return {"parameters": every, "met": every - idle}
 
 
@@ -93,7 +93,7 @@ def training_flops(config: ModelConfig, texts: dict[str, Any]) -> float:
     length = max(1, round((every**2).sum() / every.sum()))
     counted = summarize(config, length)
     forward = counted.forward_flops
-    flops = {kind: (1 + BACKWARD) * one for kind, one in forward.items()}
+    flops = {kind: (1 + BACKWARD) * item for kind, item in forward.items()}
     if isinstance(config, ElmoConfig) and config.frozen:
         with torch.device("meta"):
             reader = config.build().head.reader
@@ -104,25 +104,39 @@ def training_flops(config: ModelConfig, texts: dict[str, Any]) -> float:
     return sum(float(text.sum()) * places[kind] * flops[kind] for kind, text in texts.items())
 
 
-def translate(asked: Asked, system: str, seed: int, rate: str = "") -> Row:
+def translate(requested: Asked, system: str, seed: int, rate: str = "") -> Row:
     """Train a system and score its translations; with a rate, its validation loss alone."""
-    settings = [*PAIRS.split(), *SYSTEMS[system].split(), f"data.folder={asked.folder}"]
-    settings += [f"train.steps={asked.steps}", f"train.validate_every={max(1, asked.steps // 10)}"]
-    settings += [*([f"train.learning_rate={rate}"] if rate else []), *asked.more, f"seed={seed}"]
+    settings = [*PAIRS.split(), *SYSTEMS[system].split(), f"data.folder={requested.folder}"]
+    settings += [
+        f"train.steps={requested.steps}",
+        f"train.validate_every={max(1, requested.steps // 10)}",
+    ]
+    settings += [
+        *([f"train.learning_rate={rate}"] if rate else []),
+        *requested.more,
+        f"seed={seed}",
+    ]
     run = read_recipe("translation", settings)
     named = {"table": "bleu", "system": system, "seed": seed}
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = train(run, Path(scratch), torch.device(asked.device))
-        found = fitted(trainer)
+        trainer = train(run, Path(scratch), torch.device(requested.device))
+        actual = fitted(trainer)
         if rate:
-            return {**named, "table": "rates", "rate": rate, **found}
+            return {**named, "table": "rates", "rate": rate, **actual}
         task: Any = trainer.task
         sides = {"source": task.data.sources, "target": task.data.targets}
         texts = lengths_seen(task.order, trainer.train.steps, sides)
-        opened = load_torch_run(Path(scratch), asked.device)
+        opened = load_torch_run(Path(scratch), requested.device)
         data: Any = run.data
         scores = evaluate_translation(opened.translator(), data, "test").scores
         flops = training_flops(opened.run.model, texts)
-    told = {key: scores[key] for key in ("bleu", "chrf", "loss", "signature")}
+    reported = {key: scores[key] for key in ("bleu", "chrf", "loss", "signature")}
     command = shlex.join(["manyheads", "train", "translation", *settings])
-    return {**named, **sizes(opened.run.model), "flops": flops, **found, **told, "command": command}
+    return {
+        **named,
+        **sizes(opened.run.model),
+        "flops": flops,
+        **actual,
+        **reported,
+        "command": command,
+    }

@@ -68,15 +68,15 @@ def each(jobs: list[Callable[[], Row]], until: float) -> bool:
 
 def rows_of(paths: list[Path]) -> list[Row]:
     """What was measured, line by line."""
-    found: list[Row] = []
+    actual: list[Row] = []
     for path in paths:
         try:
-            found += map(json.loads, path.read_text("utf-8").splitlines())
+            actual += map(json.loads, path.read_text("utf-8").splitlines())
         except OSError:
             raise UserError(f"{path} cannot be read (seen from here): give files of rows") from None
         except ValueError:
             raise UserError(f"{path} holds other lines than rows of this program") from None
-    return found
+    return actual
 
 
 def table(paths: list[Path]) -> None:
@@ -84,44 +84,44 @@ def table(paths: list[Path]) -> None:
     last: dict[tuple[Any, ...], Row] = {}
     for row in rows_of(paths):
         last[tuple(row.get(key) for key in ("table", "system", "task", "seed", "rate"))] = row
-    found: defaultdict[str, defaultdict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    actual: defaultdict[str, defaultdict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in sorted(last.values(), key=lambda row: row.get("seed", 0)):
-        found[row["table"]][row["system"]].append(row)
-    if found["bleu"]:
-        bleu_table(found["bleu"])
-    if found["glue"]:
-        before = {name: rows[0]["flops"] for name, rows in found["pretraining"].items()}
-        glue_table(found["glue"], before)
+        actual[row["table"]][row["system"]].append(row)
+    if actual["bleu"]:
+        bleu_table(actual["bleu"])
+    if actual["glue"]:
+        before = {name: rows[0]["flops"] for name, rows in actual["pretraining"].items()}
+        glue_table(actual["glue"], before)
 
 
-def bleu_table(found: dict[str, list[Row]]) -> None:
+def bleu_table(actual: dict[str, list[Row]]) -> None:
     shown = ("parameters", "training FLOPs", "seconds", "target tokens/s", "valid loss", "BLEU")
     print(f"| system | {' | '.join(shown)} |")
     print("|---" * (1 + len(shown)) + "|")
     shapes = {"seconds": ".0f", "tokens_per_second": ",.0f", "valid_loss": ".3f", "bleu": ".1f"}
-    for system in filter(found.get, SYSTEMS):
-        rows = found[system]
+    for system in filter(actual.get, SYSTEMS):
+        rows = actual[system]
         cells = [_size(rows[0]), f"{statistics.mean(row['flops'] for row in rows):.2e}"]
         cells += [_cell([row[key] for row in rows], shape) for key, shape in shapes.items()]
         print(f"| {system} | {' | '.join(cells)} |")
 
 
-def glue_table(found: dict[str, list[Row]], before: dict[str, float]) -> None:
+def glue_table(actual: dict[str, list[Row]], before: dict[str, float]) -> None:
     """Fine-tuning FLOPs are those of all tasks together."""
     names = " | ".join(f"{task} {metric}" for task, metric in SHOWN)
     print(f"\n| system | parameters | pretraining FLOPs | fine-tuning FLOPs | {names} |")
     print("|---" * (4 + len(SHOWN)) + "|")
-    for system in filter(found.get, READERS):
+    for system in filter(actual.get, READERS):
         tuning, cells = 0.0, []
         for task in TASKS:
-            flops = [row["flops"] for row in found[system] if row["task"] == task]
+            flops = [row["flops"] for row in actual[system] if row["task"] == task]
             tuning += statistics.mean(flops) if flops else 0.0
         for task, metric in SHOWN:
-            rows = [row for row in found[system] if row["task"] == task]
+            rows = [row for row in actual[system] if row["task"] == task]
             cells.append(_cell([100 * row["scores"][metric] for row in rows], ".1f"))
         name = READERS[system][0]
         pretraining = "0" if name.endswith(SCRATCH) else f"{before.get(name, math.nan):.2e}"
-        costs = [_size(found[system][0]), pretraining, f"{tuning:.2e}"]
+        costs = [_size(actual[system][0]), pretraining, f"{tuning:.2e}"]
         print(f"| {system} | {' | '.join([*costs, *cells])} |")
 
 
@@ -154,49 +154,53 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--until", type=float, default=float("inf"))
     parser.add_argument("--table", type=Path, nargs="+")
-    given = parser.parse_intermixed_args()
-    if given.table:
+    inputs = parser.parse_intermixed_args()
+    if inputs.table:
         try:
-            table(given.table)
+            table(inputs.table)
         except UserError as error:
             parser.error(str(error))
         return
-    if given.what is None or given.folder is None:
+    if inputs.what is None or inputs.folder is None:
         parser.error("say what is to be measured, and give the folder of its data")
-    if not Path(given.folder).is_dir():
-        parser.error(f"{given.folder} is not a folder (seen from here): give that of the data")
-    if given.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error(f"--device {given.device} is not here: use cpu")
+    if not Path(inputs.folder).is_dir():
+        parser.error(f"{inputs.folder} is not a folder (seen from here): give that of the data")
+    if inputs.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {inputs.device} is not here: use cpu")
     try:
-        seeds = [int(seed) for seed in given.seeds.split(",")]
+        seeds = [int(seed) for seed in inputs.seeds.split(",")]
     except ValueError:
-        parser.error(f"--seeds {given.seeds} must be whole numbers between commas, e.g. 1,2,3")
-    known = READERS if given.what == "glue" else SYSTEMS
-    systems = (given.systems or ",".join(known)).split(",")
-    for name, names in ((systems, known), (given.tasks.split(","), TASKS)):
-        for one in name:
-            if one not in names:
-                parser.error(f"there is no {one}: {', '.join(names)}")
-    steps = given.steps or STEPS[given.what]
-    asked = Asked(given.folder, given.device, steps, given.settings, given.text, given.keep)
+        parser.error(f"--seeds {inputs.seeds} must be whole numbers between commas, e.g. 1,2,3")
+    known = READERS if inputs.what == "glue" else SYSTEMS
+    systems = (inputs.systems or ",".join(known)).split(",")
+    for name, names in ((systems, known), (inputs.tasks.split(","), TASKS)):
+        for item in name:
+            if item not in names:
+                parser.error(f"there is no {item}: {', '.join(names)}")
+    steps = inputs.steps or STEPS[inputs.what]
+    requested = Asked(
+        inputs.folder, inputs.device, steps, inputs.settings, inputs.text, inputs.keep
+    )
     pairs = [(seed, system) for seed in seeds for system in systems]
     jobs: list[Callable[[], Row]] = []
-    if given.what == "bleu":
-        jobs += [partial(translate, asked, system, seed) for seed, system in pairs]
-    elif given.what == "rates":
-        rates = given.rates.split(",")
+    if inputs.what == "bleu":
+        jobs += [partial(translate, requested, system, seed) for seed, system in pairs]
+    elif inputs.what == "rates":
+        rates = inputs.rates.split(",")
         jobs += [
-            partial(translate, asked, name, seed, rate) for seed, name in pairs for rate in rates
+            partial(translate, requested, name, seed, rate)
+            for seed, name in pairs
+            for rate in rates
         ]
     else:
-        asked = asked if asked.text else replace(asked, text=sentences(asked))
+        requested = requested if requested.text else replace(requested, text=sentences(requested))
         kinds = dict.fromkeys(READERS[system][0].removesuffix(SCRATCH) for system in systems)
-        jobs += [partial(pretrain, asked, kind) for kind in kinds]
-        tasks = given.tasks.split(",")
+        jobs += [partial(pretrain, requested, kind) for kind in kinds]
+        tasks = inputs.tasks.split(",")
         jobs += [
-            partial(classify, asked, name, task, seed) for seed, name in pairs for task in tasks
+            partial(classify, requested, name, task, seed) for seed, name in pairs for task in tasks
         ]
-    sys.exit(0 if each(jobs, given.until) else 1)
+    sys.exit(0 if each(jobs, inputs.until) else 1)
 
 
 if __name__ == "__main__":

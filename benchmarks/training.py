@@ -50,7 +50,7 @@ from speed import (
     in_turns,
     kernels_of,
     options,
-    told,
+    reported,
 )
 from training_cases import OURS, SEED, Case, Feed, Losses, bert, gpt, sized, translation
 
@@ -178,13 +178,13 @@ def ready(
     seconds = first + timed(side.step, 1, epoch - 1, device)
     after = compilations()
     seconds += timed(side.step, epoch, (WARM - 1) * epoch, device)
-    found = {"first_step_seconds": first, "ready_seconds": seconds, "warm_steps": WARM * epoch}
-    found |= {"compiled_first_epoch": after - graphs, "compiled_later": compilations() - after}
-    found["recorded"] = side.recorded()
+    actual = {"first_step_seconds": first, "ready_seconds": seconds, "warm_steps": WARM * epoch}
+    actual |= {"compiled_first_epoch": after - graphs, "compiled_later": compilations() - after}
+    actual["recorded"] = side.recorded()
     if on_gpu:
-        found["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
-        found["reserved_gib"] = (torch.cuda.max_memory_reserved() - taken) / 2**30
-    return side, found
+        actual["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
+        actual["reserved_gib"] = (torch.cuda.max_memory_reserved() - taken) / 2**30
+    return side, actual
 
 
 def measured(
@@ -193,13 +193,13 @@ def measured(
     """Both in turns, ours made first; what fails on one side is told, and the others go on."""
     errors: dict[str, str] = {}
     sides: dict[str, StackOverrides] = {}
-    found: dict[str, dict[str, float]] = {}
+    actual: dict[str, dict[str, float]] = {}
 
     def prepare(name: str, make: Callable[[], StackOverrides]) -> None:
         try:
-            sides[name], found[name] = ready(make, case.epoch[name], device)
+            sides[name], actual[name] = ready(make, case.epoch[name], device)
         except Exception as error:  # a figure of the other side is still one
-            errors[name] = told(error)
+            errors[name] = reported(error)
 
     prepare(OURS, lambda: ours(case, device))
     update = cache(lambda: their_update(case, device))  # one model, whatever it is fed
@@ -210,7 +210,7 @@ def measured(
         side, count, graphs = sides[name], case.round[name], compilations()
         at = WARM * case.epoch[name] + turn * count
         seconds = timed(side.step, at, count, device)
-        found[name]["compiled_later"] += compilations() - graphs
+        actual[name]["compiled_later"] += compilations() - graphs
         return sum(side.tokens(at + n) for n in range(count)) / seconds
 
     rates = in_turns(
@@ -218,7 +218,7 @@ def measured(
     )
     row = compared(rates, [OURS])
     for name, side in row["sides"].items():
-        more, mine = found[name], sides[name]
+        more, mine = actual[name], sides[name]
         tokens = sum(mine.tokens(n) for n in range(int(more["warm_steps"])))
         more["compile_seconds"] = more["ready_seconds"] - tokens / side["tokens_per_second"]
         more["recorded_later"] = mine.recorded() - more["recorded"]

@@ -50,7 +50,7 @@ class Stream(LanguageBatch):
     """One that can be moved."""
 
     def to(self, device: torch.device) -> "Stream":
-        moved = (x.to(device, non_blocking=True) for x in (self.tokens, self.labels))
+        moved = (x.to(device, non_blocking=True) for x in (self.tokens, self.wanted))
         return Stream(*moved, self.count)
 
 
@@ -135,11 +135,11 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
     for _ in range(DRAWN):
         tokens = torch.from_numpy(random.integers(5, config.vocabulary, (rows, length)))
         places = np.sort(random.permutation(rows * length)[: int(0.15 * rows * length)])
-        wanted = torch.from_numpy(random.integers(5, config.vocabulary, len(places)))
+        expected = torch.from_numpy(random.integers(5, config.vocabulary, len(places)))
         segments = (torch.arange(length) >= length // 2).long().expand(rows, -1).contiguous()
         other = torch.from_numpy(random.integers(0, 2, rows))
         at = torch.from_numpy(places)
-        batch = MaskedBatch(tokens, None, segments, at, wanted, other, rows * length)
+        batch = MaskedBatch(tokens, None, segments, at, expected, other, rows * length)
         drawn.append(batch.padded(64))
 
     def their_model() -> nn.Module:
@@ -158,10 +158,10 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
 
     def feed(batch: MaskedBatch) -> Feed:
         labels = torch.full((rows * length,), -100)
-        labels[batch.positions[: batch.predictions]] = batch.labels[: batch.predictions]
-        given = {"input_ids": batch.tokens, "token_type_ids": batch.segments}
-        given |= {"labels": labels.view(rows, length), "next_sentence_label": batch.other}
-        return given, rows * length  # type: ignore[return-value]
+        labels[batch.places[: batch.predictions]] = batch.wanted[: batch.predictions]
+        inputs = {"input_ids": batch.tokens, "token_type_ids": batch.segments}
+        inputs |= {"labels": labels.view(rows, length), "next_sentence_label": batch.other}
+        return inputs, rows * length  # type: ignore[return-value]
 
     return Case(
         config,
@@ -199,7 +199,9 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
     order = Batches(lengths, batch_tokens, SEED)
     steps = range(warm * order.per_epoch + rounds * BUCKETED)
     plain = [Batch.of(sources, targets, order.rows(step), 1, 0) for step in steps]
-    drawn = [one.padded(order.most(step), MULTIPLE) for step, one in zip(steps, plain, strict=True)]
+    drawn = [
+        item.padded(order.most(step), MULTIPLE) for step, item in zip(steps, plain, strict=True)
+    ]
     size = max(1, batch_tokens // int(lengths.max()))
 
     def their_model() -> nn.Module:
@@ -215,11 +217,11 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
         )  # fmt: skip
         return MarianMTModel(settings)
 
-    def feed(one: Batch) -> Feed:
-        given = {"input_ids": one.source, "attention_mask": one.source_real.long()}
-        given |= {"decoder_input_ids": one.target}
-        given |= {"labels": one.labels.masked_fill(~one.loss_mask, -100)}
-        return given, one.source_tokens + one.target_tokens
+    def feed(item: Batch) -> Feed:
+        inputs = {"input_ids": item.source, "attention_mask": item.source_real.long()}
+        inputs |= {"decoder_input_ids": item.target}
+        inputs |= {"labels": item.wanted.masked_fill(~item.real, -100)}
+        return inputs, item.source_tokens + item.target_tokens
 
     def feeds() -> dict[str, list[Feed]]:
         random, mixed = np.random.default_rng(SEED), []
@@ -227,8 +229,8 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
             rows = random.choice(len(lengths), min(size, len(lengths)), replace=False)
             mixed.append(Batch.of(sources, targets, rows, 1, 0))
         return {
-            THEIRS: [feed(one) for one in plain],
-            UNSORTED: [feed(one) for one in mixed],
+            THEIRS: [feed(item) for item in plain],
+            UNSORTED: [feed(item) for item in mixed],
         }
 
     sides = (OURS, THEIRS, UNSORTED)

@@ -142,24 +142,24 @@ def stems(folder: Path, source: str, target: str) -> list[str]:
     names = {path.name.removesuffix(".gz") for path in folder.iterdir()}
     ends = (f".{source}", f".{target}")
     firsts = {name.removesuffix(ends[0]) for name in names if name.endswith(ends[0])}
-    found = sorted(stem for stem in firsts if f"{stem}{ends[1]}" in names)
-    if not found:
+    actual = sorted(stem for stem in firsts if f"{stem}{ends[1]}" in names)
+    if not actual:
         raise UserError(
             f"{folder} has no files NAME.{source} and NAME.{target}: give --source and --target "
             "as the files end"
         )
-    return found
+    return actual
 
 
 def prepare(folder: Path, out: Path, source: str, target: str) -> None:
     """All files of two languages as the literature has them, under the same names, gzipped."""
-    found = stems(folder, source, target)
+    actual = stems(folder, source, target)
     if out.resolve() == folder.resolve():
         raise UserError(f"{out} is where the raw files are: choose another folder for the prepared")
     out.mkdir(parents=True, exist_ok=True)
     for language in (source, target):
         words = moses(language)
-        for stem in found:
+        for stem in actual:
             lines = [words(line) + "\n" for line in read_lines(folder / f"{stem}.{language}")]
             content = gzip.compress("".join(lines).encode("utf-8"), mtime=0)
             path = out / f"{stem}.{language}.gz"
@@ -200,13 +200,13 @@ def last_loss(folder: Path) -> float:
 
 
 def tokenised(
-    written: list[str], wanted: list[str], words: Callable[[str], str] | None
+    written: list[str], expected: list[str], words: Callable[[str], str] | None
 ) -> tuple[float, str]:
     """BLEU of what stands between spaces, and its signature; `words` are put in place before."""
     if words is not None:
-        written, wanted = list(map(words, written)), list(map(words, wanted))
+        written, expected = list(map(words, written)), list(map(words, expected))
     metric = BLEU(tokenize="none", force=True)  # that it is tokenised is meant
-    return metric.corpus_score(written, [wanted]).score, str(metric.get_signature())
+    return metric.corpus_score(written, [expected]).score, str(metric.get_signature())
 
 
 def scored(
@@ -246,7 +246,7 @@ def measure_together(folders: list[Path], device: str) -> Row:
         "system": f"{job.system}, {len(folders)} together",
         "pair": f"{data.source}-{data.target}",
         "seed": seed,
-        "parameters": sum(sizes(one.run.model)["parameters"] for one in opened),
+        "parameters": sum(sizes(item.run.model)["parameters"] for item in opened),
         "scoring_seconds": time.monotonic() - begun,
         "scores": scores,
         "signature": signature,
@@ -263,16 +263,16 @@ def measure(job: Job, device: str, keep: Path | None) -> Row:
     run = read_recipe("translation", job.settings)
     data: Any = run.data
     pair = f"{data.source}-{data.target}"
-    kept = None if keep is None else keep / f"{job.table}-{job.system}-{pair}-{job.seed}"
-    if kept is not None and kept.exists():  # its seconds would be those of the rest
-        raise UserError(f"{kept} is there already: choose another --keep")
-    with tempfile.TemporaryDirectory() if kept is None else nullcontext(kept) as at:
+    saved = None if keep is None else keep / f"{job.table}-{job.system}-{pair}-{job.seed}"
+    if saved is not None and saved.exists():  # its seconds would be those of the rest
+        raise UserError(f"{saved} is there already: choose another --keep")
+    with tempfile.TemporaryDirectory() if saved is None else nullcontext(saved) as at:
         folder = Path(at)
         begun = time.monotonic()
         trainer = train(run, folder, torch.device(device))
         ready = time.monotonic()
         points = watch(trainer)
-        found = fitted(trainer)
+        actual = fitted(trainer)
         trained = time.monotonic()
         opened = load_torch_run(folder, device)
         translator = opened.translator()
@@ -284,9 +284,9 @@ def measure(job: Job, device: str, keep: Path | None) -> Row:
         "pair": pair,
         "seed": job.seed,
         **sizes(opened.run.model),
-        **found,
+        **actual,
         "train_loss": train_loss,
-        "ms_a_step": 1000 * found["seconds"] / found["steps"],
+        "ms_a_step": 1000 * actual["seconds"] / actual["steps"],
         "reading_seconds": ready - begun,
         "scoring_seconds": time.monotonic() - trained,
         "scores": scores,
@@ -296,39 +296,39 @@ def measure(job: Job, device: str, keep: Path | None) -> Row:
     }
 
 
-def jobs_of(given: argparse.Namespace) -> list[Job]:
+def jobs_of(inputs: argparse.Namespace) -> list[Job]:
     """What the command line asks for, seed by seed."""
-    known = SYSTEMS if given.what == "tatoeba" else PRESETS
+    known = SYSTEMS if inputs.what == "tatoeba" else PRESETS
     first = {"literature": "published,ours", "raw": "ours", "tatoeba": ",".join(SYSTEMS)}
-    systems = (given.systems or first[given.what]).split(",")
+    systems = (inputs.systems or first[inputs.what]).split(",")
     for name in (part for system in systems for part in system.split("+")):
         if name not in known:
             raise UserError(f"there is no {name}: choose among {', '.join(known)}")
-    pairs = f"{given.source}-{given.target}" if given.pairs is None else given.pairs
+    pairs = f"{inputs.source}-{inputs.target}" if inputs.pairs is None else inputs.pairs
     jobs = []
-    for seed in given.seeds:
-        for pair in ("de-en" if given.what == "tatoeba" else pairs).split(","):
+    for seed in inputs.seeds:
+        for pair in ("de-en" if inputs.what == "tatoeba" else pairs).split(","):
             source, _, target = pair.partition("-")
-            there = stems(Path(given.folder), source, target)
+            there = stems(Path(inputs.folder), source, target)
             splits = [split for split in (*MULTI30K, "test") if split in there]
             if not splits:
-                raise UserError(f"{given.folder} has no test set: name one test.{source}")
-            if given.what == "literature":
-                check_prepared(Path(given.folder) / f"{splits[0]}.{target}")
-            words = _words(target) if given.what == "raw" else None
+                raise UserError(f"{inputs.folder} has no test set: name one test.{source}")
+            if inputs.what == "literature":
+                check_prepared(Path(inputs.folder) / f"{splits[0]}.{target}")
+            words = _words(target) if inputs.what == "raw" else None
             where = [
-                f"data.folder={given.folder}",
+                f"data.folder={inputs.folder}",
                 f"data.source={source}",
                 f"data.target={target}",
             ]
             for system in systems:
-                base = TATOEBA if given.what == "tatoeba" else PUBLISHED
+                base = TATOEBA if inputs.what == "tatoeba" else PUBLISHED
                 changed = [known[name] for name in system.split("+")]
                 settings = [*where, *base.split(), *" ".join(changed).split()]
-                settings += [*given.settings, f"seed={seed}"]
+                settings += [*inputs.settings, f"seed={seed}"]
                 read_recipe("translation", settings)  # a wrong one is said before any is trained
                 parts = ["valid", *splits]
-                jobs.append(Job(given.what, system, seed, settings, parts, words))
+                jobs.append(Job(inputs.what, system, seed, settings, parts, words))
     return jobs
 
 
@@ -346,17 +346,17 @@ def table(paths: list[Path], picture: Path | None) -> None:
         tuple(row[key] for key in ("table", "pair", "system", "seed")): row
         for row in rows_of(paths)
     }
-    found: defaultdict[tuple[str, str], defaultdict[str, list[Row]]]
-    found = defaultdict(lambda: defaultdict(list))
+    actual: defaultdict[tuple[str, str], defaultdict[str, list[Row]]]
+    actual = defaultdict(lambda: defaultdict(list))
     for row in sorted(last.values(), key=lambda row: row["seed"]):
-        found[row["table"], row["pair"]][row["system"]].append(row)
-    for (name, pair), systems in found.items():
+        actual[row["table"], row["pair"]][row["system"]].append(row)
+    for (name, pair), systems in actual.items():
         print(f"\n### {name}, {pair}\n")
         _costs(systems)
         _scores(systems)
     drawn = {
         system: [(point["seconds"] / 60, point["bleu"]) for point in rows[0]["curve"]]
-        for (name, _), systems in found.items()
+        for (name, _), systems in actual.items()
         if name == "tatoeba"
         for system, rows in systems.items()
         if all("bleu" in point for point in rows[0]["curve"])  # decode.bleu_sentences
@@ -391,8 +391,8 @@ def _scores(systems: dict[str, list[Row]]) -> None:
                 values = [value for value in values if value is not None]
                 cells.append(_cell(values, SCORES[key]))
             print(f"| {system} | {split} | {' | '.join(cells)} |")
-    told = dict.fromkeys(f"{key} `{row['signature'][key]}`" for key in shown for row in every)
-    print(f"\n{'; '.join(told)}.")
+    reported = dict.fromkeys(f"{key} `{row['signature'][key]}`" for key in shown for row in every)
+    print(f"\n{'; '.join(reported)}.")
 
 
 def _cell(values: list[float], shape: str) -> str:
@@ -428,33 +428,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="a folder for the runs")
     parser.add_argument("--table", type=Path, nargs="+")
     parser.add_argument("--picture", type=Path, help="with --table: BLEU against minutes")
-    given = parser.parse_intermixed_args(arguments)
+    inputs = parser.parse_intermixed_args(arguments)
     try:
-        if given.table:
-            table(given.table, given.picture)
+        if inputs.table:
+            table(inputs.table, inputs.picture)
             return 0
-        if given.what is None or given.folder is None:
+        if inputs.what is None or inputs.folder is None:
             parser.error("say what is to be measured, and give the folder of its data")
-        if given.what == "prepare":
-            if len(given.settings) != 1:
+        if inputs.what == "prepare":
+            if len(inputs.settings) != 1:
                 parser.error("prepare needs two folders: the raw files', and one to write to")
-            prepare(Path(given.folder), Path(given.settings[0]), given.source, given.target)
+            prepare(Path(inputs.folder), Path(inputs.settings[0]), inputs.source, inputs.target)
             return 0
-        if given.what == "together":
-            folders = [Path(name) for name in (given.folder, *given.settings)]
-            return 0 if each([partial(measure_together, folders, given.device)], given.until) else 1
-        jobs = jobs_of(given)
+        if inputs.what == "together":
+            folders = [Path(name) for name in (inputs.folder, *inputs.settings)]
+            return (
+                0 if each([partial(measure_together, folders, inputs.device)], inputs.until) else 1
+            )
+        jobs = jobs_of(inputs)
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    if given.picture is not None:
+    if inputs.picture is not None:
         parser.error("--picture goes with --table")
-    if given.what == "tatoeba" and given.pairs is not None:
+    if inputs.what == "tatoeba" and inputs.pairs is not None:
         parser.error("tatoeba is German to English alone: leave out --pairs")
     runs: list[Callable[[], Row]] = [
-        partial(measure, job, given.device, given.keep) for job in jobs
+        partial(measure, job, inputs.device, inputs.keep) for job in jobs
     ]
-    return 0 if each(runs, given.until) else 1
+    return 0 if each(runs, inputs.until) else 1
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe
 from manyheads.train.loop import seed_step
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
-from speed import Row, Rows, compared, in_turns, options, told
+from speed import Row, Rows, compared, in_turns, options, reported
 
 OURS, EIGHT, THEIRS = "ours", "ours in eight bits", "transformers"
 HALF = "ours in bfloat16"
@@ -97,54 +97,54 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, default=Path("runs/benchmark.safetensors"))
     parser.add_argument("--sentences", type=int, default=128)
     parser.add_argument("--vocabulary", type=int, default=4000)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    inputs = parser.parse_args()
+    torch.set_num_threads(inputs.threads)
     rows = Rows(
-        "translator", given, {"device": f"CPU, {given.threads} threads", "dtype": "float32"}
+        "translator", inputs, {"device": f"CPU, {inputs.threads} threads", "dtype": "float32"}
     )
-    work = None if given.names else prepared(given)
+    work = None if inputs.names else prepared(inputs)
     for name, measure in (("training", training), ("decoding", decoding)):
         for batches in (OWN, SAME):
             rows.add(f"{name}, {batches}", lambda how=(measure, batches): how[0](work, how[1]))
     rows.add("int8", lambda: cost_of_int8(work))
 
 
-def prepared(given: argparse.Namespace) -> Work:
+def prepared(inputs: argparse.Namespace) -> Work:
     torch.manual_seed(1)
-    data = PhrasebookData(train_pairs=500 if given.tiny else 40_000)
+    data = PhrasebookData(train_pairs=500 if inputs.tiny else 40_000)
     corpus, test = data.read("train"), data.read("test")
-    vocabulary = 400 if given.tiny else given.vocabulary
+    vocabulary = 400 if inputs.tiny else inputs.vocabulary
     tokenizer = Bpe(vocab_size=vocabulary).train([*corpus.sources, *corpus.targets])
     # The output layer has the asked size even where the corpus yields fewer tokens.
-    sizes = (1, 64) if given.tiny else (3, 256)
+    sizes = (1, 64) if inputs.tiny else (3, 256)
     model = config(max(vocabulary, tokenizer.vocab_size), *sizes).build()
     pairs = EncodedPairs(corpus, tokenizer, model.config.max_length)
     order = Batches(pairs.lengths, 2048, seed=1)
-    if given.tiny:
+    if inputs.tiny:
         warm_up(model, pairs, order, 3, None)
     else:
-        warm_up(model, pairs, order, given.steps, given.kept)
+        warm_up(model, pairs, order, inputs.steps, inputs.kept)
     model.tokenizer = tokenizer
     check_equal(model, to_huggingface(model), pairs.batch(order.rows(0)))
-    count = 8 if given.tiny else len(test.sources)
+    count = 8 if inputs.tiny else len(test.sources)
     sides = test.sources[:count], test.targets[:count]
-    return Work(model, tokenizer, pairs, order, *sides, given.rounds, min(given.sentences, count))
+    return Work(model, tokenizer, pairs, order, *sides, inputs.rounds, min(inputs.sentences, count))
 
 
 def warm_up(
-    model: torch.nn.Module, pairs: EncodedPairs, order: Batches, steps: int, kept: Path | None
+    model: torch.nn.Module, pairs: EncodedPairs, order: Batches, steps: int, saved: Path | None
 ) -> None:
     """Train until sentences end where they should, so that decoding does honest work.
 
     That takes most of an hour of one core, so the weights are kept for the next time.
     """
     about = {"steps": str(steps), "vocabulary": str(model.config.vocab_size)}
-    if kept is not None and kept.exists():
-        with safe_open(kept, "pt") as file:
-            found = file.metadata() or {}
-        if found != about:
-            sys.exit(f"{kept} holds other weights ({found}, not {about}): give another --kept")
-        model.load_state_dict({k: v.float() for k, v in load_file(kept).items()})
+    if saved is not None and saved.exists():
+        with safe_open(saved, "pt") as file:
+            actual = file.metadata() or {}
+        if actual != about:
+            sys.exit(f"{saved} holds other weights ({actual}, not {about}): give another --kept")
+        model.load_state_dict({k: v.float() for k, v in load_file(saved).items()})
         return
     train = Train(steps=steps, warmup_steps=400, schedule="linear", learning_rate=1e-3)
     optimizer = build_optimizer(model, train)
@@ -157,10 +157,10 @@ def warm_up(
             group["lr"] = learning_rate(train, 256, step + 1)
         optimizer.step()
         optimizer.zero_grad()
-    if kept is None:
+    if saved is None:
         return
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    save_file(dict(model.state_dict()), kept, about)
+    saved.parent.mkdir(parents=True, exist_ok=True)
+    save_file(dict(model.state_dict()), saved, about)
 
 
 def labels_of(batch: Batch) -> torch.Tensor:
@@ -216,7 +216,7 @@ def training(work: Work, batches: str) -> Row:
         try:
             updates["x-transformers"] = x_update(ours.config)
         except Exception as error:  # the others are still compared
-            errors["x-transformers"] = told(error)
+            errors["x-transformers"] = reported(error)
     mine, others, tokens = drawn(work, batches)
     drawn_for = {name: mine if name in (OURS, HALF) else others for name in updates}
 
@@ -307,12 +307,12 @@ def decoding(work: Work, batches: str) -> Row:
         other = Ctranslate2Model(folder, "Translator")
         translators["ctranslate2"] = Ctranslate2Translator(other, tokenizer, decode)
     except Exception as error:  # the others are still compared
-        errors["ctranslate2"] = told(error)
+        errors["ctranslate2"] = reported(error)
     written = {
-        side: lambda one=one: translate(
-            parts, lambda rows: one.translate([sentences[row] for row in rows])
+        side: lambda item=item: translate(
+            parts, lambda rows: item.translate([sentences[row] for row in rows])
         )
-        for side, one in translators.items()
+        for side, item in translators.items()
     }
     written[THEIRS] = lambda: translate(
         groups, lambda rows: generate(theirs, tokenizer, [encoded[row] for row in rows])
@@ -323,11 +323,11 @@ def decoding(work: Work, batches: str) -> Row:
         side: lambda _, write=write: tokens / seconds(write) for side, write in written.items()
     }
     row = compared(in_turns(sides, work.rounds, errors), [OURS, EIGHT])
-    wanted = work.targets[: work.timed]
+    expected = work.targets[: work.timed]
     for side, figures in row["sides"].items():
         pairs = zip(texts[OURS], texts[side], strict=True)
         figures["equal"] = sum(a == b for a, b in pairs) / len(sentences)
-        figures["bleu"] = translation_scores(texts[side], wanted)["bleu"]
+        figures["bleu"] = translation_scores(texts[side], expected)["bleu"]
     return row | {"sentences": len(sentences), "errors": errors}
 
 
@@ -345,8 +345,8 @@ def cost_of_int8(work: Work) -> Row:
     """BLEU of all test sentences, in float32 and in eight bits."""
     model, decode = work.model.eval(), how_to_decode(Decode().batch_tokens)
     bleu = {}
-    for name, one in ((OURS, model), (EIGHT, to_int8(model))):
-        written = Translator(one, work.tokenizer, decode).translate(work.sources)
+    for name, item in ((OURS, model), (EIGHT, to_int8(model))):
+        written = Translator(item, work.tokenizer, decode).translate(work.sources)
         bleu[name] = translation_scores(written, work.targets)["bleu"]
     return {"bleu": bleu, "cost": bleu[OURS] - bleu[EIGHT], "sentences": len(work.sources)}
 

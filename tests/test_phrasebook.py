@@ -42,8 +42,8 @@ def drawn() -> Draws:
 
 def words(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
     """The words of a text, the first one as it is written inside a sentence."""
-    found = [text[start:end] for start, end in spans]
-    return [found[0][0].lower() + found[0][1:], *found[1:]]
+    actual = [text[start:end] for start, end in spans]
+    return [actual[0][0].lower() + actual[0][1:], *actual[1:]]
 
 
 def targets(drawn: Draws, pair: str) -> list[str]:
@@ -93,8 +93,8 @@ def test_sources_are_distinct_and_splits_disjoint(drawn: Draws, pair: str) -> No
 def test_many_distinct_sentences_are_within_reach() -> None:
     grammar = Grammar("reach")
     with unchecked():
-        found = {write(english.sentence(grammar.sentence()))[0] for _ in range(30_000)}
-    assert len(found) > 28_000
+        actual = {write(english.sentence(grammar.sentence()))[0] for _ in range(30_000)}
+    assert len(actual) > 28_000
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -120,11 +120,11 @@ def test_every_word_is_aligned(drawn: Draws, pair: str) -> None:
 
 def links(p: Pair) -> dict[str, set[str]]:
     """What each source word is aligned to."""
-    found: dict[str, set[str]] = defaultdict(set)
+    actual: dict[str, set[str]] = defaultdict(set)
     for i, j in p.alignment:
         source = p.source[slice(*p.source_words[i])]
-        found[source.lower()].add(p.target[slice(*p.target_words[j])].lower())
-    return found
+        actual[source.lower()].add(p.target[slice(*p.target_words[j])].lower())
+    return actual
 
 
 def test_alignments_are_the_ones_a_reader_would_draw(drawn: Draws) -> None:
@@ -137,11 +137,11 @@ def test_alignments_are_the_ones_a_reader_would_draw(drawn: Draws) -> None:
     for pair, table in expected.items():
         seen = set()
         for p in drawn[pair, "train"]:
-            found = links(p)
+            actual = links(p)
             for word, allowed in table.items():
-                if word in found:
+                if word in actual:
                     seen.add(word)
-                    assert found[word] <= allowed, p
+                    assert actual[word] <= allowed, p
         assert seen == set(table)
     for p in drawn["en-fr", "train"]:
         if p.source.count(" not ") == 1 and "cannot" not in p.source:
@@ -168,8 +168,8 @@ def test_each_english_sentence_has_one_translation() -> None:
 def adjective_noun(p: Pair) -> set[tuple[str, str]]:
     adjectives = {adjective.name for adjective in ADJECTIVES}
     nouns = {form: noun.name for noun in NOUNS for form in noun.english}
-    found = words(p.source, p.source_words)
-    return {(a, nouns[b]) for a, b in pairwise(found) if a in adjectives and b in nouns}
+    actual = words(p.source, p.source_words)
+    return {(a, nouns[b]) for a, b in pairwise(actual) if a in adjectives and b in nouns}
 
 
 def test_held_out_combinations_are_only_in_the_compositional_split(drawn: Draws) -> None:
@@ -262,23 +262,23 @@ def german_paradigm() -> tuple[dict[str, str], dict[str, set[tuple[str, str]]]]:
         genders[noun] = "n" if noun in ("Kindes", "Hauses", "Buches") else "m"
     allowed: dict[str, set[tuple[str, str]]] = {}
     for gender, pairs in ALLOWED.items():
-        found = {(article, ending) for article, ending in (p.split(":") for p in pairs.split())}
-        for article, ending in list(found):
+        actual = {(article, ending) for article, ending in (p.split(":") for p in pairs.split())}
+        for article, ending in list(actual):
             if article.startswith("ein"):
                 for other in ("kein", "mein", "dein", "sein", "ihr", "unser"):
-                    found.add((other + article[3:], ending))
+                    actual.add((other + article[3:], ending))
         for end, ending in (p.split(":") for p in LIKE_THE[gender].split()):
-            found |= {(stem + end, ending) for stem in ("dies", "jed", "welch", "all")}
+            actual |= {(stem + end, ending) for stem in ("dies", "jed", "welch", "all")}
             if gender == "p":
                 stems = ("mein", "dein", "sein", "ihr", "unser")
-                found |= {(stem + end, ending) for stem in stems}
-        allowed[gender] = found
+                actual |= {(stem + end, ending) for stem in stems}
+        allowed[gender] = actual
     return genders, allowed
 
 
 def test_german_articles_adjectives_and_nouns_agree(drawn: Draws) -> None:
     genders, allowed = german_paradigm()
-    articles = {article for found in allowed.values() for article, _ in found}
+    articles = {article for actual in allowed.values() for article, _ in actual}
     triple = re.compile(r"\b(\w+) ([a-zäöüß]+) ([A-ZÄÖÜ]\w+)")
     checked = 0
     for text in targets(drawn, "en-de"):
@@ -304,7 +304,7 @@ STEMS = listed(
 
 def test_german_articles_fit_their_nouns(drawn: Draws) -> None:
     genders, allowed = german_paradigm()
-    articles = {article for found in allowed.values() for article, _ in found}
+    articles = {article for actual in allowed.values() for article, _ in actual}
     checked = 0
     for text in targets(drawn, "en-de"):
         for article, noun in re.findall(r"\b(\w+) ([A-ZÄÖÜ]\w+)", text[0].lower() + text[1:]):
@@ -327,15 +327,15 @@ def test_german_subordinate_clauses_end_with_their_finite_verb(drawn: Draws) -> 
         for body, mark, following in SUBORDINATE.findall(text):
             if mark == "," and following in ("der", "die", "das", "den", "dem", "denen", "aber"):
                 continue
-            found = body.split()
+            actual = body.split()
             checked += 1
             assert re.fullmatch(
-                r"[a-zäöüß]*(t|e|n|ß|gab|war|wird|will|muss|kann|sind)", found[-1]
+                r"[a-zäöüß]*(t|e|n|ß|gab|war|wird|will|muss|kann|sind)", actual[-1]
             ), text
-            assert found[-1] not in ("nicht", "oft", "heute", "alt", "leise", "laut"), text
-            for position, word in enumerate(found):
+            assert actual[-1] not in ("nicht", "oft", "heute", "alt", "leise", "laut"), text
+            for position, word in enumerate(actual):
                 if word in FINITE:
-                    assert position == len(found) - 1, text
+                    assert position == len(actual) - 1, text
     assert checked > 1500
 
 

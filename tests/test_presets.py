@@ -151,7 +151,7 @@ def test_bert_has_what_it_is_pretrained_with(name: str) -> None:
     model = build(name, **TINY)
     assert isinstance(model, Bert)
     tokens = torch.randint(50, (3, 12))
-    assert model.follows(model.hidden(tokens, segments=tokens % 2)).shape == (3, 2)
+    assert model.next_sentence_logits(model.hidden(tokens, segments=tokens % 2)).shape == (3, 2)
 
 
 @pytest.mark.parametrize("name", ["transformer-base", "transformer-big", "gpt3-small"])

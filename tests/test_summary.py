@@ -262,11 +262,11 @@ def test_the_table_of_a_recurrent_model() -> None:
 def kept_bytes(model: nn.Module, given: list[Tensor], padded: bool) -> int:
     """What autograd keeps of a forward pass with its loss, each storage once, weights aside."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, Tensor] = {}
+    saved: dict[int, Tensor] = {}
 
     def keep(x: Tensor) -> Tensor:
         if x.is_floating_point() and x.untyped_storage().data_ptr() not in weights:
-            kept[x.untyped_storage().data_ptr()] = x
+            saved[x.untyped_storage().data_ptr()] = x
         return x
 
     real = torch.arange(given[0].shape[1]) < given[0].shape[1] - 1
@@ -276,7 +276,7 @@ def kept_bytes(model: nn.Module, given: list[Tensor], padded: bool) -> int:
         if hasattr(model, "head") and said.ndim == 3:
             loss = F.cross_entropy(said.flatten(0, 1), given[-1].flatten())
     assert loss.requires_grad
-    return sum(x.untyped_storage().nbytes() for x in kept.values())
+    return sum(x.untyped_storage().nbytes() for x in saved.values())
 
 
 @pytest.mark.parametrize("core", [Dense(), Fused()], ids=["dense", "fused"])

@@ -12,7 +12,7 @@ from manyheads.loading import TorchRun, load_run
 from manyheads.models.bert import BertConfig
 from manyheads.models.heads import Pooler
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.models.vit import resized_weights
+from manyheads.models.vit import resize_weights
 from manyheads.nn.block import Architecture
 from manyheads.nn.positions import Learned
 from manyheads.presets import ModelConfig
@@ -86,7 +86,7 @@ def load_pretrained(model: nn.Module, start: TorchRun) -> None:
     before: Any = start.run.model
     tensors = dict(start.model.state_dict())
     if hasattr(config, "image_size"):
-        tensors = resized_weights(tensors, before, config)
+        tensors = resize_weights(tensors, before, config)
     if _question(config) != _question(before):
         tensors = {name: tensors[name] for name in tensors if not name.startswith("head.")}
     if starts_from_encoder_decoder(config, before):

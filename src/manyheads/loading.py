@@ -30,7 +30,7 @@ from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, 
 from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
-from manyheads.models.vit import ReadsImages, Vit, VitConfig
+from manyheads.models.vit import ImageClassifier, Vit, VitConfig
 from manyheads.optimize import optimize
 from manyheads.presets import ModelConfig
 from manyheads.run import (
@@ -93,7 +93,7 @@ class LoadedRun(LoadedModel):
         self.require("encode")
         return self._encoder()
 
-    def labeller(self) -> ReadsImages:
+    def labeller(self) -> ImageClassifier:
         """Gives pictures a class."""
         self.require("label")
         if getattr(self.run.model, "head", None) is None:
@@ -145,7 +145,7 @@ class LoadedRun(LoadedModel):
             "run that it came from"
         )
 
-    def _labeller(self) -> ReadsImages:
+    def _labeller(self) -> ImageClassifier:
         raise UserError(f"{self.folder} was exported, and labels nothing here: use the run itself")
 
     def require(self, ability: Ability) -> None:
@@ -229,7 +229,7 @@ class TorchRun(LoadedRun):
     def _encoder(self) -> TextEncoder:
         return self._text_encoder(self.model)
 
-    def _labeller(self) -> ReadsImages:
+    def _labeller(self) -> ImageClassifier:
         return cast(Vit, self.model)
 
 
@@ -254,7 +254,7 @@ class OnnxRun(LoadedRun):
             return super()._encoder()
         return self._text_encoder(OnnxEncoder(self.folder))
 
-    def _labeller(self) -> ReadsImages:
+    def _labeller(self) -> ImageClassifier:
         from manyheads.exchange.onnx import OnnxVit
 
         return OnnxVit(self.folder, cast(VitConfig, self.run.model))

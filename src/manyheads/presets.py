@@ -1,7 +1,7 @@
 """Published models by name: each a small change to a documented base, with its source.
 
-Exact names only; a wrong one names the nearest right one. A size that follows from another one
-in the papers (feed-forward width, head size) is left to follow, so that `build` can shrink any.
+Sizes that follow from others in the papers (feed-forward width, head size) are not set, so that
+`build` can shrink any model.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ def transformer_base() -> Seq2SeqConfig:
 
 
 def transformer_big() -> Seq2SeqConfig:
-    """The same, row "big". The paper's English–French run drops out as little as base does."""
+    """The same, row "big". The paper's English–French run has base's dropout."""
     return replace(transformer_base(), dim=1024, heads=16, dropout=0.3)
 
 
@@ -75,7 +75,7 @@ def bert_base() -> BertConfig:
 
 
 def bert_large() -> BertConfig:
-    """The same, section 3, the large one."""
+    """BERT-large, section 3."""
     return replace(bert_base(), dim=1024, layers=24, heads=16)
 
 
@@ -83,8 +83,8 @@ def gpt3_small() -> GptConfig:
     """Language Models are Few-Shot Learners (Brown et al. 2020), table 2.1, the smallest row.
 
     GPT-2's architecture (section 2.1), and the base of the larger sizes.
-    Every layer sees the whole past; the paper alternates such layers with banded sparse ones.
-    No dropout: weight decay is the one regularisation that the paper names (appendix B).
+    All layers are dense; the paper alternates dense and banded sparse layers.
+    No dropout: the paper names only weight decay (appendix B).
     """
     return GptConfig(
         vocab_size=50_257,
@@ -101,10 +101,9 @@ def gpt3_small() -> GptConfig:
     )
 
 
-# Layers, width, heads, head size of the larger rows. XL is printed with heads=24, but that many
-# of its head size would give far more parameters than the table says, so it has as many as fill
-# its width (`build` takes the printed number). 13b is as printed: its heads do not quite fill
-# its width.
+# Layers, width, heads, head size of the larger rows. XL is printed with 24 heads, which would give
+# far more parameters than the table says; here it has 16, which fill its width. 13b is as printed:
+# its heads do not quite fill its width.
 GPT3_SIZES: dict[str, tuple[int, int, int, int]] = {
     "gpt3-medium": (24, 1024, 16, 64),
     "gpt3-large": (24, 1536, 16, 96),
@@ -126,7 +125,7 @@ def gpt3(name: str) -> GptConfig:
 def vit_base() -> VitConfig:
     """An Image is Worth 16x16 Words (Dosovitskiy et al. 2021), table 1, in patches of 16.
 
-    The head is that of ImageNet's classes, by number; dropout is that of table 3 for ImageNet.
+    The head has ImageNet's 1,000 classes, by number; dropout is table 3's for ImageNet.
     """
     return VitConfig(
         dim=768,
@@ -144,31 +143,30 @@ def vit_base() -> VitConfig:
 
 
 def vit_large() -> VitConfig:
-    """The same, the large one."""
+    """ViT-Large, table 1."""
     return replace(vit_base(), dim=1024, layers=24, heads=16)
 
 
 def vit_small() -> VitConfig:
     """Training data-efficient image transformers (Touvron et al. 2021), table 1, DeiT-S.
 
-    Without dropout (table 9), and without the token for distillation.
+    No dropout (table 9), no distillation token.
     """
     return replace(vit_base(), dim=384, heads=6, dropout=0.0, init="normal")
 
 
 def vit_tiny() -> VitConfig:
-    """The same, DeiT-Ti."""
+    """DeiT-Ti, the same table."""
     return replace(vit_small(), dim=192, heads=3)
 
 
 def music_transformer() -> GptConfig:
-    """Music Transformer (Huang et al. 2018), with relative global attention: of piano events.
+    """Music Transformer (Huang et al. 2018), relative attention over piano events.
 
-    The sizes are cited from memory, not checked against the paper's table: 6 layers, width 384,
-    8 heads of 64 channels, hidden 1024, and 1024 distances in each head. Of the vocabulary, 388
-    are events: 128 notes on, 128 off, 100 shifts of time and 32 velocities; padding and the end
-    come to them. Where norms stand, tied tables and dropout are as in tensor2tensor, with which
-    the paper's models were made.
+    Sizes from memory, not checked against the paper's table: 6 layers, width 384, 8 heads of 64
+    channels, feed-forward 1024, 1024 distances per head. The vocabulary has 388 events (128 notes
+    on, 128 off, 100 time shifts, 32 velocities), padding and end. Norm placement, tied embeddings
+    and dropout as in tensor2tensor, with which the paper's models were made.
     """
     return GptConfig(
         vocab_size=390,
@@ -204,7 +202,7 @@ _PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 
 def presets() -> list[str]:
-    """The names of all presets, families together and small before large."""
+    """The names of all presets, by family, small before large."""
     return list(_PRESETS)
 
 
@@ -216,16 +214,16 @@ def preset(name: str) -> ModelConfig:
 
 
 def build(name: str, **overrides: Any) -> nn.Module:
-    """A published model with fresh weights, and any of its settings changed.
+    """A published model with new weights, with any settings overridden.
 
-    `build("gpt3-small", layers=2, position="rotary", norm={"form": "rms"})`: a value is what a
-    recipe would hold, or a settings object; a word or a table changes only what it names.
+    `build("gpt3-small", layers=2, position="rotary", norm={"form": "rms"})`: values are as in a
+    recipe, or settings objects; a table changes only the fields that it names.
     """
     return _changed(preset(name), overrides).build()
 
 
 def _changed(config: ModelConfig, overrides: Mapping[str, Any]) -> ModelConfig:
-    """All changes together, so that sizes that fit only each other need no order."""
+    """Apply all changes at once: sizes are checked together."""
     plain: dict[str, Any] = {}
     for name, value in overrides.items():
         if isinstance(value, str) and is_dataclass(getattr(config, name, None)):

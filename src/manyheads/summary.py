@@ -24,7 +24,7 @@ from manyheads.baselines.bytenet import ByteNet, DilatedBlock
 from manyheads.baselines.convolution import Convolution
 from manyheads.baselines.convs2s import ConvDecoder, ConvEncoder, ConvS2S, StepAttention
 from manyheads.baselines.elmo import Elmo
-from manyheads.baselines.luong_attention import MemoryAttention
+from manyheads.baselines.luong_attention import LuongAttention
 from manyheads.errors import UserError
 from manyheads.models.decoder_only_seq2seq import Baseline, DecoderOnlySeq2Seq
 from manyheads.models.heads import DetectHead, MaskedHead
@@ -48,7 +48,7 @@ PARTS += ["feed-forward", "norms", "head"]
 BYTES = {"float32": 4, "bfloat16": 2}
 BACKWARD = 2  # each product has two gradients, each a product of the same size
 
-Attention = SelfAttention | CrossAttention | MemoryAttention
+Attention = SelfAttention | CrossAttention | LuongAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,7 @@ def _part(module: nn.Module, name: str, parent: str) -> str | None:
     kinds: dict[str, type | tuple[type, ...]] = {
         "positions": Position,
         "attention": SelfAttention,
-        "cross-attention": (CrossAttention, MemoryAttention),
+        "cross-attention": (CrossAttention, LuongAttention),
         "recurrent": nn.LSTM,
         "convolution": Convolution,
         "norms": (nn.LayerNorm, nn.RMSNorm),
@@ -524,7 +524,7 @@ def _memory(model: Any, length: int) -> tuple[Counter[str], Counter[str], int]:
             per_query, per_key = _saved_by_attention(module, length, model)
             saved.update(dict.fromkeys(kinds, per_query))
             saved.update(dict.fromkeys(keys, per_key))
-            if path.startswith("decoder") and not isinstance(module, MemoryAttention):
+            if path.startswith("decoder") and not isinstance(module, LuongAttention):
                 cached.update({kind: sum(module.config.sizes[1:]) for kind in keys})
         if kinds == ["target"] and isinstance(module, nn.LSTM):
             state += 2 * module.num_layers * module.hidden_size
@@ -574,7 +574,7 @@ def _saved(module: nn.Module, model: Any) -> int:
 
 def _saved_by_attention(attention: Attention, keys: int, model: Any) -> tuple[int, int]:
     """Values saved of a query and of a key, those of the projections left out."""
-    if isinstance(attention, MemoryAttention):
+    if isinstance(attention, LuongAttention):
         heads, head_dim = 1, model.config.dim
         # Keys are the encoder's output, saved once; these values are a sum with the embeddings.
         per_query, per_key = head_dim, head_dim * isinstance(attention, StepAttention)

@@ -93,7 +93,7 @@ def test_what_cannot_be_told_again_is_refused(
         ([str(uneven), out, "--runs", run], "train.en"),
     ):
         assert diversified.main([*arguments, "--device", "cpu"]) in (2, 3)  # 3: data
-        told = capsys.readouterr().err
-        assert words in told
-        assert told.count("\n") == 1
+        reported = capsys.readouterr().err
+        assert words in reported
+        assert reported.count("\n") == 1
         assert not Path(out).exists()

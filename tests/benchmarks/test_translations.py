@@ -102,9 +102,9 @@ def test_what_cannot_be_prepared_is_refused(
         ([str(tmp_path / "none"), out], "is not a folder"),
     ):
         assert translations.main(["prepare", *arguments]) == 2
-        told = capsys.readouterr().err
-        assert word in told
-        assert told.count("\n") == 1
+        reported = capsys.readouterr().err
+        assert word in reported
+        assert reported.count("\n") == 1
 
 
 def test_moses_tokens_are_those_of_its_scripts() -> None:
@@ -119,38 +119,40 @@ def test_literature_trains_on_prepared_text_alone(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, keep = tmp_path / "out", tmp_path / "keep"
-    asked = ["--systems", "published", "--device", "cpu", "--keep", str(keep), *TINY]
-    assert translations.main(["literature", str(folder), *asked]) == 2
+    requested = ["--systems", "published", "--device", "cpu", "--keep", str(keep), *TINY]
+    assert translations.main(["literature", str(folder), *requested]) == 2
     assert "prepare" in capsys.readouterr().err
     translations.main(["prepare", str(folder), str(out)])
     capsys.readouterr()
-    assert translations.main(["literature", str(out), *asked, "--seeds", "1,2"]) == 0
-    found = rows(capsys.readouterr().out)
-    assert [(row["system"], row["pair"], row["seed"]) for row in found] == [
+    assert translations.main(["literature", str(out), *requested, "--seeds", "1,2"]) == 0
+    actual = rows(capsys.readouterr().out)
+    assert [(row["system"], row["pair"], row["seed"]) for row in actual] == [
         ("published", "en-de", 1),
         ("published", "en-de", 2),
     ]
-    for row in found:
+    for row in actual:
         assert list(row["scores"]) == ["valid", "test_2016_flickr"]
         assert all(
-            one.keys() == {"bleu", "chrf", "loss", "tokenised"} for one in row["scores"].values()
+            item.keys() == {"bleu", "chrf", "loss", "tokenised"} for item in row["scores"].values()
         )
         assert "tok:none" in row["signature"]["tokenised"]
         assert "tok:13a" in row["signature"]["bleu"]
         assert [point["step"] for point in row["curve"]] == [2, 4]
         assert 0 < row["curve"][0]["seconds"] < row["curve"][1]["seconds"] <= row["seconds"]
         assert row["ms_a_step"] == pytest.approx(1000 * row["seconds"] / 4)
-    assert found[0]["curve"] != found[1]["curve"]
+    assert actual[0]["curve"] != actual[1]["curve"]
     assert (keep / "literature-published-en-de-2" / "model.safetensors").is_file()
     runs = [str(keep / f"literature-published-en-de-{seed}") for seed in (1, 2)]
     assert translations.main(["together", *runs, "--device", "cpu"]) == 0
     [both] = rows(capsys.readouterr().out)
     assert (both["table"], both["system"]) == ("literature", "published, 2 together")
-    assert both["parameters"] == 2 * found[0]["parameters"]
-    for split, one in both["scores"].items():
-        assert one.keys() == {"bleu", "chrf", "tokenised"}
-        assert one["chrf"] != found[0]["scores"][split]["chrf"]
-    assert translations.main(["literature", str(out), *asked]) == 1  # a kept run is not measured
+    assert both["parameters"] == 2 * actual[0]["parameters"]
+    for split, item in both["scores"].items():
+        assert item.keys() == {"bleu", "chrf", "tokenised"}
+        assert item["chrf"] != actual[0]["scores"][split]["chrf"]
+    assert (
+        translations.main(["literature", str(out), *requested]) == 1
+    )  # a kept run is not measured
     assert "another --keep" in capsys.readouterr().err
 
 
@@ -158,8 +160,8 @@ def test_raw_text_is_scored_without_moses_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    asked = ["--pairs", "de-en", "--systems", "ours", "--device", "cpu", *TINY]
-    assert translations.main(["raw", str(folder), *asked]) == 0
+    requested = ["--pairs", "de-en", "--systems", "ours", "--device", "cpu", *TINY]
+    assert translations.main(["raw", str(folder), *requested]) == 0
     said = capsys.readouterr()
     (row,) = rows(said.out)
     assert row["pair"] == "de-en"
@@ -168,11 +170,11 @@ def test_raw_text_is_scored_without_moses_too(
 
 
 def test_tokenised_bleu_is_of_words_between_spaces() -> None:
-    wanted = ["a dog sees a small tree .", "two men walk ."]
-    assert translations.tokenised(wanted, wanted, None)[0] == pytest.approx(100)
-    joined = [line.replace(" .", ".") for line in wanted]
-    assert translations.tokenised(joined, wanted, None)[0] < 99
-    words = translations.tokenised(joined, wanted, lambda line: line.replace(" .", "."))
+    expected = ["a dog sees a small tree .", "two men walk ."]
+    assert translations.tokenised(expected, expected, None)[0] == pytest.approx(100)
+    joined = [line.replace(" .", ".") for line in expected]
+    assert translations.tokenised(joined, expected, None)[0] < 99
+    words = translations.tokenised(joined, expected, lambda line: line.replace(" .", "."))
     assert words[0] == pytest.approx(100)
 
 
@@ -197,8 +199,8 @@ def test_tatoeba_base_is_transformer_base() -> None:
     """But for what the data decides, and more dropout, as it is little data."""
     settings = [*translations.TATOEBA.split(), *translations.SYSTEMS["base"].split()]
     model = read_recipe("translation", settings).model
-    own = {"vocab_size": None, "dropout": 0.3, "max_length": model.max_length, "ffn_dim": 2048}
-    assert model == dataclasses.replace(transformer_base(), **own)
+    local = {"vocab_size": None, "dropout": 0.3, "max_length": model.max_length, "ffn_dim": 2048}
+    assert model == dataclasses.replace(transformer_base(), **local)
 
 
 def test_tatoeba_has_a_curve_of_bleu_and_a_picture(
@@ -206,13 +208,13 @@ def test_tatoeba_has_a_curve_of_bleu_and_a_picture(
 ) -> None:
     for end in ("en", "de"):
         (folder / f"test_2016_flickr.{end}").rename(folder / f"test.{end}")
-    asked = ["--systems", "rnn", "--device", "cpu", *TINY, "decode.bleu_sentences=2"]
-    asked = [
-        one
-        for one in asked
-        if not one.startswith(("model.h", "model.ffn", "train.average_checkpoints"))
+    requested = ["--systems", "rnn", "--device", "cpu", *TINY, "decode.bleu_sentences=2"]
+    requested = [
+        item
+        for item in requested
+        if not item.startswith(("model.h", "model.ffn", "train.average_checkpoints"))
     ]
-    assert translations.main(["tatoeba", str(folder), *asked]) == 0
+    assert translations.main(["tatoeba", str(folder), *requested]) == 0
     text = capsys.readouterr().out
     assert all({"step", "seconds", "loss", "bleu"} <= row["curve"][0].keys() for row in rows(text))
     (tmp_path / "rows.jsonl").write_text(text)
@@ -228,16 +230,16 @@ def measured(system: str, seed: int, bleu: float) -> dict[str, Any]:
     named = {"table": "literature", "system": system, "pair": "en-de", "seed": seed}
     scores = {"test": {"tokenised": bleu, "bleu": bleu, "chrf": 60.0}}
     signature = {"tokenised": "tok:none", "bleu": "tok:13a", "chrf": "nc:6"}
-    told = {"valid_loss": 1.5, "scores": scores, "signature": signature, "curve": []}
-    return named | costs | told
+    reported = {"valid_loss": 1.5, "scores": scores, "signature": signature, "curve": []}
+    return named | costs | reported
 
 
 def test_the_table_has_mean_and_spread_of_the_last_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [measured("ours", 1, 30.0), measured("ours", 2, 42.0), measured("ours", 1, 40.0)]
+    actual = [measured("ours", 1, 30.0), measured("ours", 2, 42.0), measured("ours", 1, 40.0)]
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    path.write_text("".join(json.dumps(row) + "\n" for row in actual))
     assert translations.main(["--table", str(path)]) == 0
     text = capsys.readouterr().out
     assert (
@@ -265,8 +267,8 @@ def test_a_mistake_is_one_line_before_anything_is_trained(
 
 
 def test_no_run_begins_after_its_time(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["raw", str(folder), "--pairs", "en-de,de-en", "--until", "-1", *TINY]
-    assert translations.main(asked) == 0
+    requested = ["raw", str(folder), "--pairs", "en-de,de-en", "--until", "-1", *TINY]
+    assert translations.main(requested) == 0
     said = capsys.readouterr()
     assert not said.out
     assert "2 runs were not begun" in said.err

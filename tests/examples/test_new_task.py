@@ -71,10 +71,10 @@ def evaluate(loaded: LoadedModel, data: PhrasebookData, split_name: str) -> Scor
     translator, lines = loaded.translator(), data.read(split_name).sources
     right = total = 0
     for line, hypotheses in zip(lines, translator.search(lines, n_best=1), strict=True):
-        wanted = loaded.tokenizer.encode(line)[::-1]
+        expected = loaded.tokenizer.encode(line)[::-1]
         written = hypotheses[0].tokens if hypotheses else []
-        right += sum(a == b for a, b in zip(wanted, written, strict=False))
-        total += len(wanted)
+        right += sum(a == b for a, b in zip(expected, written, strict=False))
+        total += len(expected)
     signature = {"accuracy": "share of words at their place"}
     return {"accuracy": right / total, "signature": signature, "split": split_name}
 

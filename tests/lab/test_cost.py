@@ -155,13 +155,13 @@ def test_memory_grows_as_it_must() -> None:
     """Dense as n², the others about as n: bytes, not seconds, so that they are always the same."""
     cores = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=256)}
     setup = Setup(device=CPU, head_dim=32, rounds=1)
-    found = {cost.core: cost for cost in Measurement(cores, [256, 512, 1024], setup).run()}
-    assert found["dense"].memory_exponent == pytest.approx(2.0, abs=0.1)
+    actual = {cost.core: cost for cost in Measurement(cores, [256, 512, 1024], setup).run()}
+    assert actual["dense"].memory_exponent == pytest.approx(2.0, abs=0.1)
     for name in ("fused", "tiled"):
-        power = found[name].memory_exponent
+        power = actual[name].memory_exponent
         assert power is not None
         assert power < 1.3
-    assert all(point.memory > point.forward_memory for point in found["dense"].points)
+    assert all(point.memory > point.forward_memory for point in actual["dense"].points)
 
 
 def test_what_a_length_needs_is_told_from_those_before() -> None:
@@ -261,8 +261,8 @@ def test_a_refusal_names_its_lengths_and_what_this_command_takes(
         'a smaller one, --cores "linformer rank=4"'
     ]
     (advised,) = read_cores("linformer rank=4").values()
-    found = Measurement({"linformer": advised}, [8, 16], SMALL).run()
-    assert [point.length for point in found[0].points] == [8, 16]
+    actual = Measurement({"linformer": advised}, [8, 16], SMALL).run()
+    assert [point.length for point in actual[0].points] == [8, 16]
 
 
 def test_what_is_refused_everywhere_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,15 +321,15 @@ def test_nor_are_lengths_on_the_way_a_measurement() -> None:
 def test_the_table_shows_what_ran_out_of_memory() -> None:
     console = Console(width=200)
     stopped = Cost(core="dense", exact=True, points=times({16: 1.0}), stopped=OUT_OF_MEMORY)
-    whole = Cost(core="fused", exact=True, points=times({16: 1.0, 32: 4.0}))
+    full = Cost(core="fused", exact=True, points=times({16: 1.0, 32: 4.0}))
     other = Cost(core="near", exact=False, points=times({16: 2.0, 32: 3.0}))
     refused = Cost(core="never", exact=False, stopped="it refuses")
     with console.capture() as capture:
-        console.print(table_of([stopped, whole, other, refused], [16, 32]))
+        console.print(table_of([stopped, full, other, refused], [16, 32]))
     lines = capture.get().splitlines()
     assert sum(OUT_OF_MEMORY in line and "dense" in line for line in lines) == 2
     assert any("fused" in line and "500 + 500" in line and "2.00" in line for line in lines)
-    met = crossover(other.points, whole.points)
+    met = crossover(other.points, full.points)
     assert any("near" in line and f" {met} " in line for line in lines)
     assert not any("never" in line for line in lines)
 
@@ -361,12 +361,12 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def test_the_command_gives_all_as_one_object(command: Command) -> None:
     words = ("--cores", "dense,tiled block=64,fused", "--lengths", "64,32,128", "--rounds", 2)
     printed, _ = command(*words, "--heads", 1, "--head-dim", 4, "--causal", "--json")
-    found = json.loads(printed)
-    assert set(found) == {"command", "machine", "cores"}
-    assert set(found["machine"]) == {"device", "name", "threads", "torch", "precision"}
-    assert found["machine"]["torch"] == torch.__version__
-    assert [core["core"] for core in found["cores"]] == ["dense", "tiled block=64", "fused"]
-    for core in found["cores"]:
+    actual = json.loads(printed)
+    assert set(actual) == {"command", "machine", "cores"}
+    assert set(actual["machine"]) == {"device", "name", "threads", "torch", "precision"}
+    assert actual["machine"]["torch"] == torch.__version__
+    assert [core["core"] for core in actual["cores"]] == ["dense", "tiled block=64", "fused"]
+    for core in actual["cores"]:
         assert [point["length"] for point in core["points"]] == [32, 64, 128]
         assert all(value > 0 for point in core["points"] for value in point.values())
         assert core["exact"]
@@ -407,8 +407,8 @@ def test_heights_of_a_picture_are_told(
     monkeypatch.undo()
     (axes,) = drawn[0].axes
     low, high = axes.get_ylim()
-    told = [label for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
-    words = {label.get_text() for label in told}
+    reported = [label for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
+    words = {label.get_text() for label in reported}
     pyplot.close(drawn[0])
     assert "" not in words
     assert len(words) >= 2

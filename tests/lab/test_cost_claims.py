@@ -42,8 +42,8 @@ def test_the_clock_gives_medians_and_lets_all_have_their_turn() -> None:
 
         return work
 
-    found = side_by_side({"small": act("small", 16), "large": act("large", 512)}, 2, CPU)
-    assert found["large"] > found["small"] > 0
+    actual = side_by_side({"small": act("small", 16), "large": act("large", 512)}, 2, CPU)
+    assert actual["large"] > actual["small"] > 0
     turns = [name for name, before in zip(calls, ["", *calls], strict=False) if name != before]
     assert turns == ["small", "large"] * 3  # to warm up, and two rounds
 
@@ -63,9 +63,9 @@ def test_an_lstm_of_the_claims_reads_only_the_past() -> None:
 
 
 def test_parts_that_hold_are_named() -> None:
-    def judged(*found: bool) -> tuple[str, str]:
-        told = in_parts(dict(zip(("a", "b", "c"), found, strict=True)), "why", needed=["a"])
-        return told.verdict, told.why
+    def judged(*actual: bool) -> tuple[str, str]:
+        reported = in_parts(dict(zip(("a", "b", "c"), actual, strict=True)), "why", needed=["a"])
+        return reported.verdict, reported.why
 
     assert judged(True, True, True) == ("holds", "why")
     assert judged(True, False, True) == ("depends", "holds only in this, that a and c: why")
@@ -227,10 +227,10 @@ def test_a_model_that_goes_place_by_place_is_found(monkeypatch: pytest.MonkeyPat
         return {"transformer": config.build(), "lstm": config.build()}
 
     monkeypatch.setattr(parallel_over_places, "models", recurrent)
-    alone = parallel_over_places.measure(replace(ONCE, threads=1))
-    assert alone.numbers["threads"] == [1]
-    assert "lstm speed-up" not in alone.numbers
-    assert parallel_over_places.judge(alone).verdict == "fails"
+    single = parallel_over_places.measure(replace(ONCE, threads=1))
+    assert single.numbers["threads"] == [1]
+    assert "lstm speed-up" not in single.numbers
+    assert parallel_over_places.judge(single).verdict == "fails"
 
 
 def test_threads_that_help_both_alike_are_named_in_no_part() -> None:
@@ -267,9 +267,9 @@ def test_both_models_have_as_many_weights() -> None:
 @pytest.mark.parametrize("near", [False, True])
 def test_every_question_has_its_answer_in_the_text(near: bool) -> None:
     random = torch.Generator().manual_seed(1)
-    tokens, segments, asks, wanted = approximations.texts(16, near, random)
+    tokens, segments, asks, expected = approximations.texts(16, near, random)
     assert asks.sum(1).tolist() == [8] * approximations.ROWS
-    for row, answers in enumerate(wanted.tolist()):
+    for row, answers in enumerate(expected.tolist()):
         pairs = zip(tokens[row].tolist(), segments[row].tolist(), strict=True)
         known = {key: value for key, value in pairs if value != approximations.VALUES}
         assert [known[key] for key in tokens[row][asks[row]].tolist()] == answers

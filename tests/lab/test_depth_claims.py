@@ -197,12 +197,12 @@ def test_the_words_asked_for_are_those_before() -> None:
             return hot.repeat(1, 1, several_heads.PLACES)
 
     random = torch.Generator().manual_seed(1)
-    scores, wanted = several_heads.asked(Echo(), 2, random, CPU)
+    scores, expected = several_heads.asked(Echo(), 2, random, CPU)
     places = several_heads.LENGTH - several_heads.PLACES
-    own = scores.argmax(-1).view(2, places, -1)
-    before = wanted.view(2, places, -1)
+    local = scores.argmax(-1).view(2, places, -1)
+    before = expected.view(2, places, -1)
     for back in range(1, several_heads.PLACES + 1):
-        assert torch.equal(before[:, back:, back - 1], own[:, :-back, 0])
+        assert torch.equal(before[:, back:, back - 1], local[:, :-back, 0])
 
 
 def test_the_next_word_is_asked_for() -> None:

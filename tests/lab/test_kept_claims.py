@@ -45,8 +45,8 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def call(*words: str) -> tuple[int, str]:
-    found = CliRunner().invoke(app, ["claims", *words], catch_exceptions=True)
-    return found.exit_code, found.output if found.exception is None else str(found.exception)
+    actual = CliRunner().invoke(app, ["claims", *words], catch_exceptions=True)
+    return actual.exit_code, actual.output if actual.exception is None else str(actual.exception)
 
 
 def test_results_are_kept_and_not_computed_again(counting: list[int], tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_stopped_by_a_person_it_says_what_is_kept(
     stopping = dataclasses.replace(claim, measure=stop)
     monkeypatch.setattr(runner, "claims", lambda: {"a": claim, "b": stopping})
     monkeypatch.setattr(runner, "draw", lambda name, measured, path: None)
-    found = CliRunner().invoke(app, ["claims", "--all", "--report", str(tmp_path / "out")])
-    assert found.exit_code == 130
-    assert "stopped in b" in found.output
-    assert "the same command goes on" in found.output
+    actual = CliRunner().invoke(app, ["claims", "--all", "--report", str(tmp_path / "out")])
+    assert actual.exit_code == 130
+    assert "stopped in b" in actual.output
+    assert "the same command goes on" in actual.output
     assert (tmp_path / "out" / "a.json").is_file()
 
 
@@ -172,9 +172,11 @@ def test_the_code_of_a_claim_is_its_file_and_the_rooms_it_uses(
 def test_a_gpu_is_named_if_it_was_used(
     counting: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = iter([5, 5, 5, 6])
+    requested = iter([5, 5, 5, 6])
     monkeypatch.setattr(
-        torch.cuda, "memory_stats", lambda device: {"allocated_bytes.all.allocated": next(asked)}
+        torch.cuda,
+        "memory_stats",
+        lambda device: {"allocated_bytes.all.allocated": next(requested)},
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A large one")
     setting = Setting(device=torch.device("cuda"))
@@ -206,9 +208,9 @@ def test_what_is_infinite_or_no_number_is_told_kept_and_read(
     assert one["why"] == "inf nan nan"
     assert read((tmp_path / "claims.json").read_text()) == [one]
     assert read(printed[printed.index("{") : printed.rindex("}") + 1]) == {"claims": [one]}
-    found = runner.kept("counting", Setting(), tmp_path)
-    assert found is not None
-    assert str(found.numbers) == str(numbers)  # NaN is not equal to itself
+    actual = runner.kept("counting", Setting(), tmp_path)
+    assert actual is not None
+    assert str(actual.numbers) == str(numbers)  # NaN is not equal to itself
 
 
 def test_the_clock_on_the_wall_is_read_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,11 +241,11 @@ def test_pages_are_made_of_the_results_alone(counting: list[int], tmp_path: Path
     assert "2 ± 1.4" in page
     assert text.count("**Holds**") == text.count("**Fails**") == 1
     assert r"One & one is \<two\>." in text
-    for told in (page, text):
-        assert command in told
-        assert "seeds 1, 3" in told
-        assert told.count("x above 0") == 2
-        assert told.count("in deck 000") == told.count("in no deck") == 1
+    for reported in (page, text):
+        assert command in reported
+        assert "seeds 1, 3" in reported
+        assert reported.count("x above 0") == 2
+        assert reported.count("in deck 000") == reported.count("in no deck") == 1
 
 
 def test_pictures_of_a_page_lie_beside_it(counting: list[int], tmp_path: Path) -> None:

@@ -79,10 +79,10 @@ def test_a_small_run_gives_what_is_judged(tiny: Tiny, monkeypatch: pytest.Monkey
 
 
 def judged(module: ModuleType, **numbers: float) -> Judged:
-    found: Judged = module.CLAIM.judge(
+    actual: Judged = module.CLAIM.judge(
         Measured(numbers={name.replace("_", " "): [value] for name, value in numbers.items()})
     )
-    return found
+    return actual
 
 
 def test_where_it_depends_the_part_is_named() -> None:
@@ -176,14 +176,14 @@ def test_labels_are_where_the_words_are() -> None:
     last, _ = both_directions.last_german_word(pairs, rows)
     assert bool(((last != reading.UNLABELLED).sum(1) == 1).all())
     ends = {pair.source[-1] for pair in pairs}
-    found = reading.Vocabulary.of(pairs).numbers
-    assert set(rows[last != reading.UNLABELLED].tolist()) <= {found[end] for end in ends}
+    actual = reading.Vocabulary.of(pairs).numbers
+    assert set(rows[last != reading.UNLABELLED].tolist()) <= {actual[end] for end in ends}
 
 
 def test_rare_compounds_are_not_in_training() -> None:
-    asked = rare_words.compounds(rare_words.SMALL, 1)
-    assert not set(asked.rare.targets) & set(asked.train.targets)
-    assert all(asked.train.targets.count(target) >= 5 for target in asked.common.targets)
+    requested = rare_words.compounds(rare_words.SMALL, 1)
+    assert not set(requested.rare.targets) & set(requested.train.targets)
+    assert all(requested.train.targets.count(target) >= 5 for target in requested.common.targets)
 
 
 def test_pieces_that_lose_rare_words_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,27 +16,27 @@ LARGER = (8e5, 4e6)
 
 def losses(noise: float, seed: int = 0) -> Losses:
     exact = np.array([TRUTH.loss(*place) for place in GRID])
-    found: Losses = exact * np.exp(noise * np.random.default_rng(seed).normal(size=len(GRID)))
-    return found
+    actual: Losses = exact * np.exp(noise * np.random.default_rng(seed).normal(size=len(GRID)))
+    return actual
 
 
 def test_exact_points_give_their_law_back() -> None:
-    found = fit(GRID, losses(0.0), draws=2).law
-    assert found.floor == pytest.approx(TRUTH.floor, rel=0.02)
-    assert found.exponents == pytest.approx(TRUTH.exponents, rel=0.02)
-    assert found.loss(*LARGER) == pytest.approx(TRUTH.loss(*LARGER), rel=1e-4)
+    actual = fit(GRID, losses(0.0), draws=2).law
+    assert actual.floor == pytest.approx(TRUTH.floor, rel=0.02)
+    assert actual.exponents == pytest.approx(TRUTH.exponents, rel=0.02)
+    assert actual.loss(*LARGER) == pytest.approx(TRUTH.loss(*LARGER), rel=1e-4)
 
 
 def test_noisy_points_give_it_within_the_band() -> None:
     """A band of nine in ten: of ten sets of points, it may miss a few."""
     inside = np.zeros(3)
     for seed in range(10):
-        found = fit(GRID, losses(0.003, seed), draws=60)
+        actual = fit(GRID, losses(0.003, seed), draws=60)
         for place, truth in enumerate(TRUTH.exponents):
-            drawn = [law.exponents[place] for law in found.draws]
-            band = Band.of(found.law.exponents[place], drawn)
+            drawn = [law.exponents[place] for law in actual.draws]
+            band = Band.of(actual.law.exponents[place], drawn)
             inside[place] += band.low <= truth <= band.high
-        band = found.curve(*LARGER)
+        band = actual.curve(*LARGER)
         inside[2] += band.low <= TRUTH.loss(*LARGER) <= band.high
         assert band.high / band.low < 1.05  # a band that says something
     assert (inside >= 7).all(), inside
@@ -46,8 +46,8 @@ def test_an_outlier_moves_the_law_little() -> None:
     """What the Huber loss is for: squares would follow it four times as far."""
     broken = losses(0.001)
     broken[5] *= 1.2
-    found = fit(GRID, broken, draws=2).law
-    assert found.loss(*LARGER) == pytest.approx(TRUTH.loss(*LARGER), rel=0.03)
+    actual = fit(GRID, broken, draws=2).law
+    assert actual.loss(*LARGER) == pytest.approx(TRUTH.loss(*LARGER), rel=0.03)
 
 
 def test_the_band_holds_the_truth_about_as_often_as_it_says() -> None:
@@ -57,8 +57,8 @@ def test_the_band_holds_the_truth_about_as_often_as_it_says() -> None:
     inside = {"curve": 0, "run": 0}
     tries = 20
     for _ in range(tries):
-        found = fit(sizes, exact * np.exp(0.005 * random.normal(size=len(sizes))), draws=40)
-        curve, run = found.curve(4e6), found.run(4e6)
+        actual = fit(sizes, exact * np.exp(0.005 * random.normal(size=len(sizes))), draws=40)
+        curve, run = actual.curve(4e6), actual.run(4e6)
         inside["curve"] += curve.low <= law.loss(4e6) <= curve.high
         inside["run"] += run.low <= law.loss(4e6) * np.exp(0.005 * random.normal()) <= run.high
     for count in inside.values():

@@ -33,36 +33,36 @@ def plan_of(run: Run, sweep: Sweep, steps: int = 900) -> Plan:
 
 def test_flops_are_those_of_the_account() -> None:
     plan = plan_of(recipe(), Sweep())
-    for one in plan.runs:
-        counted = summarize(one.run.model)
-        tokens = one.run.train.steps * STEP_TOKENS
-        assert one.flops == counted.training_flops["token"] * tokens
-        assert one.parameters == counted.block_parameters
-        assert one.parameters < counted.parameters  # without what embeds
-    assert plan.flops == sum(one.flops for one in plan.runs)
+    for item in plan.runs:
+        counted = summarize(item.run.model)
+        tokens = item.run.train.steps * STEP_TOKENS
+        assert item.flops == counted.training_flops["token"] * tokens
+        assert item.parameters == counted.block_parameters
+        assert item.parameters < counted.parameters  # without what embeds
+    assert plan.flops == sum(item.flops for item in plan.runs)
 
 
 def test_the_predicted_run_is_the_recipe_and_so_many_times_larger() -> None:
     run = recipe()
     plan = plan_of(run, Sweep())
     assert plan.target.run.model == run.model
-    largest = max(one.flops for one in plan.fitted)
+    largest = max(item.flops for item in plan.fitted)
     assert LARGER <= plan.target.flops / largest < LARGER * 1.01
     for name in ("parameters", "tokens"):
-        assert getattr(plan.target, name) > max(getattr(one, name) for one in plan.fitted)
+        assert getattr(plan.target, name) > max(getattr(item, name) for item in plan.fitted)
 
 
 def test_every_size_meets_every_amount_of_text() -> None:
     plan = plan_of(recipe(), Sweep(sizes=3, data=4))
-    pairs = {(one.parameters, one.tokens) for one in plan.fitted}
+    pairs = {(item.parameters, item.tokens) for item in plan.fitted}
     assert len(plan.fitted) == len(pairs) == 12
-    assert len({one.name for one in plan.runs}) == 13
+    assert len({item.name for item in plan.runs}) == 13
 
 
 @pytest.mark.parametrize("name", ["shakespeare-char", "language", "gpt-mini"])
 def test_sizes_halve_at_one_aspect(name: str) -> None:
     run = read_recipe(name, ["data.folder=x", "model.vocab_size=500"])
-    models = [one.model for one in sizes_of(run, Sweep())]
+    models = [item.model for item in sizes_of(run, Sweep())]
     counts = [summarize(model).block_parameters for model in models]
     aspect = run.model.dim / run.model.layers
     for small, large in pairwise(counts):
@@ -75,16 +75,16 @@ def test_sizes_halve_at_one_aspect(name: str) -> None:
 
 def test_narrower_models_learn_faster_by_the_root() -> None:
     runs = sizes_of(recipe(), Sweep())
-    rates = [(one.train.learning_rate or 0.0) * one.model.dim**0.5 for one in runs]
+    rates = [(item.train.learning_rate or 0.0) * item.model.dim**0.5 for item in runs]
     assert rates == pytest.approx([rates[0]] * len(rates))
-    own = sizes_of(recipe("train.schedule=transformer", "train.learning_rate=none"), Sweep())
-    assert all(one.train.learning_rate is None for one in own)  # that formula has the root
+    local = sizes_of(recipe("train.schedule=transformer", "train.learning_rate=none"), Sweep())
+    assert all(item.train.learning_rate is None for item in local)  # that formula has the root
 
 
 def test_every_run_ends_its_own_schedule() -> None:
-    for one in plan_of(recipe(), Sweep()).runs:
-        train = one.run.train.settled(1)
-        rates = [learning_rate(train, one.run.model.dim, step + 1) for step in range(train.steps)]
+    for item in plan_of(recipe(), Sweep()).runs:
+        train = item.run.train.settled(1)
+        rates = [learning_rate(train, item.run.model.dim, step + 1) for step in range(train.steps)]
         peak = rates.index(max(rates))
         assert peak / train.steps == pytest.approx(100 / 900, abs=0.02)
         assert rates[-1] < 0.12 * rates[peak]
@@ -93,7 +93,7 @@ def test_every_run_ends_its_own_schedule() -> None:
 
 def test_a_budget_is_kept() -> None:
     run, sweep = recipe(), Sweep(budget=600.0)
-    each = {f"{one.model.dim}x{one.model.layers}": 0.05 for one in sizes_of(run, sweep)}
+    each = {f"{item.model.dim}x{item.model.layers}": 0.05 for item in sizes_of(run, sweep)}
     steps = steps_within(
         run, sweep, step_tokens=STEP_TOKENS, seconds=each, valid_tokens=20 * STEP_TOKENS
     )
@@ -123,7 +123,7 @@ def test_what_cannot_be_planned_is_said() -> None:
 
 def test_a_budget_for_less_than_the_validations_is_refused() -> None:
     run, sweep = recipe(), Sweep(budget=5.0)
-    each = {f"{one.model.dim}x{one.model.layers}": 1.0 for one in sizes_of(run, sweep)}
+    each = {f"{item.model.dim}x{item.model.layers}": 1.0 for item in sizes_of(run, sweep)}
     with pytest.raises(UserError, match="less than the validations take"):
         steps_within(run, sweep, step_tokens=STEP_TOKENS, seconds=each, valid_tokens=10**6)
 

@@ -60,20 +60,20 @@ def out(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "out"))
 
 
-def untrained(one: Scaling, planned: Planned) -> None:
+def untrained(item: Scaling, planned: Planned) -> None:
     raise AssertionError(f"{planned.name} is trained again")
 
 
 def test_every_run_is_an_ordinary_one_with_that_loss(text: Path, finished: Path) -> None:
     again = scaling(text, finished)
     results = again.results()
-    assert list(results) == [one.name for one in again.plan.runs]
+    assert list(results) == [item.name for item in again.plan.runs]
     for planned in (again.plan.fitted[0], again.plan.target):
         opened = load_torch_run(finished / planned.name, CPU)
         assert read_run(finished / planned.name).model == planned.run.model
         assert opened.run.data is not None
-        found = opened.evaluate(opened.run.data, "valid")["loss"]
-        assert found == pytest.approx(results[planned.name], rel=1e-4)
+        actual = opened.evaluate(opened.run.data, "valid")["loss"]
+        assert actual == pytest.approx(results[planned.name], rel=1e-4)
 
 
 def test_what_is_done_is_not_done_again(
@@ -81,7 +81,7 @@ def test_what_is_done_is_not_done_again(
 ) -> None:
     before = (out / prediction.FILE).read_bytes()
     monkeypatch.setattr(Scaling, "_train", untrained)
-    monkeypatch.setattr(Scaling, "_seconds", lambda one: pytest.fail("planned again"))
+    monkeypatch.setattr(Scaling, "_seconds", lambda item: pytest.fail("planned again"))
     scaling(text, out).go()
     assert (out / prediction.FILE).read_bytes() == before
 
@@ -90,13 +90,13 @@ def test_a_sweep_that_was_stopped_goes_on(
     text: Path, finished: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a run, and with the same losses as if it had never stopped."""
-    whole = scaling(text, finished)
-    last = whole.plan.fitted[-1]
+    full = scaling(text, finished)
+    last = full.plan.fitted[-1]
     for name in (last.name, TARGET):
         shutil.rmtree(out / name)
     (out / prediction.FILE).unlink()
-    kept = {name: loss for name, loss in whole.results().items() if name not in (last.name, TARGET)}
-    (out / sweep.RESULTS).write_text(json.dumps(kept))
+    saved = {name: loss for name, loss in full.results().items() if name not in (last.name, TARGET)}
+    (out / sweep.RESULTS).write_text(json.dumps(saved))
     step, count = sweep.Trainer.step, [0]
 
     def stopping(trainer: sweep.Trainer, number: int) -> object:
@@ -110,9 +110,9 @@ def test_a_sweep_that_was_stopped_goes_on(
         scaling(text, out).go()
     assert not (out / prediction.FILE).exists()
     scaling(text, out).go()
-    assert scaling(text, out).results() == whole.results()
+    assert scaling(text, out).results() == full.results()
     # No more than since the last save is done twice.
-    assert count[0] <= last.run.train.steps + whole.plan.target.run.train.steps + 25 - 20
+    assert count[0] <= last.run.train.steps + full.plan.target.run.train.steps + 25 - 20
 
 
 def test_the_prediction_was_there_before_the_run(text: Path, finished: Path) -> None:
@@ -120,8 +120,8 @@ def test_the_prediction_was_there_before_the_run(text: Path, finished: Path) -> 
     assert made is not None
     begun = (finished / TARGET / "run.toml").stat().st_mtime
     assert datetime.fromisoformat(made.made).timestamp() <= begun
-    assert [one.name for one in made.fitted] == [
-        one.name for one in scaling(text, finished).plan.fitted
+    assert [item.name for item in made.fitted] == [
+        item.name for item in scaling(text, finished).plan.fitted
     ]
     assert made.measured == scaling(text, finished).results()[TARGET]
 
@@ -142,16 +142,16 @@ def drawn_by(law: Law, shortest: float) -> tuple[Trained, ...]:
 
 
 def test_runs_that_are_too_short_are_told() -> None:
-    law, wanted = Law(1.0, (40.0, 3e3), (0.4, 0.6)), (10**6, 2 * 10**7)
+    law, expected = Law(1.0, (40.0, 3e3), (0.4, 0.6)), (10**6, 2 * 10**7)
     for shortest in (1.0, 1.1):
         runs = drawn_by(law, shortest)
-        longer = sweep.without_shortest(runs, *wanted)
+        longer = sweep.without_shortest(runs, *expected)
         assert longer is not None
-        assert longer.value == pytest.approx(law.loss(*wanted), rel=3e-3)
-        misled = sweep.joint_fit(runs).run(*wanted).value
+        assert longer.value == pytest.approx(law.loss(*expected), rel=3e-3)
+        misled = sweep.joint_fit(runs).run(*expected).value
         assert (abs(misled / longer.value - 1) > 1e-2) == (shortest > 1)
-    few = tuple(one for one in drawn_by(law, 1.0) if one.tokens < 8 * 10**6)
-    assert sweep.without_shortest(few, *wanted) is None
+    few = tuple(item for item in drawn_by(law, 1.0) if item.tokens < 8 * 10**6)
+    assert sweep.without_shortest(few, *expected) is None
 
 
 def test_nothing_is_predicted_after_the_fact(text: Path, out: Path) -> None:
@@ -165,10 +165,10 @@ def test_nor_by_other_results(text: Path, out: Path) -> None:
     results = json.loads((out / sweep.RESULTS).read_text())
     results[min(results)] *= 0.9
     (out / sweep.RESULTS).write_text(json.dumps(results))
-    kept = (out / prediction.FILE).read_bytes()
+    saved = (out / prediction.FILE).read_bytes()
     with pytest.raises(UserError, match="predicted of other results"):
         scaling(text, out).go()
-    assert (out / prediction.FILE).read_bytes() == kept
+    assert (out / prediction.FILE).read_bytes() == saved
 
 
 @pytest.mark.parametrize("name", ["loss", "low", "made", "flops"])
@@ -197,27 +197,27 @@ def test_a_folder_has_one_sweep(text: Path, out: Path) -> None:
 
 
 def test_tables_and_picture_and_values(text: Path, finished: Path, tmp_path: Path) -> None:
-    one = scaling(text, finished)
-    found = one.findings()
-    assert report.runs_table(found).row_count == len(one.plan.runs)
-    table = json.loads(json.dumps(report.as_dict(one.plan, found)))
+    item = scaling(text, finished)
+    actual = item.findings()
+    assert report.runs_table(actual).row_count == len(item.plan.runs)
+    table = json.loads(json.dumps(report.as_dict(item.plan, actual)))
     assert set(table["laws"]) == {"L(N, D)", "frontier"}  # too few for laws of one alone
-    assert table["prediction"]["measured"] == one.results()[TARGET]
-    assert table["prediction"]["inside"] == ("inside" in report.said(found))
-    report.draw(one.plan, found, tmp_path / "scale.png")
+    assert table["prediction"]["measured"] == item.results()[TARGET]
+    assert table["prediction"]["inside"] == ("inside" in report.said(actual))
+    report.draw(item.plan, actual, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000
 
 
 def test_what_is_said_of_a_prediction(text: Path, finished: Path) -> None:
     """Above or below in words; and whether the shortest runs have moved it far."""
-    found = scaling(text, finished).findings()
-    made = dataclasses.replace(found.prediction, loss=2.0, low=1.9, high=2.2, measured=1.8)
-    alone = dataclasses.replace(found, prediction=made, longer=None)
-    assert "outside the band, 10.00% below the prediction" in report.said(alone)
+    actual = scaling(text, finished).findings()
+    made = dataclasses.replace(actual.prediction, loss=2.0, low=1.9, high=2.2, measured=1.8)
+    single = dataclasses.replace(actual, prediction=made, longer=None)
+    assert "outside the band, 10.00% below the prediction" in report.said(single)
     for value, share, words in ((2.02, "10%", "near"), (1.92, "80%", "longer runs are needed")):
-        longer = dataclasses.replace(alone, longer=Band(value, 1.7, 2.3))
+        longer = dataclasses.replace(single, longer=Band(value, 1.7, 2.3))
         first, second = report.said(longer).splitlines()
-        assert first == report.said(alone)
+        assert first == report.said(single)
         assert f"{value:.4f} (1.7000 to 2.3000), {share} of the way" in second
         assert words in second
 
@@ -254,9 +254,9 @@ def test_the_plan_alone_trains_nothing(
     printed = capsys.readouterr()
     shown = json.loads(printed.out)
     assert len(shown["runs"]) == 7
-    fewest = min(one["tokens"] for one in shown["runs"]) // 64  # train.batch_tokens
+    fewest = min(item["tokens"] for item in shown["runs"]) // 64  # train.batch_tokens
     assert f"the shortest runs have {fewest} steps" in printed.err
-    assert shown["seconds"] == pytest.approx(sum(one["seconds"] for one in shown["runs"]))
+    assert shown["seconds"] == pytest.approx(sum(item["seconds"] for item in shown["runs"]))
     assert shown["seconds"] > 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == [sweep.PLAN]
 

@@ -56,25 +56,25 @@ def random() -> torch.Generator:
 
 def test_a_target_has_the_words_of_its_source() -> None:
     words = Words.of(10, 1, CPU)
-    source, target, wanted = words.sentences(5, 6, random())
-    assert wanted.equal(words.table[source])
+    source, target, expected = words.sentences(5, 6, random())
+    assert expected.equal(words.table[source])
     assert (target[:, 0] == START).all()
-    assert target[:, 1:].equal(wanted[:, :-1])
+    assert target[:, 1:].equal(expected[:, :-1])
     assert (source[:, -1] == END).all()
     assert words.table.sort().values.equal(torch.arange(10 + MARKS))
 
 
 def test_words_of_the_second_kind_go_to_the_end_in_their_order() -> None:
     words = Words.of(10, 1, CPU, kinds=2)
-    source, _, wanted = words.sentences(20, 6, random())
+    source, _, expected = words.sentences(20, 6, random())
     back = words.table.argsort()
-    for row, target, places in zip(source, wanted, words.places(source), strict=True):
+    for row, target, places in zip(source, expected, words.places(source), strict=True):
         said = back[target]
         assert said.equal(row[places])
         assert places[-1] == 6
         for kind in (0, 1):
-            own = row[:-1][row[:-1] % 2 == kind]
-            assert said[:-1][said[:-1] % 2 == kind].equal(own)
+            local = row[:-1][row[:-1] % 2 == kind]
+            assert said[:-1][said[:-1] % 2 == kind].equal(local)
         assert all(a % 2 <= b % 2 for a, b in pairwise(said[:-1].tolist()))
 
 
@@ -151,11 +151,11 @@ def test_perplexity_and_bleu_are_of_the_same_sentences(
     tiny: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    whole = translators.read
+    full = translators.read
 
     def noted(trial: trial.Trial, split: str) -> Corpus:
         read.append(split)
-        return whole(trial, split)
+        return full(trial, split)
 
     monkeypatch.setattr(translators, "read", noted)
     label_smoothing.measure(ONCE)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from manyheads.baselines.bytenet import ByteNet, ByteNetConfig
 from manyheads.baselines.convs2s import ConvS2S, ConvS2SConfig
 from manyheads.baselines.gnmt import Gnmt, GnmtConfig
-from manyheads.baselines.luong_attention import MemoryAttention
+from manyheads.baselines.luong_attention import LuongAttention
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.cli import app
 from manyheads.config import dump, parse
@@ -27,9 +27,9 @@ from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.evaluate.alignment import alignment_error
 from manyheads.loading import load_torch_run
-from manyheads.models.capture import capture, looks_across
+from manyheads.models.capture import capture, has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
-from manyheads.nn.attention import Dense, Fused
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.scores import Additive, Bilinear, Dot
 from manyheads.nn.tiled import Tiled
@@ -38,7 +38,7 @@ from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
 from manyheads.run import model_digest
 from manyheads.summary import summarize
-from manyheads.view.maps import attention_maps
+from manyheads.view.maps import maps_of
 
 CONFIGS: dict[str, Any] = {
     config.kind: config for config in (ConvS2SConfig, ByteNetConfig, GnmtConfig, RnnConfig)
@@ -57,8 +57,8 @@ def tiny_model(kind: str, **changes: Any) -> Any:
     return CONFIGS[kind](**{**sizes, "max_length": 40, **changes}).build().double()
 
 
-def agree(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+def agree(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 # --- what each computes ---
@@ -109,7 +109,7 @@ def bytenet_by_hand(model: ByteNet, source: Tensor, target: Tensor) -> Tensor:
         return x
 
     scale, config = math.sqrt(model.config.dim), model.config
-    room = math.ceil(config.stretch * len(source) + config.more)
+    room = math.ceil(config.length_ratio * len(source) + config.length_extra)
     empty = model.beyond.weight.expand(room - len(source), -1)
     states = through(model.encoder, torch.cat([model.tokens.weight[source], empty]) * scale)
     heard = torch.cat([states, states.new_zeros(len(target), config.dim)])[: len(target)]
@@ -145,9 +145,9 @@ def test_a_padded_batch_is_each_pair_by_hand(kind: str, tie: str) -> None:
     model = tiny_model(kind, tie=tie)
     source, target = words(3, 7), words(3, 9)
     real = torch.arange(7) < torch.tensor([[7], [4], [1]])
-    found = model(source, target, real)
+    actual = model(source, target, real)
     for row, length in enumerate((7, 4, 1)):
-        agree(found[row], BY_HAND[kind](model, source[row, :length], target[row]))
+        agree(actual[row], BY_HAND[kind](model, source[row, :length], target[row]))
 
 
 def test_convolutions_may_have_another_width_and_another_kernel() -> None:
@@ -167,7 +167,7 @@ def test_dilations_begin_anew_after_five() -> None:
 @pytest.mark.parametrize(("stretch", "more", "room"), [(1.2, 0, 12), (1.0, 0, 10), (1.5, 3, 18)])
 def test_a_source_is_heard_as_far_as_it_is_unfolded(stretch: float, more: int, room: int) -> None:
     """The representation has a |s| + b places, and a later one hears only what was written."""
-    model = tiny_model("bytenet", layers=1, stretch=stretch, more=more)
+    model = tiny_model("bytenet", layers=1, length_ratio=stretch, length_extra=more)
     memory = model.encode(words(1, 10))
     assert memory.states.shape[1] == room
     memory.states.retain_grad()
@@ -189,7 +189,7 @@ def test_padding_changes_nothing(kind: str) -> None:
     model, target = tiny_model(kind), words(2, 4)
     source = words(2, 9)
     real = torch.arange(9) < torch.tensor([[6], [3]])
-    found = []
+    actual = []
     for padding, length in ((0, 9), (5, 9), (5, 6)):
         model.zero_grad()
         padded = source.masked_fill(~real, padding)[:, :length]
@@ -197,20 +197,20 @@ def test_padding_changes_nothing(kind: str) -> None:
         logits = model.logits(model.decode(target, memory))
         logits.square().sum().backward()
         grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        found.append((memory.states[memory.mask.padding_mask], logits, torch.cat(grads)))
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
+        actual.append((memory.states[memory.mask.padding_mask], logits, torch.cat(grads)))
+    for other in actual[1:]:
+        for one, two in zip(actual[0], other, strict=True):
             agree(one, two)
-    agree(model(source[1:, :3], target[1:]), found[0][1][1:])
+    agree(model(source[1:, :3], target[1:]), actual[0][1][1:])
 
 
 @kinds
 def test_padding_elsewhere_is_refused(kind: str) -> None:
     model = tiny_model(kind)
     for real in ([False, True, True], [True, False, True], [False] * 3):
-        with pytest.raises(UserError, match="padding behind"):
+        with pytest.raises(UserError, match="padding at the end"):
             model(words(1, 3), words(1, 2), torch.tensor([real]))
-        with pytest.raises(UserError, match="padding behind"):
+        with pytest.raises(UserError, match="padding at the end"):
             model(words(1, 3), words(1, 3), None, torch.tensor([real]))
 
 
@@ -238,11 +238,11 @@ def test_cached_is_full(kind: str, chunks: tuple[int, ...]) -> None:
     real = torch.arange(5) < torch.tensor([[5], [3]])
     cache, memory = KVCache(), model.encode(source, real)
     with torch.no_grad():
-        found = [
+        actual = [
             model.logits(model.decode(chunk, memory, cache=cache))
             for chunk in tokens.split(list(chunks), dim=1)
         ]
-        agree(torch.cat(found, dim=1), model(source, tokens, real))
+        agree(torch.cat(actual, dim=1), model(source, tokens, real))
     assert cache.length == 9
 
 
@@ -257,16 +257,16 @@ def test_cached_hypotheses_can_be_reordered(kind: str, lengths: tuple[int, int])
         cache, memory = KVCache(), model.encode(source, real)
         model.decode(start, memory, cache=cache)
         cache.select_rows(rows)
-        found = model.logits(model.decode(step, memory, cache=cache))
+        actual = model.logits(model.decode(step, memory, cache=cache))
         grown = torch.cat([start[rows], step], dim=1)
         wide = None if real is None else real.repeat_interleave(3, 0)
-        agree(found, model(source.repeat_interleave(3, 0), grown, wide)[:, 3:])
+        agree(actual, model(source.repeat_interleave(3, 0), grown, wide)[:, 3:])
         cache.select_rows(torch.tensor([3, 4, 5]))
         memory = model.encode(source[1:], None if real is None else real[1:])
-        found = model.logits(model.decode(step[:3], memory, cache=cache))
+        actual = model.logits(model.decode(step[:3], memory, cache=cache))
         grown = torch.cat([grown[3:], step[:3]], dim=1)
         full = model(source[1:].expand(3, -1), grown, None if wide is None else wide[3:])
-        agree(found, full[:, 5:])
+        agree(actual, full[:, 5:])
 
 
 @kinds
@@ -279,15 +279,16 @@ def test_a_batch_is_searched_as_one_sentence_at_a_time(kind: str, beam: int) -> 
     torch.manual_seed(1)
     lengths, limits = (9, 2, 6, 1, 4, 9), [12, 3, 9, 6, 8, 14]
     source, real = toy_source(*lengths)
-    found = searched(model, source, real, limits, beam=beam)
+    actual = searched(model, source, real, limits, beam=beam)
     for row, length in enumerate(lengths):
         one = source[row : row + 1, :length]
         same(
-            found[row : row + 1], searched(model, one, one != PAD, limits[row : row + 1], beam=beam)
+            actual[row : row + 1],
+            searched(model, one, one != PAD, limits[row : row + 1], beam=beam),
         )
-    assert len({len(line[0].tokens) for line in found}) > 2
+    assert len({len(line[0].tokens) for line in actual}) > 2
     if ATTENTIONS[kind]:  # what asks a source begins otherwise for another one
-        assert len({tuple(line[0].tokens[:1]) for line in found}) > 1
+        assert len({tuple(line[0].tokens[:1]) for line in actual}) > 1
 
 
 @kinds
@@ -296,7 +297,7 @@ def test_attention_is_captured_where_there_is_any(kind: str) -> None:
     real = torch.arange(5) < torch.tensor([[5], [2]])
     with torch.no_grad(), capture(model) as maps:
         model(words(2, 5), words(2, 4), real)
-    layers = maps["cross"] if looks_across(model) else []
+    layers = maps["cross"] if has_cross_attention(model) else []
     assert len(layers) == ATTENTIONS[kind]
     for weights in layers:
         assert weights.shape == (2, 1, 4, 5)
@@ -304,7 +305,7 @@ def test_attention_is_captured_where_there_is_any(kind: str) -> None:
         assert not weights[1, ..., 2:].any()
     with pytest.raises(KeyError):
         maps["self"]
-    cores = [part.core for part in model.modules() if isinstance(part, MemoryAttention)]
+    cores = [part.core for part in model.modules() if isinstance(part, LuongAttention)]
     assert cores == [Dense()] * ATTENTIONS[kind]
 
 
@@ -326,7 +327,7 @@ def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
     assert sum(counted.parts.values()) == counted.parameters
     assert counted.parameters == sum(p.numel() for p in model.parameters())
     assert counted.parts["head"] == (0 if tie == "all" else VOCAB * 8)
-    assert bool(counted.parts["cross-attention"]) == looks_across(model)
+    assert bool(counted.parts["cross-attention"]) == has_cross_attention(model)
     counter, cache = FlopCounterMode(display=False), KVCache()
     with counter, torch.no_grad():
         memory = model.encode(tokens)
@@ -388,10 +389,10 @@ def test_a_run_is_used_like_any_other(run: Path) -> None:
     assert together == [opened.translator(beam=3).translate([text])[0] for text in texts]
     vectors = opened.encoder().embed(texts)
     assert vectors.shape == (3, 32 if kind == "convs2s" else 16)  # z and e side by side, or states
-    alone = opened.encoder().embed(texts[:1])
-    torch.testing.assert_close(torch.tensor(vectors[:1]), torch.tensor(alone))
-    if looks_across(model):
-        drawn = attention_maps(opened, "red dog", "dog red")["decoder.cross"]
+    single = opened.encoder().embed(texts[:1])
+    torch.testing.assert_close(torch.tensor(vectors[:1]), torch.tensor(single))
+    if has_cross_attention(model):
+        drawn = maps_of(opened, "red dog", "dog red")["decoder.cross"]
         assert drawn.weights.shape[2:] == (len(drawn.rows), len(drawn.columns))
         spans = ((0, 3), (4, 7))
         pair = Pair("red dog", "dog red", spans, spans, frozenset({(0, 1), (1, 0)}))
@@ -400,15 +401,15 @@ def test_a_run_is_used_like_any_other(run: Path) -> None:
         assert 0 <= error.best <= 1
     else:
         with pytest.raises(UserError, match="a model with attention"):
-            attention_maps(opened, "red dog")
+            maps_of(opened, "red dog")
 
 
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])
 def test_export_is_refused_in_a_line(to: str, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    found = CliRunner().invoke(app, ["export", str(run), "--to", to, "--out", str(out)])
-    assert isinstance(found.exception, UserError)
-    said = str(found.exception).lower()
+    actual = CliRunner().invoke(app, ["export", str(run), "--to", to, "--out", str(out)])
+    assert isinstance(actual.exception, UserError)
+    said = str(actual.exception).lower()
     assert "\n" not in said
     assert load_torch_run(run).run.model.kind in said
     assert not out.exists()
@@ -439,8 +440,8 @@ def test_the_exact_core_is_no_part_of_a_models_name() -> None:
         ("convs2s attention=longformer", "a convolution has none"),
         ("bytenet kernel=0", "kernel=0"),
         ("bytenet dim=15", "must be even"),
-        ("bytenet stretch=0.9", "stretch=0.9 must be at least 1"),
-        ("bytenet more=-1", "more=-1"),
+        ("bytenet length_ratio=0.9", "length_ratio=0.9 must be at least 1"),
+        ("bytenet length_extra=-1", "length_extra=-1"),
         ("bytenet attention=dense", "no setting 'model.attention'"),
         ("gnmt layers=1", "layers=1 must be at least 2"),
         ("gnmt dim=15", "must be even"),

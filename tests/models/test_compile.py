@@ -55,8 +55,8 @@ def test_compiled_is_eager(kind: Model, position: str) -> None:
             model.zero_grad()
             logits = run(*given)
             logits.square().sum().backward()
-            found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-            gradients.append({"": logits.detach(), **found})
+            actual = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+            gradients.append({"": logits.detach(), **actual})
         assert len(gradients[0]) > 10
         torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-10)
 
@@ -69,8 +69,8 @@ class Precise(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.norm(x.float())
-        return found
+        actual: Tensor = self.norm(x.float())
+        return actual
 
 
 @pytest.mark.compile
@@ -86,7 +86,7 @@ def test_compiled_blocks_pass_on_what_products_are_computed_in(
     torch.manual_seed(1)
     model: Any = tiny(GptConfig, "rotary", "fused", layers=3, norm=Norm(placement=placement))
     model, tokens = model.build(), inputs(GptConfig, 3, 7)[0]
-    for part in [one for one in model.modules() if isinstance(one, Residual)]:
+    for part in [item for item in model.modules() if isinstance(item, Residual)]:
         part.norm = Precise(part.norm)
     types: list[torch.dtype] = []
     model.decoder.blocks[1].register_forward_pre_hook(
@@ -95,8 +95,8 @@ def test_compiled_blocks_pass_on_what_products_are_computed_in(
 
     def logits(precise: bool) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=not precise):
-            found: Tensor = model(tokens)
-        return found.float()
+            actual: Tensor = model(tokens)
+        return actual.float()
 
     eager = logits(True)
     compile_blocks(model)
@@ -127,8 +127,8 @@ def test_what_was_dropped_forward_is_dropped_backward() -> None:
 
     def loss() -> Tensor:
         torch.manual_seed(2)
-        found: Tensor = model.decoder(x, make_mask(causal, 16))
-        return (found.float() * direction).sum()
+        actual: Tensor = model.decoder(x, make_mask(causal, 16))
+        return (actual.float() * direction).sum()
 
     for precise in (True, False):
         with torch.autocast("cpu", torch.bfloat16, enabled=not precise):

@@ -8,7 +8,7 @@ from tiny import POSITIONS, VOCAB, tiny, words
 
 from manyheads.errors import UserError
 from manyheads.models.bert import Bert, BertConfig
-from manyheads.models.electra import Electra, generator_of
+from manyheads.models.electra import Electra, generator_config
 from manyheads.models.heads import Detect
 from manyheads.nn.layers import EmbeddingConfig
 
@@ -34,7 +34,7 @@ def test_the_two_share_one_table_and_learned_positions(position: str) -> None:
     assert [name for name, x in state.items() if x.shape == (VOCAB, 16)] == ["model.tokens.weight"]
     assert len({x.untyped_storage().data_ptr() for x in state.values()}) == len(state)
     parameters = list(both.parameters())
-    assert len(parameters) == len({id(one) for one in parameters})
+    assert len(parameters) == len({id(item) for item in parameters})
     places = [name for name in state if "position" in name]
     if position == "learned":
         assert both.generator.encoder.position is model.encoder.position
@@ -51,11 +51,11 @@ def test_both_send_gradients_into_the_shared_tables() -> None:
     from_model = torch.autograd.grad(both.model(tokens).square().sum(), tables)
     from_generator = torch.autograd.grad(both.generator(tokens).square().sum(), tables)
     (both.model(tokens).square().sum() + both.generator(tokens).square().sum()).backward()
-    for table, one, other in zip(tables, from_model, from_generator, strict=True):
-        assert bool(one.any())
+    for table, item, other in zip(tables, from_model, from_generator, strict=True):
+        assert bool(item.any())
         assert bool(other.any())
         assert table.grad is not None
-        torch.testing.assert_close(table.grad, one + other)
+        torch.testing.assert_close(table.grad, item + other)
 
 
 def test_moving_both_moves_what_they_share() -> None:
@@ -70,7 +70,7 @@ def test_moving_both_moves_what_they_share() -> None:
 )
 def test_the_generator_is_a_share_as_wide(share: float, heads: int, hidden: int) -> None:
     model = a_model()
-    config = generator_of(model.config, share)
+    config = generator_config(model.config, share)
     assert (config.heads, config.dim, config.head_dim) == (heads, 4 * heads, 4)
     assert (config.ffn_dim, config.layers) == (hidden, model.config.layers)
     assert config.embed.width(config.dim) == 16  # the table is the model's

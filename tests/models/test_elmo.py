@@ -46,8 +46,8 @@ def tiny_elmo(head: Classify | None = None, **changes: Any) -> Elmo:
     return ElmoConfig(**{**sizes, "max_length": 12, "head": head, **changes}).build().double()
 
 
-def agree(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+def agree(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 # --- what it computes ---
@@ -66,10 +66,10 @@ def test_each_direction_is_a_language_model_of_its_own() -> None:
     model, tokens = tiny_elmo(), words(1, 6)
     ahead, back = model.directions(tokens)
     x = model.tokens.weight[tokens] * 8**0.5
-    for found, expected in zip(ahead, read_in_order(model.ahead, x), strict=True):
-        agree(found, expected)
-    for found, expected in zip(back, read_in_order(model.back, x.flip(1)), strict=True):
-        agree(found, expected.flip(1))
+    for actual, expected in zip(ahead, read_in_order(model.ahead, x), strict=True):
+        agree(actual, expected)
+    for actual, expected in zip(back, read_in_order(model.back, x.flip(1)), strict=True):
+        agree(actual, expected.flip(1))
 
 
 def test_neither_direction_hears_the_other() -> None:
@@ -79,9 +79,9 @@ def test_neither_direction_hears_the_other() -> None:
     model.tokens.register_forward_hook(lambda _, __, out: entered.append(out))
     ahead, back = model.directions(words(2, 6))
     for place in range(6):
-        [one] = torch.autograd.grad(ahead[-1, :, place].sum(), entered[0], retain_graph=True)
+        [item] = torch.autograd.grad(ahead[-1, :, place].sum(), entered[0], retain_graph=True)
         [two] = torch.autograd.grad(back[-1, :, place].sum(), entered[0], retain_graph=True)
-        for grad, heard in ((one, slice(0, place + 1)), (two, slice(place, 6))):
+        for grad, heard in ((item, slice(0, place + 1)), (two, slice(place, 6))):
             deaf = torch.ones(6, dtype=torch.bool)
             deaf[heard] = False
             assert grad[:, heard].abs().sum(-1).min() > 0
@@ -92,11 +92,11 @@ def test_neither_direction_hears_the_other() -> None:
 def test_a_padded_batch_is_each_text_alone(head: Classify | None) -> None:
     model, tokens = tiny_elmo(head), words(3, 7)
     real = torch.arange(7) < torch.tensor([[7], [4], [1]])
-    found = model(tokens.masked_fill(~real, 5), real)
+    actual = model(tokens.masked_fill(~real, 5), real)
     for row, length in enumerate((7, 4, 1)):
-        own = found[row] if head else found[row, :length]
-        agree(own, model(tokens[row : row + 1, :length])[0])
-    with pytest.raises(UserError, match="padding behind"):
+        local = actual[row] if head else actual[row, :length]
+        agree(local, model(tokens[row : row + 1, :length])[0])
+    with pytest.raises(UserError, match="padding at the end"):
         model(words(1, 3), torch.tensor([[False, True, True]]))
 
 
@@ -208,12 +208,12 @@ def test_each_token_is_predicted_twice_and_never_seen(folder: Path) -> None:
 def test_pretraining_learns_and_is_scored(pretrained: Path) -> None:
     opened = load_run(pretrained)
     assert isinstance(opened.run.model, ElmoConfig)
-    found = CliRunner().invoke(app, ["evaluate", str(pretrained), "--split", "valid", "--json"])
-    assert found.exit_code == 0, found.output
-    assert '"perplexity"' in found.stdout
+    actual = CliRunner().invoke(app, ["evaluate", str(pretrained), "--split", "valid", "--json"])
+    assert actual.exit_code == 0, actual.output
+    assert '"perplexity"' in actual.stdout
     assert opened.encoder().embed(["one two", "three"]).shape == (2, 32)
     metrics = (pretrained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    losses = [one["loss"] for one in map(json.loads, metrics) if one["split"] == "valid"]
+    losses = [item["loss"] for item in map(json.loads, metrics) if item["split"] == "valid"]
     assert losses[-1] < losses[0]
 
 
@@ -239,7 +239,7 @@ def test_a_classifier_begins_with_the_language_models(
     assert all(same) if frozen == "true" else not any(same)
     lines = ["one two three four", "five six seven"]
     answers = opened.encoder().classify(lines)
-    assert [one.label for [one] in answers] == [
+    assert [item.label for [item] in answers] == [
         opened.encoder().classify([line])[0][0].label for line in lines
     ]
     assert set(opened.encoder().labels) == {"low", "high"}
@@ -248,10 +248,10 @@ def test_a_classifier_begins_with_the_language_models(
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])
 def test_export_is_refused_in_a_line(to: str, pretrained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    found = CliRunner().invoke(app, ["export", str(pretrained), "--to", to, "--out", str(out)])
-    assert isinstance(found.exception, UserError)
-    assert "elmo" in str(found.exception).lower()
-    assert "\n" not in str(found.exception)
+    actual = CliRunner().invoke(app, ["export", str(pretrained), "--to", to, "--out", str(out)])
+    assert isinstance(actual.exception, UserError)
+    assert "elmo" in str(actual.exception).lower()
+    assert "\n" not in str(actual.exception)
     assert not out.exists()
 
 

@@ -81,8 +81,8 @@ def pairs(target: int = 9) -> tuple[Tensor, Tensor, Tensor]:
     return words(*real.shape), words(len(LENGTHS), target), real
 
 
-def agree(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+def agree(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 # --- what it computes ---
@@ -96,12 +96,12 @@ def test_it_is_a_language_model_of_the_joined_sequence(core: str, tie: str) -> N
     gpt.load_state_dict(model.state_dict())
     source, target, real = pairs()
     with torch.no_grad():
-        found = model(source, target, real)
+        actual = model(source, target, real)
         for row, length in enumerate(LENGTHS):
             sequence = torch.cat([source[row, :length], target[row]])[None]
-            agree(found[row], gpt(sequence)[0, length:])
-        whole = model(source[:1], target[:1])
-        agree(whole, found[:1])
+            agree(actual[row], gpt(sequence)[0, length:])
+        full = model(source[:1], target[:1])
+        agree(full, actual[:1])
 
 
 def test_it_has_room_for_the_longest_of_both() -> None:
@@ -117,25 +117,25 @@ def test_it_has_room_for_the_longest_of_both() -> None:
 def test_padding_changes_nothing(core: str) -> None:
     """Neither what stands there nor how much: of the logits and of the gradients."""
     model, (source, target, real) = joined(core), pairs()
-    found = []
+    actual = []
     for padding, more in ((0, 0), (5, 0), (5, 4)):
         model.zero_grad()
         padded = F.pad(source.masked_fill(~real, padding), (0, more), value=padding)
         logits = model(padded, target, F.pad(real, (0, more)))
         logits.square().sum().backward()
         grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        found.append((logits, torch.cat(grads)))
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
+        actual.append((logits, torch.cat(grads)))
+    for other in actual[1:]:
+        for one, two in zip(actual[0], other, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-8)
 
 
 def test_padding_elsewhere_is_refused() -> None:
     model = joined()
     for real in ([False, True, True], [True, False, True], [False] * 3):
-        with pytest.raises(UserError, match="padding behind"):
+        with pytest.raises(UserError, match="padding at the end"):
             model(words(1, 3), words(1, 2), torch.tensor([real]))
-        with pytest.raises(UserError, match="padding behind"):
+        with pytest.raises(UserError, match="padding at the end"):
             model(words(1, 3), words(1, 3), None, torch.tensor([real]))
 
 
@@ -164,14 +164,14 @@ def test_no_gradient_from_the_future(core: str) -> None:
 @pytest.mark.parametrize("chunks", [(1,) * 9, (4, 1, 4)], ids=len)
 def test_cached_is_full(core: str, chunks: tuple[int, ...]) -> None:
     model, (source, target, real) = joined(core), pairs()
-    for given in (real, None):
-        cache, memory = KVCache(), model.encode(source, given)
+    for inputs in (real, None):
+        cache, memory = KVCache(), model.encode(source, inputs)
         with torch.no_grad():
-            found = [
+            actual = [
                 model.logits(model.decode(chunk, memory, cache=cache))
                 for chunk in target.split(list(chunks), dim=1)
             ]
-            agree(torch.cat(found, dim=1), model(source, target, given))
+            agree(torch.cat(actual, dim=1), model(source, target, inputs))
         assert cache.length == source.shape[1] + 9
 
 
@@ -180,8 +180,8 @@ def test_a_step_stands_where_it_would_without_padding(position: PositionConfig) 
     model, (source, target, real) = joined(position=position), pairs()
     cache, memory = KVCache(), model.encode(source, real)
     with torch.no_grad():
-        found = [model.decode(one, memory, cache=cache) for one in target.split(1, dim=1)]
-        agree(model.logits(torch.cat(found, dim=1)), model(source, target, real))
+        actual = [model.decode(one, memory, cache=cache) for one in target.split(1, dim=1)]
+        agree(model.logits(torch.cat(actual, dim=1)), model(source, target, real))
 
 
 @cores
@@ -195,14 +195,14 @@ def test_cached_hypotheses_can_be_reordered(core: str) -> None:
         cache, memory = KVCache(), model.encode(source, real)
         model.decode(start, memory, cache=cache)
         cache.select_rows(rows)
-        found = model.logits(model.decode(step, memory, cache=cache))
+        actual = model.logits(model.decode(step, memory, cache=cache))
         grown = torch.cat([start[rows], step], dim=1)
-        agree(found, model(source[homes], grown, real[homes])[:, 3:])
+        agree(actual, model(source[homes], grown, real[homes])[:, 3:])
         cache.select_rows(torch.tensor([3]))
-        alone = model.encode(source[1:2], real[1:2])
-        found = model.logits(model.decode(last, alone, cache=cache))
+        single = model.encode(source[1:2], real[1:2])
+        actual = model.logits(model.decode(last, single, cache=cache))
         grown = torch.cat([grown[3:4], last], dim=1)
-        agree(found, model(source[1:2], grown, real[1:2])[:, 5:])
+        agree(actual, model(source[1:2], grown, real[1:2])[:, 5:])
 
 
 @pytest.mark.parametrize(
@@ -216,23 +216,23 @@ def test_a_batch_is_searched_as_one_sentence_at_a_time(beam: int, core: str) -> 
     torch.manual_seed(1)
     lengths, limits = (9, 2, 6, 1, 4, 9), [12, 3, 9, 6, 8, 14]
     source, real = toy_source(*lengths)
-    found = searched(model, source, real, limits, beam=beam)  # type: ignore[arg-type]
+    actual = searched(model, source, real, limits, beam=beam)  # type: ignore[arg-type]
     for row, length in enumerate(lengths):
         one = source[row : row + 1, :length]
-        alone = searched(model, one, one != PAD, limits[row : row + 1], beam=beam)  # type: ignore[arg-type]
-        same(found[row : row + 1], alone)
+        single = searched(model, one, one != PAD, limits[row : row + 1], beam=beam)  # type: ignore[arg-type]
+        same(actual[row : row + 1], single)
     search = beam_search(Decode(beam=beam))
     without = Recomputing(full_pass(model, source, real), len(lengths))  # type: ignore[arg-type]
-    same(found, search(without, START, torch.tensor(limits)))
-    assert len({len(line[0].tokens) for line in found}) > 1
-    assert len({tuple(line[0].tokens[:1]) for line in found}) > 1
+    same(actual, search(without, START, torch.tensor(limits)))
+    assert len({len(line[0].tokens) for line in actual}) > 1
+    assert len({tuple(line[0].tokens[:1]) for line in actual}) > 1
 
 
 def test_attention_is_captured() -> None:
     model, (source, target, real) = joined(), pairs(4)
     with torch.no_grad(), capture(model) as maps:
         model(source, target, real)
-    assert [found.shape for found in maps["self"]] == [(3, 2, 10, 10)] * 2
+    assert [actual.shape for actual in maps["self"]] == [(3, 2, 10, 10)] * 2
     with pytest.raises(KeyError):
         maps["cross"]
 
@@ -307,11 +307,11 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])
 def test_export_is_refused_in_a_line(to: str, begun: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    found = CliRunner().invoke(app, ["export", str(begun), "--to", to, "--out", str(out)])
-    assert isinstance(found.exception, UserError)
-    assert "\n" not in str(found.exception)
+    actual = CliRunner().invoke(app, ["export", str(begun), "--to", to, "--out", str(out)])
+    assert isinstance(actual.exception, UserError)
+    assert "\n" not in str(actual.exception)
     assert any(
-        word in str(found.exception) for word in ("decoder-only-seq2seq", "DecoderOnlySeq2Seq")
+        word in str(actual.exception) for word in ("decoder-only-seq2seq", "DecoderOnlySeq2Seq")
     )
     assert not out.exists()
 
@@ -338,12 +338,12 @@ def test_the_account_is_that_of_a_decoder_over_both() -> None:
     config = sized(
         DecoderOnlySeq2SeqConfig, position=Learned(), attention=MemoryCompressed(layers="M")
     )
-    found = summarize(config)
+    actual = summarize(config)
     model = config.build()
-    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert actual.parameters == sum(p.numel() for p in model.parameters())
     kernels = sum(p.numel() for name, p in model.named_parameters() if ".core." in name)
     exact = summarize(sized(DecoderOnlySeq2SeqConfig, position=Learned()))
-    assert found.parts["attention"] - exact.parts["attention"] == kernels
+    assert actual.parts["attention"] - exact.parts["attention"] == kernels
     gpt = summarize(sized(GptConfig, position=Learned(), max_length=64))
     assert exact.parts == gpt.parts
     assert exact.tokens == {"source": 32, "target": 32}
@@ -351,7 +351,7 @@ def test_the_account_is_that_of_a_decoder_over_both() -> None:
     unread = {part: n for part, n in gpt.flops["token"].items() if part != "head"}
     assert exact.flops["source"] == unread
     assert exact.inference["float32"].cache == gpt.inference["float32"].cache
-    mixed, met = (account_.flops["target"]["attention mixing"] for account_ in (found, exact))
+    mixed, met = (account_.flops["target"]["attention mixing"] for account_ in (actual, exact))
     assert mixed == met * math.ceil(64 / 3) // 64
-    more = found.flops["source"]["attention"] - exact.flops["source"]["attention"]
+    more = actual.flops["source"]["attention"] - exact.flops["source"]["attention"]
     assert more == 2 * kernels // 3

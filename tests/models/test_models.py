@@ -23,8 +23,8 @@ MODELS = [GptConfig, BertConfig, Seq2SeqConfig]
 model_kinds = pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.kind)
 
 
-def agree(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+def agree(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 def run(model: Any, tokens: Tensor, real: Tensor | None = None) -> Tensor:
@@ -40,11 +40,11 @@ def test_no_gradient_from_the_future(kind: Model, position: str, core: str) -> N
     """Logits at t depend on the embeddings up to t, each of them, and on none after."""
     model = tiny(kind, position, core).build().double()
     entered: list[Tensor] = []
-    model.tokens.register_forward_hook(lambda module, given, out: entered.append(out))
+    model.tokens.register_forward_hook(lambda module, inputs, out: entered.append(out))
     target = words(1, 7).expand(7, -1)  # the same in each row: row n shows position n
     logits = model(target) if kind is GptConfig else model(words(7, 5), target)
-    own = torch.arange(7)
-    read = (logits[own, own] * torch.randn(VOCAB, dtype=torch.float64)).sum()
+    local = torch.arange(7)
+    read = (logits[local, local] * torch.randn(VOCAB, dtype=torch.float64)).sum()
     (gradient,) = torch.autograd.grad(read, entered[-1])
     depends = (gradient != 0).any(-1)
     assert torch.equal(depends, torch.ones(7, 7, dtype=torch.bool).tril())
@@ -72,11 +72,11 @@ def test_padding_changes_nothing(kind: Model, position: str, core: str) -> None:
         source, source_real = words(2, 6), torch.ones(2, 6, dtype=torch.bool)
         source_real[1, 3:] = False
         together = model(source, tokens, source_real, real)
-        alone = model(source[1:, :3], tokens[1:, :4])
+        single = model(source[1:, :3], tokens[1:, :4])
         longest = model(source[:1], tokens[:1])
     else:
-        together, alone, longest = model(tokens, real), model(tokens[1:, :4]), model(tokens[:1])
-    agree(together[1:, :4], alone)
+        together, single, longest = model(tokens, real), model(tokens[1:, :4]), model(tokens[:1])
+    agree(together[1:, :4], single)
     agree(together[:1], longest)
 
 
@@ -153,15 +153,15 @@ def test_cached_is_full(position: str, core: str, chunks: tuple[int, ...]) -> No
     tokens, source = words(2, 18), words(2, 5)
     source_real = torch.tensor([[True] * 5, [True, True, True, False, False]])
     with torch.no_grad():
-        cache, found = KVCache(), []
+        cache, actual = KVCache(), []
         for chunk in tokens.split(list(chunks), dim=1):
-            found.append(gpt(chunk, cache=cache))
-        agree(torch.cat(found, dim=1), gpt(tokens))
+            actual.append(gpt(chunk, cache=cache))
+        agree(torch.cat(actual, dim=1), gpt(tokens))
         assert cache.length == 18
-        cache, found, memory = KVCache(), [], seq2seq.encode(source, source_real)
+        cache, actual, memory = KVCache(), [], seq2seq.encode(source, source_real)
         for chunk in tokens.split(list(chunks), dim=1):
-            found.append(seq2seq.logits(seq2seq.decode(chunk, memory, cache=cache)))
-        agree(torch.cat(found, dim=1), seq2seq(source, tokens, source_real))
+            actual.append(seq2seq.logits(seq2seq.decode(chunk, memory, cache=cache)))
+        agree(torch.cat(actual, dim=1), seq2seq(source, tokens, source_real))
 
 
 def test_cache_counts_its_bytes() -> None:
@@ -283,8 +283,10 @@ def test_bert_says_what_follows() -> None:
     """The next-sentence logits come from the first position, one for each class."""
     bert = tiny(BertConfig, next_sentence=NextSentence(classes=3), pooler=Pooler()).build()
     hidden = bert.hidden(words(4, 5))
-    assert bert.follows(hidden).shape == (4, 3)
-    torch.testing.assert_close(bert.follows(hidden), bert.follows(hidden[:, :1]))
+    assert bert.next_sentence_logits(hidden).shape == (4, 3)
+    torch.testing.assert_close(
+        bert.next_sentence_logits(hidden), bert.next_sentence_logits(hidden[:, :1])
+    )
 
 
 def test_dropout_is_on_every_part() -> None:
@@ -312,11 +314,11 @@ def test_dropout_is_for_training(kind: Model) -> None:
 def test_every_parameter_learns(initial: str, position: str) -> None:
     """No parameter is left out of the computation, and none starts as garbage."""
     for kind in MODELS:
-        own = {"next_sentence": NextSentence(), "pooler": Pooler()} if kind is BertConfig else {}
-        model = tiny(kind, position, "dense", init=initial, **own).build()
+        local = {"next_sentence": NextSentence(), "pooler": Pooler()} if kind is BertConfig else {}
+        model = tiny(kind, position, "dense", init=initial, **local).build()
         loss = run(model, words(3, 9)).square().sum()
         if kind is BertConfig:
-            loss = loss + model.follows(model.hidden(words(3, 9))).square().sum()
+            loss = loss + model.next_sentence_logits(model.hidden(words(3, 9))).square().sum()
         loss.backward()
         for name, parameter in model.named_parameters():
             assert parameter.isfinite().all(), name

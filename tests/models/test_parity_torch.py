@@ -73,13 +73,13 @@ def torch_layer(kind: Any, first: bool, activation: Activation, dtype: torch.dty
     )
 
 
-def agree(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
+def agree(actual: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
     """Equal outputs, and equal gradients of the inputs for the same readout."""
-    atol = 1e-5 if found.dtype == torch.float32 else 1e-10
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-    readout = torch.randn_like(found)
+    atol = 1e-5 if actual.dtype == torch.float32 else 1e-10
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+    readout = torch.randn_like(actual)
     pairs = zip(
-        torch.autograd.grad((found * readout).sum(), inputs),
+        torch.autograd.grad((actual * readout).sum(), inputs),
         torch.autograd.grad((expected * readout).sum(), inputs),
         strict=True,
     )
@@ -118,13 +118,13 @@ def test_encoder_layer(first: bool, activation: Activation, dtype: torch.dtype, 
     x = torch.randn(2, 5, DIM, dtype=dtype, requires_grad=True)
     real = REAL if mask in ("padding", "both") else None
     ahead = mask in ("causal", "both")
-    found = block(x, make_mask(causal if ahead else full, 5, padding_mask=real), stack.position)
+    actual = block(x, make_mask(causal if ahead else full, 5, padding_mask=real), stack.position)
     expected = theirs(
         x,
         src_mask=torch.ones(5, 5, dtype=torch.bool).triu(1) if ahead else None,
         src_key_padding_mask=None if real is None else ~real,
     )
-    agree(found, expected, [x])
+    agree(actual, expected, [x])
 
 
 @every_setting
@@ -137,7 +137,7 @@ def test_decoder_layer(first: bool, activation: Activation, dtype: torch.dtype) 
     x = torch.randn(2, 4, DIM, dtype=dtype, requires_grad=True)
     memory = torch.randn(2, 5, DIM, dtype=dtype, requires_grad=True)
     source = torch.arange(5)[None]
-    found = block(
+    actual = block(
         x,
         make_mask(causal, 4, padding_mask=TARGET_REAL),
         stack.position,
@@ -151,7 +151,7 @@ def test_decoder_layer(first: bool, activation: Activation, dtype: torch.dtype) 
         tgt_key_padding_mask=~TARGET_REAL,
         memory_key_padding_mask=~REAL,
     )
-    agree(found, expected, [x, memory])
+    agree(actual, expected, [x, memory])
 
 
 @every_setting
@@ -184,7 +184,7 @@ def test_whole_transformer(first: bool, activation: Activation, dtype: torch.dty
         model.encoder(source, sight),
         AttentionMask(full, sight.query_positions, sight.key_positions, REAL),
     )
-    found = model.decoder(
+    actual = model.decoder(
         target, make_mask(causal, 4, padding_mask=TARGET_REAL), memory.states, memory.mask
     )
     expected = theirs(
@@ -195,7 +195,7 @@ def test_whole_transformer(first: bool, activation: Activation, dtype: torch.dty
         tgt_key_padding_mask=~TARGET_REAL,
         memory_key_padding_mask=~REAL,
     )
-    agree(found, expected, [source, target])
+    agree(actual, expected, [source, target])
 
 
 def test_multi_head_attention() -> None:

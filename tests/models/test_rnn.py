@@ -46,14 +46,14 @@ def cell_of(lstm: nn.LSTM, layer: int, direction: str = "") -> nn.LSTMCell:
     return cell
 
 
-def read_on(cell: nn.LSTMCell, inputs: list[Tensor]) -> list[Tensor]:
+def run_lstm(cell: nn.LSTMCell, inputs: list[Tensor]) -> list[Tensor]:
     """The states of a cell that begins with zeros."""
     h = c = torch.zeros(cell.hidden_size).double()
-    found = []
+    actual = []
     for x in inputs:
         h, c = cell(x, (h, c))
-        found.append(h)
-    return found
+        actual.append(h)
+    return actual
 
 
 def by_hand(model: Rnn, source: list[int], target: list[int]) -> Tensor:
@@ -61,8 +61,8 @@ def by_hand(model: Rnn, source: list[int], target: list[int]) -> Tensor:
     dim, layers = model.config.dim, model.config.layers
     x = [model.tokens.weight[token] * math.sqrt(dim) for token in source]
     for layer in range(layers):
-        there = read_on(cell_of(model.encoder, layer), x)
-        back = read_on(cell_of(model.encoder, layer, "_reverse"), x[::-1])[::-1]
+        there = run_lstm(cell_of(model.encoder, layer), x)
+        back = run_lstm(cell_of(model.encoder, layer, "_reverse"), x[::-1])[::-1]
         x = [torch.cat(pair) for pair in zip(there, back, strict=True)]
     memory = torch.stack(x)
     ends = torch.cat([memory[-1, : dim // 2], memory[0, dim // 2 :]])
@@ -87,9 +87,9 @@ def test_a_padded_batch_is_each_pair_by_hand(score: str, tie: str) -> None:
     model = tiny_rnn(score, tie=tie)
     source, target = words(3, 7), words(3, 5)
     real = torch.arange(7) < torch.tensor([[7], [4], [1]])
-    found = model(source, target, real)
+    actual = model(source, target, real)
     for row, length in enumerate((7, 4, 1)):
-        agree(found[row], by_hand(model, source[row, :length].tolist(), target[row].tolist()))
+        agree(actual[row], by_hand(model, source[row, :length].tolist(), target[row].tolist()))
 
 
 @scores
@@ -117,10 +117,10 @@ def test_every_score_learns(score: str) -> None:
     model = tiny_rnn(score, dim=16, dropout=0.1).float()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     source = words(6, 5)
-    target, wanted = source.flip(1).roll(1, 1), source.flip(1)
+    target, expected = source.flip(1).roll(1, 1), source.flip(1)
     losses = []
     for _ in range(30):
-        loss = F.cross_entropy(model(source, target).flatten(0, 1), wanted.flatten())
+        loss = F.cross_entropy(model(source, target).flatten(0, 1), expected.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -168,10 +168,10 @@ def test_killed_and_started_again_ends_with_the_same_bits(
         raise Killed
 
     out = tmp_path / "run"
-    found = trainer(recipe, out, *SMALL)
-    hurt(found, 15, kill)
+    actual = trainer(recipe, out, *SMALL)
+    hurt(actual, 15, kill)
     with pytest.raises(Killed):
-        found.run()
+        actual.run()
     again = trainer(recipe, out, *SMALL)
     assert again.progress.step == 12
     again.run()
@@ -185,10 +185,10 @@ def test_a_switch_of_kind_begins_with_defaults() -> None:
     """What only a Transformer has is left behind; the recipe's own kind keeps its settings."""
     run = read_recipe("phrasebook", ["model=rnn", "model.score=additive", "model.score.width=7"])
     assert run.model == RnnConfig(score=Additive(width=7))
-    kept = read_recipe("phrasebook", ["model=seq2seq"]).model
-    assert kept == read_recipe("phrasebook").model
-    assert isinstance(kept, Seq2SeqConfig)
-    assert kept.dim == 128
+    saved = read_recipe("phrasebook", ["model=seq2seq"]).model
+    assert saved == read_recipe("phrasebook").model
+    assert isinstance(saved, Seq2SeqConfig)
+    assert saved.dim == 128
 
 
 @scores

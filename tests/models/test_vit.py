@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.tiny import resized
 from torch import Tensor
 
-from manyheads.config import override_all
+from manyheads.config import override_all, parse
 from manyheads.errors import UserError
 from manyheads.models.heads import Classify, Pooler
-from manyheads.models.vit import Vit, VitConfig, resized
+from manyheads.models.vit import Vit, VitConfig
 from manyheads.nn.block import PositionSizes
 from manyheads.nn.grid_positions import GridPosition, Sinusoidal2d, resize_learned
 from manyheads.nn.positions import Learned
@@ -47,7 +48,7 @@ def test_gradients_reach_every_part(way: str) -> None:
     assert answers.shape == (3, 3)
     answers.logsumexp(-1).sum().backward()
     still = [
-        name for name, one in model.named_parameters() if one.grad is None or not one.grad.any()
+        name for name, item in model.named_parameters() if item.grad is None or not item.grad.any()
     ]
     assert not still
 
@@ -57,7 +58,7 @@ def test_the_class_token_alone_is_read() -> None:
     hidden = model.hidden(images())
     assert hidden.shape == (3, 10, 16)
     other = torch.cat([hidden[:, :1], torch.randn(3, 9, 16)], dim=1)
-    torch.testing.assert_close(model.answer(other), model.answer(hidden))
+    torch.testing.assert_close(model.head_output(other), model.head_output(hidden))
 
 
 def test_without_it_the_mean_of_the_patches_is() -> None:
@@ -65,9 +66,9 @@ def test_without_it_the_mean_of_the_patches_is() -> None:
     hidden = model.hidden(images())
     assert hidden.shape == (3, 9, 16)
     assert not any("first" in name for name in model.state_dict())
-    torch.testing.assert_close(model.answer(hidden), model.head(hidden.mean(1)))
+    torch.testing.assert_close(model.head_output(hidden), model.head(hidden.mean(1)))
     turned = hidden.flip(1)  # a mean has no order
-    torch.testing.assert_close(model.answer(turned), model.answer(hidden))
+    torch.testing.assert_close(model.head_output(turned), model.head_output(hidden))
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -76,8 +77,8 @@ def test_waves_of_rows_and_columns_by_plain_loops(before: int) -> None:
     sizes = PositionSizes(dim=dim, heads=1, head_dim=dim, max_length=rows**2 + before, causal=False)
     position = Sinusoidal2d(base=base).build(sizes)
     x = torch.randn(2, rows**2 + before, dim, dtype=torch.float64)
-    found = position.embed(x, torch.arange(rows**2 + before)[None])
-    wanted = x.clone()
+    actual = position.embed(x, torch.arange(rows**2 + before)[None])
+    expected = x.clone()
     half = dim // 2
     for row in range(rows):
         for column in range(rows):
@@ -85,10 +86,10 @@ def test_waves_of_rows_and_columns_by_plain_loops(before: int) -> None:
             for start, place in ((0, row), (half, column)):
                 for pair in range(half // 2):
                     angle = place / base ** (2 * pair / half)
-                    wanted[:, at, start + 2 * pair] += math.sin(angle)
-                    wanted[:, at, start + 2 * pair + 1] += math.cos(angle)
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(found[:, :before], x[:, :before], rtol=0, atol=0)
+                    expected[:, at, start + 2 * pair] += math.sin(angle)
+                    expected[:, at, start + 2 * pair + 1] += math.cos(angle)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(actual[:, :before], x[:, :before], rtol=0, atol=0)
 
 
 def test_a_model_of_images_counts_its_own_rows() -> None:
@@ -101,12 +102,12 @@ def test_a_model_of_images_counts_its_own_rows() -> None:
 
 def test_patches_that_change_places_change_the_answer() -> None:
     """With positions of either kind; without any the mean of the patches would not notice."""
-    given = images()
-    mirrored = torch.cat([given[..., 4:8], given[..., :4], given[..., 8:]], dim=-1)
+    inputs = images()
+    mirrored = torch.cat([inputs[..., 4:8], inputs[..., :4], inputs[..., 8:]], dim=-1)
     for position, same in (("none", True), ("learned", False), ("sinusoidal-2d", False)):
         plain = VitConfig(**TINY, head=LABELS, first="none")
         model = override_all(plain, [f"position={position}"]).build().eval()
-        assert torch.allclose(model(given), model(mirrored), atol=1e-6) is same, position
+        assert torch.allclose(model(inputs), model(mirrored), atol=1e-6) is same, position
 
 
 @pytest.mark.parametrize(("old", "new"), [(12, 20), (20, 12), (12, 12)])
@@ -131,9 +132,9 @@ def test_interpolated_positions_equal_those_of_transformers(old: int, new: int) 
     assert isinstance(ours, Vit)
     pixels = torch.randn(2, 2, new, new, dtype=torch.float64)
     with torch.no_grad():
-        wanted = theirs(pixels, interpolate_pos_encoding=True).last_hidden_state
-        found = resized(ours.double().eval(), new)(pixels)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+        expected = theirs(pixels, interpolate_pos_encoding=True).last_hidden_state
+        actual = resized(ours.double().eval(), new)(pixels)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_resized_model_keeps_all_but_its_positions() -> None:
@@ -155,16 +156,16 @@ def test_an_edge_is_seen_or_refused() -> None:
     """A model from elsewhere may leave one out, as `transformers` does; nobody may choose to."""
     config = VitConfig(**{**TINY, "image_size": 14}, head=LABELS)
     assert (config.side, config.unseen) == (3, 2)
-    model, given = config.build().eval(), images(size=14)
-    other = given.clone()
+    model, inputs = config.build().eval(), images(size=14)
+    other = inputs.clone()
     other[..., 12:, :], other[..., 12:] = 1.0, 0.0
-    assert torch.equal(model(given), model(other))
-    said = "no multiple of model.patch_size=4, and the last 2 .*: choose 12 or 16"
-    with pytest.raises(UserError, match=said):
-        config.check_whole()
+    assert torch.equal(model(inputs), model(other))
+    advice = r"model\.patch_size=4.* 12 or 16"
+    with pytest.raises(UserError, match=advice):
+        config.check_image_size()
     whole = VitConfig(**TINY, head=LABELS)
-    whole.check_whole()
-    with pytest.raises(UserError, match=said):
+    whole.check_image_size()
+    with pytest.raises(UserError, match=advice):
         resized(whole.build(), 14)
     assert resized(model, 16)(images(size=16)).shape == (3, 3)
 
@@ -176,9 +177,9 @@ def test_a_model_from_elsewhere_keeps_its_unseen_edge() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.ViTConfig(**sizes, image_size=14, patch_size=4, num_channels=2)
     theirs = transformers.ViTForImageClassification(config).eval()
-    given = images(size=14)
+    inputs = images(size=14)
     with torch.no_grad():
-        torch.testing.assert_close(from_huggingface(theirs)(given), theirs(given).logits)
+        torch.testing.assert_close(from_huggingface(theirs)(inputs), theirs(inputs).logits)
 
 
 def test_equal_places_stay_equal_and_the_class_token_stays() -> None:
@@ -193,18 +194,18 @@ def test_equal_places_stay_equal_and_the_class_token_stays() -> None:
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
-        ({"first": "none", "pooler": Pooler()}, "choose model.pooler.over=mean"),
+        ({"first": "none", "pooler": Pooler()}, "model.pooler.over=mean"),
         ({"pixel_mean": (0.5,)}, "one for each of 2 channels"),
-        ({"pixel_mean": (0.5, 0.5), "pixel_deviation": (0.5,)}, "one for each of 2 channels"),
-        ({"pixel_mean": (0.5, 0.5), "pixel_deviation": (0.5, 0.0)}, "must be above 0"),
-        ({"pixel_mean": (math.nan, 0.5), "pixel_deviation": (1.0, 1.0)}, "at least 0"),
+        ({"pixel_mean": (0.5, 0.5), "pixel_std": (0.5,)}, "one for each of 2 channels"),
+        ({"pixel_mean": (0.5, 0.5), "pixel_std": (0.5, 0.0)}, "must be above 0"),
+        ({"pixel_mean": (math.nan, 0.5), "pixel_std": (1.0, 1.0)}, "at least 0"),
         ({"dim": 15, "heads": 3, "position": Sinusoidal2d()}, "choose an even one"),
-        ({"image_size": 3}, "choose a smaller model.patch_size"),
+        ({"image_size": 3}, "model.patch_size"),
     ],
 )
 def test_a_mistake_says_what_to_do(settings: dict[str, Any], advice: str) -> None:
     with pytest.raises(UserError, match=advice) as raised:
-        VitConfig(**{**TINY, **settings}).build()
+        parse(VitConfig, {**TINY, **settings}, "model").build()
     assert "\n" not in str(raised.value)
 
 
@@ -222,10 +223,10 @@ def test_only_what_others_have_leaves() -> None:
     pytest.importorskip("transformers")
     from manyheads.exchange.huggingface import to_huggingface
 
-    spread = {"pixel_mean": (0.1, 0.2), "pixel_deviation": (0.3, 0.4)}
+    spread = {"pixel_mean": (0.1, 0.2), "pixel_std": (0.3, 0.4)}
     model = VitConfig(**TINY, head=LABELS, **spread).build().eval()
-    given = images()
-    torch.testing.assert_close(to_huggingface(model)(given).logits, model(given))
+    inputs = images()
+    torch.testing.assert_close(to_huggingface(model)(inputs).logits, model(inputs))
     for changes, named in (
         ({"first": "none"}, "first"),
         ({"position": Sinusoidal2d()}, "position"),
@@ -241,5 +242,5 @@ def test_a_model_without_a_class_token_is_counted_without_it() -> None:
         config = VitConfig(**TINY, head=LABELS, first=first)
         counted = summarize(config)
         assert counted.tokens == kinds
-        own = sum(parameter.numel() for parameter in config.build().parameters())
-        assert counted.parameters == own
+        local = sum(parameter.numel() for parameter in config.build().parameters())
+        assert counted.parameters == local

@@ -1,5 +1,6 @@
 """Models small enough to test every combination of parts."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,19 +9,19 @@ from torch import Tensor
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import Dense, Fused
+from manyheads.models.vit import Vit, resize_weights
+from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
     Learned,
     NoPosition,
-    PositionConfig,
-    Relative,
     Rotary,
     Shaw,
     Sinusoidal,
 )
+from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.tiled import Tiled
 
 VOCAB = 17
@@ -52,3 +53,13 @@ def tiny(kind: Model, position: str = "sinusoidal", core: str = "fused", **chang
 
 def words(*shape: int) -> Tensor:
     return torch.randint(VOCAB, shape)
+
+
+def resized(model: Vit, image_size: int) -> Vit:
+    """The same model for images of another size, its learned positions interpolated."""
+    config = replace(model.config, image_size=image_size)
+    config.check_image_size()
+    weight = next(model.parameters())
+    other = config.build().to(weight.device, weight.dtype)
+    other.load_state_dict(resize_weights(dict(model.state_dict()), model.config, config))
+    return other.train(model.training)

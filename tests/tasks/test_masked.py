@@ -85,7 +85,7 @@ def test_a_pair_has_two_terms() -> None:
     counts = {name: loss.count for name, loss in result.losses.items()}
     assert counts == {"masked": len(batch.places), "next_sentence": 3}
     hidden = model.hidden(batch.tokens, batch.real, batch.segments)
-    logits = model.follows(hidden, batch.real)
+    logits = model.next_sentence_logits(hidden, batch.real)
     assert batch.other is not None
     expected = F.cross_entropy(logits, batch.other, reduction="sum")
     torch.testing.assert_close(result.losses["next_sentence"].objective.double(), expected)

@@ -62,12 +62,12 @@ def test_half_a_character_is_refused_everywhere(client: TestClient) -> None:
     values: dict[str, Any] = {"run": "translator", "text": "[MASK]"}
     wrong = [{"run": "\ud800"}, {"text": "\udc00"}, {"target": "\ud800"}, {"off": ["\ud800"]}]
     for path in ("trace", "flow", "lens", "continue", "translate", "decode", "tokens", "gold"):
-        for one in wrong[:2]:
-            body = json.dumps({**values, **one})
+        for item in wrong[:2]:
+            body = json.dumps({**values, **item})
             answer = client.post(f"/api/{path}", content=body, headers=KIND)
             assert "Unicode" in problem(answer, 400), path
-    for one in wrong[2:]:
-        answer = client.post("/api/trace", content=json.dumps({**values, **one}), headers=KIND)
+    for item in wrong[2:]:
+        answer = client.post("/api/trace", content=json.dumps({**values, **item}), headers=KIND)
         assert "Unicode" in problem(answer, 400)
 
 
@@ -92,14 +92,14 @@ def test_weights_that_are_no_numbers_are_told_of(folder: Path, tmp_path: Path) -
 
 def test_an_answer_that_is_too_large_is_asked_for_in_parts(folder: Path) -> None:
     small = TestClient(server.build_app(folder, limits=Limits(answer_bytes=300)), HERE)
-    found = ask(small, "/api/trace", run="writer", text=SENTENCE)
-    name, [one] = "decoder.self.weights", found["maps"]
-    size = len(one["rows"])
-    place = f"/api/trace/{found['trace']}/tensor/{name}"
+    actual = ask(small, "/api/trace", run="writer", text=SENTENCE)
+    name, [item] = "decoder.self.weights", actual["maps"]
+    size = len(item["rows"])
+    place = f"/api/trace/{actual['trace']}/tensor/{name}"
     assert "layer" in problem(small.get(place), 413)
     assert "layer" in problem(small.get(f"{place}?layer=0&own=1"), 413)
-    assert tensor(small, found["trace"], name, layer=0, head=0).shape == (size, size)
-    assert tensor(small, found["trace"], name, dtype="u8").numel() == 4 * size**2
+    assert tensor(small, actual["trace"], name, layer=0, head=0).shape == (size, size)
+    assert tensor(small, actual["trace"], name, dtype="u8").numel() == 4 * size**2
 
 
 def test_each_map_by_its_own_greatest(client: TestClient) -> None:
@@ -148,12 +148,12 @@ def test_nothing_is_computed_for_those_who_have_gone(folder: Path) -> None:
     scope = {"type": "http", "method": "POST", "path": "/api/flow", "headers": headers}
     scope |= {"query_string": b"", "raw_path": b"/api/flow", "root_path": "", "scheme": "http"}
 
-    async def asked(gone: asyncio.Event) -> int:
-        given, sent = [{"type": "http.request", "body": body}], []
+    async def requested(gone: asyncio.Event) -> int:
+        inputs, sent = [{"type": "http.request", "body": body}], []
 
         async def receive() -> Any:
-            if given:
-                return given.pop()
+            if inputs:
+                return inputs.pop()
             await gone.wait()
             return {"type": "http.disconnect"}
 
@@ -165,10 +165,10 @@ def test_nothing_is_computed_for_those_who_have_gone(folder: Path) -> None:
 
     async def hasty() -> list[int]:
         gone = asyncio.Event()
-        waiting = [asyncio.ensure_future(asked(gone)) for _ in range(3)]
+        waiting = [asyncio.ensure_future(requested(gone)) for _ in range(3)]
         while app.running < 3:
             await asyncio.sleep(0)
-        crowded = await asked(asyncio.Event())
+        crowded = await requested(asyncio.Event())
         gone.set()
         left = await asyncio.gather(*waiting)
         assert app.running == 0
@@ -177,7 +177,7 @@ def test_nothing_is_computed_for_those_who_have_gone(folder: Path) -> None:
     with library._lock:  # as long as another is computing
         assert asyncio.run(asyncio.wait_for(hasty(), 5)) == [503, 499, 499, 499]
     assert app.app.state.traces.bytes == 0
-    assert asyncio.run(asked(asyncio.Event())) == 200
+    assert asyncio.run(requested(asyncio.Event())) == 200
 
 
 def test_files_of_the_page_need_no_place(folder: Path) -> None:
@@ -191,9 +191,9 @@ def test_files_of_the_page_need_no_place(folder: Path) -> None:
 def test_what_leaves_nothing_to_draw_is_refused(client: TestClient) -> None:
     for name, values in (("temperature", (1e308, 1e-38, 1e-300, 101)), ("top_p", (1e-320, 1e-9))):
         for value in values:
-            asked = {"run": "writer", "text": "The", name: value}
+            requested = {"run": "writer", "text": "The", name: value}
             for path in ("decode", "next"):
-                assert name in problem(client.post(f"/api/{path}", json=asked), 400), value
+                assert name in problem(client.post(f"/api/{path}", json=requested), 400), value
     hot = ask(client, "/api/next", run="writer", text="The", temperature=100, top_p=1e-6)
     assert hot["left"] >= 1
 

@@ -98,14 +98,14 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
 @pytest.mark.parametrize("name", RUNS)
 def test_the_numbers_of_the_tree_are_the_models(client: TestClient, name: str) -> None:
     """A whole pass over the tokens up to a node gives its log P."""
-    found = ask(client, "/api/decode", run=name, text=SENTENCE, beam=3, limit=6)
-    nodes = found["nodes"]
+    actual = ask(client, "/api/decode", run=name, text=SENTENCE, beam=3, limit=6)
+    nodes = actual["nodes"]
     opened = client.app.app.state.library  # type: ignore[attr-defined]
     with opened.model(name) as run, torch.no_grad():
         decode = run.decode(beam=3)
         source = run.tokenizer.encode(SENTENCE)
         read = source if name != "translator" else [*source, run.tokenizer.end]
-        writing = Writing(run, decode, read, found["limit"])
+        writing = Writing(run, decode, read, actual["limit"])
         for number in range(0, len(nodes), 5):
             tokens, at = [], number
             while at >= 0:
@@ -117,7 +117,7 @@ def test_the_numbers_of_the_tree_are_the_models(client: TestClient, name: str) -
             assert nodes[number]["piece"] == run.tokenizer.subwords(tokens)[-1]
     assert [node["place"] for node in nodes if node["place"]]
     best = next(node for node in nodes if node["place"] == 1)
-    assert best["score"] == found["beam"][0]["score"]
+    assert best["score"] == actual["beam"][0]["score"]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -125,23 +125,23 @@ def test_greedy_beam_and_chance_are_the_librarys(
     client: TestClient, folder: Path, name: str
 ) -> None:
     chance = {"temperature": 1.7, "top_k": 40, "top_p": 0.9, "seed": 3}
-    found = ask(client, "/api/decode", run=name, text=SENTENCE, beam=2, limit=8, **chance)
+    actual = ask(client, "/api/decode", run=name, text=SENTENCE, beam=2, limit=8, **chance)
     opened, sample = load_torch_run(folder / name), Sample(**chance)  # type: ignore[arg-type]
     model: Any = opened.model
     if name == "translator":
         greedy = Translator(model, opened.tokenizer, opened.decode(beam=1))
-        assert found["greedy"][0]["text"] == greedy.translate([SENTENCE])[0]
+        assert actual["greedy"][0]["text"] == greedy.translate([SENTENCE])[0]
         drawn = greedy.sample([SENTENCE] * 3, sample)
-        assert [one["text"] for one in found["sampling"]] == drawn
+        assert [item["text"] for item in actual["sampling"]] == drawn
     else:
         ids = opened.tokenizer.encode(SENTENCE)
         writer = Generator(model, opened.tokenizer, opened.decode(beam=1))
-        assert found["greedy"][0]["tokens"] == writer.search([ids], 8)[0][0].tokens
+        assert actual["greedy"][0]["tokens"] == writer.search([ids], 8)[0][0].tokens
         expected = writer.sample([ids] * 3, 8, sample)
-        assert [one["tokens"] for one in found["sampling"]] == expected
-    assert len({one["text"] for one in found["sampling"]}) > 1
+        assert [item["tokens"] for item in actual["sampling"]] == expected
+    assert len({item["text"] for item in actual["sampling"]}) > 1
     again = ask(client, "/api/decode", run=name, text=SENTENCE, beam=2, limit=8, **chance)
-    assert again == found
+    assert again == actual
 
 
 def test_chances_before_and_after_are_those_that_are_drawn_from(
@@ -156,39 +156,41 @@ def test_chances_before_and_after_are_those_that_are_drawn_from(
     logits[:, banned] = NEVER
     ways: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.3})
     for way in (*ways, {"temperature": 0.0}, {"temperature": 2.0, "top_k": 9, "min_p": 0.4}):
-        asked = {"run": "deep/writer", "text": SENTENCE, "count": 50, **way}
-        found = ask(client, "/api/next", **asked)
+        requested = {"run": "deep/writer", "text": SENTENCE, "count": 50, **way}
+        actual = ask(client, "/api/next", **requested)
         after = filtered(logits, Sample(**way)).softmax(-1)[0]
-        assert found["left"] == int((after > 0).sum())
-        assert found["mass"] == pytest.approx(float(before[after > 0].sum()), rel=1e-4)
-        for one in found["top"]:
-            assert one["before"] == pytest.approx(float(before[one["token"]]), rel=1e-4)
-            assert one["after"] == pytest.approx(float(after[one["token"]]), rel=1e-4)
+        assert actual["left"] == int((after > 0).sum())
+        assert actual["mass"] == pytest.approx(float(before[after > 0].sum()), rel=1e-4)
+        for item in actual["top"]:
+            assert item["before"] == pytest.approx(float(before[item["token"]]), rel=1e-4)
+            assert item["after"] == pytest.approx(float(after[item["token"]]), rel=1e-4)
 
 
 def test_a_tree_begins_with_the_tokens_that_are_given(client: TestClient) -> None:
-    asked = {"run": "translator", "text": SENTENCE, "beam": 3}
-    free = ask(client, "/api/decode", **asked)
+    requested = {"run": "translator", "text": SENTENCE, "beam": 3}
+    free = ask(client, "/api/decode", **requested)
     pruned = next(node for node in free["nodes"] if node["step"] == 1 and node["state"] == "pruned")
-    held = ask(client, "/api/decode", **asked, prefix=[pruned["token"]])
+    held = ask(client, "/api/decode", **requested, prefix=[pruned["token"]])
     [first] = [node for node in held["nodes"] if node["step"] == 1]
     assert first["state"] == "kept"
     assert first["log_probability"] == pruned["log_probability"]
     written = [*held["beam"], *held["greedy"], *held["sampling"]]
-    assert all(one["tokens"][0] == pruned["token"] for one in written)
+    assert all(item["tokens"][0] == pruned["token"] for item in written)
 
 
 def test_settings_that_make_no_sense_are_refused(client: TestClient) -> None:
-    asked = {"run": "translator", "text": SENTENCE}
+    requested = {"run": "translator", "text": SENTENCE}
     wrong: tuple[dict[str, Any], ...] = (
         *({"temperature": -1}, {"temperature": "warm"}, {"temperature": 10**400}, {"top_p": 0}),
         *({"top_k": -1}, {"seed": -1}, {"beam": 9}, {"beam": 0}, {"limit": 65}, {"min_p": 2}),
         *({"limit": 0}, {"temperature": 1e-40}, {"temperature": math.nan}),
         *({"prefix": "x"}, {"prefix": [10**9]}, {"text": 5}),
     )
-    for one in wrong:
-        body = json.dumps({**asked, **one})
+    for item in wrong:
+        body = json.dumps({**requested, **item})
         problem(client.post("/api/decode", content=body, headers=JSON), 400)
-    assert "tokens" in problem(client.post("/api/decode", json={**asked, "text": "dog " * 45}), 413)
-    assert "bert" in problem(client.post("/api/decode", json={**asked, "run": "reader"}), 400)
-    problem(client.post("/api/decode", json={**asked, "run": "gone"}), 404)
+    assert "tokens" in problem(
+        client.post("/api/decode", json={**requested, "text": "dog " * 45}), 413
+    )
+    assert "bert" in problem(client.post("/api/decode", json={**requested, "run": "reader"}), 400)
+    problem(client.post("/api/decode", json={**requested, "run": "gone"}), 404)

@@ -26,13 +26,13 @@ from manyheads.phrasebook import sentences
 HERE = f"run=translator&text={quote(SENTENCE)}&beam=3"
 
 
-def told(address: str, path: str, **body: Any) -> dict[str, Any]:  # noqa: F811
+def reported(address: str, path: str, **body: Any) -> dict[str, Any]:  # noqa: F811
     """The server's own word."""
     kind = {"Content-Type": "application/json"}
     request = urllib.request.Request(address + path, json.dumps(body).encode(), kind)
     with urllib.request.urlopen(request) as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-    return found
+        actual: dict[str, Any] = json.loads(answer.read())
+    return actual
 
 
 def saved(page: Any, part: str, kind: str, place: Path) -> Path:  # noqa: F811
@@ -70,10 +70,10 @@ def test_another_word_is_chosen_and_the_rest_is_written_anew(
     page.keyboard.press("Enter")
     others = page.locator("[aria-label=Alternatives] tr")
     expect(others).to_have_count(10)
-    ten = told(address, "/api/next", run="translator", text=SENTENCE, prefix=[], count=20)
-    allowed = [one for one in ten["top"] if one["after"] > 0]
+    ten = reported(address, "/api/next", run="translator", text=SENTENCE, prefix=[], count=20)
+    allowed = [item for item in ten["top"] if item["after"] > 0]
     shown = [float(text.split("\t")[-1]) for text in others.all_inner_texts()]
-    assert np.allclose(shown, [one["before"] for one in allowed[:10]], rtol=1e-3)
+    assert np.allclose(shown, [item["before"] for item in allowed[:10]], rtol=1e-3)
     settled(page)
     others.nth(4).get_by_role("button").focus()
     page.keyboard.press("Enter")
@@ -81,10 +81,10 @@ def test_another_word_is_chosen_and_the_rest_is_written_anew(
     expect(page.locator(".written .given")).to_be_focused()
     settled(page)
     assert f"prefix={allowed[4]['token']}" in page.url
-    asked = {"run": "translator", "text": SENTENCE, "beam": 3}
-    found = told(address, "/api/translate", **asked, prefix=[allowed[4]["token"]])
-    wanted = found["hypotheses"][0]["text"].strip()
-    expect(page.locator("output.sentence")).to_have_text(wanted)
+    requested = {"run": "translator", "text": SENTENCE, "beam": 3}
+    actual = reported(address, "/api/translate", **requested, prefix=[allowed[4]["token"]])
+    expected = actual["hypotheses"][0]["text"].strip()
+    expect(page.locator("output.sentence")).to_have_text(expected)
     seen, link = page.locator("main").inner_text(), page.url
     visit(page, link)
     assert page.locator("main").inner_text() == seen
@@ -98,15 +98,15 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
 ) -> None:
     [pair, *_] = sentences("en-de", "test", 3)
     visit(page, f"/translate?run=translator&text={quote(pair.source)}&layer=1&head=0")
-    gold = told(address, "/api/gold", run="translator", text=pair.source)["pair"]
+    gold = reported(address, "/api/gold", run="translator", text=pair.source)["pair"]
     error = f"{100 * gold['errors']['weights'][1][0]:.4g} %"
     expect(page.locator(".alignment .note").first).to_contain_text(error)
     drawn = pixels(page, ".heatmap:nth-of-type(2) .plane > canvas")
     bright = {(s, t) for t, s in np.argwhere(drawn[..., 0] == 253).tolist()}
     assert bright == pair.alignment
     # The translation that is shown is compared, not always the first.
-    asked = {"run": "translator", "text": pair.source, "beam": 2}
-    second = told(address, "/api/translate", **asked)["hypotheses"][1]["text"]
+    requested = {"run": "translator", "text": pair.source, "beam": 2}
+    second = reported(address, "/api/translate", **requested)["hypotheses"][1]["text"]
     other = {"phrasebook": True, "looked": 1, "examples": [], "pair": {**gold, "target": second}}
     page.route("**/api/gold", lambda route: route.fulfill(json=other))
     place = f"/translate?run=translator&text={quote(pair.source)}&beam=2"
@@ -123,34 +123,34 @@ def test_the_tree_on_screen_is_the_search(
 ) -> None:
     for run in ("translator", "deep/writer"):
         visit(page, f"/decode?run={run}&text={quote(SENTENCE)}&beam=3&limit=8")
-        asked = {"run": run, "text": SENTENCE, "beam": 3, "limit": 8}
-        found = told(address, "/api/decode", **asked)
+        requested = {"run": run, "text": SENTENCE, "beam": 3, "limit": 8}
+        actual = reported(address, "/api/decode", **requested)
         states = page.locator("[data-node]").evaluate_all("all => all.map(n => n.dataset.state)")
-        assert sorted(states[1:]) == sorted(node["state"] for node in found["nodes"])
+        assert sorted(states[1:]) == sorted(node["state"] for node in actual["nodes"])
         scores = page.locator(".ways .note").all_inner_texts()
-        assert scores[1].endswith(f"score {found['beam'][0]['score']:.4g}")
+        assert scores[1].endswith(f"score {actual['beam'][0]['score']:.4g}")
     with saved(page, ".beam", "CSV", tmp_path).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["score"]) for row in rows] == [node["score"] for node in found["nodes"]]
-    alone = browser.new_context(offline=True).new_page()
-    alone.goto(saved(page, ".beam", "HTML", tmp_path).as_uri())
-    assert alone.locator("[data-node]").count() == len(found["nodes"]) + 1
-    alone.context.close()
+    assert [float(row["score"]) for row in rows] == [node["score"] for node in actual["nodes"]]
+    single = browser.new_context(offline=True).new_page()
+    single.goto(saved(page, ".beam", "HTML", tmp_path).as_uri())
+    assert single.locator("[data-node]").count() == len(actual["nodes"]) + 1
+    single.context.close()
     assert saved(page, ".chances", "PNG", tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
 def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:  # noqa: F811
     visit(page, f"/decode?{HERE}")
-    found = told(address, "/api/decode", run="translator", text=SENTENCE, beam=3)
+    actual = reported(address, "/api/decode", run="translator", text=SENTENCE, beam=3)
     tree = page.locator(".tree")
     tree.focus()
     for key in ("ArrowRight", "ArrowDown"):
         page.keyboard.press(key)
-    node = found["nodes"][1]
+    node = actual["nodes"][1]
     expect(page.locator(".beam .readout")).to_contain_text(f"log P {node['log_probability']:.6g}")
     expect(page).to_have_url(re.compile("node=1(&|$)"))
     settled(page)
-    after = told(
+    after = reported(
         address, "/api/next", run="translator", text=SENTENCE, prefix=[node["token"]], top_k=2
     )
     page.get_by_label("Top-k").fill("2")
@@ -160,7 +160,7 @@ def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:  # no
     expect(page.locator(".chances")).to_contain_text("2 of 600 tokens")
     page.get_by_label(re.compile("^Step")).focus()
     page.keyboard.press("Home")
-    first = [one for one in found["nodes"] if one["step"] == 1]
+    first = [item for item in actual["nodes"] if item["step"] == 1]
     expect(page.locator("[data-node]")).to_have_count(len(first) + 1)
     assert "step=1" in page.url
     page.get_by_role("button", name="Search on from this token").click()

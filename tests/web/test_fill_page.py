@@ -27,14 +27,14 @@ def client(folder: Path) -> TestClient:
 def test_the_words_are_those_of_the_command(client: TestClient, folder: Path) -> None:
     encoder = load_torch_run(folder / "reader").encoder()
     [expected] = encoder.fill([TEXT], fill.TOP)
-    found = ask(client, "/api/fill", run="reader", text=TEXT)
-    assert len(found["masks"]) == 2
-    for mask, guesses in zip(found["masks"], expected, strict=True):
-        assert [one["piece"] for one in mask["top"]] == [guess.word for guess in guesses]
-        chances = [one["probability"] for one in mask["top"]]
+    actual = ask(client, "/api/fill", run="reader", text=TEXT)
+    assert len(actual["masks"]) == 2
+    for mask, guesses in zip(actual["masks"], expected, strict=True):
+        assert [item["piece"] for item in mask["top"]] == [guess.word for guess in guesses]
+        chances = [item["probability"] for item in mask["top"]]
         assert chances == pytest.approx([guess.probability for guess in guesses])
         assert mask["hidden"] is None
-    assert found["text"] == encoder.filled(TEXT, expected)
+    assert actual["text"] == encoder.filled(TEXT, expected)
 
 
 def test_a_hidden_word_is_told_with_its_place(client: TestClient, folder: Path) -> None:
@@ -42,8 +42,8 @@ def test_a_hidden_word_is_told_with_its_place(client: TestClient, folder: Path) 
     [[first, _]] = encoder.fill([TEXT], 1000)
     rank = next(n for n, guess in enumerate(first) if guess.word.strip() == "small")
     beside = ask(client, "/api/fill", run="reader", text=TEXT, hidden=["small", ""])
-    found = ask(client, "/api/fill", run="reader", text=TEXT, hidden=["small", "aeroplane"])
-    small, none = (mask["hidden"] for mask in found["masks"])
+    actual = ask(client, "/api/fill", run="reader", text=TEXT, hidden=["small", "aeroplane"])
+    small, none = (mask["hidden"] for mask in actual["masks"])
     # Of a mask that hides no word there is nothing to tell.
     assert [mask["hidden"] for mask in beside["masks"]] == [small, None]
     assert small["rank"] == rank + 1
@@ -66,7 +66,7 @@ def test_a_hidden_word_is_the_token_that_it_is_in_its_place(
     ):
         [[guesses]] = encoder.fill([text], 1000)
         [mask] = ask(client, "/api/fill", run="reader", text=text, hidden=[word])["masks"]
-        ranks = [rank for rank, one in enumerate(guesses, start=1) if one.word == piece]
+        ranks = [rank for rank, item in enumerate(guesses, start=1) if item.word == piece]
         assert (mask["hidden"]["piece"], mask["hidden"]["rank"]) == (piece, *(ranks or [None]))
 
 

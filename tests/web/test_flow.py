@@ -20,15 +20,19 @@ from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Detect
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import Dense, SelfAttention, dense_weights
+from manyheads.nn.attention import SelfAttention
 from manyheads.nn.compressed import MemoryCompressed
+from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.exact_attention import Dense, dense_weights
 from manyheads.nn.experts import Experts
-from manyheads.nn.layers import EmbeddingConfig, Gated, Norm
+from manyheads.nn.feedforward import Gated
 from manyheads.nn.linformer import Linformer
-from manyheads.nn.positions import Alibi, Buckets, Learned, Relative, Rotary, Shaw
+from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
+from manyheads.nn.relative import Relative
+from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Dot
 from manyheads.run import Run, save_run
-from manyheads.tasks.table import TASKS
+from manyheads.tasks.table import default_task
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Words
 from manyheads.web.app import build_app
@@ -74,9 +78,9 @@ def tokenizer() -> Tokenizer:
 
 def opened(config: Any, tokenizer: Tokenizer, folder: Path = Path()) -> TorchRun:
     torch.manual_seed(2)
-    given = {"vocab_size": tokenizer.vocab_size, "dropout": 0.0}
-    config = type(config)(**{**vars(config), **given})
-    run = Run(task=TASKS.default(config), data=None, tokens=None, model=config)
+    inputs = {"vocab_size": tokenizer.vocab_size, "dropout": 0.0}
+    config = type(config)(**{**vars(config), **inputs})
+    run = Run(task=default_task(config), data=None, tokens=None, model=config)
     model = config.build().eval()
     for one in model.parameters():  # norms and biases that do something
         if one.ndim == 1:
@@ -89,8 +93,8 @@ def followed(run: TorchRun) -> Trace:
     return follow(run, TEXT, target, ROOM, {})
 
 
-def near(given: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(given, expected, atol=1e-5, rtol=1e-5)
+def near(inputs: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(inputs, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -99,14 +103,14 @@ def test_scores_and_mask_make_weights_and_weights_mix_values(
     name: str, tokenizer: Tokenizer
 ) -> None:
     run = opened(MODELS[name], tokenizer)
-    found = followed(run).tensors
+    actual = followed(run).tensors
     for stack, _, module in stacks(run.model):
         for kind in ("self", "cross"):
-            if f"{stack}.{kind}.q" not in found:
+            if f"{stack}.{kind}.q" not in actual:
                 continue
             part = {
-                what.rpartition(".")[2]: found[what]
-                for what in found
+                what.rpartition(".")[2]: actual[what]
+                for what in actual
                 if what.startswith(f"{stack}.{kind}.")
             }
             masked = part["scores"] + part.get("bias", 0) + part["mask"][:, None]
@@ -132,46 +136,46 @@ def test_scores_and_mask_make_weights_and_weights_mix_values(
 def test_every_sum_is_what_came_in_and_what_the_part_gave(name: str, tokenizer: Tokenizer) -> None:
     """x + output = sum, the norm before or after it, from the embeddings to the head."""
     run = opened(MODELS[name], tokenizer)
-    found = followed(run).tensors
+    actual = followed(run).tensors
     pre = run.run.model.norm.placement == "pre"
     for stack, embedding, module in stacks(run.model):
-        x = found[f"{stack}.embedding"] + found.get(f"{stack}.position", 0)
-        x = embedding.project(embedding.norm(x + found.get(f"{stack}.segment", 0)))
-        near(found[f"{stack}.input"], x)
+        x = actual[f"{stack}.embedding"] + actual.get(f"{stack}.position", 0)
+        x = embedding.project(embedding.norm(x + actual.get(f"{stack}.segment", 0)))
+        near(actual[f"{stack}.input"], x)
         for layer, block in enumerate(module.blocks):
-            near(found[f"{stack}.layer.input"][layer], x)
+            near(actual[f"{stack}.layer.input"][layer], x)
             residuals = {
                 "self": block.attention_residual,
                 "feedforward": block.feedforward_residual,
             }
-            if f"{stack}.cross.sum" in found:
+            if f"{stack}.cross.sum" in actual:
                 residuals = {
                     "self": block.attention_residual,
                     "cross": block.cross_residual,
                     **residuals,
                 }
             for kind in sorted(residuals, key=["self", "cross", "feedforward"].index):
-                total = found[f"{stack}.{kind}.sum"][layer]
-                near(total, x + found[f"{stack}.{kind}.output"][layer])
-                normed = found[f"{stack}.{kind}.norm"][layer]
+                total = actual[f"{stack}.{kind}.sum"][layer]
+                near(total, x + actual[f"{stack}.{kind}.output"][layer])
+                normed = actual[f"{stack}.{kind}.norm"][layer]
                 near(normed, residuals[kind].norm(x if pre else total))
                 x = total if pre else normed
-            if f"{stack}.feedforward.hidden" in found:
-                inside = found[f"{stack}.feedforward.hidden"][layer]
-                near(found[f"{stack}.feedforward.output"][layer], block.feedforward.outer(inside))
+            if f"{stack}.feedforward.hidden" in actual:
+                inside = actual[f"{stack}.feedforward.hidden"][layer]
+                near(actual[f"{stack}.feedforward.output"][layer], block.feedforward.outer(inside))
         if pre:
-            near(found[f"{stack}.states"], module.last_norm(x))
+            near(actual[f"{stack}.states"], module.last_norm(x))
 
 
 @torch.no_grad()
 def test_queries_are_projected_from_the_shown_norm(tokenizer: Tokenizer) -> None:
     run = opened(MODELS["seq2seq"], tokenizer)
-    found = followed(run).tensors
+    actual = followed(run).tensors
     attention = run.model.decoder.blocks[1].attention  # type: ignore[union-attr, index]
     assert isinstance(attention, SelfAttention)
-    given = attention.project(found["decoder.self.norm"][1]).chunk(3, -1)
-    for what, one in zip("qkv", given, strict=True):
-        near(found[f"decoder.self.{what}"][1], rearrange(one, "t (h c) -> h t c", h=4))
+    inputs = attention.project(actual["decoder.self.norm"][1]).chunk(3, -1)
+    for what, one in zip("qkv", inputs, strict=True):
+        near(actual[f"decoder.self.{what}"][1], rearrange(one, "t (h c) -> h t c", h=4))
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "joined", "gpt-rotary", "bert"])
@@ -188,11 +192,9 @@ def test_the_likeliest_tokens_are_those_of_the_model(name: str, tokenizer: Token
     best, tokens = chances.topk(10)
     near(trace.tensors[f"{stack}.distribution"], best)
     near(trace.tensors[f"{stack}.logits"].softmax(-1), best / best.sum(-1, keepdim=True))
-    assert [list(row) for row in box["words"]] == [
-        tokenizer.subwords(row) for row in tokens.tolist()
-    ]
+    assert [list(row) for row in box["words"]] == [tokenizer.pieces(row) for row in tokens.tolist()]
     assert box["shape"] == list(chances.shape)
-    assert list(box["rows"]) == tokenizer.subwords(ids[-1][0].tolist())
+    assert list(box["rows"]) == tokenizer.pieces(ids[-1][0].tolist())
 
 
 def test_heads_of_an_encoder_are_shown(tokenizer: Tokenizer) -> None:
@@ -210,12 +212,12 @@ def test_heads_of_an_encoder_are_shown(tokenizer: Tokenizer) -> None:
 def test_a_core_that_has_no_such_scores_shows_none(tokenizer: Tokenizer) -> None:
     """Weights and mix are still its own; layers without a common shape are left out."""
     config = BertConfig(**SIZES, attention=Linformer(rank=3))
-    found = follow(opened(config, tokenizer), TEXT, None, ROOM, {}).tensors
-    assert found["encoder.self.weights"].shape[-1] == 3
-    assert not {"encoder.self.scores", "encoder.self.mask"} & found.keys()
+    actual = follow(opened(config, tokenizer), TEXT, None, ROOM, {}).tensors
+    assert actual["encoder.self.weights"].shape[-1] == 3
+    assert not {"encoder.self.scores", "encoder.self.mask"} & actual.keys()
     mixed = GptConfig(**SIZES, attention=MemoryCompressed())
-    found = follow(opened(mixed, tokenizer), TEXT, None, ROOM, {}).tensors
-    assert found["decoder.self.mix"].shape == (2, 4, 5, 4)
+    actual = follow(opened(mixed, tokenizer), TEXT, None, ROOM, {}).tensors
+    assert actual["decoder.self.mix"].shape == (2, 4, 5, 4)
 
 
 def test_looking_changes_nothing(tokenizer: Tokenizer) -> None:
@@ -229,17 +231,17 @@ def test_looking_changes_nothing(tokenizer: Tokenizer) -> None:
 
 
 def test_code_is_the_text_of_our_own_functions(tokenizer: Tokenizer) -> None:
-    told = followed(opened(MODELS["seq2seq"], tokenizer)).manifest
-    boxes = [box for column in told["columns"] for box in column["boxes"]]
-    assert {name for box in boxes for name in box["code"]} == told["code"].keys()
+    reported = followed(opened(MODELS["seq2seq"], tokenizer)).manifest
+    boxes = [box for column in reported["columns"] for box in column["boxes"]]
+    assert {name for box in boxes for name in box["code"]} == reported["code"].keys()
     assert all(box["code"] and box["formula"] for box in boxes)
-    assert all(name.startswith("manyheads.") for name in told["code"])
-    assert all(one["at"].startswith("manyheads/") for one in told["code"].values())
-    assert told["code"]["manyheads.nn.attention.dense_weights"] == source(dense_weights)
+    assert all(name.startswith("manyheads.") for name in reported["code"])
+    assert all(one["at"].startswith("manyheads/") for one in reported["code"].values())
+    assert reported["code"]["manyheads.nn.exact_attention.dense_weights"] == source(dense_weights)
     at, text = source(dense_weights).values()
     path, _, line = at.rpartition(":")
     lines = Path(inspect.getfile(inspect.unwrap(dense_weights))).read_text().splitlines()
-    assert path == "manyheads/nn/attention.py"
+    assert path == "manyheads/nn/exact_attention.py"
     assert text.splitlines()[-1] in lines
     assert lines[int(line) - 1].startswith("def dense_weights")
 
@@ -254,46 +256,48 @@ def client(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Te
 
 
 def test_a_box_is_asked_for_by_layer_and_head(client: TestClient) -> None:
-    told = ask(client, "/api/flow", run="writer", text=TEXT)
-    masked = tensor(client, told["trace"], "decoder.self.masked", layer=1, head=2)
+    reported = ask(client, "/api/flow", run="writer", text=TEXT)
+    masked = tensor(client, reported["trace"], "decoder.self.masked", layer=1, head=2)
     assert masked.shape == (5, 5)
     assert (masked == -math.inf).sum() == 10
-    weights = tensor(client, told["trace"], "decoder.self.weights", layer=1, head=2)
+    weights = tensor(client, reported["trace"], "decoder.self.weights", layer=1, head=2)
     near(weights, masked.softmax(-1))
-    assert tensor(client, told["trace"], "decoder.embedding").shape == (5, 16)
+    assert tensor(client, reported["trace"], "decoder.embedding").shape == (5, 16)
     again = ask(client, "/api/flow", run="writer", text=TEXT)
-    assert again["trace"] == told["trace"]
+    assert again["trace"] == reported["trace"]
     other = ask(client, "/api/flow", run="writer", text="one")
-    assert other["trace"] != told["trace"]
+    assert other["trace"] != reported["trace"]
 
 
 def test_all_boxes_of_a_layer_and_head_come_in_one_answer(client: TestClient) -> None:
-    told = ask(client, "/api/flow", run="writer", text=TEXT)
-    names = [box["name"] for box in told["columns"][0]["boxes"]][1:]
-    answer = client.get(f"/api/flow/{told['trace']}/boxes", params={"layer": 1, "head": 3})
+    reported = ask(client, "/api/flow", run="writer", text=TEXT)
+    names = [box["name"] for box in reported["columns"][0]["boxes"]][1:]
+    answer = client.get(f"/api/flow/{reported['trace']}/boxes", params={"layer": 1, "head": 3})
     shapes = [tuple(map(int, one.split(","))) for one in answer.headers["x-shape"].split(";")]
     numbers = torch.from_numpy(np.frombuffer(answer.content, "<f4").copy())
-    found = numbers.split([math.prod(shape) for shape in shapes])
-    for name, shape, values in zip(names, shapes, found, strict=True):
+    actual = numbers.split([math.prod(shape) for shape in shapes])
+    for name, shape, values in zip(names, shapes, actual, strict=True):
         which = {"layer": 1} if name.count(".") == 2 else {}
-        if which and tensor(client, told["trace"], name).ndim == 4:
+        if which and tensor(client, reported["trace"], name).ndim == 4:
             which["head"] = 3
-        assert torch.equal(values.view(shape), tensor(client, told["trace"], name, **which)), name
-    problem(client.get(f"/api/flow/{told['trace']}/boxes?layer=x"), 400)
+        assert torch.equal(values.view(shape), tensor(client, reported["trace"], name, **which)), (
+            name
+        )
+    problem(client.get(f"/api/flow/{reported['trace']}/boxes?layer=x"), 400)
     problem(client.get("/api/flow/nothing/boxes"), 404)
     other = ask(client, "/api/trace", run="writer", text=TEXT)
     assert "/api/flow" in problem(client.get(f"/api/flow/{other['trace']}/boxes"), 404)
 
 
 def test_what_cannot_be_followed_is_refused(client: TestClient) -> None:
-    def asked(**body: Any) -> Any:
+    def requested(**body: Any) -> Any:
         return client.post("/api/flow", json=body)
 
-    assert "Transformer" in problem(asked(run="old", text=TEXT), 400)
+    assert "Transformer" in problem(requested(run="old", text=TEXT), 400)
     long = " ".join(["one"] * (MOST_TOKENS + 1))
-    assert f"at most {MOST_TOKENS}" in problem(asked(run="writer", text=long), 413)
-    assert "MiB" in problem(asked(run="writer", text=" ".join(["one"] * 200)), 413)
-    problem(asked(run="nowhere", text=TEXT), 404)
-    problem(asked(run="writer", text=3), 400)
+    assert f"at most {MOST_TOKENS}" in problem(requested(run="writer", text=long), 413)
+    assert "MiB" in problem(requested(run="writer", text=" ".join(["one"] * 200)), 413)
+    problem(requested(run="nowhere", text=TEXT), 404)
+    problem(requested(run="writer", text=3), 400)
     assert client.post("/api/flow", content="text").status_code == 415
     assert ask(client, "/api/flow", run="writer", text="")["columns"][0]["ids"]

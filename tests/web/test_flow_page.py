@@ -124,15 +124,15 @@ def test_boxes_are_saved_as_files_that_open_offline(
 ) -> None:
     visit(page, FLOW)
     expect(page.locator(".columns > section")).to_have_count(2)
-    alone = browser.new_context(offline=True).new_page()
+    single = browser.new_context(offline=True).new_page()
     for kind in ("SVG", "HTML"):
         with page.expect_download() as download:
             page.locator(".flowboxes").get_by_role("button", name=kind).click()
         path = tmp_path / download.value.suggested_filename
         download.value.save_as(path)
-        alone.goto(path.as_uri())
-        assert alone.locator("image").count() == page.locator(".tile canvas").count()
-    alone.context.close()
+        single.goto(path.as_uri())
+        assert single.locator("image").count() == page.locator(".tile canvas").count()
+    single.context.close()
 
 
 def test_models_of_one_stack_have_one_column(page: Any) -> None:

@@ -14,10 +14,10 @@ from tests.web.small_models import make_models
 from tests.web.test_server import HERE, ask, problem, tensor
 from torch.nn import functional as F
 
-from manyheads.data.images import ImageData, read_image
+from manyheads.data.images import ImageData, read_picture
 from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.capture import capture
-from manyheads.tasks.images import class_probabilities, from_pixels, normalize
+from manyheads.tasks.images import class_chances, from_pixels, seen
 from manyheads.web import image
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits
@@ -49,26 +49,26 @@ def test_maps_and_classes_are_those_of_the_model(client: TestClient, folder: Pat
     opened = load_torch_run(folder / "pictures")
     model: Any = opened.model
     valid = pictures(opened)
-    found = ask(client, "/api/image", run="pictures", picture=2)
+    actual = ask(client, "/api/image", run="pictures", picture=2)
     with torch.no_grad(), capture(model) as maps:
-        model(normalize(from_pixels(valid.pixels[2:3], torch.device("cpu")), model.config))
-    weights = tensor(client, found["trace"], "encoder.self.weights")
+        model(seen(from_pixels(valid.pixels[2:3], torch.device("cpu")), model.config))
+    weights = tensor(client, actual["trace"], "encoder.self.weights")
     assert torch.allclose(weights, torch.cat(maps["self"]), atol=1e-6)
     assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
-    [expected] = class_probabilities(model, valid.pixels[2:3])
-    given = {one["label"]: one["probability"] for one in found["output"]["classes"]}
-    assert given == pytest.approx(expected, abs=1e-6)
-    assert found["label"] == valid.classes[valid.labels[2]]
-    assert found["count"] == len(valid.labels)
-    pixels = tensor(client, found["trace"], "image.pixels")
+    [expected] = class_chances(model, valid.pixels[2:3])
+    inputs = {item["label"]: item["probability"] for item in actual["output"]["classes"]}
+    assert inputs == pytest.approx(expected, abs=1e-6)
+    assert actual["label"] == valid.classes[valid.labels[2]]
+    assert actual["count"] == len(valid.labels)
+    pixels = tensor(client, actual["trace"], "image.pixels")
     assert torch.equal(pixels[..., 0], torch.from_numpy(valid.pixels[2, 0]).float() / 255)
-    assert found["maps"][0]["rows"][:2] == ["class token", "row 1, column 1"]
+    assert actual["maps"][0]["rows"][:2] == ["class token", "row 1, column 1"]
 
 
 def test_positions_are_compared_by_their_angle(client: TestClient, folder: Path) -> None:
     table = load_torch_run(folder / "pictures").model.encoder.position.table.weight  # type: ignore[union-attr]
-    found = ask(client, "/api/image", run="pictures")
-    similar = tensor(client, found["trace"], "positions.similarity")
+    actual = ask(client, "/api/image", run="pictures")
+    similar = tensor(client, actual["trace"], "positions.similarity")
     expected = F.cosine_similarity(table[3], table[9], dim=0)
     assert float(similar[3, 9]) == pytest.approx(float(expected.detach()), abs=1e-5)
     assert torch.allclose(similar.diagonal(), torch.ones(()), atol=1e-5)
@@ -76,9 +76,9 @@ def test_positions_are_compared_by_their_angle(client: TestClient, folder: Path)
 
 def test_an_upload_is_read_as_a_file_is(client: TestClient, folder: Path, tmp_path: Path) -> None:
     valid = pictures(load_torch_run(folder / "pictures"))
-    own = ask(client, "/api/image", run="pictures", picture=1)
+    local = ask(client, "/api/image", run="pictures", picture=1)
     sent = ask(client, "/api/image", run="pictures", upload=packed(valid.pixels[1, 0]))
-    assert sent["output"] == own["output"]
+    assert sent["output"] == local["output"]
     assert "label" not in sent
     larger = np.kron(valid.pixels[1, 0], np.ones((5, 5), dtype=np.uint8))
     for form in ("PNG", "JPEG"):  # squeezed to what the model reads
@@ -86,7 +86,7 @@ def test_an_upload_is_read_as_a_file_is(client: TestClient, folder: Path, tmp_pa
         pixels = tensor(client, shown["trace"], "image.pixels")[..., 0]
         file = tmp_path / f"own.{form.lower()}"
         file.write_bytes(base64.b64decode(packed(larger, form)))
-        expected = read_image(file, size=8, channels=1)[0]
+        expected = read_picture(file, size=8, channels=1)[0]
         assert torch.equal(pixels, torch.from_numpy(expected) / 255)
 
 
@@ -124,7 +124,7 @@ def test_pictures_that_are_gone_are_told(tmp_path: Path) -> None:
     for file in (models / "data" / "pictures").iterdir():
         file.unlink()
     image._pictures.cache_clear()
-    own = TestClient(build_app(models), HERE)
-    answer = own.post("/api/image", json={"run": "pictures"})
+    local = TestClient(build_app(models), HERE)
+    answer = local.post("/api/image", json={"run": "pictures"})
     assert answer.status_code in (400, 422)
-    assert own.get("/health").status_code == 200
+    assert local.get("/health").status_code == 200

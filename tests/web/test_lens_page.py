@@ -48,46 +48,46 @@ def output(opened: TorchRun) -> Tensor:
 @pytest.mark.parametrize("name", DECODERS)
 def test_the_last_row_is_what_the_model_says(client: TestClient, folder: Path, name: str) -> None:
     opened = load_torch_run(folder / name)
-    found = ask(client, "/api/lens", run=name, text=SENTENCE, target=TARGET)
+    actual = ask(client, "/api/lens", run=name, text=SENTENCE, target=TARGET)
     expected = output(opened)
     best, ids = expected.topk(lens.TOP)
-    assert len(found["top"]) == found["layers"] + 1 == 3
-    assert found["top"][-1] == ids.tolist()
-    assert torch.allclose(torch.tensor(found["probabilities"][-1]), best, atol=1e-6)
+    assert len(actual["top"]) == actual["layers"] + 1 == 3
+    assert actual["top"][-1] == ids.tolist()
+    assert torch.allclose(torch.tensor(actual["probabilities"][-1]), best, atol=1e-6)
     entropy = -(expected * expected.log2()).sum(-1)
-    assert found["entropy"][-1] == pytest.approx(entropy.tolist(), abs=1e-4)
+    assert actual["entropy"][-1] == pytest.approx(entropy.tolist(), abs=1e-4)
     wanted = opened.tokenizer.encode(TARGET if opened.run.task != "language" else SENTENCE)
     first = 0 if opened.run.task != "language" else 1
     chances = [float(expected[at, token]) for at, token in enumerate(wanted[first:])]
-    assert found["wanted"][-1][: len(chances)] == pytest.approx(chances, abs=1e-6)
-    assert found["pieces"][str(int(ids[0, 0]))] == opened.tokenizer.subwords([int(ids[0, 0])])[0]
+    assert actual["wanted"][-1][: len(chances)] == pytest.approx(chances, abs=1e-6)
+    assert actual["pieces"][str(int(ids[0, 0]))] == opened.tokenizer.pieces([int(ids[0, 0])])[0]
     # And the rows before are others: a layer does something.
-    assert found["probabilities"][0] != found["probabilities"][-1]
+    assert actual["probabilities"][0] != actual["probabilities"][-1]
 
 
 @pytest.mark.parametrize("name", ["translator", "writer"])
 def test_the_stream_is_the_embedding_and_what_is_added(folder: Path, name: str) -> None:
     opened = load_torch_run(folder / name)
     with torch.inference_mode():
-        found = lens.read(opened, SENTENCE, TARGET, ROOM)
+        actual = lens.read(opened, SENTENCE, TARGET, ROOM)
         for layer in range(2):
-            added = sum(part[layer] for part in found.added.values())
-            after = found.states[layer] + added
-            assert torch.allclose(after, found.states[layer + 1], atol=1e-4)
-        told = lens.told(opened, found)
+            added = sum(part[layer] for part in actual.added.values())
+            after = actual.states[layer] + added
+            assert torch.allclose(after, actual.states[layer + 1], atol=1e-4)
+        reported = lens.told(opened, actual)
     parts = {"attention", "feedforward"} | ({"cross"} if name == "translator" else set())
-    assert found.added.keys() == parts
-    assert told["norm"][0][0] == pytest.approx(float(found.states[0, 0].norm()), rel=1e-5)
+    assert actual.added.keys() == parts
+    assert reported["norm"][0][0] == pytest.approx(float(actual.states[0, 0].norm()), rel=1e-5)
 
 
 def test_after_the_norm_a_part_is_what_went_into_the_sum(folder: Path) -> None:
     opened = load_torch_run(folder / "post")
     block: Any = opened.model.decoder.blocks[1]  # type: ignore[union-attr, index]
     with torch.inference_mode():
-        found = lens.read(opened, SENTENCE, None, ROOM)
-        middle = block.attention_residual.norm(found.states[1] + found.added["attention"][1])
-        after = block.feedforward_residual.norm(middle + found.added["feedforward"][1])
-    assert torch.allclose(after, found.states[2], atol=1e-4)
+        actual = lens.read(opened, SENTENCE, None, ROOM)
+        middle = block.attention_residual.norm(actual.states[1] + actual.added["attention"][1])
+        after = block.feedforward_residual.norm(middle + actual.added["feedforward"][1])
+    assert torch.allclose(after, actual.states[2], atol=1e-4)
 
 
 def test_the_model_is_left_as_it_was(folder: Path) -> None:
@@ -102,15 +102,15 @@ def test_a_translator_writes_by_itself(client: TestClient, folder: Path) -> None
     opened = load_torch_run(folder / "translator")
     translator = Translator(opened.model, opened.tokenizer, opened.run.decode)  # type: ignore[arg-type]
     written = translator.search([SENTENCE], n_best=1)[0][0].tokens
-    found = ask(client, "/api/lens", run="translator", text=SENTENCE)
-    assert found["given"][1:] == opened.tokenizer.subwords(written)
+    actual = ask(client, "/api/lens", run="translator", text=SENTENCE)
+    assert actual["given"][1:] == opened.tokenizer.pieces(written)
 
 
 def test_entropy_is_in_bits(client: TestClient) -> None:
-    found = ask(client, "/api/lens", run="writer", text="")
-    assert len(found["given"]) == 1
-    assert found["wanted"][-1] == [None]
-    assert 0 < found["entropy"][-1][0] <= math.log2(320)
+    actual = ask(client, "/api/lens", run="writer", text="")
+    assert len(actual["given"]) == 1
+    assert actual["wanted"][-1] == [None]
+    assert 0 < actual["entropy"][-1][0] <= math.log2(320)
 
 
 def test_what_has_no_lens_is_refused(client: TestClient) -> None:

@@ -13,7 +13,7 @@ from tests.web.small_models import make_models
 from tests.web.test_server import HERE, ask, problem, tensor
 
 from manyheads.data.events import ChoraleGrid, PerformanceEvents
-from manyheads.data.midi import parse_performance, parse_voices, write_midi
+from manyheads.data.midi import performance_in, voices_in, write_midi
 from manyheads.decode.beam import SpecialTokens
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture
@@ -36,62 +36,62 @@ def test_maps_and_likelihoods_are_those_of_the_model(client: TestClient, folder:
     opened = load_torch_run(folder / "chorales")
     model: Any = opened.model
     words = opened.run.data.read("valid").pieces_of_words[1]  # type: ignore[union-attr]
-    found = ask(client, "/api/music", run="chorales", piece=1)
-    assert [event["word"] for event in found["events"]] == words
+    actual = ask(client, "/api/music", run="chorales", piece=1)
+    assert [event["word"] for event in actual["events"]] == words
     end = SpecialTokens(opened.tokenizer, opened.run.decode).end
     ids = torch.tensor([[end, *(opened.tokenizer.token_id(word) for word in words)]])
     with torch.no_grad(), capture(model) as maps:
         chances = model(ids)[0].log_softmax(-1)
-    weights = tensor(client, found["trace"], "decoder.self.weights")
+    weights = tensor(client, actual["trace"], "decoder.self.weights")
     assert torch.allclose(weights, torch.cat(maps["self"]), atol=1e-6)
     expected = [float(chances[at, token]) for at, token in enumerate(ids[0, 1:])]
-    assert found["output"]["log_probabilities"] == pytest.approx(expected, abs=1e-5)
-    far = tensor(client, found["trace"], "decoder.self.distance")
+    assert actual["output"]["log_probabilities"] == pytest.approx(expected, abs=1e-5)
+    far = tensor(client, actual["trace"], "decoder.self.distance")
     own = [float(weights[1, 0, at, at - 5]) for at in range(5, ids.shape[1])]
     assert float(far[1, 0, 5]) == pytest.approx(sum(own) / len(own), abs=1e-6)
 
 
 def test_a_chorale_has_its_voices_in_time(client: TestClient, folder: Path) -> None:
-    found = ask(client, "/api/music", run="chorales")
+    actual = ask(client, "/api/music", run="chorales")
     table = json.loads((folder / "data" / "chorales" / "chorales.json").read_text())
     piece = table["valid"][0]
     step = ChoraleGrid.step
-    for at, event in enumerate(found["events"]):
+    for at, event in enumerate(actual["events"]):
         pitch = piece[at // 4][at % 4]
         assert event["time"] == at // 4 * step
         assert event["pitch"] == (None if pitch < 0 else pitch)
-    for note in found["notes"]:
+    for note in actual["notes"]:
         frames = range(note["start"] // step, note["end"] // step)
         assert {piece[frame][note["part"]] for frame in frames} == {note["pitch"]}
-    content = base64.b64decode(found["midi"])
-    voices = parse_voices(content, "download")
+    content = base64.b64decode(actual["midi"])
+    voices = voices_in(content, "download")
     read = {(n.start * step, n.end * step, n.pitch) for voice in voices for n in voice}
-    assert read == {(n["start"], n["end"], n["pitch"]) for n in found["notes"]}
+    assert read == {(n["start"], n["end"], n["pitch"]) for n in actual["notes"]}
 
 
 def test_an_upload_is_read_as_a_file_is(client: TestClient, tmp_path: Path) -> None:
     write_midi([scale_up(2)], tmp_path / "own.mid")
     content = (tmp_path / "own.mid").read_bytes()
     upload = base64.b64encode(content).decode()
-    found = ask(client, "/api/music", run="piano", upload=upload)
+    actual = ask(client, "/api/music", run="piano", upload=upload)
     encoding = PerformanceEvents()
-    assert [event["word"] for event in found["events"]] == encoding.words(content, "own")
+    assert [event["word"] for event in actual["events"]] == encoding.words(content, "own")
     step = encoding.step
     notes = {(note.start * step, note.end * step, note.pitch) for note in scale_up(2)}
-    assert {(n["start"], n["end"], n["pitch"]) for n in found["notes"]} == notes
-    struck = {(e["time"], e["pitch"]) for e in found["events"] if e["word"].startswith("on")}
+    assert {(n["start"], n["end"], n["pitch"]) for n in actual["notes"]} == notes
+    struck = {(e["time"], e["pitch"]) for e in actual["events"] if e["word"].startswith("on")}
     assert struck == {(start, pitch) for start, _, pitch in notes}
-    again = parse_performance(base64.b64decode(found["midi"]), "download")
+    again = performance_in(base64.b64decode(actual["midi"]), "download")
     assert again == scale_up(2)
 
 
 def test_a_stretch_is_whole_sixteenths_and_fits(client: TestClient) -> None:
-    found = ask(client, "/api/music", run="chorales", begin=9, events=11)
-    assert (found["begin"], len(found["events"]), found["words"]) == (8, 8, 48)
+    actual = ask(client, "/api/music", run="chorales", begin=9, events=11)
+    assert (actual["begin"], len(actual["events"]), actual["words"]) == (8, 8, 48)
     assert music.stretch(list("abcdef"), 99, 4, 1) == (["f"], 5)
     assert music.stretch(list("abcdefgh"), 3, 2, 4) == (list("abcd"), 0)
-    found = ask(client, "/api/music", run="chorales", events=1000)
-    assert len(found["events"]) == 48
+    actual = ask(client, "/api/music", run="chorales", events=1000)
+    assert len(actual["events"]) == 48
 
 
 def test_runs_of_music_are_named_and_begin_with_music(client: TestClient) -> None:
@@ -99,8 +99,8 @@ def test_runs_of_music_are_named_and_begin_with_music(client: TestClient) -> Non
     runs = {run["name"]: run for run in client.get("/api/runs").json()["runs"]}
     assert [name for name, run in runs.items() if "music" in run["can"]] == ["chorales", "piano"]
     for name in ("chorales", "piano"):
-        found = ask(client, "/api/tokens", run=name, text=runs[name]["example"])
-        assert found["pieces"] == runs[name]["example"].split()
+        actual = ask(client, "/api/tokens", run=name, text=runs[name]["example"])
+        assert actual["pieces"] == runs[name]["example"].split()
 
 
 @pytest.mark.parametrize(

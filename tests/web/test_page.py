@@ -56,9 +56,9 @@ def address(folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
+        actual = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield actual
+        actual.close()
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def page(browser: Any, address: str) -> Iterator[Any]:
 
 
 def _elsewhere(url: str) -> list[str]:
-    own = urlsplit(url).hostname == "127.0.0.1" or url.startswith(("blob:", "data:"))
-    return [] if own else [url]
+    local = urlsplit(url).hostname == "127.0.0.1" or url.startswith(("blob:", "data:"))
+    return [] if local else [url]
 
 
 def visit(page: Any, place: str) -> None:
@@ -97,14 +97,14 @@ def pixels(page: Any, selector: str) -> np.ndarray:
     return np.array(data, dtype=np.uint8).reshape(height, width, 4)
 
 
-def asked(page: Any, address: str, **body: Any) -> dict[str, Any]:
+def requested(page: Any, address: str, **body: Any) -> dict[str, Any]:
     """The trace that the page shows, by the server's own word."""
     request = urllib.request.Request(
         f"{address}/api/trace", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request) as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-    return found
+        actual: dict[str, Any] = json.loads(answer.read())
+    return actual
 
 
 def weights(address: str, trace: str, name: str, layer: int, head: int) -> np.ndarray:
@@ -117,7 +117,7 @@ def weights(address: str, trace: str, name: str, layer: int, head: int) -> np.nd
 def test_every_page_loads_whole(page: Any) -> None:
     """For each kind of model, and with nothing wider than the screen of a laptop or a phone."""
     others = ["/attention?run=deep/writer", "/attention?run=reader"]
-    for place in [*(f"{one}?run=translator" for one in PAGES), *others]:
+    for place in [*(f"{item}?run=translator" for item in PAGES), *others]:
         visit(page, place)
         expect(page.locator("#problem")).to_be_hidden()
         for width, height in ((390, 844), (1280, 800)):
@@ -129,7 +129,7 @@ def test_every_page_loads_whole(page: Any) -> None:
 def test_a_pixel_is_the_number_of_the_tensor(page: Any, address: str) -> None:
     """Every cell of the large map and of a small one, by viridis as matplotlib has it."""
     visit(page, f"{TRANSLATOR}&map=encoder.self&layer=1&head=0")
-    trace = asked(page, address, run="translator", text=SENTENCE)["trace"]
+    trace = requested(page, address, run="translator", text=SENTENCE)["trace"]
     table = (np.array([colormaps["viridis"](i)[:3] for i in range(256)]) * 255).round()
     large = weights(address, trace, "encoder.self", 1, 0)
     expected = table[(large * 255).round().astype(int)]
@@ -151,16 +151,16 @@ def test_another_sentence_has_other_maps(page: Any) -> None:
 def test_a_head_knocked_out_changes_the_output(page: Any) -> None:
     visit(page, f"{TRANSLATOR}&target=Der+Hund.&layer=0&head=0")
     output = page.locator(".outputs > div")
-    whole = output.inner_text()
+    full = output.inner_text()
     page.get_by_role("button", name="Knock this head out").click()
     expect(output).to_have_count(2)
     settled(page)
-    assert output.nth(0).inner_text().split("\n")[1:] == whole.split("\n")[1:]
-    assert output.nth(1).inner_text().split("\n")[-1] != whole.split("\n")[-1]
+    assert output.nth(0).inner_text().split("\n")[1:] == full.split("\n")[1:]
+    assert output.nth(1).inner_text().split("\n")[-1] != full.split("\n")[-1]
     assert "off=decoder.cross.0.0" in page.url
     page.keyboard.press("x")  # and back again, by its key
     expect(output).to_have_count(1)
-    assert output.inner_text() == whole
+    assert output.inner_text() == full
 
 
 def test_a_link_restores_what_was_seen(page: Any) -> None:
@@ -202,7 +202,7 @@ def test_keys_alone_walk_the_page(page: Any, address: str) -> None:
     assert page.evaluate("() => document.activeElement.matches('.plane > canvas')")
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowDown"):
         page.keyboard.press(key)
-    trace = asked(page, address, run="translator", text=SENTENCE)
+    trace = requested(page, address, run="translator", text=SENTENCE)
     expected = weights(address, trace["trace"], "encoder.self", 0, 0)[1, 2]
     readout = page.locator(".heatmap .readout").inner_text()
     assert float(readout.rsplit(" ", 1)[1]) == pytest.approx(expected, rel=1e-5)
@@ -231,18 +231,18 @@ def test_what_is_saved_opens_offline(page: Any, browser: Any, address: str, tmp_
         saved[kind] = tmp_path / download.value.suggested_filename
         download.value.save_as(saved[kind])
     assert saved["PNG"].read_bytes().startswith(b"\x89PNG")
-    trace = asked(page, address, run="translator", text=SENTENCE)
+    trace = requested(page, address, run="translator", text=SENTENCE)
     expected = weights(address, trace["trace"], "encoder.self", 0, 0)
     with saved["CSV"].open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     assert rows[0][1:] == trace["maps"][0]["columns"]
     assert np.array_equal(np.array([row[1:] for row in rows[1:]], dtype="f4"), expected)
-    alone = browser.new_context(offline=True).new_page()
+    single = browser.new_context(offline=True).new_page()
     for kind in ("SVG", "HTML"):
-        alone.goto(saved[kind].as_uri())
-        assert alone.locator("rect").count() > expected.size
-        expect(alone.locator("body" if kind == "HTML" else "svg")).to_contain_text("layer 1")
-    alone.context.close()
+        single.goto(saved[kind].as_uri())
+        assert single.locator("rect").count() > expected.size
+        expect(single.locator("body" if kind == "HTML" else "svg")).to_contain_text("layer 1")
+    single.context.close()
     for place, part in (("/train", ".chart"), (f"{TRANSLATOR}&view=lines", ".lines")):
         visit(page, place)
         with page.expect_download() as download:

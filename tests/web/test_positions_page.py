@@ -39,43 +39,43 @@ def client(folder: Path) -> TestClient:
     return TestClient(build_app(folder), HERE)
 
 
-def asked(client: TestClient, **query: Any) -> dict[str, Any]:
+def requested(client: TestClient, **query: Any) -> dict[str, Any]:
     answer = client.get("/api/positions", params=query)
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    actual: dict[str, Any] = answer.json()
+    return actual
 
 
 def test_sinusoids_are_the_formula_of_the_paper(client: TestClient) -> None:
-    found = asked(client, scheme="sinusoidal", length=20, dim=12, base=100)
-    added = tensor(client, found["trace"], "added")
+    actual = requested(client, scheme="sinusoidal", length=20, dim=12, base=100)
+    added = tensor(client, actual["trace"], "added")
     for pos, channel in ((0, 1), (7, 4), (19, 11)):
         angle = pos / 100 ** (channel // 2 * 2 / 12)
         expected = math.cos(angle) if channel % 2 else math.sin(angle)
         assert float(added[pos, channel]) == pytest.approx(expected, abs=1e-5)
-    dots = tensor(client, found["trace"], "dots")
+    dots = tensor(client, actual["trace"], "dots")
     assert torch.allclose(dots, added @ added.T, atol=1e-5)
-    curve = dict(found["curves"][0]["points"])
+    curve = dict(actual["curves"][0]["points"])
     assert curve[3] == pytest.approx(float(dots[5, 8]), abs=1e-4)  # hangs on the distance alone
 
 
 def test_turned_vectors_meet_by_their_distance_alone(client: TestClient) -> None:
-    found = asked(client, scheme="rotary", length=16, dim=8, heads=2)
-    dots = tensor(client, found["trace"], "dots")
+    actual = requested(client, scheme="rotary", length=16, dim=8, heads=2)
+    dots = tensor(client, actual["trace"], "dots")
     for far in range(16):
         along = dots.diagonal(far)
         assert torch.allclose(along, along[:1].expand_as(along), atol=1e-4)
     expected = sum(2 * math.cos(5 * 10_000 ** (-2 * i / 4)) for i in range(2))
-    assert dict(found["curves"][0]["points"])[5] == pytest.approx(expected, abs=1e-4)
+    assert dict(actual["curves"][0]["points"])[5] == pytest.approx(expected, abs=1e-4)
 
 
 def test_penalties_and_buckets_are_those_of_the_schemes(client: TestClient) -> None:
-    found = asked(client, scheme="alibi", length=9, heads=4)
-    scores = tensor(client, found["trace"], "scores")
+    actual = requested(client, scheme="alibi", length=9, heads=4)
+    scores = tensor(client, actual["trace"], "scores")
     assert scores[:, 8, 2].tolist() == pytest.approx([-6 * slope for slope in alibi_slopes(4)])
-    assert dict(found["curves"][1]["points"])[-6] == pytest.approx(float(scores[1, 8, 2]))
-    found = asked(client, scheme="t5", length=200, causal="1")
-    curve = dict(found["curves"][0]["points"])
+    assert dict(actual["curves"][1]["points"])[-6] == pytest.approx(float(scores[1, 8, 2]))
+    actual = requested(client, scheme="t5", length=200, causal="1")
+    curve = dict(actual["curves"][0]["points"])
     bucketed = BucketPosition(32, 128, 1, both_ways=False)
     far = torch.arange(-199, 1)
     numbers = bucketed.bucket(far).tolist()
@@ -88,8 +88,10 @@ def test_penalties_and_buckets_are_those_of_the_schemes(client: TestClient) -> N
 
 @pytest.mark.parametrize("causal", ["", "1"])
 def test_the_last_step_of_the_skew_is_the_gathered_one(client: TestClient, causal: str) -> None:
-    found = asked(client, scheme="relative", length=12, trained=12, dim=8, heads=2, causal=causal)
-    steps = [tensor(client, found["trace"], f"skew.{step}") for step in "1234"]
+    actual = requested(
+        client, scheme="relative", length=12, trained=12, dim=8, heads=2, causal=causal
+    )
+    steps = [tensor(client, actual["trace"], f"skew.{step}") for step in "1234"]
     length = positions.SKEWED
     met, padded, read, skewed = steps
     assert torch.equal(padded[..., 1:], met)
@@ -116,51 +118,51 @@ def test_what_is_added_to_scores_is_a_query_with_its_vectors() -> None:
 
 
 def test_a_grid_has_rows_and_columns(client: TestClient) -> None:
-    found = asked(client, scheme="sinusoidal-2d", length=30, dim=16)
-    assert found["length"] == 25
-    assert found["grid"] == {"columns": 5, "before": 0}
-    added = tensor(client, found["trace"], "added")
+    actual = requested(client, scheme="sinusoidal-2d", length=30, dim=16)
+    assert actual["length"] == 25
+    assert actual["grid"] == {"columns": 5, "before": 0}
+    added = tensor(client, actual["trace"], "added")
     assert torch.equal(added[7, :8], added[5, :8])  # the same row
     assert torch.equal(added[7, 8:], added[2, 8:])  # the same column
 
 
 def test_a_run_has_its_own_rows(client: TestClient, folder: Path) -> None:
-    found = asked(client, scheme="run", run="writer", length=500)
+    actual = requested(client, scheme="run", run="writer", length=500)
     table = load_torch_run(folder / "writer").model.decoder.position.table.weight  # type: ignore[union-attr]
-    assert found["scheme"] == "learned"
-    assert found["length"] == len(table)  # no row beyond the last
-    assert torch.equal(tensor(client, found["trace"], "added"), table.detach())
-    layers = [asked(client, scheme="run", run="post", length=8, layer=n) for n in (0, 1)]
-    assert [one["scheme"] for one in layers] == ["relative"] * 2
-    one, other = (tensor(client, layer["trace"], "scores") for layer in layers)
-    assert not torch.allclose(one, other)
-    both = asked(client, scheme="run", run="translator", stack="decoder")
+    assert actual["scheme"] == "learned"
+    assert actual["length"] == len(table)  # no row beyond the last
+    assert torch.equal(tensor(client, actual["trace"], "added"), table.detach())
+    layers = [requested(client, scheme="run", run="post", length=8, layer=n) for n in (0, 1)]
+    assert [item["scheme"] for item in layers] == ["relative"] * 2
+    item, other = (tensor(client, layer["trace"], "scores") for layer in layers)
+    assert not torch.allclose(item, other)
+    both = requested(client, scheme="run", run="translator", stack="decoder")
     assert both["stacks"] == ["encoder", "decoder"]
     assert both["causal"]
-    whole = asked(client, scheme="run", run="pictures", length=3)  # an image is shown whole
-    assert (whole["length"], whole["grid"]) == (17, {"columns": 4, "before": 1})
+    full = requested(client, scheme="run", run="pictures", length=3)  # an image is shown whole
+    assert (full["length"], full["grid"]) == (17, {"columns": 4, "before": 1})
 
 
 def test_the_same_question_has_the_same_numbers(client: TestClient) -> None:
-    one, other = (
-        tensor(client, asked(client, scheme="shaw", length=8)["trace"], "scores") for _ in "ab"
+    item, other = (
+        tensor(client, requested(client, scheme="shaw", length=8)["trace"], "scores") for _ in "ab"
     )
-    assert torch.equal(one, other)
+    assert torch.equal(item, other)
 
 
 def test_every_scheme_is_told_in_words(client: TestClient) -> None:
     assert set(positions.KINDS.values()) == set(positions.BEYOND)
     for kind in positions.BEYOND.keys() - {"none"}:
-        found = asked(client, scheme=kind, length=16)
-        assert found["scheme"] == kind
-        numbers = tensor(client, found["trace"], found["tensors"][0]).numpy()
+        actual = requested(client, scheme=kind, length=16)
+        assert actual["scheme"] == kind
+        numbers = tensor(client, actual["trace"], actual["tensors"][0]).numpy()
         assert np.isfinite(numbers).all()
 
 
 def test_the_formula_is_that_of_the_part(client: TestClient) -> None:
     """By its own layout, base, score and period, not by those that a scheme usually has."""
     sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=16, causal=True)
-    told = {
+    reported = {
         "interleaved": formulas.placed(Sinusoidal(base=77.0).build(sizes)),
         "halves": formulas.placed(Sinusoidal(layout="halves").build(sizes)),
         "pairs": formulas.placed(Rotary(layout="interleaved").build(sizes)),
@@ -174,7 +176,7 @@ def test_the_formula_is_that_of_the_part(client: TestClient) -> None:
         ("turned", "i and c/2+i turned"),
         ("offset", "P[pos + 2]"),
     ):
-        assert words in told[kind]
+        assert words in reported[kind]
     chorale = formulas.biased(Relative(period=4, first=1).build(sizes))
     assert "e′_{⌊(j−1)/p⌋−⌊(i−1)/p⌋} + e″_{(j−1) mod p − (i−1) mod p}" in chorale
     assert chorale.endswith("p = 4")
@@ -183,16 +185,16 @@ def test_the_formula_is_that_of_the_part(client: TestClient) -> None:
     assert formulas.placed(bucketed) == "e_ij = q_i · k_j + b_h(bucket(j − i))"
     scaled = formulas.pair_score(ScaledDot().build(2, 4), 4)
     assert formulas.placed(bucketed, scaled) == "e_ij = q_i · k_j / √c + b_h(bucket(j − i))"
-    of_model = asked(client, scheme="run", run="post")["formula"]
+    of_model = requested(client, scheme="run", run="post")["formula"]
     assert of_model == "e_ij = q_i · k_j / √c + S_rel[i, j] / √c,  S_rel[i, j] = q_i · e_{j−i}"
 
 
 def test_what_is_not_read_makes_no_other_trace(client: TestClient) -> None:
-    names = {asked(client, scheme="alibi", length=8, extra=n)["trace"] for n in range(3)}
+    names = {requested(client, scheme="alibi", length=8, extra=n)["trace"] for n in range(3)}
     assert len(names) == 1
-    names = {asked(client, scheme="run", run="writer", length=8, base=n)["trace"] for n in "12"}
+    names = {requested(client, scheme="run", run="writer", length=8, base=n)["trace"] for n in "12"}
     assert len(names) == 1
-    assert asked(client, scheme="alibi", length=9)["trace"] not in names
+    assert requested(client, scheme="alibi", length=9)["trace"] not in names
 
 
 @pytest.mark.parametrize(

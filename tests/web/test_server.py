@@ -49,17 +49,17 @@ def client(folder: Path) -> TestClient:
 def ask(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
     answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    actual: dict[str, Any] = answer.json()
+    return actual
 
 
 def problem(answer: Any, status: int) -> str:
     """The words of a refusal, which has the one form that all have."""
     assert answer.status_code == status, answer.text
-    found = answer.json()
-    assert found.keys() == {"error"}
-    assert found["error"].keys() == {"message", "type"}
-    message: str = found["error"]["message"]
+    actual = answer.json()
+    assert actual.keys() == {"error"}
+    assert actual["error"].keys() == {"message", "type"}
+    message: str = actual["error"]["message"]
     assert "\n" not in message
     return message
 
@@ -104,38 +104,38 @@ def test_runs_are_listed_and_a_broken_one_says_why(folder: Path, tmp_path: Path)
     shutil.copytree(folder / "reader", tmp_path / "whole")
     shutil.copytree(folder / "reader", tmp_path / "broken")
     (tmp_path / "broken" / "run.toml").write_text("task = [", encoding="utf-8")
-    found = TestClient(server.build_app(tmp_path), HERE).get("/api/runs").json()["runs"]
-    assert [run["name"] for run in found] == ["broken", "whole"]
-    assert "run.toml" in found[0]["error"]
-    assert found[1]["kind"] == "bert"
-    assert found[1]["step"] == 0
+    actual = TestClient(server.build_app(tmp_path), HERE).get("/api/runs").json()["runs"]
+    assert [run["name"] for run in actual] == ["broken", "whole"]
+    assert "run.toml" in actual[0]["error"]
+    assert actual[1]["kind"] == "bert"
+    assert actual[1]["step"] == 0
     # Brackets in brackets: too deep for those who read TOML and JSON.
     deep = "[" * 30_000
     (tmp_path / "broken" / "run.toml").write_text(f"task = {deep}", encoding="utf-8")
     (tmp_path / "whole" / "scores.json").write_text(deep, encoding="utf-8")
-    own = TestClient(server.build_app(tmp_path), HERE)
-    found = own.get("/api/runs").json()["runs"]
-    assert "nested" in found[0]["error"] or "run.toml" in found[0]["error"]
-    assert found[1]["scores"] == {}
+    local = TestClient(server.build_app(tmp_path), HERE)
+    actual = local.get("/api/runs").json()["runs"]
+    assert "nested" in actual[0]["error"] or "run.toml" in actual[0]["error"]
+    assert actual[1]["scores"] == {}
     for path in ("/api/settings", "/api/metrics"):
-        assert own.get(path, params={"run": "broken"}).status_code in (400, 422)
+        assert local.get(path, params={"run": "broken"}).status_code in (400, 422)
 
 
 def test_what_is_listed_of_a_run_is_as_new_as_its_files(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "reader", tmp_path / "reader")
-    own = TestClient(server.build_app(tmp_path), HERE)
+    local = TestClient(server.build_app(tmp_path), HERE)
     for step in (7, 8):
         with (tmp_path / "reader" / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "split": "valid", "loss": 10 - step}) + "\n")
-        [run] = own.get("/api/runs").json()["runs"]
+        [run] = local.get("/api/runs").json()["runs"]
         assert (run["step"], run["best_loss"]) == (step, 10 - step)
 
 
 def test_a_run_alone_and_runs_below_are_found(client: TestClient, folder: Path) -> None:
     names = [run["name"] for run in client.get("/api/runs").json()["runs"]]
     assert names == ["deep/writer", "reader", "translator"]
-    alone = TestClient(server.build_app(folder / "reader"), HERE)
-    assert [run["name"] for run in alone.get("/api/runs").json()["runs"]] == ["reader"]
+    single = TestClient(server.build_app(folder / "reader"), HERE)
+    assert [run["name"] for run in single.get("/api/runs").json()["runs"]] == ["reader"]
 
 
 def test_the_maps_are_those_of_the_model(client: TestClient, folder: Path) -> None:
@@ -146,38 +146,38 @@ def test_the_maps_are_those_of_the_model(client: TestClient, folder: Path) -> No
     target = torch.tensor([[tokenizer.start, *tokenizer.encode("Der Hund.")]])
     with torch.no_grad(), capture(opened.model) as maps:
         opened.model(source, target)
-    found = ask(client, "/api/trace", run="translator", text=SENTENCE, target="Der Hund.")
-    assert [one["name"] for one in found["maps"]] == [
+    actual = ask(client, "/api/trace", run="translator", text=SENTENCE, target="Der Hund.")
+    assert [one["name"] for one in actual["maps"]] == [
         *("encoder.self", "decoder.self", "decoder.cross"),
     ]
-    for one in found["maps"]:
+    for one in actual["maps"]:
         stack, kind = one["name"].split(".")
-        weights = tensor(client, found["trace"], f"{one['name']}.weights")
+        weights = tensor(client, actual["trace"], f"{one['name']}.weights")
         assert torch.equal(weights, torch.stack(maps.all(kind, stack))[:, 0])
         assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-6)
         assert (len(one["rows"]), len(one["columns"])) == weights.shape[2:]
-        head = tensor(client, found["trace"], f"{one['name']}.weights", layer=1, head=1)
+        head = tensor(client, actual["trace"], f"{one['name']}.weights", layer=1, head=1)
         assert torch.equal(head, weights[1, 1])
-        byte = tensor(client, found["trace"], f"{one['name']}.weights", dtype="u8")
+        byte = tensor(client, actual["trace"], f"{one['name']}.weights", dtype="u8")
         assert torch.equal(byte, (weights * 255).round().to(torch.uint8))
 
 
 @pytest.mark.parametrize("run", ["deep/writer", "reader"])
 def test_decoders_and_encoders_are_shown_too(client: TestClient, run: str) -> None:
-    found = ask(client, "/api/trace", run=run, text=SENTENCE)
-    [one] = found["maps"]
-    weights = tensor(client, found["trace"], f"{one['name']}.weights")
+    actual = ask(client, "/api/trace", run=run, text=SENTENCE)
+    [one] = actual["maps"]
+    weights = tensor(client, actual["trace"], f"{one['name']}.weights")
     assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-6)
     future = weights.triu(1).abs().sum()
     assert (future == 0) == (run == "deep/writer")
-    rolled = tensor(client, found["trace"], f"{one['name']}.rollout")
+    rolled = tensor(client, actual["trace"], f"{one['name']}.rollout")
     assert torch.allclose(rolled.sum(-1), torch.ones(()), atol=1e-5)
 
 
 def test_queries_and_keys_give_the_weights(client: TestClient) -> None:
-    found = ask(client, "/api/trace", run="translator", text=SENTENCE)
+    actual = ask(client, "/api/trace", run="translator", text=SENTENCE)
     q, k, weights = (
-        tensor(client, found["trace"], f"encoder.self.{what}") for what in ("q", "k", "weights")
+        tensor(client, actual["trace"], f"encoder.self.{what}") for what in ("q", "k", "weights")
     )
     scores = einsum(q, k, "l h t c, l h s c -> l h t s") / math.sqrt(q.shape[-1])
     assert torch.allclose(scores.softmax(-1), weights, atol=1e-6)
@@ -202,14 +202,14 @@ def test_a_head_that_is_knocked_out_is_one_whose_output_matrix_is_zero(folder: P
 
 
 def test_knocking_out_changes_the_answer_and_nothing_else(client: TestClient) -> None:
-    asked = {"run": "translator", "text": SENTENCE, "target": "Der Hund."}
-    before = ask(client, "/api/trace", **asked)
-    without = ask(client, "/api/trace", **asked, off=["encoder.self.0.0", "encoder.self.0.1"])
+    requested = {"run": "translator", "text": SENTENCE, "target": "Der Hund."}
+    before = ask(client, "/api/trace", **requested)
+    without = ask(client, "/api/trace", **requested, off=["encoder.self.0.0", "encoder.self.0.1"])
     assert before["output"]["log_probability"] != without["output"]["log_probability"]
-    assert ask(client, "/api/trace", **asked) == before
+    assert ask(client, "/api/trace", **requested) == before
     wrong = ("encoder.self.0.9", "encoder.cross.0.0", "x", "encoder.self.-1.0")
     for off in (*wrong, f"encoder.self.0.{'9' * 5000}"):
-        assert "head" in problem(client.post("/api/trace", json={**asked, "off": [off]}), 400)
+        assert "head" in problem(client.post("/api/trace", json={**requested, "off": [off]}), 400)
 
 
 def test_statistics_of_maps_that_are_known() -> None:
@@ -278,8 +278,8 @@ def test_too_much_is_refused_and_the_server_lives(client: TestClient) -> None:
 def test_maps_larger_than_what_is_kept_are_refused(folder: Path) -> None:
     limits = Limits(trace_bytes=1000)
     small = TestClient(server.build_app(folder, limits=limits), HERE)
-    asked = {"run": "translator", "text": SENTENCE}
-    assert "MiB" in problem(small.post("/api/trace", json=asked), 413)
+    requested = {"run": "translator", "text": SENTENCE}
+    assert "MiB" in problem(small.post("/api/trace", json=requested), 413)
 
 
 @pytest.mark.parametrize(
@@ -301,15 +301,15 @@ def test_a_map_made_smaller_keeps_the_greatest(client: TestClient) -> None:
 
 
 def test_wrong_values_are_refused(client: TestClient) -> None:
-    asked = {"run": "translator", "text": SENTENCE}
+    requested = {"run": "translator", "text": SENTENCE}
     for wrong in ({"text": 3}, {"target": ["a"]}, {"off": "x"}, {"off": [1]}):
-        problem(client.post("/api/trace", json={**asked, **wrong}), 400)
-    half = json.dumps({**asked, "text": "\ud800"})  # half of a surrogate pair
+        problem(client.post("/api/trace", json={**requested, **wrong}), 400)
+    half = json.dumps({**requested, "text": "\ud800"})  # half of a surrogate pair
     kind = {"Content-Type": "application/json"}
     assert "Unicode" in problem(client.post("/api/trace", content=half, headers=kind), 400)
     endless = '{"run": "translator", "text": "a", "beam": 1e999}'  # infinity, to Python
     assert "beam" in problem(client.post("/api/decode", content=endless, headers=kind), 400)
-    trace = ask(client, "/api/trace", **asked)["trace"]
+    trace = ask(client, "/api/trace", **requested)["trace"]
     place = f"/api/trace/{trace}/tensor/encoder.self.weights"
     for which in ("dtype=f64", "layer=2", "layer=-1", "layer=x", "side=0", "layer=0&head=99"):
         problem(client.get(f"{place}?{which}"), 400)
@@ -336,17 +336,17 @@ def test_no_path_leads_out(client: TestClient, folder: Path) -> None:
 def test_a_run_that_vanishes_is_told_and_the_server_lives(folder: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         shutil.copytree(folder / "reader", tmp_path / name)
-    own = TestClient(server.build_app(tmp_path), HERE)
-    asked = {"run": "one", "text": SENTENCE}
-    ask(own, "/api/trace", **asked)
+    local = TestClient(server.build_app(tmp_path), HERE)
+    requested = {"run": "one", "text": SENTENCE}
+    ask(local, "/api/trace", **requested)
     shutil.rmtree(tmp_path / "one")
-    assert "one" in problem(own.post("/api/trace", json=asked), 404)
-    problem(own.get("/api/metrics?run=one"), 404)
-    assert [run["name"] for run in own.get("/api/runs").json()["runs"]] == ["two"]
+    assert "one" in problem(local.post("/api/trace", json=requested), 404)
+    problem(local.get("/api/metrics?run=one"), 404)
+    assert [run["name"] for run in local.get("/api/runs").json()["runs"]] == ["two"]
     (tmp_path / "two" / "model.safetensors").write_bytes(b"not weights")
-    assert "damaged" in problem(own.post("/api/trace", json={**asked, "run": "two"}), 422)
+    assert "damaged" in problem(local.post("/api/trace", json={**requested, "run": "two"}), 422)
     shutil.rmtree(tmp_path)
-    assert own.get("/api/runs").json()["runs"] == []
+    assert local.get("/api/runs").json()["runs"] == []
 
 
 def test_requests_beyond_the_bound_wait_outside(folder: Path) -> None:
@@ -359,7 +359,7 @@ def test_requests_beyond_the_bound_wait_outside(folder: Path) -> None:
 def test_what_nobody_expected_is_an_error_without_its_reason(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.runs, "summary", lambda *given: 1 / 0)
+    monkeypatch.setattr(server.runs, "summary", lambda *inputs: 1 / 0)
     app = server.build_app(folder)
     careless = TestClient(app, HERE, raise_server_exceptions=False)
     assert "Zero" not in problem(careless.get("/api/runs"), 500)
@@ -407,9 +407,9 @@ def test_metrics_are_read_from_where_the_last_answer_ended(tmp_path: Path) -> No
 
 
 def test_the_formula_is_the_rate_that_was_measured(client: TestClient, folder: Path) -> None:
-    found = client.get("/api/metrics", params={"run": "translator"}).json()
-    curve = dict(map(tuple, found["schedule"]["points"]))
-    measured = {r["step"]: r["learning_rate"] for r in found["records"] if "learning_rate" in r}
+    actual = client.get("/api/metrics", params={"run": "translator"}).json()
+    curve = dict(map(tuple, actual["schedule"]["points"]))
+    measured = {r["step"]: r["learning_rate"] for r in actual["records"] if "learning_rate" in r}
     assert measured
     assert {step: curve[step] for step in measured} == measured
     run = read_run(folder / "translator")
@@ -435,12 +435,12 @@ def test_the_formula_of_a_schedule_is_what_it_computes(kind: Any) -> None:
 
 
 def test_tokens_end_as_the_tokenizer_splits(client: TestClient, folder: Path) -> None:
-    found = ask(client, "/api/tokens", run="translator", text="unbelievable trees")
+    actual = ask(client, "/api/tokens", run="translator", text="unbelievable trees")
     tokenizer = load_torch_run(folder / "translator").tokenizer
-    assert found["ids"] == tokenizer.encode("unbelievable trees")
-    assert found["steps"][-1]["pieces"] == found["pieces"] == tokenizer.subwords(found["ids"])
-    assert [len(step["pieces"]) for step in found["steps"]] == sorted(
-        (len(step["pieces"]) for step in found["steps"]), reverse=True
+    assert actual["ids"] == tokenizer.encode("unbelievable trees")
+    assert actual["steps"][-1]["pieces"] == actual["pieces"] == tokenizer.pieces(actual["ids"])
+    assert [len(step["pieces"]) for step in actual["steps"]] == sorted(
+        (len(step["pieces"]) for step in actual["steps"]), reverse=True
     )
     assert ask(client, "/api/tokens", run="translator", text="")["steps"] == []
 

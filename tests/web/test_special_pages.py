@@ -57,8 +57,8 @@ def saved(page: Any, part: Any, kind: str) -> bytes:
 
 def colours(values: torch.Tensor, low: float, high: float) -> np.ndarray:
     share = (values.double().numpy() - low) / (high - low)
-    found: np.ndarray = VIRIDIS[np.floor(share * 255 + 0.5).clip(0, 255).astype(int)]
-    return found
+    actual: np.ndarray = VIRIDIS[np.floor(share * 255 + 0.5).clip(0, 255).astype(int)]
+    return actual
 
 
 def test_a_page_for_another_kind_shows_one_that_fits(page: Any) -> None:
@@ -75,8 +75,8 @@ def test_a_page_for_another_kind_shows_one_that_fits(page: Any) -> None:
 
 def test_positions_are_drawn_as_they_are(page: Any, client: TestClient) -> None:
     visit(page, "/positions?length=24&dim=16&cell=3,2")
-    found = client.get("/api/positions", params={"length": 24, "dim": 16}).json()
-    added = tensor(client, found["trace"], "added")
+    actual = client.get("/api/positions", params={"length": 24, "dim": 16}).json()
+    added = tensor(client, actual["trace"], "added")
     drawn = pixels(page, ".plane > canvas")[..., :3]
     assert np.array_equal(drawn, colours(added, float(added.min()), float(added.max())))
     readout = page.locator(".heatmap .readout").first
@@ -110,26 +110,26 @@ def test_positions_are_saved(page: Any) -> None:
 
 def test_the_lens_shows_the_tokens_of_the_model(page: Any, client: TestClient) -> None:
     visit(page, f"/lens?run=writer&text={quote(SENTENCE)}")
-    found = ask(client, "/api/lens", run="writer", text=SENTENCE)
+    actual = ask(client, "/api/lens", run="writer", text=SENTENCE)
     cells = page.locator(".lens td")
-    assert cells.count() == 3 * len(found["given"])
+    assert cells.count() == 3 * len(actual["given"])
     last = cells.nth(cells.count() - 1)
-    chance = found["probabilities"][-1][-1][0]
-    piece = found["pieces"][str(found["top"][-1][-1][0])]
+    chance = actual["probabilities"][-1][-1][0]
+    piece = actual["pieces"][str(actual["top"][-1][-1][0])]
     assert last.inner_text().strip("·").strip() == piece.strip()
-    colour = [int(one) for one in VIRIDIS[int(chance * 255 + 0.5)]]
+    colour = [int(item) for item in VIRIDIS[int(chance * 255 + 0.5)]]
     style = last.evaluate("cell => getComputedStyle(cell).backgroundColor")
-    assert [int(one) for one in re.findall(r"\d+", style)] == colour
+    assert [int(item) for item in re.findall(r"\d+", style)] == colour
     readout = page.locator(".lens .readout")
     assert float(readout.inner_text().split()[-1]) == pytest.approx(chance, rel=1e-4)
     page.locator(".lens table").focus()
     for key in ("ArrowUp", "ArrowLeft", "ArrowLeft"):
         page.keyboard.press(key)
-    assert f"cell=1%2C{len(found['given']) - 3}" in page.url
-    above = found["probabilities"][1][-3]
+    assert f"cell=1%2C{len(actual['given']) - 3}" in page.url
+    above = actual["probabilities"][1][-3]
     assert float(readout.inner_text().split()[-1]) == pytest.approx(above[0], rel=1e-4)
     bars = page.locator(".bars td:last-child").all_inner_texts()
-    assert [float(one) for one in bars] == pytest.approx(above, rel=1e-2)
+    assert [float(item) for item in bars] == pytest.approx(above, rel=1e-2)
     assert b"<svg" in saved(page, page.locator(".lens"), "SVG")
 
 
@@ -147,11 +147,11 @@ def test_the_lens_follows_what_is_typed(page: Any) -> None:
 def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
     visit(page, f"/fill?run=reader&text={quote(SENTENCE)}&mask=1")
     text = SENTENCE.replace("small", "[MASK]")
-    found = ask(client, "/api/fill", run="reader", text=text)
-    shown = [float(one) for one in page.locator(".bars td:last-child").all_inner_texts()]
-    chances = [one["probability"] for one in found["masks"][0]["top"]]
+    actual = ask(client, "/api/fill", run="reader", text=text)
+    shown = [float(item) for item in page.locator(".bars td:last-child").all_inner_texts()]
+    chances = [item["probability"] for item in actual["masks"][0]["top"]]
     assert shown == pytest.approx(chances, rel=1e-2)
-    expect(page.locator("p[role=status]")).to_have_text(found["text"])
+    expect(page.locator("p[role=status]")).to_have_text(actual["text"])
     page.get_by_role("button", name=re.compile("^tree")).click()
     settled(page)
     expect(page.locator("figure")).to_have_count(2)
@@ -164,7 +164,7 @@ def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
         page.get_by_role("button", name=re.compile(f"^{word}")).click()
         settled(page)
     expect(page.locator("p[role=status]")).to_have_text("Click a word to mask it.")
-    best = found["masks"][0]["top"][0]["piece"].strip()
+    best = actual["masks"][0]["top"][0]["piece"].strip()
     visit(page, f"/fill?run=reader&text={quote(text)}")
     page.locator(".words button[aria-pressed=true]").click()  # a mask that hides no word
     settled(page)
@@ -174,8 +174,8 @@ def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
 
 def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> None:
     visit(page, "/image?run=pictures&picture=1&layer=0&head=1&opacity=100")
-    found = ask(client, "/api/image", run="pictures", picture=1)
-    weights = tensor(client, found["trace"], "encoder.self.weights")[0, 1]
+    actual = ask(client, "/api/image", run="pictures", picture=1)
+    weights = tensor(client, actual["trace"], "encoder.self.weights")[0, 1]
     row = weights[0, 1:]
     drawn = page.locator(".overlay canvas").evaluate(MIDDLES, 4)
     assert np.array_equal(np.array(drawn), colours(row, 0.0, float(row.max())))
@@ -205,10 +205,10 @@ def test_a_picture_of_ones_own_is_classified(page: Any, client: TestClient, tmp_
     expect(page.get_by_text("own.png")).to_be_visible()
     settled(page)
     upload = base64.b64encode(file.read_bytes()).decode()
-    found = ask(client, "/api/image", run="pictures", upload=upload)
-    expected = sorted((one["probability"] for one in found["output"]["classes"]), reverse=True)
+    actual = ask(client, "/api/image", run="pictures", upload=upload)
+    expected = sorted((item["probability"] for item in actual["output"]["classes"]), reverse=True)
     shown = page.locator(".bars td:last-child").all_inner_texts()
-    assert [float(one) for one in shown] == pytest.approx(expected, rel=1e-2)
+    assert [float(item) for item in shown] == pytest.approx(expected, rel=1e-2)
     number = page.get_by_label("Picture of the validation split")
     expect(number).to_have_value("")  # an upload is none of them, so each can be chosen
     number.fill("1")
@@ -218,20 +218,20 @@ def test_a_picture_of_ones_own_is_classified(page: Any, client: TestClient, tmp_
 
 def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> None:
     visit(page, "/music?run=chorales&layer=1&head=0&event=20")
-    found = ask(client, "/api/music", run="chorales", events=256)
-    row = tensor(client, found["trace"], "decoder.self.weights")[1, 0, 21]
+    actual = ask(client, "/api/music", run="chorales", events=256)
+    row = tensor(client, actual["trace"], "decoder.self.weights")[1, 0, 21]
     readout = page.locator(".roll .readout")
     best = int(row.argmax())
-    told = readout.inner_text().split("looks at ")[1].split(",")[0]
-    assert float(told.split()[-1]) == pytest.approx(float(row[best]), rel=1e-2)
-    assert told.startswith(str(best) if best else "the beginning")
+    reported = readout.inner_text().split("looks at ")[1].split(",")[0]
+    assert float(reported.split()[-1]) == pytest.approx(float(row[best]), rel=1e-2)
+    assert reported.startswith(str(best) if best else "the beginning")
     assert page.locator(".roll .arc").count() in (11, 12)
     page.locator(".roll [role=application]").focus()
     page.keyboard.press("ArrowLeft")
     expect(readout).to_contain_text("Event 20 ")
     assert "event=19" in page.url
     chart = page.locator(".chart .readout").first
-    far = tensor(client, found["trace"], "decoder.self.distance")[1, 0]
+    far = tensor(client, actual["trace"], "decoder.self.distance")[1, 0]
     page.locator(".axes").first.focus()
     page.keyboard.press("Home")
     assert float(chart.inner_text().split()[-1]) == pytest.approx(float(far[0]), rel=1e-3)

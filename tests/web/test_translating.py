@@ -54,43 +54,43 @@ def translator_of(opened: TorchRun) -> Translator:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_hypotheses_are_the_translators(client: TestClient, folder: Path, name: str) -> None:
-    found = ask(client, "/api/translate", run=name, text=SENTENCE, beam=BEAM)
+    actual = ask(client, "/api/translate", run=name, text=SENTENCE, beam=BEAM)
     opened = load_torch_run(folder / name)
     [expected] = translator_of(opened).search([SENTENCE])
-    assert [one["score"] for one in found["hypotheses"]] == [one.score for one in expected]
-    texts = opened.tokenizer.decode_batch([one.tokens for one in expected])
-    assert [one["text"] for one in found["hypotheses"]] == texts
-    each = sum(found["log_probabilities"])
+    assert [item["score"] for item in actual["hypotheses"]] == [item.score for item in expected]
+    texts = opened.tokenizer.decode_batch([item.tokens for item in expected])
+    assert [item["text"] for item in actual["hypotheses"]] == texts
+    each = sum(actual["log_probabilities"])
     assert each == pytest.approx(expected[0].log_probability, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_alignment_is_the_captured_map(client: TestClient, folder: Path, name: str) -> None:
     """Of the second hypothesis: each head, a layer's mean, and the mean of all."""
-    found = ask(client, "/api/translate", run=name, text=SENTENCE, beam=BEAM, which=1)
-    assert found["which"] == 1
+    actual = ask(client, "/api/translate", run=name, text=SENTENCE, beam=BEAM, which=1)
+    assert actual["which"] == 1
     opened = load_torch_run(folder / name)
     translator, model = translator_of(opened), opened.model
     [hypotheses] = translator.search([SENTENCE])
     written, marks = hypotheses[1].tokens, translator.special_tokens
     source = marks.source(opened.tokenizer.encode(SENTENCE))
-    given = torch.tensor([[marks.start, *written][: len(found["pieces"])]])
+    inputs = torch.tensor([[marks.start, *written][: len(actual["pieces"])]])
     with torch.no_grad(), capture(model) as maps:
-        model(torch.tensor([source]), given)
+        model(torch.tensor([source]), inputs)
     if isinstance(model, DecoderOnlySeq2Seq):
-        kept = [layer[:, :, len(source) :, : len(source)] for layer in maps["self"]]
+        saved = [layer[:, :, len(source) :, : len(source)] for layer in maps["self"]]
     else:
-        kept = maps["cross"]
-    expected = torch.cat(kept)
-    shape = [found["alignment"]["layers"], found["alignment"]["heads"]]
-    assert [*shape, len(found["pieces"]), len(found["source"])] == list(expected.shape)
-    trace = found["trace"]
-    whole = tensor(client, trace, "alignment.weights")
-    torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(tensor(client, trace, "alignment.mean"), whole.mean(1))
-    torch.testing.assert_close(tensor(client, trace, "alignment.all"), whole.mean((0, 1)))
+        saved = maps["cross"]
+    expected = torch.cat(saved)
+    shape = [actual["alignment"]["layers"], actual["alignment"]["heads"]]
+    assert [*shape, len(actual["pieces"]), len(actual["source"])] == list(expected.shape)
+    trace = actual["trace"]
+    full = tensor(client, trace, "alignment.weights")
+    torch.testing.assert_close(full, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(tensor(client, trace, "alignment.mean"), full.mean(1))
+    torch.testing.assert_close(tensor(client, trace, "alignment.all"), full.mean((0, 1)))
     if not isinstance(model, DecoderOnlySeq2Seq):
-        torch.testing.assert_close(whole.sum(-1), torch.ones(whole.shape[:-1]))
+        torch.testing.assert_close(full.sum(-1), torch.ones(full.shape[:-1]))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -98,20 +98,20 @@ def test_a_prefix_begins_every_hypothesis(client: TestClient, folder: Path, name
     """And each has the log P that the whole model gives it, the prefix included."""
     opened = load_torch_run(folder / name)
     prefix = opened.tokenizer.encode("Die alte")
-    found = ask(client, "/api/translate", run=name, text=SENTENCE, beam=BEAM, prefix=prefix)
-    assert found["tokens"][: len(prefix)] == prefix
-    assert all(one["text"].startswith("Die alte") for one in found["hypotheses"])
-    scores = [one["score"] for one in found["hypotheses"]]
+    actual = ask(client, "/api/translate", run=name, text=SENTENCE, beam=BEAM, prefix=prefix)
+    assert actual["tokens"][: len(prefix)] == prefix
+    assert all(item["text"].startswith("Die alte") for item in actual["hypotheses"])
+    scores = [item["score"] for item in actual["hypotheses"]]
     assert scores == sorted(scores, reverse=True)
-    best = found["hypotheses"][0]["log_probability"]
-    assert best == pytest.approx(sum(found["log_probabilities"]), abs=1e-3)
+    best = actual["hypotheses"][0]["log_probability"]
+    assert best == pytest.approx(sum(actual["log_probabilities"]), abs=1e-3)
 
 
 def test_what_was_found_freely_is_found_with_its_own_beginning(client: TestClient) -> None:
     free = ask(client, "/api/translate", run="translator", text=SENTENCE, beam=1)
     for size in (1, 3, len(free["tokens"]) - 1):
-        asked = {"run": "translator", "text": SENTENCE, "beam": 1}
-        held = ask(client, "/api/translate", **asked, prefix=free["tokens"][:size])
+        requested = {"run": "translator", "text": SENTENCE, "beam": 1}
+        held = ask(client, "/api/translate", **requested, prefix=free["tokens"][:size])
         assert held["hypotheses"] == free["hypotheses"]
 
 
@@ -119,35 +119,35 @@ def test_the_next_token_is_the_models(client: TestClient, folder: Path) -> None:
     opened = load_torch_run(folder / "translator")
     model, marks = opened.model, SpecialTokens(opened.tokenizer, opened.run.decode)
     prefix = opened.tokenizer.encode("Der kleine")
-    asked = {"run": "translator", "text": SENTENCE, "prefix": prefix, "count": 10}
-    found = ask(client, "/api/next", **asked)
+    requested = {"run": "translator", "text": SENTENCE, "prefix": prefix, "count": 10}
+    actual = ask(client, "/api/next", **requested)
     source = marks.source(opened.tokenizer.encode(SENTENCE))
     with torch.no_grad():
         logits = model(torch.tensor([source]), torch.tensor([[marks.start, *prefix]]))[0, -1]
     best, ids = logits.softmax(-1).topk(10)
-    assert [one["token"] for one in found["top"]] == ids.tolist()
-    assert [one["before"] for one in found["top"]] == pytest.approx(best.tolist(), rel=1e-4)
-    assert found["left"] == len(logits) - len(marks.suppressed)
+    assert [item["token"] for item in actual["top"]] == ids.tolist()
+    assert [item["before"] for item in actual["top"]] == pytest.approx(best.tolist(), rel=1e-4)
+    assert actual["left"] == len(logits) - len(marks.banned)
 
 
 def test_gold_links_stand_beside_the_words_of_an_own_sentence(
     client: TestClient, folder: Path
 ) -> None:
     [pair, *_] = sentences("en-de", "test", 3)
-    found = ask(client, "/api/gold", run="translator", text=f" {pair.source} ")
-    assert found["looked"] == 200 + 4 + 3 + 3
-    assert found["pair"]["target"] == pair.target
+    actual = ask(client, "/api/gold", run="translator", text=f" {pair.source} ")
+    assert actual["looked"] == 200 + 4 + 3 + 3
+    assert actual["pair"]["target"] == pair.target
     opened = load_torch_run(folder / "translator")
     model: Any = opened.model
-    trace = found["pair"]["trace"]
+    trace = actual["pair"]["trace"]
     links = tensor(client, trace, "gold")
     assert {(s, t) for t, s in links.nonzero().tolist()} == pair.alignment
     [(_, maps)] = word_maps(model, opened.tokenizer, [pair])
     torch.testing.assert_close(tensor(client, trace, "words.weights"), maps)
     expected = alignment_error(model, opened.tokenizer, [pair]).rates
-    for row, own in zip(found["pair"]["errors"]["weights"], expected, strict=True):
-        assert row == pytest.approx(own, abs=1e-6)
-    assert found["pair"]["rows"] == [pair.target[a:b] for a, b in pair.target_words]
+    for row, local in zip(actual["pair"]["errors"]["weights"], expected, strict=True):
+        assert row == pytest.approx(local, abs=1e-6)
+    assert actual["pair"]["rows"] == [pair.target[a:b] for a, b in pair.target_words]
 
 
 def test_there_is_no_gold_for_other_sentences_and_other_models(client: TestClient) -> None:
@@ -172,18 +172,18 @@ def test_the_error_is_none_for_a_map_of_gold() -> None:
 
 
 def test_what_cannot_be_translated_is_refused_in_words(client: TestClient) -> None:
-    asked = {"run": "translator", "text": SENTENCE}
+    requested = {"run": "translator", "text": SENTENCE}
     for path in ("/api/translate", "/api/next"):
         for prefix in ("12", [1.5], [True], [-1], [10**6], [0], [2, 5]):
-            problem(client.post(path, json={**asked, "prefix": prefix}), 400)
-        problem(client.post(path, json={**asked, "prefix": [40] * 60}), 413)
-        problem(client.post(path, json={**asked, "beam": 9}), 400)
-        problem(client.post(path, json={**asked, "beam": 0}), 400)
-        assert "tokens" in problem(client.post(path, json={**asked, "text": "dog " * 45}), 413)
-        problem(client.post(path, json={**asked, "run": "../translator"}), 404)
-        assert "bert" in problem(client.post(path, json={**asked, "run": "reader"}), 400)
+            problem(client.post(path, json={**requested, "prefix": prefix}), 400)
+        problem(client.post(path, json={**requested, "prefix": [40] * 60}), 413)
+        problem(client.post(path, json={**requested, "beam": 9}), 400)
+        problem(client.post(path, json={**requested, "beam": 0}), 400)
+        assert "tokens" in problem(client.post(path, json={**requested, "text": "dog " * 45}), 413)
+        problem(client.post(path, json={**requested, "run": "../translator"}), 404)
+        assert "bert" in problem(client.post(path, json={**requested, "run": "reader"}), 400)
     assert "gpt" in problem(
-        client.post("/api/translate", json={**asked, "run": "deep/writer"}), 400
+        client.post("/api/translate", json={**requested, "run": "deep/writer"}), 400
     )
-    problem(client.post("/api/translate", json={**asked, "which": 99}), 400)
+    problem(client.post("/api/translate", json={**requested, "which": 99}), 400)
     problem(client.post("/api/gold", json={"run": "gone"}), 404)

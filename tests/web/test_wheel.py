@@ -42,11 +42,13 @@ def address(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """`manyheads view` of that package, with no other program to be found."""
     runs = make_models(tmp_path_factory.mktemp("models"))
     command = [sys.executable, "-m", "manyheads", "view", str(runs), "--port", "0"]
-    alone = {**os.environ, "PYTHONPATH": str(package), "PATH": ""}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=alone, cwd=runs) as found:
-        assert found.stdout is not None
-        yield found.stdout.readline().strip().rstrip("/")
-        found.terminate()
+    single = {**os.environ, "PYTHONPATH": str(package), "PATH": ""}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=single, cwd=runs
+    ) as actual:
+        assert actual.stdout is not None
+        yield actual.stdout.readline().strip().rstrip("/")
+        actual.terminate()
 
 
 def fetched(place: str) -> bytes:
@@ -69,9 +71,9 @@ def test_the_wheel_answers_the_page(address: str) -> None:
     assert {run["name"] for run in runs} >= {"translator", "writer", "reader"}
     assert not [run for run in runs if "error" in run]
     body = json.dumps({"run": "translator", "text": "The dog."}).encode()
-    asked = urllib.request.Request(
+    requested = urllib.request.Request(
         f"{address}/api/flow", body, {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(asked, timeout=20) as answer:
-        found = json.loads(answer.read())
-    assert [column["name"] for column in found["columns"]] == ["encoder", "decoder"]
+    with urllib.request.urlopen(requested, timeout=20) as answer:
+        actual = json.loads(answer.read())
+    assert [column["name"] for column in actual["columns"]] == ["encoder", "decoder"]

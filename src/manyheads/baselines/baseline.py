@@ -1,30 +1,24 @@
-"""What the translators before the Transformer are told alike, LSTMs and convolutions."""
+"""Settings that the translators before the Transformer share, LSTMs and convolutions."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from manyheads.errors import UserError, check_at_least, check_share
+from manyheads.config import Count, Probability
+from manyheads.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineSizes:
-    """The sizes that each of them has.
+    """Sizes of an encoder–decoder without Transformer blocks."""
 
-    `dim` is the width of the embeddings, `layers` are those of each side, `max_length` is what a
-    run trains on and writes; `tie`: one matrix for source, target and output, or one for each.
-    """
-
-    vocab_size: int | None = None
-    dim: int = 256
-    layers: int = 2
-    max_length: int = 512
-    tie: Literal["all", "none"] = "all"
-    dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "layers", "max_length"):
-            check_at_least(f"model.{name}", getattr(self, name), 1)
-        check_share("model.dropout", self.dropout)
+    vocab_size: Annotated[Count | None, "Tokens; a run takes it from its tokenizer"] = None
+    dim: Annotated[Count, "Width of embeddings and layers"] = 256
+    layers: Annotated[Count, "Layers of the encoder, and of the decoder"] = 2
+    max_length: Annotated[Count, "Longest text in training and decoding, in tokens"] = 512
+    tie: Annotated[Literal["all", "none"], "One matrix for source, target and output, or three"] = (
+        "all"
+    )
+    dropout: Annotated[Probability, "Dropout of embeddings and layers"] = 0.1
 
     @property
     def vocabulary(self) -> int:
@@ -34,5 +28,5 @@ class BaselineSizes:
 
     @property
     def shares_inputs(self) -> bool:
-        """Whether source and target tokens are looked up in one table."""
+        """True if source and target tokens have one embedding."""
         return self.tie == "all"

@@ -1,33 +1,33 @@
-"""An encoder–decoder of dilated convolutions, one stacked on the other, without attention.
+"""An encoder–decoder of dilated convolutions without attention (ByteNet).
 
-Neural Machine Translation in Linear Time (Kalchbrenner et al. 2017). Either side is residual
-blocks whose convolutions read vectors 1, 2, 4, 8, 16, 1, 2, … places apart:
+Neural Machine Translation in Linear Time (Kalchbrenner et al. 2017). Encoder and decoder are
+residual blocks with dilations 1, 2, 4, 8, 16, 1, 2, …:
 
     x + W_2 f(C ∗ f(W_1 f(x))),  f(x) = relu(norm(x)),  W_1 to half of the width, W_2 back
 
-There is no attention to find a word by: the decoder reads what the encoder has at its own place t.
-A source is therefore unfolded to the length a target may have, |t̂| = a |s| + b; beyond that, a
-decoder hears of what was written alone.
+The decoder at position t gets the encoder's output at the same position t. The source is therefore
+unfolded to the length that a target may have, |t̂| = a |s| + b; beyond that, the decoder sees only
+its own tokens.
 """
 
 import math
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.baselines.baseline import BaselineSizes
-from manyheads.baselines.convolution import Convolution, check_kernel, hidden_behind
-from manyheads.baselines.rnn import lengths_of
-from manyheads.errors import UserError, check_at_least
+from manyheads.baselines.convolution import Convolution, check_kernel, zero_padding
+from manyheads.baselines.rnn import text_lengths
+from manyheads.config import Between, Count, Natural
+from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
 from manyheads.nn.block import initialise
-from manyheads.nn.layers import LMHead
-from manyheads.nn.masks import full, make_mask
-from manyheads.nn.shapes import Hidden, PaddingMask
+from manyheads.nn.embedding import LMHead
+from manyheads.nn.shapes import Hidden, Real
 from manyheads.nn.states import StateCache
 
 DILATIONS = (1, 2, 4, 8, 16)
@@ -35,29 +35,24 @@ DILATIONS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, kw_only=True)
 class ByteNetConfig(BaselineSizes):
-    """Dilated convolutions.
+    """Dilated convolutions; `layers` counts blocks."""
 
-    `dim` is also the width between the blocks, which are its `layers`; `stretch` and `more` are the
-    a and b of |t̂| = a |s| + b. It has no longest text of its own.
-    """
-
-    layers: int = 5
-    kernel: int = 3
-    stretch: float = 1.2
-    more: int = 0
+    layers: Annotated[Count, "Blocks of the encoder, and of the decoder"] = 5
+    kernel: Annotated[Count, "Kernel size, an odd number"] = 3
+    length_ratio: Annotated[float, Between(1), "a of the unfolded length a |s| + b"] = 1.2
+    length_extra: Annotated[Natural, "b of the unfolded length a |s| + b"] = 0
     kind: ClassVar[str] = "bytenet"
 
+    RENAMED: ClassVar[dict[str, str]] = {"stretch": "length_ratio", "more": "length_extra"}
+
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("model.stretch", self.stretch, 1)
-        check_at_least("model.more", self.more, 0)
         check_kernel(self.kernel)
         if self.dim % 2:
-            raise UserError(f"model.dim={self.dim} must be even: the convolutions have half of it")
+            raise UserError(f"model.dim={self.dim} must be even: convolutions have half of it")
 
     def unfolded(self, length: int) -> int:
-        """|t̂|, the places at which a decoder hears of a source of this length."""
-        return math.ceil(self.stretch * length + self.more)
+        """|t̂| of a source of this length."""
+        return math.ceil(self.length_ratio * length + self.length_extra)
 
     def build(self) -> "ByteNet":
         return ByteNet(self)
@@ -77,7 +72,7 @@ class DilatedBlock(nn.Module):
         self.leave = nn.Linear(half, dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Hidden, real: PaddingMask | None, cache: StateCache | None) -> Hidden:
+    def forward(self, x: Hidden, real: Real | None, cache: StateCache | None) -> Hidden:
         first, second, third = self.norms
         y = self.enter(F.relu(first(x)))
         y = self.convolution(F.relu(second(y)), real, cache)
@@ -85,7 +80,7 @@ class DilatedBlock(nn.Module):
 
 
 class DilatedStack(nn.Module):
-    """Blocks whose reach doubles, and begins anew after five."""
+    """Blocks with dilations that double and restart after five."""
 
     def __init__(self, config: ByteNetConfig, *, causal: bool) -> None:
         super().__init__()
@@ -95,7 +90,7 @@ class DilatedStack(nn.Module):
         )
 
     def forward(
-        self, x: Hidden, real: PaddingMask | None = None, cache: StateCache | None = None
+        self, x: Hidden, real: Real | None = None, cache: StateCache | None = None
     ) -> Hidden:
         for block in self.blocks:
             x = block(x, real, cache)
@@ -103,16 +98,16 @@ class DilatedStack(nn.Module):
 
 
 class ByteNet(EncoderDecoderBase):
-    """Blocks that read, and causal ones on top of them that write."""
+    """Dilated blocks over the unfolded source, and causal ones on top of their output."""
 
     def __init__(self, config: ByteNetConfig) -> None:
         super().__init__()
         self.config: ByteNetConfig = config
         dim = config.dim
-        self.scale = math.sqrt(dim)  # the tables have entries of N(0, 1/d), a sum wants N(0, 1)
+        self.scale = math.sqrt(dim)  # embeddings start as N(0, 1/d); the sum expects N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
         self.tokens = nn.Embedding(config.vocabulary, dim)
-        self.beyond = nn.Embedding(1, dim)  # stands behind a source that is unfolded
+        self.beyond = nn.Embedding(1, dim)  # fills an unfolded source after its text
         self.encoder = DilatedStack(config, causal=False)
         if not config.shares_inputs:
             self.target_tokens = nn.Embedding(config.vocabulary, dim)
@@ -124,23 +119,22 @@ class ByteNet(EncoderDecoderBase):
         initialise(self, "xavier", config.layers)
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
-        """What the decoder will hear at its places, up to |t̂| of each source; then zeros."""
+        """The encoder's output at positions up to |t̂| of each source; zeros after that."""
         length = source.shape[1]
-        places = torch.arange(self.config.unfolded(length), device=source.device)
-        x, real = F.pad(self.tokens(source), (0, 0, 0, len(places) - length)), None
+        positions = torch.arange(self.config.unfolded(length), device=source.device)
+        x, real = F.pad(self.tokens(source), (0, 0, 0, len(positions) - length)), None
         ends = torch.full_like(source[:, 0], length)
         if source_real is not None:
-            ends = lengths_of(source_real)
-            # As `unfolded` has it, in the same precision.
-            real = places < (self.config.stretch * ends.double() + self.config.more).ceil()[:, None]
-        text = (places < ends[:, None])[..., None]
+            ends = text_lengths(source_real)
+            ratio, extra = self.config.length_ratio, self.config.length_extra
+            # As in `unfolded`, in the same precision.
+            real = positions < (ratio * ends.double() + extra).ceil()[:, None]
+        text = (positions < ends[:, None])[..., None]
         x = self.dropout(torch.where(text, x, self.beyond.weight) * self.scale)
         states = self.encoder(x, real)
         if real is not None:
-            states = hidden_behind(states, real)
-        return EncoderOutput(
-            states, make_mask(full, len(places), padding_mask=real, device=source.device)
-        )
+            states = zero_padding(states, real)
+        return EncoderOutput.of(states, real)
 
     def decode(
         self,
@@ -149,15 +143,15 @@ class ByteNet(EncoderDecoderBase):
         target_real: Tensor | None = None,
         cache: StateCache | None = None,
     ) -> Hidden:
-        """What the head reads; with a cache, at the places after those that it has read."""
+        """Hidden states; with a cache, at the positions after the cached ones."""
         if target_real is not None:
-            lengths_of(target_real)  # no place hears of the padding behind it
+            text_lengths(target_real)  # causal: padding after a text does not change it
         start, length = 0 if cache is None else cache.length, target.shape[1]
-        heard = memory.states[:, start : start + length]
-        heard = F.pad(heard, (0, 0, 0, length - heard.shape[1]))
-        heard = heard.repeat_interleave(len(target) // len(heard), 0)
+        encoded = memory.states[:, start : start + length]
+        encoded = F.pad(encoded, (0, 0, 0, length - encoded.shape[1]))
+        encoded = encoded.repeat_interleave(len(target) // len(encoded), 0)
         x = self.dropout(self.target_table(target) * self.scale)
-        x = self.decoder(self.enter(torch.cat([x, heard], dim=-1)), None, cache)
+        x = self.decoder(self.enter(torch.cat([x, encoded], dim=-1)), None, cache)
         if cache is not None:
             cache.advance(length)
         return self.dropout(self.leave(F.relu(self.norm(x))))

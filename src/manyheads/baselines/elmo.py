@@ -1,60 +1,52 @@
-"""Two LSTM language models, one a direction, and vectors of words in their context (ELMo).
+"""Contextual word vectors from a forward and a backward LSTM language model (ELMo).
 
-Deep contextualized word representations (Peters et al. 2018). One model reads forward and predicts
-the token that follows, the other backward and predicts the one before; they share the token table.
-Layer j has →h_j and ←h_j at each place, h_j = [→h_j; ←h_j], and h_0 the token itself, twice.
-What stands on top learns which layers it needs:
+Deep contextualized word representations (Peters et al. 2018). One model predicts the next token,
+the other the previous one; they share the token embedding. Layer j gives h_j = [→h_j; ←h_j] at
+each position; h_0 is the token embedding, twice. The classifier learns a mixture of the layers:
 
     ELMo = γ Σ_j s_j h_j,  s = softmax(w)
 
-and reads these vectors with an LSTM both ways; the greatest of each channel gives the labels.
+followed by a bidirectional LSTM, max-pooling over positions and a linear layer.
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.baselines.rnn import initialise_lstm, lengths_of, read_both_ways
-from manyheads.errors import UserError, check_at_least, check_share
+from manyheads.baselines.rnn import initialise_lstm, run_bidirectional, text_lengths
+from manyheads.config import Count, Probability
+from manyheads.errors import UserError
 from manyheads.models.base import Model
-from manyheads.models.heads import Answer, Classify
+from manyheads.models.heads import Classify, HeadOutput
 from manyheads.nn.block import initialise
-from manyheads.nn.layers import LMHead
-from manyheads.nn.shapes import Hidden, PaddingMask, Tokens
+from manyheads.nn.embedding import LMHead
+from manyheads.nn.shapes import Hidden, Real, Tokens
 
 Layers = Float[Tensor, "layers b t d"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElmoConfig:
-    """Language models of both directions, and where it has one the classifier on top.
+    """A bidirectional language model, and a classifier on top if `head` is set."""
 
-    `dim` is the width of the embeddings and of each direction; `tie`: one matrix for tokens and
-    output, or one for each. `frozen` language models stay as they were pretrained, and what stands
-    on top is trained alone. `max_length` is what a run trains on and reads.
-    """
-
-    vocab_size: int | None = None
-    dim: int = 256
-    layers: int = 2
-    max_length: int = 512
-    head: Classify | None = None
-    frozen: bool = False
-    tie: Literal["all", "none"] = "all"
-    dropout: float = 0.1
+    vocab_size: Annotated[Count | None, "Tokens; a run takes it from its tokenizer"] = None
+    dim: Annotated[Count, "Width of the embedding and of each direction"] = 256
+    layers: Annotated[Count, "LSTM layers of each direction"] = 2
+    max_length: Annotated[Count, "Longest text in training and encoding, in tokens"] = 512
+    head: Annotated[Classify | None, "Classifier; none: language models"] = None
+    frozen: Annotated[bool, "Train the classifier only"] = False
+    tie: Annotated[Literal["all", "none"], "One matrix for tokens and output, or two"] = "all"
+    dropout: Annotated[Probability, "Dropout of embeddings and layers"] = 0.1
     kind: ClassVar[str] = "elmo"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "layers", "max_length"):
-            check_at_least(f"model.{name}", getattr(self, name), 1)
-        check_share("model.dropout", self.dropout)
         if self.frozen and self.head is None:
-            raise UserError("model.frozen leaves nothing to train: set it with model.head=classify")
+            raise UserError("model.frozen=true leaves nothing to train: add model.head=classify")
 
     @property
     def vocabulary(self) -> int:
@@ -67,7 +59,7 @@ class ElmoConfig:
 
 
 class ContextHead(nn.Module):
-    """ELMo = γ Σ_j s_j h_j, an LSTM that reads it both ways, and the labels of a text."""
+    """Labels from γ Σ_j s_j h_j by a bidirectional LSTM and max-pooling."""
 
     def __init__(self, config: ElmoConfig, head: Classify) -> None:
         super().__init__()
@@ -81,15 +73,15 @@ class ContextHead(nn.Module):
     def mixed(self, layers: Layers) -> Hidden:
         return self.gamma * einsum(self.weights.softmax(0), layers, "j, j b t d -> b t d")
 
-    def forward(self, layers: Layers, real: PaddingMask | None = None) -> Answer:
-        x = read_both_ways(self.reader, self.dropout(self.mixed(layers)), real)
+    def forward(self, layers: Layers, real: Real | None = None) -> HeadOutput:
+        x = run_bidirectional(self.reader, self.dropout(self.mixed(layers)), real)
         if real is not None:
             x = x.masked_fill(~real[..., None], -math.inf)
         return self.output(self.dropout(x.amax(1)))
 
 
 class Elmo(Model):
-    """Gives labels where it has a head for them; without, what its top has of each place."""
+    """Gives logits of the labels if it has a head, else the top layer's states."""
 
     has_host_sync: ClassVar[bool] = True  # for the lengths of its sequences
 
@@ -97,7 +89,7 @@ class Elmo(Model):
         super().__init__()
         self.config = config
         dim = config.dim
-        self.scale = math.sqrt(dim)  # the table has entries of N(0, 1/d), gates want N(0, 1)
+        self.scale = math.sqrt(dim)  # embeddings start as N(0, 1/d); gates expect N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
         self.tokens = nn.Embedding(config.vocabulary, dim)
         self.ahead, self.back = (
@@ -109,50 +101,51 @@ class Elmo(Model):
         else:
             self.head = ContextHead(config, config.head)
         initialise(self, "xavier", config.layers)
-        for part in self.modules():
-            if isinstance(part, nn.LSTM):
-                initialise_lstm(part)
+        for module in self.modules():
+            if isinstance(module, nn.LSTM):
+                initialise_lstm(module)
 
-    def directions(self, tokens: Tokens, real: PaddingMask | None = None) -> tuple[Layers, Layers]:
-        """→h and ←h of every layer, the tokens first; neither has read any padding before it."""
+    def directions(self, tokens: Tokens, real: Real | None = None) -> tuple[Layers, Layers]:
+        """→h and ←h of every layer, embeddings first; no text depends on its padding."""
         train = torch.is_grad_enabled() and not self.config.frozen
         with torch.set_grad_enabled(train):
             x = self.dropout(self.tokens(tokens) * self.scale)
-            back = self._read(self.back, turned(x, real))
-            return self._read(self.ahead, x), torch.stack([turned(one, real) for one in back])
+            backward = self._run(self.back, reverse_texts(x, real))
+            backward = torch.stack([reverse_texts(layer, real) for layer in backward])
+            return self._run(self.ahead, x), backward
 
-    def _read(self, lstms: nn.ModuleList, x: Hidden) -> Layers:
-        found = [x]
+    def _run(self, lstms: nn.ModuleList, x: Hidden) -> Layers:
+        layers = [x]
         for lstm in lstms:
-            read, _ = lstm(self.dropout(x))
-            x = read + x if len(found) > 1 else read  # a residual around each but the first
-            found.append(x)
-        return torch.stack(found)
+            y, _ = lstm(self.dropout(x))
+            x = y + x if len(layers) > 1 else y  # residual connections from the second layer on
+            layers.append(x)
+        return torch.stack(layers)
 
-    def contexts(self, tokens: Tokens, real: PaddingMask | None = None) -> Layers:
-        """h of every layer."""
+    def contexts(self, tokens: Tokens, real: Real | None = None) -> Layers:
+        """h_j of every layer."""
         return torch.cat(self.directions(tokens, real), dim=-1)
 
     def hidden(
-        self, tokens: Tokens, real: PaddingMask | None = None, segments: Tensor | None = None
+        self, tokens: Tokens, real: Real | None = None, segments: Tensor | None = None
     ) -> Hidden:
-        """The vectors of the tokens in their context: those that the head mixes, or the top's."""
+        """Contextual vectors: the head's mixture of layers, or the top layer."""
         layers = self.contexts(tokens, real)
         return layers[-1] if self.config.head is None else self.head.mixed(layers)
 
     def forward(
-        self, tokens: Tokens, real: PaddingMask | None = None, segments: Tensor | None = None
-    ) -> Answer:
+        self, tokens: Tokens, real: Real | None = None, segments: Tensor | None = None
+    ) -> HeadOutput:
         if self.config.head is None:
             return self.hidden(tokens, real)
         return self.head(self.contexts(tokens, real), real)
 
 
-def turned(x: Hidden, real: PaddingMask | None) -> Hidden:
-    """Each text from its last vector to its first; padding stays behind it."""
+def reverse_texts(x: Hidden, real: Real | None) -> Hidden:
+    """Each text in reverse order; padding stays at the end."""
     if real is None:
         return x.flip(1)
-    places = torch.arange(x.shape[1], device=x.device)
-    lengths = lengths_of(real)[:, None]
-    order = torch.where(places < lengths, lengths - 1 - places, places)
+    positions = torch.arange(x.shape[1], device=x.device)
+    lengths = text_lengths(real)[:, None]
+    order = torch.where(positions < lengths, lengths - 1 - positions, positions)
     return x.gather(1, order[..., None].expand_as(x))

@@ -1,29 +1,33 @@
-"""A deep LSTM encoder–decoder with residuals, whose attention every layer but the lowest hears.
+"""A deep LSTM encoder–decoder with residual connections (GNMT, Wu et al. 2016).
 
-Google's Neural Machine Translation System (Wu et al. 2016). The encoder's first layer reads both
-ways, the others forward. The lowest layer of the decoder asks the encoder's top, so that the layers
-above it need not wait for each other's last step:
+The encoder's first layer is bidirectional, the others forward. The decoder's lowest layer attends
+to the encoder's top; every layer above it gets the context as a second input:
 
     c_t = Σ_s α_ts x̄_s,  α_ts = softmax_s(wᵀ tanh(A y_t + B x̄_s))
     y^{l}_t = LSTM^l([y^{l−1}_t; c_t]) (+ y^{l−1}_t from the third layer on, on either side)
 
-y_t is the lowest layer's own output; it hears of no context. All states begin with zeros.
+y_t is the lowest layer's output, which gets no context. All states start at zero.
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.baselines.luong_attention import MemoryAttention
-from manyheads.baselines.rnn import RecurrentConfig, initialise_lstm, lengths_of, read_both_ways
-from manyheads.errors import UserError
+from manyheads.baselines.luong_attention import LuongAttention
+from manyheads.baselines.rnn import (
+    RecurrentConfig,
+    initialise_lstm,
+    run_bidirectional,
+    text_lengths,
+)
+from manyheads.config import Between
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
 from manyheads.nn.block import initialise
-from manyheads.nn.layers import LMHead
-from manyheads.nn.masks import AttentionMask, full, make_mask
+from manyheads.nn.embedding import LMHead
+from manyheads.nn.masks import AttentionMask
 from manyheads.nn.scores import Additive, ScoreConfig
 from manyheads.nn.shapes import Hidden
 from manyheads.nn.states import StateCache
@@ -33,25 +37,17 @@ RESIDUAL_FROM = 2  # the third layer, counted from 0
 
 @dataclass(frozen=True, kw_only=True)
 class GnmtConfig(RecurrentConfig):
-    """Deep LSTMs with residuals."""
+    """Deep LSTMs with residual connections."""
 
-    layers: int = 4
-    score: ScoreConfig = field(default_factory=Additive)
+    layers: Annotated[int, Between(2), "Layers of the encoder, and of the decoder"] = 4
+    score: Annotated[ScoreConfig, "Score of a query and a key"] = field(default_factory=Additive)
     kind: ClassVar[str] = "gnmt"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers < 2:
-            raise UserError(
-                f"model.layers={self.layers} must be at least 2: the lowest layer asks the source, "
-                "and those above it hear the answer"
-            )
 
     def build(self) -> "Gnmt":
         return Gnmt(self)
 
 
-class Context(MemoryAttention):
+class Context(LuongAttention):
     """c_t of the lowest layer's output."""
 
     def __init__(self, config: GnmtConfig) -> None:
@@ -62,7 +58,7 @@ class Context(MemoryAttention):
 
 
 class Gnmt(EncoderDecoderBase):
-    """LSTMs that read, and LSTMs that write and hear what the lowest of them found."""
+    """Stacked LSTMs; all decoder layers but the lowest get the lowest layer's context."""
 
     has_host_sync: ClassVar[bool] = True  # for the lengths of its sequences
 
@@ -70,7 +66,7 @@ class Gnmt(EncoderDecoderBase):
         super().__init__()
         self.config: GnmtConfig = config
         dim, layers = config.dim, config.layers
-        self.scale = math.sqrt(dim)  # the tables have entries of N(0, 1/d), gates want N(0, 1)
+        self.scale = math.sqrt(dim)  # embeddings start as N(0, 1/d); gates expect N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
         self.tokens = nn.Embedding(config.vocabulary, dim)
         self.both_ways = nn.LSTM(dim, dim // 2, batch_first=True, bidirectional=True)
@@ -84,20 +80,18 @@ class Gnmt(EncoderDecoderBase):
         )
         self.head = LMHead(config.vocabulary, dim, tied=config.shares_inputs, bias="none")
         initialise(self, "xavier", layers)
-        for part in self.modules():
-            if isinstance(part, nn.LSTM):
-                initialise_lstm(part)
+        for module in self.modules():
+            if isinstance(module, nn.LSTM):
+                initialise_lstm(module)
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
-        """The top of the encoder; padding behind a text is read after it, and looked at by none."""
+        """The encoder's top layer; forward layers read padding only after the text."""
         x = self.dropout(self.tokens(source) * self.scale)
-        x = read_both_ways(self.both_ways, x, source_real)
-        for number, layer in enumerate(self.encoder, start=1):
-            read, _ = layer(self.dropout(x))
-            x = read + x if number >= RESIDUAL_FROM else read
-        return EncoderOutput(
-            x, make_mask(full, source.shape[1], padding_mask=source_real, device=source.device)
-        )
+        x = run_bidirectional(self.both_ways, x, source_real)
+        for index, layer in enumerate(self.encoder, start=1):
+            y, _ = layer(self.dropout(x))
+            x = y + x if index >= RESIDUAL_FROM else y
+        return EncoderOutput.of(x, source_real)
 
     def decode(
         self,
@@ -106,25 +100,25 @@ class Gnmt(EncoderDecoderBase):
         target_real: Tensor | None = None,
         cache: StateCache | None = None,
     ) -> Hidden:
-        """The top of the decoder; with a cache, at the places after those that it has read."""
+        """The decoder's top layer; with a cache, at the positions after the cached ones."""
         if target_real is not None:
-            lengths_of(target_real)  # padding behind the text is read after it, and changes nothing
+            text_lengths(target_real)  # padding after a text does not change its states
         x = self.dropout(self.target_table(target) * self.scale)
-        x = read_on(self.lowest, x, cache)
+        x = run_lstm(self.lowest, x, cache)
         context = self.attention(x, memory.states, memory.mask)
-        for number, layer in enumerate(self.decoder, start=1):
-            read = read_on(layer, self.dropout(torch.cat([x, context], dim=-1)), cache)
-            x = read + x if number >= RESIDUAL_FROM else read
+        for index, layer in enumerate(self.decoder, start=1):
+            y = run_lstm(layer, self.dropout(torch.cat([x, context], dim=-1)), cache)
+            x = y + x if index >= RESIDUAL_FROM else y
         if cache is not None:
             cache.advance(target.shape[1])
         return self.dropout(x)
 
 
-def read_on(lstm: nn.Module, x: Tensor, cache: StateCache | None) -> Tensor:
-    """The states of a layer at these places, after those that the cache has read."""
+def run_lstm(lstm: nn.Module, x: Tensor, cache: StateCache | None) -> Tensor:
+    """A layer's outputs, continued from the cached state."""
     states = None if cache is None else cache.state(lstm)
-    read: Tensor
-    read, newest = lstm(x, states)
+    out: Tensor
+    out, newest = lstm(x, states)
     if cache is not None:
         cache.set_state(lstm, newest)
-    return read
+    return out

@@ -1,4 +1,4 @@
-"""Attention as it was before it had heads: one query a place, over what an encoder has as it is.
+"""Attention with one head over the encoder's states (Luong et al. 2015).
 
 c_t = Σ_s α_ts v_s,  α_ts = softmax_s(score(q_t, k_s))
 """
@@ -7,32 +7,27 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.errors import UserError
-from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import (
-    AttentionFunction,
-    AttentionInputs,
-    AttentionSizes,
-    check_combination,
-)
+from manyheads.nn.attention import AttentionFunctionConfig, check_parts
+from manyheads.nn.exact_attention import AttentionFunction, AttentionSizes
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScoreConfig
 
 
-def check_exact(core: AttentionFunctionConfig, model: str) -> None:
-    """Refuse a core that sees less than everything: each query here looks at a whole source."""
-    if not core.exact:
+def check_exact_attention(attention: AttentionFunctionConfig, model: str) -> None:
+    """Refuse approximations: they are for self-attention, which these models do not have."""
+    if not attention.exact:
         raise UserError(
-            f"model.attention={core.kind} is for self-attention, and {model} has none: choose "
-            "one that computes attention in full (model.attention=dense)"
+            f"model.attention={attention.kind} approximates self-attention, and {model} has none: "
+            "set model.attention=dense"
         )
 
 
-class MemoryAttention(nn.Module):
-    """A score and a core for one head as wide as the memory; subclasses say what asks it."""
+class LuongAttention(nn.Module):
+    """One head as wide as the model; subclasses choose its queries, keys and values."""
 
     def __init__(
-        self, score: ScoreConfig, core: AttentionFunctionConfig, dim: int, max_length: int
+        self, score: ScoreConfig, attention: AttentionFunctionConfig, dim: int, max_length: int
     ) -> None:
         super().__init__()
         self.score = score.build(1, dim)
@@ -40,15 +35,15 @@ class MemoryAttention(nn.Module):
         sizes = AttentionSizes(
             heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=max_length
         )
-        self.core: AttentionFunction = core.build(sizes)
-        check_combination(self.core, self.score, self.position)
+        self.core: AttentionFunction = attention.build(sizes)
+        check_parts(self.core, self.score, self.position)
 
     def context(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
-        """c at each place of x [b·n, t, d], with keys and values [b, s, d]."""
-        # Several hypotheses of one sentence (n beams) are queries to the same keys, not copies.
+        """c at each position of x [b·n, t, d], with keys and values [b, s, d]."""
+        # n hypotheses of a sentence are more queries to the same keys, not copies of the keys.
         beams = x.shape[0] // keys.shape[0]
         q = rearrange(x, "(b n) t d -> b 1 (n t) d", n=beams)
-        k, v = (rearrange(one, "b s d -> b 1 s d") for one in (keys, values))
+        k, v = (rearrange(tensor, "b s d -> b 1 s d") for tensor in (keys, values))
         mask = mask.for_cross_attention(q.shape[2])
-        mixed = self.core(AttentionInputs(q, k, v, mask, self.score, self.position))
-        return rearrange(mixed, "b 1 (n t) d -> (b n) t d", n=beams)
+        out = self.core(q, k, v, mask, self.score, self.position)
+        return rearrange(out, "b 1 (n t) d -> (b n) t d", n=beams)

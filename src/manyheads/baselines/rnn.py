@@ -1,17 +1,17 @@
-"""The encoder–decoder that the Transformer replaced: LSTMs, and attention between them.
+"""The encoder–decoder that the Transformer replaced: LSTMs with attention between them.
 
-The encoder reads a source in both directions, h̄_s. The decoder's state h_t begins where the
-encoder ended, and asks all of its states (Luong's global attention):
+The encoder reads the source in both directions, h̄_s. The decoder's state h_t starts from the
+encoder's last state and attends to all h̄ (Luong's global attention):
 
     α_ts = softmax_s(score(h_t, h̄_s)),  c_t = Σ_s α_ts h̄_s,  h̃_t = tanh(W_c [c_t; h_t])
 
-There is no input feeding: h̃_t gives the logits at t and does not enter the state after it, so
-that teacher forcing runs a whole target through the LSTM at once.
+There is no input feeding: h̃_t gives the logits at t and does not enter the next state, so that
+teacher forcing runs the LSTM over a target in one call.
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from einops import rearrange
@@ -21,41 +21,39 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyheads import ops
 from manyheads.baselines.baseline import BaselineSizes
-from manyheads.baselines.luong_attention import MemoryAttention, check_exact
+from manyheads.baselines.luong_attention import LuongAttention, check_exact_attention
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
-from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import Dense
+from manyheads.nn.attention import AttentionFunctionConfig
 from manyheads.nn.block import initialise
-from manyheads.nn.layers import LMHead
-from manyheads.nn.masks import AttentionMask, full, make_mask
+from manyheads.nn.embedding import LMHead
+from manyheads.nn.exact_attention import Dense
+from manyheads.nn.masks import AttentionMask
 from manyheads.nn.scores import Bilinear, ScoreConfig
-from manyheads.nn.shapes import Hidden, PaddingMask
+from manyheads.nn.shapes import Hidden, Real
 from manyheads.nn.states import StateCache, States
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(BaselineSizes):
-    """What every LSTM encoder–decoder with attention is told.
+    """An LSTM encoder–decoder with attention; each direction of the encoder has width dim / 2."""
 
-    `dim` is also the width of the decoder, and of both directions of the encoder together. A
-    recurrent model has no longest text of its own.
-    """
+    score: Annotated[ScoreConfig, "Score of a query and a key"] = field(default_factory=Bilinear)
+    attention: Annotated[AttentionFunctionConfig, "Attention implementation, an exact one"] = field(
+        default_factory=Dense
+    )
 
-    score: ScoreConfig = field(default_factory=Bilinear)
     RENAMED: ClassVar[dict[str, str]] = {"core": "attention"}
-    attention: AttentionFunctionConfig = field(default_factory=Dense)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.dim % 2:
-            raise UserError(f"model.dim={self.dim} must be even: each direction reads with half")
-        check_exact(self.attention, "an LSTM")
+            raise UserError(f"model.dim={self.dim} must be even: each direction has half of it")
+        check_exact_attention(self.attention, "an LSTM")
         key_size = self.score.key_dim(self.dim)
         if key_size != self.dim:
             raise UserError(
-                f"model.score.key_size={key_size}: the keys are the encoder's states, as wide as "
-                f"model.dim={self.dim}, so leave it out"
+                f"model.score.key_size={key_size} must be model.dim={self.dim}, the width of the "
+                "encoder's states: leave it out"
             )
 
 
@@ -69,8 +67,8 @@ class RnnConfig(RecurrentConfig):
         return Rnn(self)
 
 
-class GlobalAttention(MemoryAttention):
-    """h̃_t of the states of the decoder: one head, whose keys and values are the memory itself."""
+class GlobalAttention(LuongAttention):
+    """h̃_t = tanh(W_c [c_t; h_t])."""
 
     def __init__(self, config: RnnConfig) -> None:
         super().__init__(config.score, config.attention, config.dim, config.max_length)
@@ -82,7 +80,7 @@ class GlobalAttention(MemoryAttention):
 
 
 class Rnn(EncoderDecoderBase):
-    """An LSTM that reads both ways, and one that begins where it ended and asks its states."""
+    """A bidirectional LSTM encoder and an LSTM decoder that attends to its states."""
 
     has_host_sync: ClassVar[bool] = True  # for the lengths of its sequences
 
@@ -91,7 +89,7 @@ class Rnn(EncoderDecoderBase):
         self.config: RnnConfig = config
         dim, layers = config.dim, config.layers
         between = config.dropout if layers > 1 else 0.0
-        self.scale = math.sqrt(dim)  # the tables have entries of N(0, 1/d), gates want N(0, 1)
+        self.scale = math.sqrt(dim)  # embeddings start as N(0, 1/d); gates expect N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
         self.tokens = nn.Embedding(config.vocabulary, dim)
         self.encoder = nn.LSTM(
@@ -108,15 +106,12 @@ class Rnn(EncoderDecoderBase):
             initialise_lstm(lstm)
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
-        """The states of both directions side by side; neither has read any padding."""
+        """[→h; ←h]; neither direction reads padding."""
         x = self.dropout(self.tokens(source) * self.scale)
-        states = read_both_ways(self.encoder, x, source_real)
-        return EncoderOutput(
-            states, make_mask(full, source.shape[1], padding_mask=source_real, device=source.device)
-        )
+        return EncoderOutput.of(run_bidirectional(self.encoder, x, source_real), source_real)
 
-    def first_states(self, memory: EncoderOutput) -> States:
-        """Where the decoder begins: at the last state of each direction, projected."""
+    def initial_states(self, memory: EncoderOutput) -> States:
+        """The decoder's first h and c: a projection of the last state of each direction."""
         states, real = memory.states, memory.mask.padding_mask
         forward, backward = states.chunk(2, dim=-1)
         rows = torch.arange(len(states), device=states.device)
@@ -132,13 +127,13 @@ class Rnn(EncoderDecoderBase):
         target_real: Tensor | None = None,
         cache: StateCache | None = None,
     ) -> Hidden:
-        """h̃ at each position; with a cache, at the positions after those that it has read."""
+        """h̃ at each position; with a cache, at the positions after the cached ones."""
         if target_real is not None:
-            lengths_of(target_real)  # padding behind the text is read after it, and changes nothing
+            text_lengths(target_real)  # padding after a text does not change its states
         states = None if cache is None else cache.state(self.decoder)
         if states is None:
             beams = target.shape[0] // memory.states.shape[0]
-            h, c = self.first_states(memory)
+            h, c = self.initial_states(memory)
             states = h.repeat_interleave(beams, dim=1), c.repeat_interleave(beams, dim=1)
         x = self.dropout(self.target_table(target) * self.scale)
         x, states = self.decoder(x, states)
@@ -148,30 +143,30 @@ class Rnn(EncoderDecoderBase):
         return self.dropout(self.attention(x, memory.states, memory.mask))
 
 
-def read_both_ways(lstm: nn.LSTM, x: Hidden, real: PaddingMask | None) -> Hidden:
-    """The states of both directions side by side; neither reads any padding, which stays zero."""
+def run_bidirectional(lstm: nn.LSTM, x: Hidden, real: Real | None) -> Hidden:
+    """[→h; ←h] at each position; no direction reads padding, whose states are zero."""
     if real is None:
         states: Tensor = lstm(x)[0]
         return states
-    packed = pack_padded_sequence(x, lengths_of(real).cpu(), batch_first=True, enforce_sorted=False)
+    lengths = text_lengths(real).cpu()
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     return pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
 
-def lengths_of(real: PaddingMask) -> Int[Tensor, " b"]:
-    """The length of each text; one with padding elsewhere than behind it is refused."""
+def text_lengths(real: Real) -> Int[Tensor, " b"]:
+    """The length of each text; refuses an empty text, and padding that is not at the end."""
     lengths = real.sum(1)
-    behind = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
-    # A recording cannot ask; what it records was computed as it is before.
-    recording = ops.is_capturing(real)
-    if not recording and (not (behind == real).all() or not lengths.all()):
-        raise UserError("this model reads texts of at least a token, with padding behind them")
+    is_prefix = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
+    # While a CUDA graph is captured, values cannot be read; the warm-up has checked them.
+    if not ops.is_capturing(real) and (not (is_prefix == real).all() or not lengths.all()):
+        raise UserError("this model takes texts of at least one token, with padding at the end")
     return lengths
 
 
 def initialise_lstm(lstm: nn.LSTM) -> None:
-    """Each gate's matrices uniform by their own fans, with the gain of tanh; biases zero.
+    """Xavier-uniform matrices for each gate, with the gain of tanh; biases zero.
 
-    PyTorch's own numbers are so small that a second layer hardly hears the first, and learns late.
+    PyTorch's own initial weights are so small that upper layers learn late.
     """
     for name, parameter in lstm.named_parameters():
         if name.startswith("bias"):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from manyheads.loading import LoadedRun
-    from manyheads.tasks.encode import Answer
+    from manyheads.tasks.encode import HeadOutput
 
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line")]
 
@@ -221,7 +221,7 @@ def _say_others(lines: list[str], first: int, pairs: bool) -> None:
         say(f"line {others[0]}{more}: the run was trained on {wanted}")
 
 
-def _labelled(answers: "list[Answer]", scores: bool, tags: bool) -> str:
+def _labelled(answers: "list[HeadOutput]", scores: bool, tags: bool) -> str:
     """The labels of a text as a person reads them."""
     numbers = [[f"{name}={value:.4f}" for name, value in a.scores.items()] for a in answers]
     if tags and scores:

@@ -670,7 +670,7 @@ def read_pixel_statistics(table: Mapping[str, Any], channels: int) -> Flat:
     if not table.get("do_normalize", True):
         table = {"image_mean": 0, "image_std": 1}
     flat: Flat = {}
-    for theirs, ours in (("image_mean", "pixel_mean"), ("image_std", "pixel_deviation")):
+    for theirs, ours in (("image_mean", "pixel_mean"), ("image_std", "pixel_std")):
         value = 0.5 if table.get(theirs) is None else table[theirs]
         numbers = value if isinstance(value, list) else [value] * channels
         fits = [_is_positive(x) or (x == 0 and ours == "pixel_mean") for x in numbers]
@@ -698,7 +698,7 @@ def write_preprocessor(config: VitConfig) -> dict[str, Any]:
         "rescale_factor": 1 / 255,
         "do_normalize": True,
         "image_mean": list(config.pixel_mean),
-        "image_std": list(config.pixel_deviation),
+        "image_std": list(config.pixel_std),
     }
 
 
@@ -708,7 +708,7 @@ def _read_vit(foreign: Foreign) -> Flat:
 
 
 def _write_vit(flat: Flat) -> dict[str, Any]:
-    for name in ("max_length", "pixel_mean", "pixel_deviation"):
+    for name in ("max_length", "pixel_mean", "pixel_std"):
         flat.pop(name)
     return {}
 

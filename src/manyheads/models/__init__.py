@@ -1,1 +1,1 @@
-"""Whole models, each a short composition of the blocks."""
+"""Models, each a short composition of blocks."""

@@ -1,4 +1,4 @@
-"""The interface of every model to viewers and exporters: its stacks and embeddings."""
+"""What viewers and exporters ask of every model: its stacks and embeddings."""
 
 from torch import nn
 
@@ -7,12 +7,12 @@ from manyheads.nn.layers import Embedding
 
 
 class Model(nn.Module):
-    """A model; one without Transformer blocks has no stacks."""
+    """Base class of models; those without Transformer blocks have no stacks."""
 
     def stacks(self) -> dict[str, Stack]:
         """Stacks of Transformer blocks by name (encoder, decoder), in the order of computation."""
         return {}
 
     def embeddings(self) -> dict[str, Embedding]:
-        """The embedding layer below each stack that reads tokens."""
+        """The embedding layer of each stack that takes tokens."""
         return {}

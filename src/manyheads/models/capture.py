@@ -1,4 +1,4 @@
-"""Attention maps of any model, also with fused attention, which never holds the weights."""
+"""Attention maps of any model, also with fused attention, which never computes them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.baselines.luong_attention import MemoryAttention
+from manyheads.baselines.luong_attention import LuongAttention
 from manyheads.errors import UserError
 from manyheads.nn.attention import AttentionFunction, AttentionInputs, CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
@@ -18,7 +18,7 @@ from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Weights
 
 Kind = Literal["self", "cross"]
-Attention = SelfAttention | CrossAttention | MemoryAttention
+Attention = SelfAttention | CrossAttention | LuongAttention
 
 
 @dataclass
@@ -28,10 +28,9 @@ class Maps:
     by_layer: dict[tuple[str, Kind, int], list[Tensor]] = field(default_factory=dict)
 
     def all(self, kind: Kind, stack: str | None = None) -> list[Weights]:
-        """Maps of the last pass, [b, h, t, s] a layer.
+        """Maps of the last forward pass, [b, h, t, s] per layer.
 
-        An encoder–decoder has self-attention in both stacks: `stack` says which one, and the
-        encoder's is given if it does not.
+        An encoder–decoder has self-attention in both stacks; the default is the encoder's.
         """
         keys = sorted(key for key, maps in self.by_layer.items() if key[1] == kind and maps)
         stacks = sorted({key[0] for key in keys})
@@ -71,7 +70,7 @@ def _refuse_past(name: str, indices: Sequence[int], count: int) -> None:
 
 
 class _Recorder(nn.Module):
-    """A core that also keeps the weights; what the model computes stays what it was."""
+    """An attention implementation that also records the weights of another."""
 
     def __init__(self, core: AttentionFunction, captured: list[Tensor], chosen: Chosen) -> None:
         super().__init__()
@@ -93,11 +92,10 @@ class _Recorder(nn.Module):
 def capture(
     model: nn.Module, rows: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> Iterator[Maps]:
-    """While open, every attention of the model leaves its weights in the yielded maps.
+    """Record the weights of every attention of the model in the yielded maps.
 
-    With `rows`, only the weights of those queries, with `heads` only those of these heads: of a
-    long text nothing of n × n is ever held. A row is computed again from q and k, and is divided
-    by its own sum over all keys.
+    `rows` and `heads` select queries and heads, so that no n × n matrix is held for a long text:
+    the rows are computed again from q and k.
     """
     chosen = Chosen(rows, heads)
     maps = Maps()
@@ -120,19 +118,18 @@ def _swap(attention: Attention, core: AttentionFunction) -> None:
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[str, int, Attention]]:
-    """Every attention of a model, with the name of its stack and its layer."""
+    """Every attention module of a model, with the name of its stack and its layer."""
     for name, module in model.named_modules():
         if isinstance(module, Stack):
             for layer, block in enumerate(module.blocks):
                 for part in block.modules():
                     if isinstance(part, (SelfAttention, CrossAttention)):
                         yield name, layer, part
-    # One over all layers of a recurrent decoder, one in each layer of a convolutional one.
-    older = [module for module in model.modules() if isinstance(module, MemoryAttention)]
+    # A recurrent decoder has one, a convolutional decoder one per layer.
+    older = [module for module in model.modules() if isinstance(module, LuongAttention)]
     for layer, module in enumerate(older):
         yield "decoder", layer, module
 
 
-def looks_across(model: nn.Module) -> bool:
-    """Whether a model has attention from what it writes to what it read."""
-    return any(not isinstance(one, SelfAttention) for _, _, one in attentions(model))
+def has_cross_attention(model: nn.Module) -> bool:
+    return any(not isinstance(module, SelfAttention) for _, _, module in attentions(model))

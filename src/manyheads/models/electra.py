@@ -1,4 +1,4 @@
-"""ELECTRA while it is pretrained: a small generator beside the encoder that is to be used."""
+"""ELECTRA pretraining: a small generator and the discriminator, which is the model to keep."""
 
 import dataclasses
 
@@ -14,44 +14,44 @@ from manyheads.nn.shapes import Hidden, Tokens
 
 
 class Electra(nn.Module):
-    """A generator fills the masks, the model finds what it replaced.
+    """The generator fills masked tokens; the model detects which tokens were replaced.
 
-    The two share the vectors of tokens and of learned positions. The generator is `share` as wide
-    as the model; only the model is kept once both are trained.
+    The two share token and learned position embeddings. The generator's width is `size` times the
+    model's.
     """
 
-    def __init__(self, model: Bert, share: float) -> None:
+    def __init__(self, model: Bert, size: float) -> None:
         super().__init__()
         if not isinstance(model.config.head, Detect):
-            raise UserError("objective=replaced trains a model that detects: set model.head=detect")
+            raise UserError("objective=replaced-token needs model.head=detect: set it")
         self.model = model
-        self.generator = Bert(generator_of(model.config, share))
-        # Held without being registered: a tensor that two share is saved and updated once.
+        self.generator = Bert(generator_config(model.config, size))
+        # Not registered as submodules: shared tensors are saved and updated once.
         _borrow(self.generator, "tokens", model.tokens)
         if isinstance(model.encoder.position, LearnedPosition):
             _borrow(self.generator.encoder, "positions", model.encoder.positions)
 
     def fill(
-        self, tokens: Tokens, places: Int[Tensor, " n"], hidden: Hidden
+        self, tokens: Tokens, positions: Int[Tensor, " n"], hidden: Hidden
     ) -> tuple[Tokens, Int[Tensor, " n"]]:
-        """The tokens with what the generator draws at the (flat) places; and what it drew."""
+        """The tokens with the generator's samples at these (flat) positions, and the samples."""
         with torch.no_grad():
-            logits = self.generator.logits(hidden.flatten(0, 1)[places]).float()
-            drawn = torch.multinomial(logits.softmax(-1), 1).squeeze(1)
-        return tokens.flatten().scatter(0, places, drawn).view_as(tokens), drawn
+            logits = self.generator.logits(hidden.flatten(0, 1)[positions]).float()
+            samples = torch.multinomial(logits.softmax(-1), 1).squeeze(1)
+        return tokens.flatten().scatter(0, positions, samples).view_as(tokens), samples
 
 
-def generator_of(config: BertConfig, share: float) -> BertConfig:
-    """A narrower masked language model over the same tables."""
+def generator_config(config: BertConfig, size: float) -> BertConfig:
+    """A narrower masked language model over the same embeddings."""
     head_dim = config.head_dim or config.dim // config.heads
-    heads = max(1, round(config.heads * share))
+    heads = max(1, round(config.heads * size))
     return dataclasses.replace(
         config,
         dim=heads * head_dim,
         heads=heads,
         head_dim=head_dim,
         kv_heads=None,
-        ffn_dim=max(1, round((config.ffn_dim or 4 * config.dim) * share)),
+        ffn_dim=max(1, round((config.ffn_dim or 4 * config.dim) * size)),
         embed=dataclasses.replace(config.embed, dim=config.embed.width(config.dim)),
         head=Masked(),
         pooler=None,

@@ -1,24 +1,24 @@
 """The decoder-only Transformer: a language model (GPT)."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from manyheads.models.base import Model
 from manyheads.nn.attention import Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.layers import Embedding, HeadConfig
+from manyheads.nn.embedding import Embedding, HeadConfig
 from manyheads.nn.masks import SameDocument, both, causal
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class GptConfig(Architecture):
-    """A causal language model; its head is tied to the embedding unless told otherwise."""
+    """A causal language model."""
 
-    tie: Literal["all", "none"] = "all"
-    output: HeadConfig = field(default_factory=HeadConfig)
+    tie: Annotated[Literal["all", "none"], "One matrix for tokens and output, or two"] = "all"
+    output: Annotated[HeadConfig, "Output layer"] = field(default_factory=HeadConfig)
     kind: ClassVar[str] = "gpt"
 
     def __post_init__(self) -> None:
@@ -54,14 +54,15 @@ class Gpt(Model):
         cache: Cache | None = None,
         documents: Tensor | None = None,
     ) -> Hidden:
-        """With `documents`, numbers of what is packed into a row, each is read as if alone."""
+        """With `documents`, the document number of each token, rows are packed documents that do
+        not attend to each other."""
         length = tokens.shape[1]
-        self.decoder.position.check_length(length if cache is None else cache.end(length))
-        own = None if documents is None else SameDocument(documents)
-        rule = causal if own is None else both(causal, own)
+        self.decoder.position.refuse_past(length if cache is None else cache.end(length))
+        packed = None if documents is None else SameDocument(documents)
+        rule = causal if packed is None else both(causal, packed)
         mask = next_mask(cache, rule, length, real, tokens.device)
-        places = mask.query_positions if own is None else own.positions()
-        x = self.embedding(self.tokens, tokens, self.decoder.position, places)
+        positions = mask.query_positions if packed is None else packed.places()
+        x = self.embedding(self.tokens, tokens, self.decoder.position, positions)
         hidden: Tensor = self.decoder(x, mask, cache=cache)
         if cache is not None:
             cache.advance()

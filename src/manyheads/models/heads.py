@@ -1,28 +1,31 @@
-"""What stands on top of an encoder: each kind of answer is one head.
+"""Heads of encoders: masked tokens, classes, tags, replaced tokens.
 
-A head that is `pooled` reads one vector a text or image, the others each position.
+A `pooled` head takes one vector per text or image, the others the vector of each position.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import UserError, check_at_least, check_share
+from manyheads.config import Count, Probability
+from manyheads.errors import UserError
 from manyheads.models.base import Model
 from manyheads.nn.block import Architecture
-from manyheads.nn.layers import ACTIVATIONS, Activation, HeadConfig, Norm
-from manyheads.nn.shapes import Hidden, PaddingMask
+from manyheads.nn.embedding import HeadConfig
+from manyheads.nn.feedforward import ACTIVATIONS, Activation
+from manyheads.nn.residual import Norm
+from manyheads.nn.shapes import Hidden, Real
 
 Vectors = Float[Tensor, "*n d"]
-Answer = Float[Tensor, "b *n"]
+HeadOutput = Float[Tensor, "b *n"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSizes:
-    """What a head may need to know of the encoder under it."""
+    """Sizes of the encoder that a head is built for."""
 
     dim: int
     pooled_dim: int
@@ -34,14 +37,11 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Pooler:
-    """One vector for the whole: act(W h + b), h the first position's state or the mean of all."""
+    """act(W h + b), with h the state of the first position or the mean of all."""
 
-    over: Literal["first", "mean"] = "first"
-    activation: Activation = "tanh"
-    dim: int | None = None
-
-    def __post_init__(self) -> None:
-        check_at_least("pooler.dim", self.dim, 1)
+    over: Annotated[Literal["first", "mean"], "First position, or mean of all"] = "first"
+    activation: Annotated[Activation, "Activation of the projection"] = "tanh"
+    dim: Annotated[Count | None, "Width of the result; none: the model's"] = None
 
     def width(self, dim: int) -> int:
         return self.dim or dim
@@ -57,25 +57,25 @@ class PoolerLayer(nn.Module):
         self.project = nn.Linear(dim, config.width(dim))
         self.activation = ACTIVATIONS[config.activation]
 
-    def forward(self, hidden: Hidden, real: PaddingMask | None = None) -> Float[Tensor, "b p"]:
-        whole = mean_of(hidden, real) if self.mean else hidden[:, 0]
-        return self.activation(self.project(whole))
+    def forward(self, hidden: Hidden, real: Real | None = None) -> Float[Tensor, "b p"]:
+        pooled = mean_of(hidden, real) if self.mean else hidden[:, 0]
+        return self.activation(self.project(pooled))
 
 
-def mean_of(hidden: Hidden, real: PaddingMask | None) -> Float[Tensor, "b d"]:
-    """The mean of the states of real positions."""
+def mean_of(hidden: Hidden, real: Real | None) -> Float[Tensor, "b d"]:
+    """The mean over positions that are not padding."""
     if real is None:
         return hidden.mean(1)
-    share = real / real.sum(1, keepdim=True)
-    return torch.einsum("btd,bt->bd", hidden, share.to(hidden.dtype))
+    weights = real / real.sum(1, keepdim=True)
+    return torch.einsum("btd,bt->bd", hidden, weights.to(hidden.dtype))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masked:
-    """Predicts the masked tokens: a projection, an activation, a norm, the token matrix + b."""
+    """Predicts masked tokens: projection, activation, norm, output matrix + b."""
 
-    activation: Activation = "gelu"
-    tie: Literal["all", "none"] = "all"
+    activation: Annotated[Activation, "Activation of the projection"] = "gelu"
+    tie: Annotated[Literal["all", "none"], "Output matrix: the token embedding, or its own"] = "all"
     kind: ClassVar[str] = "masked"
 
     def build(self, sizes: HeadSizes) -> "MaskedHead":
@@ -88,7 +88,7 @@ class MaskedHead(nn.Module):
     def __init__(self, config: Masked, sizes: HeadSizes) -> None:
         super().__init__()
         if sizes.vocab_size is None:
-            raise UserError("model.head=masked predicts tokens, and this model has none")
+            raise UserError("model.head=masked needs a model with tokens: choose another head")
         width = sizes.embedded_dim
         self.project = nn.Linear(sizes.dim, width)
         self.activation = ACTIVATIONS[config.activation]
@@ -97,7 +97,7 @@ class MaskedHead(nn.Module):
         self.output = output.build(sizes.vocab_size, width, tied=config.tie == "all")
 
     def enter(self, hidden: Vectors) -> Float[Tensor, "*n e"]:
-        """What meets the token matrix."""
+        """The input of the output matrix."""
         return self.norm(self.activation(self.project(hidden)))
 
     def forward(self, hidden: Vectors, table: nn.Embedding) -> Float[Tensor, "*n v"]:
@@ -106,20 +106,19 @@ class MaskedHead(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class _Labelled:
-    """A choice among labels; a single label is a number to predict (regression)."""
+    """Classification; a single label means regression."""
 
-    labels: tuple[str, ...] = ("0", "1")
-    dropout: float | None = None
+    labels: Annotated[tuple[str, ...], "Names of the labels"] = ("0", "1")
+    dropout: Annotated[Probability | None, "Dropout before the head; none: the model's"] = None
 
     def __post_init__(self) -> None:
         if not self.labels:
-            raise UserError("model.head.labels is empty: name them, a,b,c")
-        check_share("head.dropout", self.dropout)
+            raise UserError("model.head.labels is empty: set model.head.labels=a,b,c")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classify(_Labelled):
-    """Scores for the labels of a whole text or image."""
+    """Logits of the labels of a text or image."""
 
     kind: ClassVar[str] = "classify"
 
@@ -129,7 +128,7 @@ class Classify(_Labelled):
 
 @dataclass(frozen=True, kw_only=True)
 class Tag(_Labelled):
-    """Scores for the labels of each token."""
+    """Logits of the labels of each token."""
 
     kind: ClassVar[str] = "tag"
 
@@ -152,9 +151,9 @@ class LabelHead(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Detect:
-    """Says of each token whether it was replaced (ELECTRA): above 0 means yes."""
+    """Logit that a token was replaced (ELECTRA)."""
 
-    activation: Activation = "gelu"
+    activation: Annotated[Activation, "Activation of the projection"] = "gelu"
     kind: ClassVar[str] = "detect"
 
     def build(self, sizes: HeadSizes) -> "DetectHead":
@@ -178,18 +177,18 @@ EncoderHead = Masked | Classify | Tag | Detect
 
 
 class EncoderWithHead(Model):
-    """An encoder with a pooler, where it has one, and a head, where it has one."""
+    """An encoder with an optional pooler and an optional head."""
 
     head: nn.Module
 
-    def crown(
+    def build_head(
         self,
         config: Architecture,
         head: EncoderHead | None,
         pooler: Pooler | None,
         vocab_size: int | None = None,
     ) -> int:
-        """Build what stands on top; gives the width of the pooled vector."""
+        """Build pooler and head; returns the width of the pooled vector."""
         pooled_dim = pooler.width(config.dim) if pooler else config.dim
         self.pooler = pooler.build(config.dim) if pooler else None
         if head is not None:
@@ -204,6 +203,6 @@ class EncoderWithHead(Model):
             self.head = head.build(sizes)
         return pooled_dim
 
-    def pool(self, hidden: Hidden, real: PaddingMask | None = None) -> Float[Tensor, "b p"]:
-        """One vector for the whole: the pooler's, or where there is none the first position's."""
+    def pool(self, hidden: Hidden, real: Real | None = None) -> Float[Tensor, "b p"]:
+        """One vector per text: the pooler's, or the first position's without a pooler."""
         return hidden[:, 0] if self.pooler is None else self.pooler(hidden, real)

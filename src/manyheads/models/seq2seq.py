@@ -1,4 +1,4 @@
-"""The encoder–decoder Transformer: reads a source, writes a target (translation, T5, BART)."""
+"""The encoder–decoder Transformer (translation, T5, BART)."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,22 +10,20 @@ from torch import Tensor, nn
 from manyheads.config import Count, Probability
 from manyheads.errors import UserError
 from manyheads.models.base import Model
-from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import Cache, next_mask
+from manyheads.nn.attention import AttentionFunctionConfig, Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
+from manyheads.nn.embedding import Embedding, HeadConfig, LMHead
 from manyheads.nn.experts import FeedForwardConfig
-from manyheads.nn.layers import Embedding, HeadConfig, LMHead
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
-from manyheads.nn.positions import PositionConfig
-from manyheads.nn.shapes import Hidden, Logits, PaddingMask, Tokens
+from manyheads.nn.relative import PositionConfig
+from manyheads.nn.shapes import Hidden, Logits, Real, Tokens
 
 Source = Int[Tensor, "b s"]
-Written = Bool[Tensor, "b t"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackOverrides:
-    """What one side has of its own; the rest is the model's."""
+    """Settings of one stack that differ from the model's."""
 
     layers: Annotated[Count | None, "Blocks; none: as the model"] = None
     heads: Annotated[Count | None, "Attention heads; none: as the model"] = None
@@ -40,9 +38,9 @@ class StackOverrides:
     RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_dim", "core": "attention"}
 
     def of(self, shared: Architecture) -> Architecture:
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given = {name: value for name, value in own.items() if value is not None}
-        return dataclasses.replace(shared, **given)
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        overrides = {name: value for name, value in values.items() if value is not None}
+        return dataclasses.replace(shared, **overrides)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +48,21 @@ class Seq2SeqConfig(Architecture):
     """An encoder–decoder.
 
     `tie`: one matrix for source, target and output (all), for source and target (inputs), for
-    target and output (target), or for none. Where source and target do not share one, the target
-    may have a vocabulary of another size.
+    target and output (target), or none shared.
     """
 
     tie: Annotated[
-        Literal["all", "inputs", "target", "none"], "Which embedding and output matrices are one"
+        Literal["all", "inputs", "target", "none"],
+        "Weights shared by source embedding, target embedding and output",
     ] = "all"
     target_vocab_size: Annotated[Count | None, "Target tokens, if not the source's"] = None
-    output: HeadConfig = dataclasses.field(default_factory=HeadConfig)
-    encoder: StackOverrides = dataclasses.field(default_factory=StackOverrides)
-    decoder: StackOverrides = dataclasses.field(default_factory=StackOverrides)
+    output: Annotated[HeadConfig, "Output layer"] = dataclasses.field(default_factory=HeadConfig)
+    encoder: Annotated[StackOverrides, "Encoder settings that differ from the model's"] = (
+        dataclasses.field(default_factory=StackOverrides)
+    )
+    decoder: Annotated[StackOverrides, "Decoder settings that differ from the model's"] = (
+        dataclasses.field(default_factory=StackOverrides)
+    )
     kind: ClassVar[str] = "seq2seq"
 
     def __post_init__(self) -> None:
@@ -68,13 +70,13 @@ class Seq2SeqConfig(Architecture):
         self.refuse_narrow_table()
         if self.shares_inputs and self.target_vocab_size not in (None, self.vocab_size):
             raise UserError(
-                f"model.tie={self.tie} shares one table, so model.target_vocab_size="
-                f"{self.target_vocab_size} must be left out: or choose model.tie=target"
+                f"model.target_vocab_size={self.target_vocab_size} needs embeddings that are not "
+                f"shared (model.tie={self.tie}): set model.tie=target"
             )
 
     @property
     def shares_inputs(self) -> bool:
-        """Whether source and target tokens are looked up in one table."""
+        """True if source and target tokens have one embedding."""
         return self.tie in ("all", "inputs")
 
     @property
@@ -87,28 +89,30 @@ class Seq2SeqConfig(Architecture):
 
 @dataclass(eq=False)
 class EncoderOutput:
-    """The top of the encoder, and the mask of it that the decoder has."""
+    """The encoder's last hidden states, and the mask of their padding for cross-attention."""
 
     states: Tensor
     mask: AttentionMask
 
+    @classmethod
+    def of(cls, states: Tensor, real: Real | None) -> "EncoderOutput":
+        mask = make_mask(full, states.shape[1], padding_mask=real, device=states.device)
+        return cls(states, mask)
+
 
 class Tables(Protocol):
-    """Settings that say whether source and target tokens are looked up in one table."""
+    """Settings with `shares_inputs`."""
 
     @property
     def shares_inputs(self) -> bool: ...
 
 
 class EncoderDecoderBase(Model):
-    """Reads a source and writes a target; subclasses say how.
-
-    logits[:, t] predict the token after target[:, t] (teacher forcing).
-    """
+    """P(target | source); logits[:, t] predict the token after target[:, t] (teacher forcing)."""
 
     config: Tables
     tokens: nn.Embedding
-    target_tokens: nn.Embedding  # there where the two are looked up apart
+    target_tokens: nn.Embedding  # only if the two embeddings differ
     head: LMHead
 
     @property
@@ -116,13 +120,13 @@ class EncoderDecoderBase(Model):
         return self.tokens if self.config.shares_inputs else self.target_tokens
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
-        """What the decoder may ask of a source."""
+        """What the decoder needs of a source."""
         raise NotImplementedError
 
     def decode(
         self, target: Tensor, memory: EncoderOutput, target_real: Tensor | None = None
     ) -> Hidden:
-        """What the head reads; each model also takes the kind of cache that it can write with."""
+        """Hidden states for the head; models also take a cache of the kind that they use."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -132,14 +136,14 @@ class EncoderDecoderBase(Model):
         self,
         source: Source,
         target: Tokens,
-        source_real: PaddingMask | None = None,
-        target_real: Written | None = None,
+        source_real: Real | None = None,
+        target_real: Bool[Tensor, "b t"] | None = None,
     ) -> Logits:
         return self.logits(self.decode(target, self.encode(source, source_real), target_real))
 
 
 class Seq2Seq(EncoderDecoderBase):
-    """The Transformer: a stack that reads, and a stack that writes and looks at what was read."""
+    """The Transformer: an encoder stack, and a decoder stack with cross-attention to it."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -164,7 +168,7 @@ class Seq2Seq(EncoderDecoderBase):
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         length = source.shape[1]
-        self.encoder.position.check_length(length)
+        self.encoder.position.refuse_past(length)
         mask = make_mask(full, length, padding_mask=source_real, device=source.device)
         x = self.encoder_embedding(self.tokens, source, self.encoder.position, mask.query_positions)
         return EncoderOutput(self.encoder(x, mask), mask)
@@ -178,10 +182,10 @@ class Seq2Seq(EncoderDecoderBase):
     ) -> Hidden:
         """Hidden states of the decoder; with a cache, of the positions after the cached ones."""
         length = target.shape[1]
-        self.decoder.position.check_length(length if cache is None else cache.end(length))
+        self.decoder.position.refuse_past(length if cache is None else cache.end(length))
         mask = next_mask(cache, causal, length, target_real, target.device)
-        places = mask.query_positions
-        x = self.decoder_embedding(self.target_table, target, self.decoder.position, places)
+        positions = mask.query_positions
+        x = self.decoder_embedding(self.target_table, target, self.decoder.position, positions)
         hidden: Tensor = self.decoder(x, mask, memory.states, memory.mask, cache)
         if cache is not None:
             cache.advance()

@@ -1,15 +1,16 @@
 """The Vision Transformer: an image is a sequence of patches (ViT)."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import UserError, check_above_zero, check_at_least
-from manyheads.models.heads import Answer, Classify, EncoderWithHead, Pooler, mean_of
+from manyheads.config import Count, NonNegative, Positive
+from manyheads.errors import UserError
+from manyheads.models.heads import Classify, EncoderWithHead, HeadOutput, Pooler, mean_of
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.grid_positions import Sinusoidal2d, resize_learned
 from manyheads.nn.masks import full, make_mask
@@ -18,81 +19,80 @@ from manyheads.nn.shapes import Hidden
 
 Images = Float[Tensor, "b channels height width"]
 Weights = dict[str, Tensor]
-TABLE = "encoder.positions.0.table.weight"  # where learned positions are
+TABLE = "encoder.positions.0.table.weight"  # learned positions
 
 
 @dataclass(frozen=True, kw_only=True)
 class VitConfig(Architecture):
     """An encoder of square patches.
 
-    `first` says what stands before them: a class token, whose state is that of the image, or
-    nothing; then the mean of the patches is. Images that are given as pixels from 0 to 1 are
-    brought to mean 0 and deviation 1 by `pixel_mean` and `pixel_deviation`, one number a channel,
-    before the model sees them; a run takes them from its training data, or has them from the model
-    that it begins with. Models from elsewhere may have a size that is no multiple of the patches:
-    what is right of and below the last whole one is not seen.
+    Pixels from 0 to 1 are normalised by `pixel_mean` and `pixel_std`, one number per channel, which
+    a run takes from its training data. An imported model may have an image size that is no multiple
+    of the patch size: rows and columns after the last patch are ignored.
     """
 
-    position: PositionConfig | Sinusoidal2d = field(default_factory=Learned)  # type: ignore[assignment]
-    image_size: int = 224
-    patch_size: int = 16
-    channels: int = 3
-    first: Literal["token", "none"] = "token"
-    pixel_mean: tuple[float, ...] = ()
-    pixel_deviation: tuple[float, ...] = ()
-    head: Classify | None = field(default_factory=Classify)
-    pooler: Pooler | None = None
+    position: Annotated[PositionConfig | Sinusoidal2d, "Position scheme"] = field(  # type: ignore[assignment]
+        default_factory=Learned
+    )
+    image_size: Annotated[Count, "Height and width of an image, in pixels"] = 224
+    patch_size: Annotated[Count, "Height and width of a patch, in pixels"] = 16
+    channels: Annotated[Count, "Colour channels"] = 3
+    first: Annotated[
+        Literal["token", "none"], "A class token before the patches, or the mean of the patches"
+    ] = "token"
+    pixel_mean: Annotated[tuple[NonNegative, ...], "Mean of each channel"] = ()
+    pixel_std: Annotated[tuple[Positive, ...], "Standard deviation of each channel"] = ()
+    head: Annotated[Classify | None, "Classifier; none: hidden states"] = field(
+        default_factory=Classify
+    )
+    pooler: Annotated[Pooler | None, "Projection of the class token or of the mean"] = None
     kind: ClassVar[str] = "vit"
+
+    RENAMED: ClassVar[dict[str, str]] = {**Architecture.RENAMED, "pixel_deviation": "pixel_std"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.refuse_narrow_table()
-        for name in ("image_size", "patch_size", "channels"):
-            check_at_least(f"model.{name}", getattr(self, name), 1)
         if self.image_size < self.patch_size:
             raise UserError(
-                f"model.image_size={self.image_size} holds no patch of {self.patch_size}: "
-                "choose a smaller model.patch_size"
+                f"model.patch_size={self.patch_size} is larger than model.image_size="
+                f"{self.image_size}: lower it"
             )
         if self.first == "none" and self.pooler is not None and self.pooler.over == "first":
             raise UserError(
-                "model.pooler.over=first reads the class token, which model.first=none leaves out: "
-                "choose model.pooler.over=mean"
+                "model.pooler.over=first needs a class token, and model.first=none has none: set "
+                "model.pooler.over=mean"
             )
-        mean, deviation = self.pixel_mean, self.pixel_deviation
-        if len(mean) != len(deviation) or len(mean) not in (0, self.channels):
+        counts = len(self.pixel_mean), len(self.pixel_std)
+        if counts not in ((0, 0), (self.channels, self.channels)):
             raise UserError(
-                f"model.pixel_mean has {len(mean)} and model.pixel_deviation {len(deviation)} "
-                f"numbers: give one for each of {self.channels} channels, or leave them out"
+                f"model.pixel_mean has {counts[0]} and model.pixel_std {counts[1]} numbers: set "
+                f"one for each of {self.channels} channels, or none"
             )
-        for number in mean:
-            check_at_least("model.pixel_mean", number, 0)
-        for number in deviation:
-            check_above_zero("model.pixel_deviation", number)
 
-    def check_whole(self) -> None:
-        """Refuse a size of one's own choice that leaves an edge unseen."""
+    def check_image_size(self) -> None:
+        """Refuse to train with a size that is not a multiple of the patch size."""
         if self.unseen:
-            fits = self.image_size - self.unseen
+            multiple = self.image_size - self.unseen
             raise UserError(
-                f"model.image_size={self.image_size} is no multiple of model.patch_size="
-                f"{self.patch_size}, and the last {self.unseen} rows and columns would not be "
-                f"seen: choose {fits} or {fits + self.patch_size}, as data.size too"
+                f"model.image_size={self.image_size} is not a multiple of model.patch_size="
+                f"{self.patch_size}: set model.image_size and data.size to {multiple} or "
+                f"{multiple + self.patch_size}"
             )
 
     @property
     def unseen(self) -> int:
-        """Rows, and columns, of an image that make no whole patch."""
+        """Rows, and columns, after the last patch, which the model ignores."""
         return self.image_size % self.patch_size
 
     @property
     def side(self) -> int:
-        """Patches in a row of an image."""
+        """Patches along one side of an image."""
         return self.image_size // self.patch_size
 
     @property
     def positions(self) -> int:
-        """Patches of an image, and the class token where there is one."""
+        """Patches of an image, and the class token if there is one."""
         return self.side**2 + (self.first == "token")
 
     def build(self) -> "Vit":
@@ -100,7 +100,7 @@ class VitConfig(Architecture):
 
 
 class Patches(nn.Module):
-    """Cuts an image into patches, each projected to a vector, a class token before them or none."""
+    """Projects each patch to a vector; adds the class token, if any, before them."""
 
     def __init__(self, channels: int, dim: int, patch_size: int, *, token: bool = True) -> None:
         super().__init__()
@@ -116,16 +116,16 @@ class Patches(nn.Module):
 
 
 @runtime_checkable
-class ReadsImages(Protocol):
-    """What answers images as a `Vit` does: one, or another program that runs it."""
+class ImageClassifier(Protocol):
+    """A `Vit`, or another runtime of it (ONNX)."""
 
     config: VitConfig
 
-    def __call__(self, images: Images) -> Answer: ...
+    def __call__(self, images: Images) -> HeadOutput: ...
 
 
 class Vit(EncoderWithHead):
-    """Gives the logits of its classes, or hidden states without a head."""
+    """Gives the logits of the classes, or hidden states without a head."""
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Vit(EncoderWithHead):
         self.patches = Patches(config.channels, config.dim, config.patch_size, token=token)
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = Stack(replace(config, max_length=config.positions), causal=False)
-        self.crown(config, config.head, config.pooler)
+        self.build_head(config, config.head, config.pooler)
         initialise(self, config.init, config.layers)
 
     def stacks(self) -> dict[str, Stack]:
@@ -144,8 +144,8 @@ class Vit(EncoderWithHead):
         size = self.config.image_size
         if images.shape[1:] != (self.config.channels, size, size):
             raise UserError(
-                f"images of {list(images.shape[1:])} (channels, height, width), but the model "
-                f"takes {[self.config.channels, size, size]}: resize them"
+                f"images have shape {list(images.shape[1:])} (channels, height, width), and the "
+                f"model takes {[self.config.channels, size, size]}: resize them"
             )
         x = self.patches(images)
         mask = make_mask(full, x.shape[1], device=x.device)
@@ -153,30 +153,19 @@ class Vit(EncoderWithHead):
             self.dropout(self.encoder.position.embed(x, mask.query_positions)), mask
         )
 
-    def answer(self, hidden: Hidden) -> Answer:
-        """What the model gives for hidden states."""
+    def head_output(self, hidden: Hidden) -> HeadOutput:
+        """The model's output for hidden states."""
         if self.config.head is None:
             return hidden
         plain_mean = self.config.first == "none" and self.pooler is None
         return self.head(mean_of(hidden, None) if plain_mean else self.pool(hidden))
 
-    def forward(self, images: Images) -> Answer:
-        return self.answer(self.hidden(images))
+    def forward(self, images: Images) -> HeadOutput:
+        return self.head_output(self.hidden(images))
 
 
-def resized(model: Vit, image_size: int) -> Vit:
-    """The same model for images of another size, its learned positions interpolated."""
-    config = replace(model.config, image_size=image_size)
-    config.check_whole()
-    other = config.build()
-    like = next(model.parameters())
-    other.to(like.device, like.dtype)
-    other.load_state_dict(resized_weights(dict(model.state_dict()), model.config, other.config))
-    return other.train(model.training)
-
-
-def resized_weights(tensors: Weights, old: VitConfig, new: VitConfig) -> Weights:
-    """Weights of a model for images of another size: all but learned positions hang on no size."""
+def resize_weights(tensors: Weights, old: VitConfig, new: VitConfig) -> Weights:
+    """Weights for images of another size: learned positions are interpolated."""
     if not isinstance(new.position, Learned) or old.side == new.side:
         return tensors
     return {**tensors, TABLE: resize_learned(tensors[TABLE], old.side, new.side)}

@@ -20,7 +20,7 @@ from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange.folder import in_frame
-from manyheads.models.vit import ReadsImages
+from manyheads.models.vit import ImageClassifier
 from manyheads.tasks.encode import TextEncoder
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loss import Loss
@@ -61,7 +61,7 @@ class LoadedModel:
     def encoder(self) -> TextEncoder:
         raise NotImplementedError
 
-    def labeller(self) -> ReadsImages:
+    def labeller(self) -> ImageClassifier:
         raise NotImplementedError
 
     def torch_model(self) -> Any:

@@ -11,7 +11,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.baselines.luong_attention import MemoryAttention
+from manyheads.baselines.luong_attention import LuongAttention
 from manyheads.errors import UserError
 from manyheads.models.capture import Kind, Maps, attentions, capture
 from manyheads.nn.attention import SelfAttention
@@ -56,7 +56,7 @@ def knocked_out(model: nn.Module, places: Sequence[Place]) -> Iterator[None]:
     handles = []
     try:
         for stack, layer, attention in attentions(model):
-            if isinstance(attention, MemoryAttention):
+            if isinstance(attention, LuongAttention):
                 continue
             kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
             heads = attention.config.heads
@@ -66,7 +66,7 @@ def knocked_out(model: nn.Module, places: Sequence[Place]) -> Iterator[None]:
             if own:
                 hook = _zero([p.head for p in own], heads)
                 handles.append(attention.output.register_forward_pre_hook(hook))
-        if left and any(isinstance(part, MemoryAttention) for part in model.modules()):
+        if left and any(isinstance(part, LuongAttention) for part in model.modules()):
             raise UserError(
                 "a model without heads, as LSTMs with attention are, has none to knock out"
             )

@@ -19,7 +19,7 @@ from manyheads.data.translation import PhrasebookData
 from manyheads.decode.beam import Hypothesis
 from manyheads.evaluate.alignment import word_maps
 from manyheads.loading import TorchRun
-from manyheads.models.capture import looks_across
+from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq
 from manyheads.phrasebook import Pair, sentences
 from manyheads.run import SETTINGS, read_run
@@ -192,7 +192,7 @@ def _word_by_word(opened: TorchRun, pair: Pair, name: str) -> Trace:
     tensors: dict[str, Tensor] = {"gold": links}
     model: Any = opened.model
     # One sequence has no cross-attention, and a pair that is too long for the model no maps.
-    found = list(word_maps(model, opened.tokenizer, [pair])) if looks_across(model) else []
+    found = list(word_maps(model, opened.tokenizer, [pair])) if has_cross_attention(model) else []
     for _, weights in found:
         tensors |= with_means("words", weights)
         manifest["errors"] = {
