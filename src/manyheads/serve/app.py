@@ -98,6 +98,8 @@ def serve(
     """
     import uvicorn
 
+    from manyheads.web.connections import limited_protocol
+
     door = Door.at(host, token)
     listening = listen(host.strip("[]"), port)
     name = f"[{host.strip('[]')}]" if ":" in host else host
@@ -106,6 +108,7 @@ def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        http=limited_protocol(),
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = uvicorn.Server(config)

@@ -38,7 +38,6 @@ from manyheads.web.traces import Traces
 
 PAGE = Path(__file__).parent / "page"
 HOME = "runs"  # the page at /
-MOST_CONNECTIONS = 128  # those that only wait to be answered too
 # For glibc's mallopt: blocks up to so many bytes come from the heap (M_MMAP_THRESHOLD), of which so
 # many free ones are kept (M_TRIM_THRESHOLD), and all threads share it (M_ARENA_MAX).
 MEMORY = {-3: 2**26, -1: 2**28, -8: 1}
@@ -135,6 +134,8 @@ def serve(
     """Answer until Ctrl-C; `ready` gets the address that a person opens."""
     import uvicorn
 
+    from manyheads.web.connections import limited_protocol
+
     check_folder(folder)
     door = Door.at(host, token)
     listening = listen(host.strip("[]"), port)
@@ -147,7 +148,7 @@ def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
+        http=limited_protocol(),
     )
     listening.listen()  # whoever reads the address may ask at once
     ready(f"http://{name}:{listening.getsockname()[1]}/{secret}")

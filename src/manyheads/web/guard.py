@@ -196,6 +196,8 @@ class Guard:
     def _admit(self, scope: Scope) -> RedirectResponse | None:
         """Refuse a stranger; one who brings the token in the address gets it as a cookie."""
         headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            raise Problem(400, "send Content-Length or Transfer-Encoding, not both", "length")
         host = headers.get("host", "")
         if not self.door.knows(host):
             raise Problem(403, "this server is not known by that name (Host)", "host")

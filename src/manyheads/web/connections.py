@@ -1,0 +1,58 @@
+"""Limits on connections that send no complete request.
+
+A client may open connections and send nothing, or half of its headers or body. Such connections
+cost file descriptors and would keep honest clients out. So a connection has `HEADER_SECONDS` to
+send complete headers; at most `MAX_WAITING` connections wait for headers at once, and a further
+one replaces the oldest; and a body that is incomplete when the server stops is given up.
+"""
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADER_SECONDS = 10.0
+MAX_WAITING = 64
+
+
+def limited_protocol(
+    header_seconds: float = HEADER_SECONDS, max_waiting: int = MAX_WAITING
+) -> type[H11Protocol]:
+    """The protocol class of one server, for `uvicorn.Config(http=...)`."""
+    waiting: dict[H11Protocol, asyncio.TimerHandle] = {}  # in the order in which they began to wait
+
+    class LimitedProtocol(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self._wait()
+            else:
+                self._stop_waiting()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def shutdown(self) -> None:
+            if self.conn.their_state is h11.SEND_BODY:
+                self.transport.abort()  # the rest of the body may never come
+            else:
+                super().shutdown()
+
+        def _wait(self) -> None:
+            """Start the clock of the headers; it does not restart with every byte."""
+            if self not in waiting:
+                if len(waiting) >= max_waiting:
+                    next(iter(waiting)).transport.abort()
+                waiting[self] = self.loop.call_later(header_seconds, self.transport.abort)
+
+        def _stop_waiting(self) -> None:
+            timer = waiting.pop(self, None)
+            if timer is not None:
+                timer.cancel()
+
+    return LimitedProtocol
