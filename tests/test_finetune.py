@@ -83,7 +83,7 @@ def test_the_stack_of_an_encoder_is_kept(
     assert given == (starts[name] / "tokenizer.json").read_bytes()
     found.run()
     opened = load_torch_run(tmp_path / "run")
-    assert opened.run.start == str(starts[name])
+    assert opened.run.init == str(starts[name])
     assert not torch.equal(opened.model.state_dict()["tokens.weight"], begun["tokens.weight"])
     assert opened.encoder().labels == ("again", "once")
 

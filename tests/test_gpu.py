@@ -54,11 +54,11 @@ from manyheads.nn.positions import (
 from manyheads.nn.residual import Norm, Residual
 from manyheads.nn.scores import InnerScore
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.tokenizer.train import Bpe
 from manyheads.train import cuda_graphs
 from manyheads.train.loop import Trainer
-from manyheads.train.loss import cross_entropy
-from manyheads.training import train
+from manyheads.train.step import cross_entropy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -489,7 +489,7 @@ def test_a_translator_learns_the_same_with_kernels(
         ]  # fmt: skip
         if folder == "plain":
             without_kernels(monkeypatch)
-        trainer = train(read_recipe("phrasebook", settings), tmp_path / folder, CUDA)
+        trainer = make_trainer(read_recipe("phrasebook", settings), tmp_path / folder, CUDA)
         fused = sum(isinstance(part, optimize.FusedResidual) for part in trainer.model.modules())
         assert bool(fused) == (folder == "kernels")
         trainer.run()
@@ -502,7 +502,7 @@ def test_training_in_bfloat16_learns_and_resumes(tmp_path: Path) -> None:
     settings = ["data.train_pairs=2000", "data.valid_pairs=50", "decode.bleu_sentences=0"]
     for steps in (30, 60):
         run = read_recipe("phrasebook", [*settings, f"train.steps={steps}", "train.warmup_steps=9"])
-        trainer = train(run, tmp_path, CUDA)
+        trainer = make_trainer(run, tmp_path, CUDA)
         assert trainer.dtype == BF16
         before = trainer.task.validate(trainer.model)["loss"]
         trainer.run()
@@ -517,7 +517,7 @@ def test_pretraining_in_bfloat16_resumes_with_the_same_bits(name: str, tmp_path:
 
     def trainer(out: str) -> Trainer:
         run = read_recipe(case.recipe, [*case.all(texts), *sizes])
-        return train(run, tmp_path / out, CUDA)
+        return make_trainer(run, tmp_path / out, CUDA)
 
     class Killed(Exception):
         pass
@@ -542,13 +542,13 @@ def test_bidirectional_language_models_train(tmp_path: Path) -> None:
     settings = ["model.dim=16", "model.max_length=32", "train.steps=6", "train.batch_tokens=256"]
     settings += ["train.warmup_steps=2"]
     run = read_recipe("elmo-mini", [f"data.folder={texts}", WORDS, *settings])
-    assert train(run, tmp_path / "run", CUDA).run().step == 6
+    assert make_trainer(run, tmp_path / "run", CUDA).run().step == 6
 
 
 def test_the_loss_at_masked_positions_is_that_of_all_logits(tmp_path: Path) -> None:
     case, texts = CASES["masked"], write_texts(tmp_path / "texts")
     run = read_recipe(case.recipe, [*case.all(texts), "model.dropout=0"])
-    trainer = train(run, tmp_path / "run", CUDA)
+    trainer = make_trainer(run, tmp_path / "run", CUDA)
     [batch] = trainer.task.batches(0)
     logits = trainer.model(batch.tokens, batch.real, batch.segments).flatten(0, 1)[batch.places]
     expected = F.cross_entropy(logits, batch.wanted, ignore_index=IGNORE_INDEX, reduction="sum")
@@ -561,7 +561,7 @@ def trained_weights(
 ) -> dict[str, Tensor]:
     """After training with CUDA graphs from the second pass of a shape on, or never."""
     monkeypatch.setattr(cuda_graphs, "WARMUP", 1 if graphs else 10**9)
-    trainer = train(run, folder, CUDA)
+    trainer = make_trainer(run, folder, CUDA)
     assert isinstance(trainer.forward_backward, cuda_graphs.CudaGraphs)
     trainer.run()
     assert bool(trainer.forward_backward.graphs) == graphs

@@ -26,10 +26,9 @@ from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.tiled import Tiled
 from manyheads.recipes import read_recipe, recipes
-from manyheads.run import Run, check_folder, choose_device, model_digest, read_run
+from manyheads.run import Run, check_folder, choose_device, make_trainer, model_digest, read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.checkpoint import read_tensors
-from manyheads.training import train
 
 PACKAGE = Path(manyheads.__file__).parent
 TINY = (
@@ -43,7 +42,7 @@ TINY = (
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "tiny"
     run = read_recipe("phrasebook", [*TINY, "model.position=rotary", "seed=7"])
-    train(run, out, torch.device("cpu")).run()
+    make_trainer(run, out, torch.device("cpu")).run()
     return out
 
 
@@ -127,7 +126,7 @@ def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
     ends = []
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         run = read_recipe("phrasebook", [*TINY, f"seed={seed}"])
-        train(run, tmp_path / name, torch.device("cpu")).run()
+        make_trainer(run, tmp_path / name, torch.device("cpu")).run()
         ends.append(read_tensors(tmp_path / name / "model.safetensors")[0])
     table = "tokens.weight"
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
@@ -312,7 +311,7 @@ def test_token_vectors_that_waves_would_drown_are_told(
     settings: list[str], drowned: bool, tmp_path: Path
 ) -> None:
     run = read_recipe("phrasebook", [*TINY, *settings])
-    notes = train(run, tmp_path / "run", torch.device("cpu")).task.notes
+    notes = make_trainer(run, tmp_path / "run", torch.device("cpu")).task.notes
     assert any("model.embed.scale=sqrt-dim" in note for note in notes) == drowned
 
 
@@ -345,7 +344,7 @@ def test_a_window_that_hides_nothing_is_told(settings: str, lower: str, tmp_path
     sizes = [one for one in TINY if "rnn" not in settings or "heads" not in one]
     sizes = [one for one in sizes if "rnn" not in settings or "ffn_dim" not in one]
     run = read_recipe("phrasebook", [*sizes, *settings.split()])
-    notes = train(run, tmp_path / "run", torch.device("cpu")).task.notes
+    notes = make_trainer(run, tmp_path / "run", torch.device("cpu")).task.notes
     said = [note for note in notes if "hides nothing" in note]
     assert len(said) == bool(lower)
     assert all(f"lower {'model.' * (not lower.startswith('model'))}{lower}" in one for one in said)

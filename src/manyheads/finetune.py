@@ -64,7 +64,7 @@ def refuse_changes(run: Run, trained: ModelConfig) -> None:
         table = name.endswith("max_length") and isinstance(position, Learned)
         if table or not FREE_SETTINGS & {*name.split(".")}:
             raise UserError(
-                f"{run.start} stays as it was trained ({change}): leave out "
+                f"{run.init} stays as it was trained ({change}): leave out "
                 f"{name.removesuffix('.kind')}"
             )
 

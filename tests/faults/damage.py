@@ -14,8 +14,8 @@ from manyheads.config import dump
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.train import checkpoint
-from manyheads.training import train
 from manyheads.view.figures import measured
 from manyheads.web.runs import all_records, summary
 
@@ -59,7 +59,7 @@ def as_it_was(recipe: Path, folder: Path, room: Path) -> dict[str, Any]:
         logits = model(ids, ids)
     copy = shutil.copytree(folder, room / "copy")
     try:
-        trainer = train(
+        trainer = make_trainer(
             read_recipe(str(recipe), ["train.steps=8", "train.average_checkpoints=2"]),
             copy,
             torch.device("cpu"),

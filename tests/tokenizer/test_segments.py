@@ -10,11 +10,11 @@ from tests.train.small_runs import assert_same_bits, hurt
 from manyheads.data.translation import Corpus, EncodedPairs, PhrasebookData
 from manyheads.errors import UserError
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.tokenizer.bpe_dropout import Segmenter
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, WordPiece
 from manyheads.train.loop import Trainer
-from manyheads.training import train
 
 TEXTS = ["the dogs were sleeping", " Ünïcode 漢字 🙂\t x", "", "the the the the", "1234567 ... ---"]
 
@@ -110,7 +110,7 @@ def test_a_run_reads_all_copies_and_resumes(tmp_path: Path) -> None:
 
     def trainer(folder: str, *more: str) -> Trainer:
         run = read_recipe("phrasebook", [*settings, "train.steps=8", "train.save_every=4", *more])
-        return train(run, tmp_path / folder, torch.device("cpu"))
+        return make_trainer(run, tmp_path / folder, torch.device("cpu"))
 
     one, broken, other = trainer("one"), trainer("broken"), trainer("other", "seed=2")
     tasks: Any = one.task, broken.task, other.task

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from manyheads import training as runs
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.train.loop import Trainer
 
 WORDS = ("red", "blue", "green", "small", "big", "dog", "cat", "bird", "tree", "house")
@@ -67,7 +67,7 @@ def write_recipe(folder: Path, pairs: int = 150) -> Path:
 
 def trainer(recipe: Path, out: Path, *overrides: str) -> Trainer:
     """What `manyheads train RECIPE OVERRIDES --out OUT` makes before it runs."""
-    return runs.train(read_recipe(str(recipe), overrides), out, CPU)
+    return make_trainer(read_recipe(str(recipe), overrides), out, CPU)
 
 
 def kept(out: Path) -> dict[str, Tensor]:

@@ -17,9 +17,8 @@ import torch
 from small_runs import CPU, kept, records, trainer, write_recipe
 
 from manyheads import cli
-from manyheads import training as runs
 from manyheads.errors import DataError, UserError
-from manyheads.run import read_run
+from manyheads.run import make_trainer, read_run
 from manyheads.train import checkpoint
 from manyheads.train.loop import seed_step
 from manyheads.train.parallel import ALONE, World, split_microbatches
@@ -302,7 +301,7 @@ def test_killed_at_any_step_the_bits_are_those_of_an_undisturbed_run(
         script.write_text(KILLED.format(rank=step % processes, step=step, signal="SIGKILL"))
         out = tmp_path / f"killed-{step}"
         torchrun(processes, script, "train", recipe, *settings, "--out", out, restarts=1)
-        one, other = (runs.train(read_run(each), each, CPU) for each in (tmp_path / "whole", out))
+        one, other = (make_trainer(read_run(each), each, CPU) for each in (tmp_path / "whole", out))
         for a, b in zip(one.model.state_dict().values(), other.model.state_dict().values(),
                         strict=True):  # fmt: skip
             assert torch.equal(a, b)

@@ -26,8 +26,8 @@ from manyheads.tasks.translation import TranslationTask, translation_loss
 from manyheads.train import loop
 from manyheads.train.checkpoint import read_tensors
 from manyheads.train.loop import Stopped, Trainer
-from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
+from manyheads.train.step import Loss
 
 
 @pytest.fixture(scope="module")

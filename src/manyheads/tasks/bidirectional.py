@@ -18,7 +18,7 @@ from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss, cross_entropy
+from manyheads.train.step import Loss, cross_entropy
 
 HELD_OUT_ROWS = 32
 Starts = Int[np.ndarray, " _"]

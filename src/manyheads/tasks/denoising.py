@@ -28,7 +28,7 @@ from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tasks.translation import check_frame, translation_loss
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss
+from manyheads.train.step import Loss
 
 # What is broken for validation is the same for every run: by this seed, so many rows at a time.
 HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32

@@ -23,7 +23,7 @@ from manyheads.models.heads import Classify
 from manyheads.models.vit import Images, ReadsImages, Vit, VitConfig
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss
+from manyheads.train.step import Loss
 
 Pixels = UInt8[np.ndarray, "n channels height width"]
 Classes = Int[np.ndarray, " n"]

@@ -15,8 +15,8 @@ from manyheads.evaluate.scores import Scores, language_scores
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.progress import Bar
+from manyheads.train.metrics import Bar
+from manyheads.train.step import Loss, cross_entropy
 
 Places = Int[np.ndarray, " _"]
 

@@ -21,7 +21,7 @@ from manyheads.models.bert import Bert, BertConfig
 from manyheads.models.electra import Electra
 from manyheads.tasks.spec import EXAMPLE, LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss, cross_entropy
+from manyheads.train.step import Loss, cross_entropy
 
 # What is hidden for validation is the same for every run: by this seed, so many rows at a time.
 HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32

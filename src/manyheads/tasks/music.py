@@ -20,7 +20,7 @@ from manyheads.tasks import language
 from manyheads.tasks.language import LanguageBatch, LanguageTask, Passes, check_stride, passes_nll
 from manyheads.tasks.spec import LoadedModel, RunSettings
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.progress import Bar
+from manyheads.train.metrics import Bar
 
 TRANSPOSING = 1  # tells these draws from others of the same seed
 Table = Int[Tensor, "moves v"]

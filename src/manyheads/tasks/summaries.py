@@ -19,7 +19,7 @@ from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.tasks import translation
 from manyheads.tasks.spec import LoadedModel
 from manyheads.tasks.translation import TranslationTask, corpus_nll, gives_loss
-from manyheads.train.progress import Bar
+from manyheads.train.metrics import Bar
 
 
 class SummaryTask(TranslationTask):

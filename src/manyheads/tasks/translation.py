@@ -29,9 +29,9 @@ from manyheads.nn.shapes import Hidden
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec
 from manyheads.tokenizer.bpe_dropout import Segmenter
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.progress import Bar
+from manyheads.train.metrics import Bar
 from manyheads.train.rdrop import rdrop_kl
+from manyheads.train.step import Loss, cross_entropy
 
 COMPOSITIONAL = "compositional"
 MULTIPLE = 2  # lengths on a GPU: hardly more padding than any length, and seldom more shapes

@@ -13,24 +13,25 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from manyheads.errors import DataError, UserError
 from manyheads.optimize import can_capture, checkpoint_blocks, compile_blocks, optimize
-from manyheads.train.checkpoint import (
-    AsyncCheckpointer,
-    Checkpointer,
-    Progress,
-    ShardedCheckpointer,
-)
-from manyheads.train.metrics import LogWindow, Metrics, NoMetrics
+from manyheads.train.checkpoint import AsyncCheckpointer, Checkpointer, Progress
+from manyheads.train.metrics import Bar, LogWindow, Metrics, NoMetrics
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
-from manyheads.train.parallel import ALONE, Distributed, World, local, split_microbatches
-from manyheads.train.progress import Bar
-from manyheads.train.step import Batches, ForwardBackward, Objective, StepStats, Task
+from manyheads.train.step import (
+    ALONE,
+    Batches,
+    ForwardBackward,
+    Objective,
+    StepStats,
+    Task,
+    World,
+)
 
 COMPILE_MIN_FLOPS = 3e15  # of a run on a GPU: fewer take less time than to compile a block
 RANK_SEED_STRIDE = 0x9E3779B97F4A7C15  # no two steps of a run are so far apart
@@ -125,13 +126,17 @@ class Trainer:
         """By device and number of processes: the loop does not depend on them."""
         model, train, world = self.model, self.train, self.world
         make_checkpointer: Callable[..., Checkpointer] = Checkpointer
+        self.batches = Batches(self.task)
+        self.forward_backward = ForwardBackward(self.objective, self.dtype)
         if world.is_distributed:
+            from manyheads.train import parallel
+
             if train.parallel == "fsdp":  # the copy is made before the model is sharded
                 replica = copy.deepcopy(model).cpu() if world.is_main else None
-                make_checkpointer = partial(ShardedCheckpointer, replica=replica)
-            self.batches = Batches(split_microbatches(self.task, world.size))
-            self.forward_backward: ForwardBackward = Distributed(
-                self.objective, self.dtype, self.batches, train.parallel, world
+                make_checkpointer = partial(parallel.ShardedCheckpointer, replica=replica)
+            self.batches = Batches(parallel.split_microbatches(self.task, world.size))
+            self.forward_backward = parallel.Distributed(
+                self.objective, self.dtype, self.batches, train.parallel, cast(Any, world)
             )
         elif self.device.type == "cuda":
             from manyheads.train.cuda_graphs import CudaGraphs
@@ -139,13 +144,9 @@ class Trainer:
 
             make_checkpointer = AsyncCheckpointer
             self.batches = Prefetcher(self.task, train.steps - 1)
-            self.forward_backward = ForwardBackward(self.objective, self.dtype)
             if can_capture(model):
                 single = train.accumulate == 1
                 self.forward_backward = CudaGraphs(self.objective, self.dtype, single_pass=single)
-        else:
-            self.batches = Batches(self.task)
-            self.forward_backward = ForwardBackward(self.objective, self.dtype)
         self.optimizer = build_optimizer(model, train)  # now: sharding replaces parameters
         self.checkpointer = make_checkpointer(
             self.folder, model, self.optimizer, self.saved_model, world
@@ -258,7 +259,7 @@ class Trainer:
 
     def _check_weights(self) -> None:
         """A finite loss can have gradients that are not finite."""
-        tensors = (local(parameter) for parameter in self.model.parameters())
+        tensors = (getattr(p, "_local_tensor", p) for p in self.model.parameters())  # of FSDP
         is_broken = not all(bool(tensor.isfinite().all()) for tensor in tensors)
         if self.world.all_max(is_broken):
             step = self.progress.step - 1

@@ -97,7 +97,7 @@ def check_recipe(run: Run) -> None:
             "scale is for language models of text: take the recipe language, gpt-mini or "
             "shakespeare-char"
         )
-    if run.start:
+    if run.init:
         raise UserError("scale trains every size from the beginning: leave out model=FOLDER")
     assert isinstance(run.model, GptConfig)  # as the task table has it
     for name in ("head_dim", "kv_heads"):
