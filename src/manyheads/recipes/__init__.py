@@ -15,7 +15,7 @@ from manyheads.presets import ModelConfig
 from manyheads.run import Run, choose_device, parse_run, train_run
 
 if TYPE_CHECKING:
-    from manyheads.loading import TorchRun
+    from manyheads.loading import LoadedRun
 
 SUFFIX = ".toml"
 INIT = ("init", "start", "model")  # names of the setting; release 0.1 had the last two
@@ -32,7 +32,7 @@ def train(
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     device: str = "auto",
-) -> "TorchRun":
+) -> "LoadedRun":
     """Train a recipe, or resume it, and load the result: `train("phrasebook", ["seed=2"])`.
 
     `recipe` is a built-in name or a TOML file, `overrides` are settings `a.b=c`, `out` is the run
