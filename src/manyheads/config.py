@@ -217,7 +217,7 @@ def _type_text(hint: Any) -> str:
             words.append(f"list of {_type_text(get_args(option)[0])}")
         else:
             words.append(getattr(option, "kind", names.get(option, "table")))
-    return "|".join(words) + "".join(f", {a}" for a in annotations if isinstance(a, Between))
+    return "|".join(words) + "".join(f" ({a})" for a in annotations if isinstance(a, Between))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def _default_of(hint: Any, where: str) -> Any:
 
 
 @cache
-def _hints(config: type) -> dict[str, Any]:
+def _hints(config: Any) -> dict[str, Any]:
     return get_type_hints(config, include_extras=True)
 
 

@@ -98,9 +98,9 @@ class LoadedRun(LoadedModel):
         seed: int = 0,
     ) -> list[str]:
         """The text after each prompt: the likeliest tokens, or sampled at a temperature above 0."""
-        generator = self.generator()
-        tokenizer, sample = self.tokenizer, Sample(temperature, top_k, top_p, min_p, seed)
-        start = tokenizer.frame()[0]
+        generator = self.generator(at_limit="truncate")  # else the last token is an end
+        tokenizer, start = self.tokenizer, self.tokenizer.frame()[0]
+        sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
         ids = [[*start, *tokenizer.encode(prompt)] for prompt in _check_texts(prompts)]
         results = generator.sample(ids, max_new_tokens, sample)
         return [

@@ -183,7 +183,8 @@ def _shard_like(like: Any, tensor: Tensor) -> Tensor:
 
 def _read_shards(folder: Path) -> tuple[Tensors, dict[str, Any]]:
     """A state that release 0.1 saved with FSDP: a folder in PyTorch's distributed format."""
-    from torch.distributed.checkpoint import FileSystemReader, load
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     path = folder / SHARDS
     try:
