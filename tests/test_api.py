@@ -24,8 +24,8 @@ from manyheads.tasks.table import default_task
 from manyheads.tokenizer.train import Bpe, WordPiece
 
 PUBLIC = "attend attention_weights build capture from_huggingface load presets to_huggingface train"
-TINY = """data.train_pairs=30 data.valid_pairs=2 data.test_pairs=2 tokens.vocab_size=300 model.dim=16
-    model.layers=1 model.heads=2 model.ffn_dim=32 train.steps=2 train.warmup_steps=2
+TINY = """data.train_pairs=30 data.valid_pairs=2 data.test_pairs=2 tokens.vocab_size=300
+    model.dim=16 model.layers=1 model.heads=2 model.ffn_dim=32 train.steps=2 train.warmup_steps=2
     train.validate_every=2 decode.bleu_sentences=0"""
 TEXTS = ["The dog sees the tree.", "A cat."]
 SIZES: dict[str, Any] = {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 16, "max_length": 40}
