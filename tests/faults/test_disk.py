@@ -37,8 +37,10 @@ def test_a_disk_that_is_truly_full(recipe: Path, standing: Path, tmp_path: Path)
 
     number = fork(limited(command(recipe, standing, *ON), smallest // 2), tmp_path / "said")
     assert ending(number) == 3, (tmp_path / "said").read_text()
-    line = mistake((3, "", (tmp_path / "said").read_text()), "could not be saved", "make room")
-    assert "the one before it is untouched" in line
+    line = mistake(
+        (3, "", (tmp_path / "said").read_text()), "could not be saved", "free disk space"
+    )
+    assert "the previous one is untouched" in line
     assert "last.safetensors" in line or "model.safetensors" in line
     assert {path: path.read_bytes() for path in standing.rglob("*.safetensors")} == before
     assert not list(standing.rglob(".*.partial"))

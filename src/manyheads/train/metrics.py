@@ -97,7 +97,7 @@ class Metrics(NoMetrics):
             self.file.flush()
         except OSError as error:
             raise DataError(
-                f"{self.path} could not be saved ({error}): make room and go on"
+                f"{self.path} could not be saved ({error}): free disk space and try again"
             ) from None
         if not self.has_tensorboard:
             return
