@@ -23,7 +23,6 @@ import tomllib
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import (
     Annotated,
@@ -177,7 +176,8 @@ def describe(config: Any, prefix: str = "") -> Iterator[Setting]:
     """
     for field in dataclasses.fields(config):
         hint, value = _hints(type(config))[field.name], getattr(config, field.name)
-        name, parts = f"{prefix}{field.name}", [p for p in _options(hint) if _is_part(p)]
+        name = f"{prefix}{field.name}"
+        parts: list[Any] = [part for part in _options(hint) if dataclasses.is_dataclass(part)]
         if not dataclasses.is_dataclass(value):
             shown = _plain(value, hint)
             shown = ",".join(map(str, shown)) if isinstance(shown, list) else str(shown)
@@ -272,7 +272,7 @@ def _renamed(config: type, name: str) -> str:
 
 def _default_of(hint: Any, where: str) -> Any:
     """The part that an optional field holds, with its defaults, when only one is possible."""
-    parts = [option for option in _options(hint) if _is_part(option)]
+    parts = [option for option in _options(hint) if dataclasses.is_dataclass(option)]
     if len(parts) != 1:
         raise UserError(f"'{where}': choose the kind of its part first")
     return _convert(parts[0], {}, where, None)
@@ -281,8 +281,7 @@ def _default_of(hint: Any, where: str) -> Any:
 # --- types ---
 
 
-@cache
-def _hints(config: Any) -> dict[str, Any]:
+def _hints(config: type) -> dict[str, Any]:
     return get_type_hints(config, include_extras=True)
 
 
@@ -294,10 +293,6 @@ def _plain_type(hint: Any) -> Any:
 def _options(hint: Any) -> tuple[Any, ...]:
     hint = _plain_type(hint)
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _is_part(option: Any) -> bool:
-    return dataclasses.is_dataclass(option)
 
 
 def _kinds(hint: Any) -> dict[str, Any]:
@@ -337,7 +332,7 @@ def _convert_plain(hint: Any, value: Any, where: str, current: Any) -> Any:
         return _convert_union(hint, value, where, current)
     if get_origin(hint) is Annotated:
         return _convert(hint, value, where, current)
-    if _is_part(hint):
+    if dataclasses.is_dataclass(hint):
         return _convert_table(hint, value, where, current)
     if get_origin(hint) is Literal:
         choices = {str(choice): choice for choice in get_args(hint)}

@@ -247,16 +247,6 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def forget(folder: Path, *, folder_too: bool) -> None:
-    """Remove what a run that could not begin has made, or all of its folder."""
-    if folder_too:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for path in (folder / SETTINGS, folder / TOKENIZER):
-        path.unlink(missing_ok=True)
-    shutil.rmtree(folder / checkpoint.STATE, ignore_errors=True)
-
-
 def read_run(folder: Path) -> Run:
     """The settings of a run folder."""
     if not folder.is_dir():
@@ -339,7 +329,9 @@ def train_run(
             trainer = make_trainer(run, folder, device, world)
         except UserError:
             if not is_begun and world.is_main:  # leave nothing that refuses other settings
-                forget(folder, folder_too=is_new)
+                for name in (SETTINGS, TOKENIZER):
+                    (folder / name).unlink(missing_ok=True)
+                shutil.rmtree(folder if is_new else folder / checkpoint.STATE, ignore_errors=True)
             raise
         for note in trainer.task.notes:
             report(note)
@@ -456,9 +448,8 @@ def _write_settings(run: Run, folder: Path) -> None:
 def _warn_embedding_scale(run: Run) -> list[str]:
     """Sinusoids have amplitude 1 and would drown unscaled token embeddings."""
     model: Any = run.model
-    if not isinstance(getattr(model, "position", None), Sinusoidal):
-        return []
-    if run.init or model.embed.scale != "one" or model.vocab_size is None:
+    is_sinusoidal = isinstance(getattr(model, "position", None), Sinusoidal)
+    if not is_sinusoidal or run.init or model.embed.scale != "one" or model.vocab_size is None:
         return []
     return [
         "sinusoidal positions have amplitude 1, and token embeddings start far smaller, so that "

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, cast
 
@@ -60,12 +61,9 @@ def _catch_signals(world: World) -> Iterator[Callable[[], int]]:
             raise KeyboardInterrupt
         received = number
 
-    previous = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, handle)
-    except ValueError:  # not in the main thread: the caller handles signals
-        pass
+    is_main_thread = current_thread() is main_thread()  # only there Python handles signals
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main_thread else ()
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield lambda: received
     finally:
@@ -173,15 +171,20 @@ class Trainer:
         bar = Bar("train", train.steps, progress.step)
         bar.console.quiet = not self.world.is_main
         with _catch_signals(self.world) as received, bar, closing(self.checkpointer):
-            self._report_resume(bar)
+            if progress.step:
+                bar.say(f"going on from step {progress.step}")
+            if self.metrics.skipped_lines:
+                path, count = self.folder / "metrics.jsonl", self.metrics.skipped_lines
+                bar.say(f"{path}: lines that could not be read, and are left out: {count}")
             window = LogWindow()
             while progress.step < train.steps:
                 window.steps.append(self.step(progress.step))
                 progress.step += 1
                 # Signals may reach the processes in different steps; all save the same one.
                 stop = self.world.all_max(received())
-                validates = self._is_due(train.validate_every)
-                saves = self._is_due(train.save_every)
+                is_last = progress.step == train.steps
+                validates = is_last or progress.step % train.validate_every == 0
+                saves = is_last or progress.step % train.save_every == 0
                 logs = validates or saves or progress.step % train.log_every == 0
                 if logs or self.device.type == "cpu":  # a GPU would have to wait for the step
                     self._check_losses(window)
@@ -195,15 +198,18 @@ class Trainer:
                     self._check_weights()
                 if validates:
                     self._validate(bar)
-                if saves:
-                    self._save()
-                elif stop:
-                    self.checkpointer.save(progress)  # no snapshot: it would shift the average
-                if stop and progress.step < train.steps:
+                if saves or stop:
+                    self._save(snapshot=saves and train.average_checkpoints > 1)
+                if stop and not is_last:
                     raise Stopped(stop, progress.step)
                 if logs:
                     window = LogWindow()
-        self._finish()
+        if train.average_checkpoints > 1:
+            about = {"averaged_steps": progress.snapshots, **self.metadata}
+            self.checkpointer.save_average(progress, about)
+        self.checkpointer.load_model()
+        self.close()
+        self.world.wait()
         return progress
 
     def step(self, step: int) -> StepStats:
@@ -227,28 +233,16 @@ class Trainer:
         self.batches.close()
         self.metrics.close()
 
-    def _is_due(self, every: int) -> bool:
-        return self.progress.step % every == 0 or self.progress.step == self.train.steps
-
     def _should_compile(self) -> bool:
         """If requested, or if a run on a GPU is long enough to gain by it."""
-        if self.world.is_distributed or self.train.compile == "no":
+        if self.world.is_distributed:
             return False
-        if self.train.compile == "yes" or self.device.type != "cuda":
+        if self.train.compile != "auto" or self.device.type != "cuda":
             return self.train.compile == "yes"
         tokens = sum(map(self.task.tokens, self.task.batches(self.progress.step)))
         weights = sum(weight.numel() for weight in self.model.parameters())
         # Of all steps, so that a resumed run is compiled if the run before it was.
         return 6 * weights * tokens * self.train.steps > COMPILE_MIN_FLOPS
-
-    def _report_resume(self, bar: Bar) -> None:
-        if self.progress.step:
-            bar.say(f"going on from step {self.progress.step}")
-        if self.metrics.skipped_lines:
-            bar.say(
-                f"{self.folder / 'metrics.jsonl'}: lines that could not be read, and are left "
-                f"out: {self.metrics.skipped_lines}"
-            )
 
     def _check_losses(self, window: LogWindow) -> None:
         """Stop before weights of a loss that is not finite are saved, and name its batch."""
@@ -272,7 +266,10 @@ class Trainer:
         )
 
     def _validate(self, bar: Bar) -> None:
-        progress, scores = self.progress, self.world.broadcast(self._scores())
+        progress = self.progress
+        with self.checkpointer.full_model() as model, torch.no_grad():
+            scores = self.task.validate(model.eval()) if self.world.is_main else {}
+        scores = self.world.broadcast(scores)
         self.metrics.write(progress.step, "valid", scores)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
         bar.say(f"step {progress.step}  {shown}")
@@ -282,22 +279,10 @@ class Trainer:
         if is_best or self.train.checkpoint == "last":
             self.checkpointer.save_model({"step": progress.step, **scores, **self.metadata})
 
-    def _scores(self) -> dict[str, float]:
-        """On held-out data, by the main process."""
-        with self.checkpointer.full_model() as model, torch.no_grad():
-            return self.task.validate(model.eval()) if self.world.is_main else {}
-
-    def _save(self) -> None:
-        progress, average = self.progress, self.train.average_checkpoints
-        if average > 1:
-            progress.snapshots = [*progress.snapshots, progress.step][-average:]
-        self.checkpointer.save(progress, snapshot=average > 1)
-
-    def _finish(self) -> None:
-        """Choose the model to use: with averaging, the mean of the last snapshots."""
-        if self.train.average_checkpoints > 1:
-            about = {"averaged_steps": self.progress.snapshots, **self.metadata}
-            self.checkpointer.save_average(self.progress, about)
-        self.checkpointer.load_model()
-        self.close()
-        self.world.wait()
+    def _save(self, *, snapshot: bool) -> None:
+        """Planned saves have a snapshot for averaging; one at a signal would shift the mean."""
+        progress = self.progress
+        if snapshot:
+            last = self.train.average_checkpoints
+            progress.snapshots = [*progress.snapshots, progress.step][-last:]
+        self.checkpointer.save(progress, snapshot=snapshot)
