@@ -405,10 +405,7 @@ class Inputs:
         whole = draw.choice(self.recipes)
         content = draw.choice((other_value(whole, draw), mutated(whole, draw, words)))
         names = ["model.dim", "model.position", "train.steps", "tokens", "data", "decode.beam"]
-        values = [
-            "",
-            *["0", "-1", "nan", "inf", "none", "1e99", "rotary", "bpe", "a,b", "=", "1.5", "ü"],
-        ]
+        values = ("0", "-1", "nan", "inf", "", "none", "1e99", "rotary", "bpe", "a,b", "=", "1.5ü")
         overrides = [
             f"{draw.choice(names)}{draw.choice(('', '', '.kind', '.x'))}={draw.choice(values)}"
             for _ in range(draw.choice((0, 0, 1, 2)))

@@ -99,9 +99,9 @@ def train(
 ) -> None:
     """Train a model; the same command again goes on where it stopped.
 
-    manyheads train classify data.task=sst-2 data.folder=glue model=RUN
+    manyheads train classify data.task=sst-2 data.folder=glue init=RUN
 
-    model=FOLDER begins with the model that is there, a run or an imported one. Several processes
+    init=FOLDER begins with the model that is there, a run or an imported one. Several processes
     train together if torchrun starts them: torchrun --nproc-per-node 4 -m manyheads train ...
     """
     from manyheads.train.step import World
@@ -136,7 +136,7 @@ def _check_parallel(overrides: Sequence[str]) -> None:
 
 def _next(run: "Run", folder: Path) -> str:
     if run.spec.evaluate is None:
-        return f"fine-tune it: {command_name()} train classify data.train=FILE model={folder}"
+        return f"fine-tune it: {command_name()} train classify data.train=FILE init={folder}"
     split = "" if run.data and "test" in run.data.splits() else " --split valid"
     return f"next: {command_name()} evaluate {folder}{split}"
 

@@ -98,7 +98,7 @@ def check_recipe(run: Run) -> None:
             "shakespeare-char"
         )
     if run.init:
-        raise UserError("scale trains every size from the beginning: leave out model=FOLDER")
+        raise UserError("scale trains every size from the beginning: leave out init=FOLDER")
     assert isinstance(run.model, GptConfig)  # as the task table has it
     for name in ("head_dim", "kv_heads"):
         if getattr(run.model, name) is not None:
