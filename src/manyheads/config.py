@@ -130,7 +130,7 @@ def assign(config: T, assignments: Sequence[str]) -> T:
     for assignment in sorted(assignments, key=lambda text: text.partition("=")[0].count(".")):
         path, equals, text = assignment.partition("=")
         if not equals or not path:
-            raise UserError(f"'{assignment}' is no setting: write it as name=value, e.g. seed=1")
+            raise UserError(f"'{assignment}' is not a setting: write it as name=value, e.g. seed=1")
         changed = _set(changed, path.split("."), text, path)
     return changed
 

@@ -56,7 +56,7 @@ def replace_files(folder: Path, last: str = "") -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file atomically, as bytes: line ends stay as they are on any system."""
+    """Write a small text file atomically; as bytes, so that line ends are the same everywhere."""
 
     def write(partial: Path) -> None:
         partial.write_bytes(text.encode("utf-8"))

@@ -53,7 +53,7 @@ from manyheads.train import checkpoint
 
 CPU = torch.device("cpu")
 
-# What each ability is called, and the model that has it.
+# Abilities in words, and the models that have them.
 NEEDS: dict[Ability, tuple[str, str]] = {
     "translate": ("translates", "an encoder–decoder"),
     "generate": ("continues texts", "a decoder-only model"),
@@ -116,7 +116,7 @@ class LoadedRun(LoadedModel):
         return self.encoder().embed(_check_texts(texts), pool)
 
     def classify(self, texts: Sequence[str]) -> list[list[Answer]]:
-        """The label of each text with the probability of every label; of a tagger, one a token.
+        """The label and the probabilities of all labels for each text; a tagger has one per token.
 
         A tab separates the two texts of a pair.
         """
@@ -477,7 +477,7 @@ def run_of(imported: ImportedModel) -> Run:
 
 
 def notes_of(imported: ImportedModel) -> list[str]:
-    """What a person should know about an imported model."""
+    """Remarks for the user on an imported model."""
     notes = not_done(imported)
     if imported.tokenizer is None and run_of(imported).spec.reads_text:
         notes.append(f"the folder has no {TOKENIZER}: put one next to the weights to use texts")

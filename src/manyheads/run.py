@@ -40,7 +40,7 @@ from manyheads.tokenizer.train import Tokens
 from manyheads.train import checkpoint
 from manyheads.train.loop import Trainer
 from manyheads.train.optimizer import Train
-from manyheads.train.step import ALONE, World
+from manyheads.train.step import ONE_PROCESS, World
 
 SETTINGS = "run.toml"
 TOKENIZER = "tokenizer.json"
@@ -227,7 +227,7 @@ def check_folder(folder: Path) -> None:
         )
     if (folder / SETTINGS).exists():
         return
-    # What a run that was killed before its first step has left.
+    # A run that was killed before its first step leaves these.
     state = folder / checkpoint.STATE
     ours = {folder / TOKENIZER, state, state / "lock"}
     foreign = [path for path in folder.rglob("*") if path not in ours and path.suffix != PARTIAL]
@@ -252,10 +252,10 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise UserError(
             f"there is no run folder {folder}: train one with `manyheads train`, or give the "
-            "folder of a model (nothing is fetched)"
+            "folder of a model (nothing is downloaded)"
         )
     if not (folder / SETTINGS).is_file():
-        raise DataError(f"{folder} is no run folder: it has no {SETTINGS}")
+        raise DataError(f"{folder} is not a run folder: it has no {SETTINGS}")
     table = read_toml(folder / SETTINGS)
     check_sound(folder / SETTINGS, SETTINGS)
     try:
@@ -314,7 +314,7 @@ def train_run(
     run: Run,
     folder: Path,
     device: torch.device,
-    world: World = ALONE,
+    world: World = ONE_PROCESS,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Train a run into a folder, to the end, from where the folder stands; `Stopped` by a signal.
@@ -347,7 +347,9 @@ def train_run(
             report(f"the weights are the mean of those after steps {steps}")
 
 
-def make_trainer(run: Run, folder: Path, device: torch.device, world: World = ALONE) -> Trainer:
+def make_trainer(
+    run: Run, folder: Path, device: torch.device, world: World = ONE_PROCESS
+) -> Trainer:
     """A trainer for the run, at the step where its folder stands."""
     make_task = run.spec.prepare
     if run.data is None or make_task is None:

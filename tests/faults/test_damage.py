@@ -18,7 +18,7 @@ from manyheads.fileio import check_sum, check_sum_of
 from manyheads.recipes import read_recipe
 from manyheads.run import read_run
 from manyheads.train import checkpoint
-from manyheads.train.step import ALONE
+from manyheads.train.step import ONE_PROCESS
 from manyheads.view.figures import measured
 from manyheads.web.runs import read_metrics
 
@@ -289,7 +289,7 @@ def test_a_state_in_shards_of_release_0_1_is_read_and_its_damage_noticed(tmp_pat
                 noticed += 1
         path.write_bytes(content)
     assert noticed > 30  # of 36: damage to the name or the end of a checksum is harmless
-    writer = checkpoint.Checkpointer(tmp_path, model, optimizer, model, ALONE)
+    writer = checkpoint.Checkpointer(tmp_path, model, optimizer, model, ONE_PROCESS)
     assert is_restored()
     writer.save(checkpoint.Progress(step=4))
     assert not list((tmp_path / "state").glob("shards*"))

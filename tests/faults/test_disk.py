@@ -46,7 +46,7 @@ def test_a_disk_that_is_truly_full(recipe: Path, standing: Path, tmp_path: Path)
     assert not list(standing.rglob(".*.partial"))
     code, _, said = train(recipe, standing, *ON)
     assert code == 0
-    assert "going on from step 10" in said
+    assert "resuming from step 10" in said
     assert read_tensors(standing / "state/last.safetensors")[1]["step"] == 20
 
 

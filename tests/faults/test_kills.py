@@ -68,7 +68,7 @@ def test_ten_kills_at_random_moments_change_no_bit(
         assert step - 5 <= saved <= step + 9
     number = fork(command(recipe, out), said)
     assert ending(number) == 0, said.read_text()
-    assert f"going on from step {saved}" in said.read_text()
+    assert f"resuming from step {saved}" in said.read_text()
     assert_same_bits(out, whole)
     assert not list(out.rglob(".*.partial"))  # a kill inside a save leaves no litter
     assert (out / "run.toml").read_bytes() == (whole / "run.toml").read_bytes()

@@ -21,7 +21,7 @@ from manyheads.run import make_trainer, read_run
 from manyheads.train import checkpoint
 from manyheads.train.loop import seed_step
 from manyheads.train.parallel import Processes, split_microbatches
-from manyheads.train.step import ALONE, World
+from manyheads.train.step import ONE_PROCESS, World
 
 # Adam divides rounding by rounding where a gradient is zero by nature: its eps is above that. And
 # at the kink of ReLU a rounding decides whether there is a gradient.
@@ -109,7 +109,7 @@ def test_two_processes_of_which_one_is_killed_end_as_one_does(recipe: Path, tmp_
     said = torchrun(2, *words, restarts=1)
     assert "2 × cpu, ddp" in said, said
     assert said.count("trained:") == 1
-    assert ("going on from step" in said) == (step >= 2), said  # the first save is after two steps
+    assert ("resuming from step" in said) == (step >= 2), said  # the first save is after two steps
     assert_alike(tmp_path / "one", tmp_path / "two")
 
 
@@ -129,7 +129,7 @@ def test_a_run_of_four_processes_goes_on_with_two_and_with_one(
     complete = checkpoint.state_of(reference.model, reference.optimizer)
     assert {n: t.shape for n, t in state.items()} == {n: t.shape for n, t in complete.items()}
     said = together(2, recipe, many, *FEW, "train.parallel=fsdp", "train.steps=4")
-    assert "going on from step 2" in said
+    assert "resuming from step 2" in said
     trainer(recipe, many, *FEW).run()
     # Validation fell on the last steps of the parts too.
     lines = (many / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -186,11 +186,11 @@ def test_each_process_draws_numbers_of_its_own_at_every_step() -> None:
 def test_the_environment_names_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert World.of_environment() is ALONE
+    assert World.of_environment() is ONE_PROCESS
     monkeypatch.setenv("RANK", "0")
-    assert World.of_environment() is ALONE
+    assert World.of_environment() is ONE_PROCESS
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert World.of_environment() is ALONE
+    assert World.of_environment() is ONE_PROCESS
     for name, value in (("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
     assert World.of_environment() == Processes(3, 4, 1)
@@ -240,7 +240,7 @@ def test_a_signal_to_one_process_makes_all_save_the_same_step(recipe: Path, tmp_
     settings = (*PLAIN, "train.save_every=100", "train.validate_every=100")
     said = torchrun(2, script, "train", recipe, *settings, "--out", out, restarts=1)
     assert said.count("stopped by SIGTERM and saved, step 5") == 1, said
-    assert said.count("going on from step 5") == 1, said
+    assert said.count("resuming from step 5") == 1, said
     together(2, recipe, tmp_path / "whole", *settings)
     assert curve(tmp_path / "whole") == curve(out)
 

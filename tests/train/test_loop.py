@@ -533,7 +533,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 0
-    assert f"going on from step {step}" in capsys.readouterr().err
+    assert f"resuming from step {step}" in capsys.readouterr().err
     places = [(r["step"], r["split"]) for r in records(out)]
     assert len(places) == len(set(places))
     assert [s for s, split in places if split == "train"] == list(range(1, step + 3))

@@ -17,7 +17,7 @@ from manyheads.run import make_trainer
 from manyheads.train import checkpoint
 from manyheads.train.checkpoint import AsyncCheckpointer, Progress, read_tensors
 from manyheads.train.loop import Stopped
-from manyheads.train.step import ALONE
+from manyheads.train.step import ONE_PROCESS
 
 SETTINGS = """data.train_pairs=60 data.valid_pairs=20 tokens.vocab_size=300 model.dim=16
     model.ffn_dim=16 model.layers=1 model.heads=2 train.steps=6 train.save_every=1
@@ -42,7 +42,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def saver(tmp_path: Path) -> AsyncCheckpointer:
     model = nn.Linear(1, 3, bias=False)
     nn.init.ones_(model.weight)
-    return AsyncCheckpointer(tmp_path, model, torch.optim.Adam([model.weight]), model, ALONE)
+    return AsyncCheckpointer(tmp_path, model, torch.optim.Adam([model.weight]), model, ONE_PROCESS)
 
 
 def test_a_save_holds_the_state_at_the_time_of_the_call(

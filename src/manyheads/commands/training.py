@@ -56,9 +56,9 @@ def _train(run: "Run", out: Path, device: "torch.device", world: "World | None" 
     """Train to the end, or stop on a signal with a word on how to go on."""
     from manyheads.run import train_run
     from manyheads.train.loop import Stopped
-    from manyheads.train.step import ALONE
+    from manyheads.train.step import ONE_PROCESS
 
-    world = world or ALONE
+    world = world or ONE_PROCESS
     report: Callable[[str], None] = say if world.is_main else lambda line: None
     try:
         train_run(run, out, device, world, report)

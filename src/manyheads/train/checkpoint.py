@@ -159,7 +159,7 @@ def load_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress
         moments = {key: tensors.get(f"adam.{key}.{name}") for key in MOMENTS}
         for key, saved in moments.items() if any(v is not None for v in moments.values()) else ():
             if saved is None:
-                raise DataError(f"{path} has no {key} of the optimizer for {name}: start anew")
+                raise DataError(f"{path} has no {key} of the optimizer for {name}: it is damaged")
             # The fused update needs the step, too, on the parameter's device.
             step = torch.zeros((), device=parameter.device)
             moment = step if key == "step" else torch.zeros_like(parameter)

@@ -25,7 +25,7 @@ from manyheads.train.checkpoint import AsyncCheckpointer, Checkpointer, Progress
 from manyheads.train.metrics import Bar, LogWindow, Metrics, NoMetrics
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 from manyheads.train.step import (
-    ALONE,
+    ONE_PROCESS,
     Batches,
     ForwardBackward,
     Objective,
@@ -34,7 +34,7 @@ from manyheads.train.step import (
     World,
 )
 
-COMPILE_MIN_FLOPS = 3e15  # of a run on a GPU: fewer take less time than to compile a block
+COMPILE_MIN_FLOPS = 3e15  # a GPU run with fewer is shorter than the compilation of a block
 RANK_SEED_STRIDE = 0x9E3779B97F4A7C15  # no two steps of a run are so far apart
 
 
@@ -102,7 +102,7 @@ class Trainer:
         folder: Path,
         metadata: dict[str, str] | None = None,
         saved_model: nn.Module | None = None,
-        world: World = ALONE,
+        world: World = ONE_PROCESS,
     ) -> None:
         self.model, self.task, self.train = model, task, train
         self.saved_model = model if saved_model is None else saved_model
@@ -172,7 +172,7 @@ class Trainer:
         bar.console.quiet = not self.world.is_main
         with _catch_signals(self.world) as received, bar, closing(self.checkpointer):
             if progress.step:
-                bar.say(f"going on from step {progress.step}")
+                bar.say(f"resuming from step {progress.step}")
             if self.metrics.skipped_lines:
                 path, count = self.folder / "metrics.jsonl", self.metrics.skipped_lines
                 bar.say(f"{path}: lines that could not be read, and are left out: {count}")
@@ -241,7 +241,7 @@ class Trainer:
             return self.train.compile == "yes"
         tokens = sum(map(self.task.tokens, self.task.batches(self.progress.step)))
         weights = sum(weight.numel() for weight in self.model.parameters())
-        # Of all steps, so that a resumed run is compiled if the run before it was.
+        # All steps count, so that a resumed run is compiled if it was before.
         return 6 * weights * tokens * self.train.steps > COMPILE_MIN_FLOPS
 
     def _check_losses(self, window: LogWindow) -> None:

@@ -221,11 +221,11 @@ class World:
     def of_environment() -> "World":
         """From the variables that torchrun sets."""
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            return ALONE
+            return ONE_PROCESS
         from manyheads.train.parallel import Processes
 
         processes = Processes.of_environment()
-        return processes if processes.size > 1 else ALONE
+        return processes if processes.size > 1 else ONE_PROCESS
 
     @property
     def is_distributed(self) -> bool:
@@ -265,4 +265,4 @@ class World:
         return tensors
 
 
-ALONE = World()
+ONE_PROCESS = World()
