@@ -157,7 +157,7 @@ sys.exit(f"imported {slow}" if slow else 0)
         (["train", "phrasebook", "trian.steps=3"], "did you mean 'train'?"),
         (["train", "phrasebook", "model.position=rotery"], "did you mean 'rotary'?"),
         (["train", "phrasebook", "data.pair=en-dee"], "did you mean 'en-de'?"),
-        (["train", "phrasebook", "model.dim=wide"], "model.dim is an integer"),
+        (["train", "phrasebook", "model.dim=wide"], "model.dim is a whole number"),
         (["train", "phrasebook", "model.dim"], "write it as name=value"),
         (["train", "phrasebook", "model.heads=3"], "does not divide into 3 heads"),
         (["train", "phrasebook", "train.steps=0"], "train.steps=0 must be at least 1"),

@@ -370,7 +370,7 @@ def _convert_simple(hint: Any, value: Any, where: str) -> Any:
             return Path(value)
     except (ValueError, OverflowError):
         pass
-    names = {int: "an integer", float: "a number", str: "a text", Path: "a path"}
+    names = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
     raise UserError(f"{where} is {names.get(hint, hint)} (not {value!r})")
 
 
