@@ -35,10 +35,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     return Inputs(tmp_path_factory.mktemp("fuzz"))
 
 
-def test_every_target_has_its_share(inputs: Inputs) -> None:
-    assert inputs.targets.keys() == COUNTS.keys()
-
-
 @pytest.mark.parametrize("name", COUNTS)
 def test_strange_inputs_are_answered_or_refused(name: str, inputs: Inputs) -> None:
     report = fuzz(name, inputs.targets[name], range(COUNTS[name]), seed=7)
@@ -56,6 +52,7 @@ def test_many_strange_inputs(name: str, inputs: Inputs) -> None:
 
 
 def test_a_case_is_the_same_again(inputs: Inputs) -> None:
+    assert inputs.targets.keys() == COUNTS.keys()
     for name, target in inputs.targets.items():
         given = [repr(target(random.Random(f"7 {name} 3"))[0]) for _ in range(2)]
         assert given[0] == given[1]
