@@ -135,7 +135,6 @@ def test_a_recipe_without_data_asks_for_them(name: str) -> None:
         (["classify", "data.task=sst2"], "did you mean 'sst-2'?"),
         (["classify", "data.task=imdb"], "known: cola, mnli, mrpc, own"),
         (["classify", "init=runs/nowhere"], "init=runs/nowhere is not a folder"),
-        (["classify", "init=runs/nowhere"], "init=runs/nowhere is not a folder"),
         (["summaries", "model=seq2sec"], "not a kind of model: did you mean model=seq2seq?"),
         (["classify", "init=mine/bert"], "init=mine/bert is not a folder: give a run"),
     ],
