@@ -251,7 +251,7 @@ def test_a_folder_whose_settings_do_not_say_what_it_is(copy: Callable[[str], Pat
 
 
 def test_a_folder_that_is_not_there_or_holds_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is not a run folder"):
+    with pytest.raises(UserError, match="there is no run folder"):
         load_run(tmp_path / "nowhere")
     with pytest.raises(DataError, match="is not a run folder"):
         load_run(tmp_path)
