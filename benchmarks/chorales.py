@@ -23,8 +23,8 @@ import torch
 
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.summary import summarize
-from manyheads.training import train
 
 SCHEMES = {
     "none": "model.position=none",
@@ -44,7 +44,7 @@ def measure(scheme: str, seed: int, folder: str, device: str, more: list[str]) -
     run = read_recipe("jsb-chorales", settings)
     with tempfile.TemporaryDirectory() as scratch:
         begun = time.monotonic()
-        train(run, Path(scratch), torch.device(device)).run()
+        make_trainer(run, Path(scratch), torch.device(device)).run()
         row = {"scheme": scheme, "seed": seed, "seconds": time.monotonic() - begun}
         opened = load_torch_run(Path(scratch), device)
         for split in ("valid", "test"):

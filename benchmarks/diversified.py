@@ -23,7 +23,7 @@ from manyheads.data.corpus import read_pairs
 from manyheads.errors import UserError
 from manyheads.fileio import replace_file
 from manyheads.loading import load_torch_run
-from manyheads.train.progress import Bar
+from manyheads.train.metrics import Bar
 from translations import stems
 
 Pair = tuple[str, str]

@@ -24,7 +24,7 @@ from manyheads.data.labelled import GLUE, LabelledData, class_indices
 from manyheads.evaluate.scores import label_scores
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
-from manyheads.training import train
+from manyheads.run import make_trainer
 
 EPOCHS = {"sst-2": 1}  # three, where nothing else is said
 ROWS, RATE, WARMUP, LONGEST = 32, 5e-5, 0.1, 512
@@ -41,7 +41,7 @@ def ours(model: str, data: LabelledData, seed: int, device: str) -> dict[str, An
     run = read_recipe("classify", settings)
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        trainer = train(run, Path(folder), torch.device(device))
+        trainer = make_trainer(run, Path(folder), torch.device(device))
         trainer.run()
         seconds = time.monotonic() - began
         scores = load_torch_run(Path(folder), device).evaluate(data, "valid")

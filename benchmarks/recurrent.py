@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyheads import training
 from manyheads.config import override_all
 from manyheads.evaluate.scores import translation_scores
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.summary import summarize
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.view.figures import curves
@@ -53,7 +53,7 @@ def pace(arguments: list[str], warm: int, steps: int, device: str) -> float:
     """Seconds of a step, without what a training begins and ends with."""
     recipe, *settings = arguments
     with tempfile.TemporaryDirectory() as folder:
-        trainer = training.train(read_recipe(recipe, settings), Path(folder), torch.device(device))
+        trainer = make_trainer(read_recipe(recipe, settings), Path(folder), torch.device(device))
         for step in range(warm):
             trainer.step(step)
         begun = _now(device)

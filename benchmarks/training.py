@@ -39,8 +39,8 @@ from torch import Tensor, nn
 
 from manyheads.optimize import compile_blocks
 from manyheads.train.loop import Trainer
-from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
+from manyheads.train.step import Loss
 from speed import (
     Row,
     Rows,

@@ -20,7 +20,7 @@ from manyheads.presets import preset
 from manyheads.tasks.language import LanguageBatch, language_loss
 from manyheads.tasks.masked import masked_pass
 from manyheads.tasks.translation import MULTIPLE, translation_loss
-from manyheads.train.loss import Loss
+from manyheads.train.step import Loss
 
 SEED = 1
 STEPS = 10  # a round, where all batches have one shape

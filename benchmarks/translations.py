@@ -50,9 +50,9 @@ from manyheads.errors import UserError
 from manyheads.fileio import replace_file
 from manyheads.loading import ensemble, load_torch_run
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.train.loop import Trainer
-from manyheads.training import train
 from manyheads.view.figures import curves
 from table_runs import Row, fitted, sizes
 from tables import each, rows_of
@@ -269,7 +269,7 @@ def measure(job: Job, device: str, keep: Path | None) -> Row:
     with tempfile.TemporaryDirectory() if saved is None else nullcontext(saved) as at:
         folder = Path(at)
         begun = time.monotonic()
-        trainer = train(run, folder, torch.device(device))
+        trainer = make_trainer(run, folder, torch.device(device))
         ready = time.monotonic()
         points = watch(trainer)
         actual = fitted(trainer)

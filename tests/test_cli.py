@@ -131,7 +131,7 @@ def test_opening_and_counting_import_no_compiler() -> None:
     """It takes a second. (An optimizer imports it, and so does a kernel of our own.)"""
     script = """
 import sys
-import manyheads.loading, manyheads.training
+import manyheads.loading, manyheads.run
 from manyheads.summary import count_parameters
 from manyheads.presets import preset
 for name in ("transformer-base", "bert-base", "gpt3-small"):

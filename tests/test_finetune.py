@@ -18,6 +18,7 @@ from manyheads.finetune import ON_TOP, load_pretrained
 from manyheads.loading import load_run, load_torch_run
 from manyheads.models.bert import Bert
 from manyheads.models.seq2seq import Seq2Seq
+from manyheads.recipes import read_recipe
 from manyheads.run import read_run
 from manyheads.train.checkpoint import read_tensors, write_tensors
 from manyheads.train.loop import Trainer
@@ -42,9 +43,9 @@ def starts(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 
 def classifier(start: Path, texts: Path, out: Path, *overrides: str) -> Trainer:
-    """What `train classify data.folder=TABLES model=START` makes."""
+    """What `train classify data.folder=TABLES init=START` makes."""
     table = f"data.folder={texts / 'tables'}"
-    return recipe_trainer("classify", out, *TRAIN, *STEPS, table, f"model={start}", *overrides)
+    return recipe_trainer("classify", out, *TRAIN, *STEPS, table, f"init={start}", *overrides)
 
 
 def of_stack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -83,7 +84,7 @@ def test_the_stack_of_an_encoder_is_kept(
     assert given == (starts[name] / "tokenizer.json").read_bytes()
     found.run()
     opened = load_torch_run(tmp_path / "run")
-    assert opened.run.start == str(starts[name])
+    assert opened.run.init == str(starts[name])
     assert not torch.equal(opened.model.state_dict()["tokens.weight"], begun["tokens.weight"])
     assert opened.encoder().labels == ("again", "once")
 
@@ -132,7 +133,7 @@ def test_a_classifier_for_other_labels_begins_with_a_new_head(
     rows = [f"one two {'three ' * place}\t{label}" for place, label in enumerate(labels * 8)]
     table = tmp_path / "train.tsv"
     table.write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
-    settings = (f"data.train={table}", f"model={starts['labels']}")
+    settings = (f"data.train={table}", f"init={starts['labels']}")
     found = recipe_trainer("classify", tmp_path / "run", *TRAIN, *STEPS, *settings)
     state = dict(found.model.state_dict())
     begun = read_tensors(starts["labels"] / "model.safetensors")[0]
@@ -157,20 +158,20 @@ def test_pretraining_goes_on_from_its_own_kind(
 ) -> None:
     given = [setting for setting in CASES[name].all(texts) if not setting.startswith("tokens")]
     own = [setting for setting in given if not setting.startswith("model.")]
-    start = f"model={starts[name]}"
+    start = f"init={starts[name]}"
     found = recipe_trainer(CASES[name].recipe, tmp_path / "run", *own, start, *SHORT)
     assert_equal(
         dict(found.saved_model.state_dict()), read_tensors(starts[name] / "model.safetensors")[0]
     )
     found.run()
-    assert read_run(tmp_path / "run").start == str(starts[name])
+    assert read_run(tmp_path / "run").init == str(starts[name])
 
 
 def test_a_masked_model_becomes_one_that_detects(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
     """The head for words has a part of the same name and shape as that for detection: not taken."""
-    settings = (*TRAIN, f"data.folder={texts}", f"model={starts['masked pairs']}")
+    settings = (*TRAIN, f"data.folder={texts}", f"init={starts['masked pairs']}")
     found = recipe_trainer("electra-mini", tmp_path / "run", *settings)
     state = dict(found.saved_model.state_dict())
     begun = read_tensors(starts["masked pairs"] / "model.safetensors")[0]
@@ -218,7 +219,7 @@ def test_a_start_that_does_not_fit_is_refused_in_one_line(
 ) -> None:
     def with_start(recipe: str, name: str, *overrides: str) -> str:
         data = texts / "tables" if recipe == "classify" else texts
-        start = f"model={starts[name]}"
+        start = f"init={starts[name]}"
         return refused(recipe, tmp_path / "run", f"data.folder={data}", start, *overrides)
 
     line = with_start("classify", "causal stream")
@@ -230,8 +231,31 @@ def test_a_start_that_does_not_fit_is_refused_in_one_line(
     line = with_start("classify", "masked pairs", "model.dim=32")
     assert str(starts["masked pairs"]) in line
     assert "model.dim is 16 there and 32 here" in line
-    line = refused("classify", tmp_path / "run", "model=nowhere")
-    assert "model=nowhere is no folder" in line
+    assert "init=nowhere" in refused("classify", tmp_path / "run", "init=nowhere")
+
+
+def test_old_names_of_init_and_folders_called_like_a_kind_of_model(
+    starts: dict[str, Path],
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(starts["masked pairs"], tmp_path / "bert")
+    monkeypatch.chdir(tmp_path)
+    data = [f"data.folder={texts / 'tables'}"]
+    wanted = read_recipe("classify", [*data, "init=bert"])
+    assert wanted.init == "bert"
+    assert capsys.readouterr().err == ""
+    for old in ("start=bert", "model=./bert"):
+        assert dataclasses.replace(read_recipe("classify", [*data, old]), init="bert") == wanted
+        assert "init=FOLDER" in capsys.readouterr().err
+    # A kind of model wins over a folder of that name.
+    plain = read_recipe("classify", [*data, "model=bert"])
+    assert (plain.init, plain.model.kind, plain.tokens is None) == ("", "bert", False)
+    assert plain == read_recipe("classify", data)
+    assert "did you mean model=bert" in refused("classify", tmp_path / "run", "model=berd")
+    assert "tokens" in refused("classify", tmp_path / "run", "init=bert", "tokens.vocab_size=9")
 
 
 def test_weights_of_another_shape_are_refused_by_name(starts: dict[str, Path]) -> None:
@@ -250,7 +274,7 @@ def test_a_vocabulary_without_room_for_sentinels(
     """A denoiser has none, and span corruption needs some."""
     trainer("denoising", texts, tmp_path / "bart", *SHORT).run()
     data = f"data.folder={texts}"
-    line = refused("t5-mini", tmp_path / "run", data, f"model={tmp_path / 'bart'}")
+    line = refused("t5-mini", tmp_path / "run", data, f"init={tmp_path / 'bart'}")
     assert "has room for 17 tokens" in line
     assert "begin with a model that was trained for it" in line
 
@@ -275,7 +299,7 @@ def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
     for side in ("en", "de"):
         (tmp_path / f"train.{side}").write_text("a small dog\nthe cat\n" * 20, encoding="utf-8")
     data = (f"data.folder={tmp_path}", "data.source=en", "data.target=de")
-    settings = (f"model={start}", *data, "train.steps=2", "train.batch_tokens=64")
+    settings = (f"init={start}", *data, "train.steps=2", "train.batch_tokens=64")
     found = recipe_trainer("translation", tmp_path / "run", *settings, "train.validate_every=2")
     found.run()
     opened = load_torch_run(tmp_path / "run")
@@ -292,7 +316,7 @@ def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
 def test_masked_training_goes_on_from_a_model_without_segments(texts: Path, tmp_path: Path) -> None:
     """What is asked for on the command line counts, not what the recipe had before."""
     start, _ = saved(tmp_path / "roberta", "roberta", "RobertaForMaskedLM")
-    settings = (*TRAIN, f"data.folder={texts}", f"model={start}", "objective.pairs=none")
+    settings = (*TRAIN, f"data.folder={texts}", f"init={start}", "objective.pairs=none")
     found = recipe_trainer("bert-mini", tmp_path / "run", *settings, "data.lines=text")
     assert isinstance(found.model, Bert)
     assert found.model.config.next_sentence is None

@@ -53,13 +53,13 @@ def imported(folder: Path, out: Path) -> Path:
 
 
 def logits(family: str, theirs: Any, ours: Any) -> tuple[Tensor, Tensor]:
-    """What the two say of the same input."""
+    """Of both models for the same input."""
     with torch.no_grad():
         if family == "vit":
             images = torch.randn(2, 3, 8, 8)
             return theirs(images).logits, ours(images)
         words = torch.randint(6, 60, (2, 9))
-        if isinstance(ours, Seq2Seq):
+        if isinstance(getattr(ours, "model", ours), Seq2Seq):
             written = torch.randint(6, 60, (2, 5))
             return theirs(words, decoder_input_ids=written).logits, ours(words, written)
         return theirs(words).logits, ours(words)
@@ -71,7 +71,7 @@ def test_a_folder_and_the_run_made_of_it_are_one_model(
 ) -> None:
     folder, theirs = folders(family)
     run = imported(folder, tmp_path / "run")
-    models = [
+    models: list[Any] = [
         manyheads.load(folder),
         manyheads.load(str(run)),
         load_torch_run(run).model,
@@ -92,11 +92,8 @@ def test_a_folder_and_the_run_made_of_it_are_one_model(
         kept = family not in ENCODERS or name == "pad_token_id"
         ours = getattr(back.config, name, None)
         assert not kept or ours == getattr(theirs.config, name, None), name
-    tokenizers = [model.tokenizer for model in models[:2]]
-    if family == "vit":
-        assert tokenizers == [None, None]
-    else:
-        assert tokenizers[0].to_json() == tokenizers[1].to_json()
+    if family != "vit":
+        assert models[0].tokenizer.to_json() == models[1].tokenizer.to_json()
 
 
 def test_a_run_can_be_moved(folders: Folder, tmp_path: Path) -> None:
@@ -144,7 +141,7 @@ def test_graphs_run_on_a_cpu_alone(folders: Folder, tmp_path: Path) -> None:
     for device in ("auto", "cpu"):
         assert load_run(tmp_path, device).device == torch.device("cpu")
     for device in ("cuda", "cuda:1"):
-        with pytest.raises(UserError, match="run on a CPU alone: --device cpu or auto"):
+        with pytest.raises(UserError, match="--device cpu"):
             load_run(tmp_path, device)
 
 
@@ -182,7 +179,7 @@ def test_ctranslate2_is_given_the_device(
         ("bert", "generator", "what continues texts is a decoder-only model"),
         ("gpt2", "translator", "holds a gpt model"),
         ("t5", "generator", "holds a seq2seq model"),
-        ("vit", "encoder", "holds a model of images, which reads no text"),
+        ("vit", "encoder", "holds an image model, which reads no text"),
         ("bert", "labeller", "what labels pictures is a vit model"),
         ("vit", "translator", "holds a vit model"),
     ],
@@ -204,8 +201,8 @@ def test_a_folder_without_a_tokenizer_holds_a_model_and_reads_no_text(
 ) -> None:
     folder = copy(family)
     (folder / "tokenizer.json").unlink()
-    assert manyheads.load(folder).tokenizer is None
-    with pytest.raises(UserError, match=r"has no tokenizer.json: put the model's own there"):
+    assert manyheads.load(folder).model.tokenizer is None  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"has no tokenizer.json"):
         getattr(load_run(folder), asked)()
 
 
@@ -220,10 +217,9 @@ def test_an_exported_folder_only_writes(folders: Folder, tmp_path: Path) -> None
     exported = load_run(out)
     assert exported.run == opened.run
     assert exported.generator().vocabulary == opened.generator().vocabulary
-    with pytest.raises(UserError, match="gives no vectors or labels: use the run"):
-        exported.encoder()
-    with pytest.raises(UserError, match="load the run itself"):
-        manyheads.load(out)
+    for refused in (exported.encoder, exported.torch_model, exported.in_half, exported.compiled):
+        with pytest.raises(UserError, match="was exported"):
+            refused()
 
 
 # --- folders that are wrong ---
@@ -237,7 +233,7 @@ def test_a_tokenizer_of_another_model_is_refused(
     for place in (folder, run):
         shutil.copy(folders("roberta")[0] / "tokenizer.json", place)
         if place == run:
-            with pytest.raises(DataError, match="not as it was written"):
+            with pytest.raises(DataError, match="checksum"):
                 load_run(run)
             settings = (run / "run.toml").read_text().splitlines(keepends=True)
             (run / "run.toml").write_text("".join(settings[1:]))  # accepted, as the message says
@@ -257,10 +253,10 @@ def test_a_folder_whose_settings_do_not_say_what_it_is(copy: Callable[[str], Pat
 def test_a_folder_that_is_not_there_or_holds_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no run folder"):
         load_run(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="is no run folder"):
+    with pytest.raises(DataError, match="is not a run folder"):
         load_run(tmp_path)
     (tmp_path / "model.bin").write_bytes(b"")
-    with pytest.raises(DataError, match="is no run folder"):
+    with pytest.raises(DataError, match="is not a run folder"):
         load_run(tmp_path)
 
 

@@ -32,7 +32,7 @@ RUNS = {
     "electra": ("electra-mini", TEXT, *SMALL, *STEPS),
     "t5": ("t5-mini", TEXT, *SMALL, *STEPS),
     "labels": ("classify", TABLE, *SMALL, *EPOCHS),
-    "tuned": ("classify", TABLE, *EPOCHS, "model=runs/bert", "model.dropout=0.2"),
+    "tuned": ("classify", TABLE, *EPOCHS, "init=runs/bert", "model.dropout=0.2"),
 }
 
 
@@ -134,10 +134,9 @@ def test_a_recipe_without_data_asks_for_them(name: str) -> None:
         (["language", "tokens=word"], "did you mean 'words'?"),
         (["classify", "data.task=sst2"], "did you mean 'sst-2'?"),
         (["classify", "data.task=imdb"], "known: cola, mnli, mrpc, own"),
-        (["classify", "model=runs/nowhere"], "model=runs/nowhere is no folder"),
-        (["classify", "start=runs/nowhere"], "start=runs/nowhere is no folder"),
-        (["summaries", "model=seq2sec"], "no kind of model: did you mean model=seq2seq?"),
-        (["classify", "model=mine/bert"], "model=mine/bert is no folder: give a run"),
+        (["classify", "init=runs/nowhere"], "init=runs/nowhere is not a folder"),
+        (["summaries", "model=seq2sec"], "not a kind of model: did you mean model=seq2seq?"),
+        (["classify", "init=mine/bert"], "init=mine/bert is not a folder: give a run"),
     ],
 )
 def test_settings_that_do_not_go_together(words: list[str], advice: str) -> None:
@@ -292,25 +291,25 @@ def test_carriage_returns_and_labels_with_spaces_are_read() -> None:
     ],
 )
 def test_a_trained_model_stays_as_it_is(settings: tuple[str, ...], advice: str) -> None:
-    line = refused("classify", TABLE, "model=runs/bert", *settings)
+    line = refused("classify", TABLE, "init=runs/bert", *settings)
     assert line.startswith("manyheads: runs/bert ")
     assert advice in line
 
 
 def test_folders_that_hold_nothing_to_begin_with() -> None:
     Path("empty").mkdir()
-    assert "empty is no run folder" in refused("classify", TABLE, "model=empty", code=3)
-    line = refused("classify", TABLE, "model=runs/gpt")
+    assert "empty is not a run folder" in refused("classify", TABLE, "init=empty", code=3)
+    line = refused("classify", TABLE, "init=runs/gpt")
     assert "runs/gpt holds a gpt model, and task=classification begins with a bert one" in line
-    assert "holds a bert model" in refused("language", TEXT, "model=runs/bert")
+    assert "holds a bert model" in refused("language", TEXT, "init=runs/bert")
     images = VitConfig(dim=8, layers=1, heads=1, image_size=8, patch_size=4)
     run = Run(task="images", data=None, tokens=None, model=images)
     save_run(run, None, images.build(), Path("runs/images"))
-    assert "holds a vit model" in refused("classify", TABLE, "model=runs/images")
+    assert "holds a vit model" in refused("classify", TABLE, "init=runs/images")
     for name in ("run.toml", "tokenizer.json"):
         write(f"exported/{name}", Path("runs/gpt", name).read_bytes())
     write("exported/model.bin", b"of CTranslate2")
-    assert "exported was exported" in refused("language", TEXT, "model=exported")
+    assert "exported was exported" in refused("language", TEXT, "init=exported")
 
 
 def test_a_vocabulary_without_a_mask() -> None:
@@ -320,7 +319,7 @@ def test_a_vocabulary_without_a_mask() -> None:
     settings = Path("runs/maskless/run.toml")
     settings.write_text(settings.read_text().partition("\n")[2])  # accepts the change
     for recipe in ("bert-mini", "electra-mini"):
-        line = refused(recipe, TEXT, *STEPS, "model=runs/maskless")
+        line = refused(recipe, TEXT, *STEPS, "init=runs/maskless")
         assert "runs/maskless/tokenizer.json: this tokenizer has no mask token (<mask>" in line
     assert "no mask token" in mistake("fill", "runs/maskless", stdin=b"a [MASK]\n")
 
@@ -328,14 +327,14 @@ def test_a_vocabulary_without_a_mask() -> None:
 def test_a_run_goes_on_when_what_it_began_with_is_gone() -> None:
     shutil.copytree("runs/bert", "runs/start")
     first = ("train.epochs=2", "train.save_every=1")
-    words = ("train", "classify", TABLE, *first, "model=runs/start", "--out", "runs/goes-on")
+    words = ("train", "classify", TABLE, *first, "init=runs/start", "--out", "runs/goes-on")
     assert call(*words)[0] == 0
     shutil.rmtree("runs/start")
     assert "train RUN/run.toml --out RUN" in mistake(*words)
     again = ("train", "runs/goes-on/run.toml", "--out", "runs/goes-on")
     code, _, said = call(*again)
     assert code == 0, said
-    assert "going on from step" in said
+    assert "resuming from step" in said
 
 
 # --- going on with other settings ---
@@ -365,7 +364,7 @@ def test_the_next_command_works_as_printed(said: dict[str, str]) -> None:
         last = lines.splitlines()[-1]
         if name == "electra":
             assert "fine-tune it: " in last
-            assert last.endswith("train classify data.train=FILE model=runs/electra")
+            assert last.endswith("train classify data.train=FILE init=runs/electra")
             continue
         words = last.split(" evaluate ")[1].split()
         assert words[0] == f"runs/{name}"
@@ -393,8 +392,14 @@ def test_the_next_command_works_as_printed(said: dict[str, str]) -> None:
         (("evaluate", "rotary", "--split", "valid", "--stride", "0"), "--stride=0 must be at"),
         (("evaluate", "rotary", "--split", "valid", "--stride", "-3"), "--stride=-3 must be at"),
         (("evaluate", "rotary", "--split", "valid", "--stride", "17"), "choose at most that"),
-        (("evaluate", "bert", "--split", "valid", "--stride", "4"), "--stride is for language"),
-        (("evaluate", "labels", "--split", "valid", "--stride", "4"), "--stride is for language"),
+        (
+            ("evaluate", "bert", "--split", "valid", "--stride", "4"),
+            "--stride works only with language",
+        ),
+        (
+            ("evaluate", "labels", "--split", "valid", "--stride", "4"),
+            "--stride works only with language",
+        ),
         (("evaluate", "rotary", "--split", "valid", "--beam", "4"), "--beam is for translators"),
         (("evaluate", "rotary", "--split", "valid", "--int8"), "--int8"),
         (("evaluate", "rotary", "--with", "runs/rotary"), "what translates is an encoder–decoder"),
@@ -464,7 +469,7 @@ def test_comparing_what_has_no_scores_is_refused_before_it_trains() -> None:
 @pytest.mark.parametrize(
     ("command", "option"),
     [
-        ("train", "model=FOLDER"),
+        ("train", "init=FOLDER"),
         ("evaluate", "--stride"),
         ("generate", "--stop"),
         ("fill", "--top"),

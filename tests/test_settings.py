@@ -1,43 +1,38 @@
-"""A number that makes no sense is refused where it is set, whichever number it is."""
+"""Every setting of every part: it has a meaning, code reads it, and bad numbers are refused."""
 
+import ast
 import dataclasses
 import types
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 
+import manyheads
 from manyheads.baselines.bytenet import ByteNetConfig
 from manyheads.baselines.convs2s import ConvS2SConfig
 from manyheads.baselines.elmo import ElmoConfig
 from manyheads.baselines.gnmt import GnmtConfig
 from manyheads.baselines.rnn import RnnConfig
-from manyheads.config import dump, override_all
-from manyheads.data.translation import PhrasebookData
+from manyheads.config import describe, dump, override_all, unset
 from manyheads.decode.beam import Decode
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import AttentionFunctionConfig
 from manyheads.nn.masks import Globals, Prefix, Window
 from manyheads.recipes import read_recipe, recipes
 from manyheads.run import Run
-from manyheads.tasks.spec import kinds
-from manyheads.tasks.table import TASKS
+from manyheads.tasks.table import TASKS, kinds, rows_of
 
+PACKAGE = Path(manyheads.__file__).parent
 ANY_PARTS = {
-    "phrasebook",
-    "translation",
-    "bert",
-    "gpt",
-    "vit",
-    "rnn",
-    "gnmt",
-    "convs2s",
+    *("phrasebook", "translation", "bert", "gpt", "vit", "rnn", "gnmt", "convs2s"),
     "decoder-only-seq2seq",
 }
 EXACT = {core.kind for core in get_args(AttentionFunctionConfig) if core.exact}
@@ -109,7 +104,7 @@ def test_a_number_without_sense_is_refused(name: str) -> None:
     if isinstance(config, Run):
         other -= {f"model={config.model.kind}"}
         objectives = {kind for row in TASKS.values() for kind in kinds(row.objectives)}
-        fitting = {kind for row in TASKS.rows(config.task) for kind in kinds(row.data)}
+        fitting = {kind for row in rows_of(config.task) for kind in kinds(row.data)}
         other |= {f"data={kind}" for kind in DATA - fitting}
         other |= {f"objective={kind}" for kind in objectives if not trains(config, kind)}
     found: dict[tuple[str, ...], list[str]] = {}
@@ -143,7 +138,7 @@ def test_every_part_is_looked_at() -> None:
     """The walk of the test above reaches the alternatives, and the sides of a model."""
     found = {path for _, path in numbers(Run)}
     for path in (
-        *("seed", "data.train_pairs", "data.valid_fraction", "tokens.vocab_size", "train.clip"),
+        *("seed", "data.train_pairs", "data.held_out", "tokens.vocab_size", "train.clip"),
         *(
             "model.attention.block",
             "model.score.rank",
@@ -179,24 +174,100 @@ def test_other_numbers_without_sense(setting: str) -> None:
         read_recipe("phrasebook", [setting])
 
 
-@pytest.mark.parametrize("share", ["0", "1"])
-def test_a_held_out_share_leaves_something_on_both_sides(share: str) -> None:
-    with pytest.raises(UserError, match="valid_fraction"):
-        read_recipe("translation", [f"data.held_out={share}"])
-
-
-def test_limits_name_what_is_possible() -> None:
-    with pytest.raises(UserError, match="from 1 to 300000"):
-        read_recipe("phrasebook", ["data.train_pairs=1e9"])
-    assert PhrasebookData(train_pairs=300_000, valid_pairs=20_000).train_pairs == 300_000
-
-
-@pytest.mark.parametrize("rule", [Window, Prefix, Globals])
-def test_rules_do_not_count_below_zero(rule: Any) -> None:
-    rule(0)
-    with pytest.raises(UserError, match="at least 0"):
-        rule(-1)
-
-
-def test_a_huge_ratio_is_cut_at_the_longest() -> None:
+def test_limits_of_rules_and_lengths() -> None:
+    for rule in (Window, Prefix, Globals):
+        rule(0)
+        with pytest.raises(UserError, match="at least 0"):
+            rule(-1)
     assert Decode(max_length_ratio=1e308).limit(1000, 128) == 128
+    for fraction in ("0", "1"):  # something must be left on both sides
+        with pytest.raises(UserError, match="held_out"):
+            read_recipe("translation", [f"data.held_out={fraction}"])
+
+
+def config_classes(hint: Any) -> Iterator[type]:
+    """The dataclasses that an annotation can hold, and all that theirs can."""
+    if get_origin(hint) in (Union, types.UnionType, tuple, Annotated):
+        for option in get_args(hint):
+            yield from config_classes(option)
+    elif dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        yield hint
+        for inner in get_type_hints(hint).values():
+            yield from config_classes(inner)
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    """Checking a value in `__post_init__` is not reading it."""
+    read: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
+            return
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            read.add(node.attr)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    for path in PACKAGE.rglob("*.py"):
+        visit(ast.parse(path.read_text(encoding="utf-8")))
+    classes = set(config_classes(Run))
+    assert len(classes) > 20
+    fields = [(part, field.name) for part in classes for field in dataclasses.fields(part)]
+    assert not sorted(f"{part.__name__}.{name}" for part, name in fields if name not in read)
+
+
+# Parts whose settings have no meaning yet; this set may only shrink.
+WITHOUT_MEANING = """
+    Additive Augment BertConfig Bilinear Bpe Buckets ByteNetConfig Causal Characters Classify
+    ConvS2SConfig DecoderOnlySeq2SeqConfig Denoising Detect ElmoConfig EmbeddingConfig Experts
+    FilesData Gated GnmtConfig GptConfig HeadConfig ImageData LabelledData Learned Linformer Local
+    Longformer Masked MemoryCompressed Mixing MusicData NextSentence Norm PerformanceEvents
+    Performer PhrasebookData Plain Pooler ReducedRank Relative Replaced RnnConfig Rotary ScaledDot
+    Seq2SeqConfig Shaw Sinusoidal Sinusoidal2d Spans SummaryData Tag TextData Tiled VitConfig
+    WordPiece Words
+"""
+
+
+def test_every_setting_has_a_meaning() -> None:
+    missing = set()
+    for part in set(config_classes(Run)):
+        for field in dataclasses.fields(part):
+            hint = get_type_hints(part, include_extras=True)[field.name]
+            texts = [text for text in get_args(hint)[1:] if isinstance(text, str)]
+            if get_origin(hint) is not Annotated or not texts:
+                missing.add(part.__name__)
+    assert missing <= {*WITHOUT_MEANING.split()}
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_describe_lists_every_setting_of_a_recipe(name: str) -> None:
+    run = read_recipe(name)
+    rows = list(describe(run))
+    names = {row.name for row in rows}
+    assert {path for path in leaves(run) if not path.endswith("kind")} <= names
+    assert all(row.type and not row.meaning.endswith(".") for row in rows)
+    for row in rows:
+        if row.name.startswith(("train.", "decode.")) or "." not in row.name:
+            assert row.meaning, row.name
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        nested = dataclasses.is_dataclass(value)
+        yield from leaves(value, f"{prefix}{field.name}.") if nested else [prefix + field.name]
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_setting_of_a_recipe_is_dumped_or_named_as_none(name: str) -> None:
+    run = read_recipe(name)
+
+    def written(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+        for key, value in table.items():
+            nested = isinstance(value, dict)
+            yield from written(value, f"{prefix}{key}.") if nested else [prefix + key]
+
+    dumped = {path for path in written(dump(run)) if path.rpartition(".")[2] != "kind"}
+    assert sorted(leaves(run)) == sorted([*dumped, *unset(run)])
+    assert override_all(run, [f"{path}={word}" for path, word in unset(run).items()]) == run

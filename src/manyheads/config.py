@@ -130,24 +130,18 @@ def assign(config: T, assignments: Sequence[str]) -> T:
     for assignment in sorted(assignments, key=lambda text: text.partition("=")[0].count(".")):
         path, equals, text = assignment.partition("=")
         if not equals or not path:
-            raise UserError(f"'{assignment}' is no setting: write it as name=value, e.g. seed=1")
+            raise UserError(f"'{assignment}' is not a setting: write it as name=value, e.g. seed=1")
         changed = _set(changed, path.split("."), text, path)
     return changed
 
 
 def dump(config: Any) -> dict[str, Any]:
-    """A dataclass as plain values; `None` fields are left out, as TOML has no null."""
-    table: dict[str, Any] = {}
-    if hasattr(type(config), "kind"):
-        table["kind"] = type(config).kind
+    """A dataclass as plain values; fields that are None by default are left out: see `unset`."""
+    table: dict[str, Any] = {"kind": config.kind} if hasattr(config, "kind") else {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if value is None:
-            if field.default is not None:
-                options = _options(_hints(type(config))[field.name])
-                table[field.name] = _words_for_none(options)[0]
-            continue
-        table[field.name] = dump(value) if dataclasses.is_dataclass(value) else _plain(value)
+        if value is not None or field.default is not None:
+            table[field.name] = _plain(value, _hints(type(config))[field.name])
     return table
 
 
@@ -159,55 +153,62 @@ def unset(config: Any, prefix: str = "") -> dict[str, str]:
         if dataclasses.is_dataclass(value):
             words |= unset(value, f"{name}.")
         elif value is None and field.default is None:
-            options = _options(_hints(type(config))[field.name])
-            words[name] = _words_for_none(options)[0]
+            words[name] = _words_for_none(_hints(type(config))[field.name])[0]
     return words
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any, hint: Any) -> Any:
+    """A value as TOML has it; None, which TOML lacks, is a word."""
+    if value is None:
+        return _words_for_none(hint)[0]
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, hint) for item in value]
+    if dataclasses.is_dataclass(value):
+        return dump(value)
     return str(value) if isinstance(value, Path) else value
 
 
 def describe(config: Any, prefix: str = "") -> Iterator[Setting]:
-    """Every setting of a configuration: name, type and choices, value, meaning."""
-    hints = _hints(type(config))
+    """Every setting of a configuration: name, type and choices, value, meaning.
+
+    Below the top level, where a part is chosen by its kind, the settings of the other kinds follow
+    those of the chosen one.
+    """
     for field in dataclasses.fields(config):
-        hint, value, name = hints[field.name], getattr(config, field.name), f"{prefix}{field.name}"
-        nested = dataclasses.is_dataclass(value)
-        shown = getattr(value, "kind", "") if nested else _shown(value)
+        hint, value = _hints(type(config))[field.name], getattr(config, field.name)
+        name = f"{prefix}{field.name}"
         parts: list[Any] = [part for part in _options(hint) if dataclasses.is_dataclass(part)]
-        if shown or not nested:
-            yield Setting(name, _type_text(hint), shown, _meaning(hint))
-        if nested:
-            yield from describe(value, f"{name}.")
-        elif value is None and len(parts) == 1 and not hasattr(parts[0], "kind"):
-            yield from describe(parts[0](), f"{name}.")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    words = {None: "none", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+        if not dataclasses.is_dataclass(value):
+            shown = _plain(value, hint)
+            shown = ",".join(map(str, shown)) if isinstance(shown, list) else str(shown)
+            lower = isinstance(value, bool)
+            yield Setting(name, _type_text(hint), shown.lower() if lower else shown, _meaning(hint))
+            if value is None and len(parts) == 1 and not hasattr(parts[0], "kind"):
+                yield from describe(parts[0](), f"{name}.")
+            continue
+        if hasattr(value, "kind"):
+            yield Setting(name, _type_text(hint), value.kind, _meaning(hint))
+        yield from describe(value, f"{name}.")
+        for part in parts if prefix else ():
+            if not isinstance(value, part):
+                for setting in describe(part(), f"{name}."):
+                    yield setting._replace(meaning=f"{name}={part.kind}: {setting.meaning}")
 
 
 def _meaning(hint: Any) -> str:
     """The first text in an annotation."""
-    texts = [text for text in get_args(hint)[1:] if isinstance(text, str)]
-    return texts[0] if get_origin(hint) is Annotated and texts else ""
+    annotations = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((text for text in annotations if isinstance(text, str)), "")
 
 
 def _type_text(hint: Any) -> str:
-    """A type as a user would say it: its choices, or its name and range."""
+    """A type in words: its choices, or its name and range."""
+    names = {int: "integer", float: "number", str: "text", Path: "path", bool: "true|false"}
     annotations = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    ranges = [f", {a}" for a in annotations if isinstance(a, Between)]
     words = []
     for option in _options(hint):
-        names = {int: "integer", float: "number", str: "text", Path: "path", bool: "true|false"}
         if option is type(None):
-            words.append("none")
+            words.append(_words_for_none(hint)[0])
         elif get_origin(option) is Annotated:
             words.append(_type_text(option))
         elif get_origin(option) is Literal:
@@ -216,7 +217,7 @@ def _type_text(hint: Any) -> str:
             words.append(f"list of {_type_text(get_args(option)[0])}")
         else:
             words.append(getattr(option, "kind", names.get(option, "table")))
-    return "|".join(words) + "".join(ranges)
+    return "|".join(words) + "".join(f" ({a})" for a in annotations if isinstance(a, Between))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -230,18 +231,20 @@ def to_toml(table: Mapping[str, Any]) -> str:
     return tomli_w.dumps(table)
 
 
+# --- overrides ---
+
+
 def _set(config: Any, path: list[str], text: str, full_path: str) -> Any:
     hints = _hints(type(config))
-    names = [field.name for field in dataclasses.fields(config)]
     old, *rest = path
+    parent = full_path.removesuffix(".".join(path))
     name = _renamed(type(config), old)
     if name != old:
-        parent = full_path.removesuffix(".".join(path))
-        full_path = ".".join((f"{parent}{name}", *rest))
         print(f"'{parent}{old}' is now '{parent}{name}'", file=sys.stderr)
+        full_path = ".".join((f"{parent}{name}", *rest))
+    names = [field.name for field in dataclasses.fields(config)]
     if name not in names:
-        parent = full_path.removesuffix(".".join((name, *rest)))
-        is_kind = f" is {type(config).kind}" if hasattr(type(config), "kind") else ""
+        is_kind = f" is {config.kind}" if hasattr(config, "kind") else ""
         raise UserError(
             f"there is no setting '{full_path}': "
             f"{nearest(parent + name, [parent + known for known in names])} "
@@ -252,14 +255,13 @@ def _set(config: Any, path: list[str], text: str, full_path: str) -> Any:
         if current is None:
             current = _default_of(hints[name], full_path)
         if not dataclasses.is_dataclass(current):
-            raise UserError(
-                f"'{full_path.removesuffix('.' + '.'.join(rest))}' is a single value: "
-                f"there is no '{full_path}'"
-            )
+            raise UserError(f"'{parent}{name}' is a single value: there is no '{full_path}'")
         value = _set(current, rest, text, full_path)
     else:
         value = _convert(hints[name], text, full_path, current)
-    return _unchecked(config, name, value)
+    changed = copy.copy(config)
+    object.__setattr__(changed, name, value)  # not checked by `__post_init__`
+    return changed
 
 
 def _renamed(config: type, name: str) -> str:
@@ -268,19 +270,15 @@ def _renamed(config: type, name: str) -> str:
     return renamed.get(name, name)
 
 
-def _unchecked(config: Any, name: str, value: Any) -> Any:
-    """A copy with one field changed, without the checks of its `__post_init__`."""
-    changed = copy.copy(config)
-    object.__setattr__(changed, name, value)
-    return changed
-
-
 def _default_of(hint: Any, where: str) -> Any:
     """The part that an optional field holds, with its defaults, when only one is possible."""
-    options = [option for option in _options(hint) if dataclasses.is_dataclass(option)]
-    if len(options) != 1:
+    parts = [option for option in _options(hint) if dataclasses.is_dataclass(option)]
+    if len(parts) != 1:
         raise UserError(f"'{where}': choose the kind of its part first")
-    return _convert(options[0], {}, where, None)
+    return _convert(parts[0], {}, where, None)
+
+
+# --- types ---
 
 
 def _hints(config: type) -> dict[str, Any]:
@@ -297,9 +295,9 @@ def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _kinds(options: Iterable[Any]) -> dict[str, Any]:
+def _kinds(hint: Any) -> dict[str, Any]:
     """The parts of a union by their kind, old kinds included."""
-    parts = [option for option in options if hasattr(option, "kind")]
+    parts = [option for option in _options(hint) if hasattr(option, "kind")]
     return {kind: part for part in parts for kind in kinds_of(part)}
 
 
@@ -308,35 +306,38 @@ def kinds_of(part: Any) -> tuple[str, ...]:
     return (part.kind, *getattr(part, "OLD_KINDS", ()))
 
 
-def _words_for_none(options: Iterable[Any]) -> list[str]:
+def _words_for_none(hint: Any) -> list[str]:
     """A part may be called "none" itself; then that word means the part."""
-    return [word for word in WORDS_FOR_NONE if word not in _kinds(options)]
+    return [word for word in WORDS_FOR_NONE if word not in _kinds(hint)]
+
+
+# --- values ---
 
 
 def _convert(hint: Any, value: Any, where: str, current: Any) -> Any:
     """`value` as the annotated type; `current` is what an override changes."""
+    annotations = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    for annotation in annotations:
+        if isinstance(annotation, Renamed) and isinstance(value, str):
+            value = annotation.values.get(value, value)
+    value = _convert_plain(_plain_type(hint), value, where, current)
+    for annotation in annotations:
+        if isinstance(annotation, Between) and value is not None:
+            annotation.check(value, where)
+    return value
+
+
+def _convert_plain(hint: Any, value: Any, where: str, current: Any) -> Any:
+    if len(_options(hint)) > 1:
+        return _convert_union(hint, value, where, current)
     if get_origin(hint) is Annotated:
-        hint, *annotations = get_args(hint)
-        for annotation in annotations:
-            if isinstance(annotation, Renamed) and isinstance(value, str):
-                value = annotation.values.get(value, value)
-        value = _convert(hint, value, where, current)
-        for annotation in annotations:
-            if isinstance(annotation, Between) and value is not None:
-                annotation.check(value, where)
-        return value
-    options = _options(hint)
-    is_plain = isinstance(hint, type) and isinstance(value, hint) and not isinstance(value, bool)
-    if is_plain and not dataclasses.is_dataclass(value):
-        return value
-    if len(options) > 1:
-        return _convert_union(options, value, where, current)
+        return _convert(hint, value, where, current)
     if dataclasses.is_dataclass(hint):
         return _convert_table(hint, value, where, current)
     if get_origin(hint) is Literal:
-        choices = [str(choice) for choice in get_args(hint)]
+        choices = {str(choice): choice for choice in get_args(hint)}
         if str(value) in choices:
-            return get_args(hint)[choices.index(str(value))]
+            return choices[str(value)]
         raise UserError(f"{where}={value}: {nearest(str(value), choices)}")
     if get_origin(hint) is tuple:
         items = value.split(",") if isinstance(value, str) else value
@@ -352,17 +353,18 @@ def _convert_simple(hint: Any, value: Any, where: str) -> Any:
         if str(value).lower() in words:
             return words[str(value).lower()]
         raise UserError(f"{where} is true or false (not '{value}')")
+    if isinstance(value, hint) and not isinstance(value, bool):
+        return value
     try:
         if hint is int and isinstance(value, str):
             digits = value.replace("_", "")
-            number = float(digits)  # also 1e6
-            if number != int(number):
-                raise ValueError
-            # By `int` where possible: a float has only 53 bits.
-            return int(digits) if digits.lstrip("+-").isdigit() else int(number)
+            if digits.lstrip("+-").isdigit():  # not by `float`, which has only 53 bits
+                return int(digits)
+            if float(digits).is_integer():  # 1e6
+                return int(float(digits))
         if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
             return float(value)
-        if hint is str and isinstance(value, (str, int, float)):
+        if hint is str and isinstance(value, (int, float)):
             return str(value)
         if hint is Path and isinstance(value, str):
             return Path(value)
@@ -372,26 +374,22 @@ def _convert_simple(hint: Any, value: Any, where: str) -> Any:
     raise UserError(f"{where} is {names.get(hint, hint)} (not {value!r})")
 
 
-def _convert_union(options: tuple[Any, ...], value: Any, where: str, current: Any) -> Any:
-    words_for_none = _words_for_none(options)
-    none = value is None or (isinstance(value, str) and value.lower() in words_for_none)
-    if none and type(None) in options:
+def _convert_union(hint: Any, value: Any, where: str, current: Any) -> Any:
+    words_for_none, kinds = _words_for_none(hint), _kinds(hint)
+    rest = [option for option in _options(hint) if option is not type(None)]
+    is_optional = len(rest) < len(_options(hint))
+    if is_optional and (value is None or str(value).lower() in words_for_none):
         return None
-    rest = [option for option in options if option is not type(None)]
-    kinds = _kinds(rest)
     if kinds:
         word = value.get("kind") if isinstance(value, Mapping) else value
         if isinstance(word, tuple(kinds.values())):
             return _convert_table(type(word), word, where, None)
         if not isinstance(word, str) or word not in kinds:
             known = [part.kind for part in dict.fromkeys(kinds.values())]
-            known += [words_for_none[0]] if type(None) in options else []
+            known += words_for_none[:1] if is_optional else []
             raise UserError(f"{where}={word}: {nearest(str(word), known)}")
-        chosen = kinds[word]
-        same = current if isinstance(current, chosen) else None
-        return _convert_table(chosen, value if isinstance(value, Mapping) else {}, where, same)
-    if len(rest) == 1:
-        return _convert(rest[0], value, where, current)
+        same = current if isinstance(current, kinds[word]) else None
+        return _convert_table(kinds[word], value if word is not value else {}, where, same)
     errors = []
     for option in rest:
         try:
@@ -402,53 +400,43 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str, current: An
 
 
 def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
-    fields = {field.name: field for field in dataclasses.fields(hint)}
-    hints = _hints(hint)
+    fields, hints = {field.name: field for field in dataclasses.fields(hint)}, _hints(hint)
+    prefix = f"{where}." if where else ""
     if isinstance(value, hint):  # built in Python: check its values
         for name in fields:
-            path = f"{where}.{name}" if where else name
-            _convert(hints[name], getattr(value, name), path, None)
+            _convert(hints[name], getattr(value, name), prefix + name, None)
         return value
     if isinstance(value, str):
-        value = _word_as_table(hint, hints, fields, value, where)
+        value = _word_as_table(hint, hints, value, where)
     if not isinstance(value, Mapping):
         raise UserError(f"{where or 'the file'} is a table of settings (not {value!r})")
     values: dict[str, Any] = {}
-    for name, item in value.items():
-        if name == "kind" and hasattr(hint, "kind"):
-            continue
-        name = _renamed(hint, name)
-        path = f"{where}.{name}" if where else name
-        if name not in fields:
-            raise UserError(f"there is no setting '{path}': {nearest(name, fields)}")
-        values[name] = _convert(hints[name], item, path, None)
+    for key, item in value.items():
+        name = _renamed(hint, key)
+        if name in fields:
+            values[name] = _convert(hints[name], item, prefix + name, None)
+        elif name != "kind" or not hasattr(hint, "kind"):
+            raise UserError(f"there is no setting '{prefix}{name}': {nearest(name, fields)}")
     if current is not None:
         return dataclasses.replace(current, **values)
-    missing = [
-        name
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-        and name not in values
-    ]
-    if missing:
-        raise UserError(f"'{where + '.' if where else ''}{missing[0]}' is needed: set it")
+    for name, field in fields.items():
+        has_default = field.default is not field.default_factory  # both are MISSING
+        if name not in values and not has_default:
+            raise UserError(f"'{prefix}{name}' is needed: set it")
     return hint(**values)
 
 
-def _word_as_table(
-    hint: Any, hints: Mapping[str, Any], fields: Iterable[str], word: str, where: str
-) -> dict[str, str]:
+def _word_as_table(hint: Any, hints: Mapping[str, Any], word: str, where: str) -> dict[str, str]:
+    """A single word for a table: its kind, or the value of the field that has it as a choice."""
     if getattr(hint, "kind", None) == word:
         return {}
     choices = {
-        name: [str(choice) for choice in get_args(_plain_type(hints[name]))]
-        for name in fields
-        if get_origin(_plain_type(hints[name])) is Literal
+        str(choice): field.name
+        for field in reversed(dataclasses.fields(hint))  # the first field of several wins
+        if get_origin(_plain_type(hints[field.name])) is Literal
+        for choice in get_args(_plain_type(hints[field.name]))
     }
-    for name, words in choices.items():
-        if word in words:
-            return {name: word}
-    every = [word for words in choices.values() for word in words]
-    advice = nearest(word, every) if every else f"set one of its fields, e.g. {where}.NAME=..."
+    if word in choices:
+        return {choices[word]: word}
+    advice = nearest(word, choices) if choices else f"set one of its fields, e.g. {where}.NAME=..."
     raise UserError(f"{where}={word}: {advice}")

@@ -1,4 +1,4 @@
-"""What a user can get wrong, as one clear line and an exit code."""
+"""Errors of the user and of data: one clear line and an exit code, never a traceback."""
 
 import importlib
 import math
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A user's mistake in words or settings: one line that says what to do. Exit code 2."""
+    """A wrong command or setting: one line that names the problem and the fix. Exit code 2."""
 
     exit_code = 2
 
@@ -16,13 +16,13 @@ class UserError(ValueError):
 
 
 class DataError(UserError):
-    """A file that is there but cannot be used: corpus, checkpoint, run folder. Exit code 3."""
+    """A file that exists and cannot be used: corpus, checkpoint, run folder. Exit code 3."""
 
     exit_code = 3
 
 
 def import_optional(name: str, extra: str) -> Any:
-    """A package that only an extra of ours installs."""
+    """Import a package that one of our optional extras installs."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -64,7 +64,7 @@ def refuse_changes(run: Run, trained: ModelConfig) -> None:
         table = name.endswith("max_length") and isinstance(position, Learned)
         if table or not FREE_SETTINGS & {*name.split(".")}:
             raise UserError(
-                f"{run.start} stays as it was trained ({change}): leave out "
+                f"{run.init} stays as it was trained ({change}): leave out "
                 f"{name.removesuffix('.kind')}"
             )
 
@@ -100,13 +100,13 @@ def load_pretrained(model: nn.Module, start: TorchRun) -> None:
             was = "missing" if trained is None else f"of {list(trained.shape)}"
             raise UserError(
                 f"{start.folder} does not fit this model: {name} is {was}, not of "
-                f"{list(tensor.shape)}; leave the sizes of the model as they are there"
+                f"{list(tensor.shape)}: leave out settings of its sizes"
             )
     model.load_state_dict(weights)
 
 
 def _question(config: Any) -> tuple[str, tuple[str, ...]] | None:
-    """The kind of a head and its labels; a language model's output layer is no such head."""
+    """The kind of a head and its labels; a language model's output layer is not one."""
     head = getattr(config, "head", None)
     return None if head is None else (head.kind, getattr(head, "labels", ()))
 

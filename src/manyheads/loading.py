@@ -6,20 +6,22 @@ methods, as far as the program that runs them can.
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
 from manyheads.config import dump, parse
 from manyheads.decode.beam import Decode, SpecialTokens
-from manyheads.decode.decoder import GraphCache, supports_cuda_graph
+from manyheads.decode.cuda_graphs import GraphCache, supports_cuda_graph
 from manyheads.decode.ensemble import ensemble as ensemble_of
-from manyheads.decode.generate import BaseGenerator, Generator, ignore
+from manyheads.decode.generate import BaseGenerator, Generator, as_text, ignore
 from manyheads.decode.linears import to_int8
+from manyheads.decode.sample import Sample
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
@@ -30,7 +32,7 @@ from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, 
 from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
-from manyheads.models.vit import ImageClassifier, Vit, VitConfig
+from manyheads.models.vit import ReadsImages, Vit, VitConfig
 from manyheads.optimize import optimize
 from manyheads.presets import ModelConfig
 from manyheads.run import (
@@ -43,16 +45,15 @@ from manyheads.run import (
     read_run,
     read_tokenizer,
 )
-from manyheads.tasks.encode import TextEncoder, segments_of
+from manyheads.tasks.encode import Answer, Guess, Pool, TextEncoder, segments_of
 from manyheads.tasks.spec import Ability, LoadedModel
-from manyheads.tasks.table import TASKS
+from manyheads.tasks.table import default_task, find_task
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
 
 CPU = torch.device("cpu")
 
-
-# What a run of another task lacks: (what it would do, which model does it).
+# Abilities in words, and the models that have them.
 NEEDS: dict[Ability, tuple[str, str]] = {
     "translate": ("translates", "an encoder–decoder"),
     "generate": ("continues texts", "a decoder-only model"),
@@ -62,7 +63,11 @@ NEEDS: dict[Ability, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class LoadedRun(LoadedModel):
-    """A model in a folder, and what its task offers; subclasses differ in what computes it."""
+    """A model in a folder, and what its task offers; subclasses differ in what computes it.
+
+    `translate`, `generate`, `embed`, `classify` and `fill_mask` take lists of texts. A method that
+    the model does not support raises a `UserError`.
+    """
 
     folder: Path
     run: Run
@@ -74,6 +79,54 @@ class LoadedRun(LoadedModel):
         if self.own_tokenizer is None:
             raise UserError(f"{self.folder} has no {TOKENIZER}: put the model's own there")
         return self.own_tokenizer
+
+    # --- lists of texts in, results out ---
+
+    def translate(self, texts: Sequence[str], **decode: Any) -> list[str]:
+        """Translations by beam search; `decode` are settings: `translate(texts, beam=5)`."""
+        return self.translator(**decode).translate(_check_texts(texts))
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        max_new_tokens: int = 200,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+    ) -> list[str]:
+        """The text after each prompt: the likeliest tokens, or sampled at a temperature above 0."""
+        generator = self.generator(at_limit="truncate")  # else the last token is an end
+        tokenizer, start = self.tokenizer, self.tokenizer.frame()[0]
+        sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        ids = [[*start, *tokenizer.encode(prompt)] for prompt in _check_texts(prompts)]
+        results = generator.sample(ids, max_new_tokens, sample)
+        return [
+            "".join(as_text(tokenizer, before, iter(tokens)))
+            for before, tokens in zip(ids, results, strict=True)
+        ]
+
+    def embed(self, texts: Sequence[str], pool: Pool = "mean") -> np.ndarray:
+        """A vector for each text, float32 [texts, dim]: the mean of its tokens, or the first.
+
+        With `pool="tokens"` [texts, longest, dim], and NaN after the end of a shorter text.
+        """
+        return self.encoder().embed(_check_texts(texts), pool)
+
+    def classify(self, texts: Sequence[str]) -> list[list[Answer]]:
+        """The label and the probabilities of all labels for each text; a tagger has one per token.
+
+        A tab separates the two texts of a pair.
+        """
+        return self.encoder().classify(_check_texts(texts))
+
+    def fill_mask(self, texts: Sequence[str], top: int = 1) -> list[list[list[Guess]]]:
+        """The `top` likeliest words for each [MASK] of each text."""
+        return self.encoder().fill(_check_texts(texts), top)
+
+    # --- what computes them ---
 
     def decode(self, **changes: Any) -> Decode:
         return parse(Decode, dump(self.run.decode) | changes, "decode")
@@ -89,49 +142,45 @@ class LoadedRun(LoadedModel):
         return self._generator(self.decode(**changes), warn)
 
     def encoder(self) -> TextEncoder:
-        """Reads texts: vectors, labels, words for masks."""
+        """Encodes texts: vectors, labels, words for masks."""
         self.require("encode")
         return self._encoder()
 
-    def labeller(self) -> ImageClassifier:
-        """Gives pictures a class."""
+    def labeller(self) -> ReadsImages:
+        """Classifies pictures."""
         self.require("label")
         if getattr(self.run.model, "head", None) is None:
             raise UserError(
-                f"{self.folder} has no head for labels: train one on it, model={self.folder}"
+                f"{self.folder} has no head for labels: train one on it, init={self.folder}"
             )
         return self._labeller()
 
     def evaluate(self, data: Data, split: str, stride: int | None = None) -> Scores:
         """The scores of the task on a split, each with its signature."""
-        spec = TASKS.find(self.run.task, data, self.run.objective)
+        spec = find_task(self.run.task, data, self.run.objective)
         refuse_unscored(self.run, str(self.folder))
         assert spec.evaluate is not None
         if stride is None:
             return spec.evaluate(self, data, split)
         if not spec.takes_stride:
-            raise UserError("--stride is for language models: leave it out")
+            raise UserError("--stride works only with language models: leave it out")
         return spec.evaluate(self, data, split, stride=stride)
 
     def torch_model(self) -> nn.Module:
         """The PyTorch module, which gives probabilities."""
-        raise UserError(f"{self.folder} was exported and gives no probabilities: use the run")
+        raise self._exported("has no PyTorch model")
 
     def in_int8(self) -> "LoadedRun":
         """The same with its linear layers in int8."""
-        raise UserError(
-            f"{self.folder} was exported: export it anew with --quantization int8, or use the run"
-        )
+        raise self._exported("is quantized when it is exported (--quantization int8)")
 
     def in_half(self) -> "LoadedRun":
         """The same with its weights in bfloat16."""
-        raise UserError(
-            f"{self.folder} was exported: export it anew with --quantization, or use the run"
-        )
+        raise self._exported("is quantized when it is exported (--quantization)")
 
     def compiled(self) -> "LoadedRun":
         """The same, decoding with compiled steps."""
-        raise UserError(f"{self.folder} was exported, and is not compiled here: use the run itself")
+        raise self._exported("cannot be compiled")
 
     def _translator(self, decode: Decode) -> BaseTranslator:
         raise NotImplementedError
@@ -140,22 +189,20 @@ class LoadedRun(LoadedModel):
         raise NotImplementedError
 
     def _encoder(self) -> TextEncoder:
-        raise UserError(
-            f"{self.folder} was exported to write texts, and gives no vectors or labels: use the "
-            "run that it came from"
-        )
+        raise self._exported("gives no vectors or labels")
 
-    def _labeller(self) -> ImageClassifier:
-        raise UserError(f"{self.folder} was exported, and labels nothing here: use the run itself")
+    def _labeller(self) -> ReadsImages:
+        raise self._exported("labels nothing")
+
+    def _exported(self, problem: str) -> UserError:
+        return UserError(f"{self.folder} was exported and {problem}: use the run it came from")
 
     def require(self, ability: Ability) -> None:
         """Refuse what the run's task does not offer."""
         if ability in self.run.spec.offers:
             return
         if ability == "encode":
-            raise UserError(
-                f"{self.folder} holds a model of images, which reads no text: classify it"
-            )
+            raise UserError(f"{self.folder} holds an image model, which reads no text: classify it")
         raise self.unsupported(*NEEDS[ability])
 
     def unsupported(self, does: str, needed: str) -> UserError:
@@ -167,37 +214,52 @@ class LoadedRun(LoadedModel):
         return UserError(f"{self.folder} holds {trained}: what {does} is {needed}")
 
     def _text_encoder(self, model: Any) -> TextEncoder:
-        """Reads texts with a PyTorch model or a graph."""
+        """Encodes texts with a PyTorch model or an ONNX graph."""
         config: Any = self.run.model
+        try:
+            empty = SpecialTokens(self.tokenizer, self.run.decode).start
+        except UserError:  # an imported tokenizer may lack a start token
+            empty = None
         return TextEncoder(
             model,
             in_frame(self.tokenizer, self.run.decode, config),
             max_length=config.max_length,
             segments=segments_of(config),
-            empty=self._start_token(),
+            empty=empty,
             head=getattr(config, "head", None),
             device=self.device,
         )
 
-    def _start_token(self) -> int | None:
-        try:
-            return SpecialTokens(self.tokenizer, self.run.decode).start
-        except UserError:  # an imported tokenizer may lack it
-            return None
+
+def _check_texts(texts: Sequence[str]) -> Sequence[str]:
+    if isinstance(texts, str):
+        raise UserError(f"pass a list of texts, [{texts!r}], not one text")
+    return texts
 
 
 def refuse_unscored(run: Run, name: str) -> None:
-    """Refuse a run that nothing scores once it is trained."""
+    """Refuse a run whose task has no evaluation."""
     if run.spec.evaluate is None:
         raise UserError(f"{name} {run.spec.no_scores}")
 
 
 @dataclass(frozen=True)
 class TorchRun(LoadedRun):
-    """A PyTorch model, trained here or imported."""
+    """A PyTorch model, trained here or imported.
+
+    Calls and attributes that a run does not have are the model's: release 0.1 loaded a model.
+    """
 
     model: Model = dataclasses.field(default_factory=Model)
     compiles: bool = False
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self.model(*inputs, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model" or name.startswith("_"):  # while a copy is made, it has none yet
+            raise AttributeError(name)
+        return getattr(self.model, name)
 
     def torch_model(self) -> nn.Module:
         return self.model
@@ -229,13 +291,13 @@ class TorchRun(LoadedRun):
     def _encoder(self) -> TextEncoder:
         return self._text_encoder(self.model)
 
-    def _labeller(self) -> ImageClassifier:
+    def _labeller(self) -> ReadsImages:
         return cast(Vit, self.model)
 
 
 @dataclass(frozen=True)
 class OnnxRun(LoadedRun):
-    """Graphs, run by onnxruntime."""
+    """An ONNX export, run by onnxruntime."""
 
     def _translator(self, decode: Decode) -> BaseTranslator:
         from manyheads.exchange.onnx import OnnxSeq2Seq, OnnxTranslator
@@ -254,7 +316,7 @@ class OnnxRun(LoadedRun):
             return super()._encoder()
         return self._text_encoder(OnnxEncoder(self.folder))
 
-    def _labeller(self) -> ImageClassifier:
+    def _labeller(self) -> ReadsImages:
         from manyheads.exchange.onnx import OnnxVit
 
         return OnnxVit(self.folder, cast(VitConfig, self.run.model))
@@ -264,18 +326,18 @@ class OnnxRun(LoadedRun):
 class Ctranslate2Run(LoadedRun):
     """A CTranslate2 model, which chooses the device itself for `auto`."""
 
-    place: str = "cpu"
+    device_name: str = "cpu"
 
     def _translator(self, decode: Decode) -> BaseTranslator:
         from manyheads.exchange.ctranslate2 import Ctranslate2Model, Ctranslate2Translator
 
-        model = Ctranslate2Model(self.folder, "Translator", self.place)
+        model = Ctranslate2Model(self.folder, "Translator", self.device_name)
         return Ctranslate2Translator(model, self.tokenizer, decode)
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
         from manyheads.exchange.ctranslate2 import Ctranslate2Generator, Ctranslate2Model
 
-        model = Ctranslate2Model(self.folder, "Generator", self.place)
+        model = Ctranslate2Model(self.folder, "Generator", self.device_name)
         return Ctranslate2Generator(model, self.tokenizer, decode, warn)
 
 
@@ -318,12 +380,10 @@ def load_run(
     if (folder / CONFIG).is_file() and is_huggingface(folder):
         return _load_huggingface(folder, device, warn)
     if (folder / CTRANSLATE2).is_file():
-        return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), place=str(device))
+        return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), device_name=str(device))
     if (folder / DECODER).is_file() or (folder / ENCODER).is_file():
         if str(device) not in ("auto", "cpu"):
-            raise UserError(
-                f"{folder} holds graphs, which run on a CPU alone: --device cpu or auto"
-            )
+            raise UserError(f"{folder} is an ONNX export, which runs on a CPU: use --device cpu")
         return OnnxRun(folder, read_run(folder), _tokenizer(folder))
     if (folder / CONFIG).is_file() and not exported:
         import_model(folder)  # reports what its settings lack
@@ -343,9 +403,9 @@ def _load_huggingface(
         run = run_of(imported)
         for note in not_done(imported):
             warn(note)
-    place = choose_device(str(device))
+    chosen = choose_device(str(device))
     model = cast(Model, imported.model)
-    return TorchRun(folder, run, imported.tokenizer, place, _on_device(model, place))
+    return TorchRun(folder, run, imported.tokenizer, chosen, _on_device(model, chosen))
 
 
 def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun:
@@ -360,14 +420,14 @@ def load_torch_run(folder: Path, device: torch.device | str = "cpu") -> TorchRun
             f"{weights} belongs to another model than {folder / SETTINGS} describes, or was "
             "written by an older version: run its train command again"
         )
-    own = run.tokens is not None
-    tokenizer = read_tokenizer(folder) if own else _tokenizer(folder)
-    check_vocabulary(folder, tokenizer, run.model, own=own)
-    kinds = {tensor.dtype for tensor in tensors.values()}
-    model = run.model.build().to(torch.float64 if torch.float64 in kinds else torch.float32)
+    is_trained_here = run.tokens is not None
+    tokenizer = read_tokenizer(folder) if is_trained_here else _tokenizer(folder)
+    check_vocabulary(folder, tokenizer, run.model, own=is_trained_here)
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    model = run.model.build().to(torch.float64 if torch.float64 in dtypes else torch.float32)
     checkpoint.load_weights(model, tensors, weights)
-    place = choose_device(str(device))
-    return TorchRun(folder, run, tokenizer, place, _on_device(model.eval(), place))
+    chosen = choose_device(str(device))
+    return TorchRun(folder, run, tokenizer, chosen, _on_device(model.eval(), chosen))
 
 
 def _on_device(model: Model, device: torch.device) -> Model:
@@ -381,11 +441,11 @@ def _on_device(model: Model, device: torch.device) -> Model:
 def check_vocabulary(
     folder: Path, tokenizer: Tokenizer | None, model: ModelConfig, *, own: bool = False
 ) -> None:
-    """Refuse a tokenizer of another model; one from elsewhere may leave some room unused."""
-    size, room = tokenizer.vocab_size if tokenizer else 0, model.vocab_size or 0
-    if size > room or (own and size < room):
+    """Refuse a tokenizer of another model; an imported one may have fewer tokens."""
+    size, rows = tokenizer.vocab_size if tokenizer else 0, model.vocab_size or 0
+    if size > rows or (own and size < rows):
         raise DataError(
-            f"{folder / TOKENIZER} has {size} tokens, the model {room}: they do not belong together"
+            f"{folder / TOKENIZER} has {size} tokens, the model {rows}: they do not belong together"
         )
 
 
@@ -393,33 +453,32 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     return read_tokenizer(folder) if (folder / TOKENIZER).is_file() else None
 
 
-def load(run: str | Path, device: str = "cpu") -> nn.Module:
-    """The model of a run folder, with its `tokenizer` and its settings as `run`.
+def load(run: str | Path, device: str = "cpu") -> LoadedRun:
+    """Load a run, a Hugging Face folder, or an export for CTranslate2 or onnxruntime.
 
-    `special` are the tokens that `to_huggingface` writes down as special ones.
+    The result has `.model` (PyTorch), `.tokenizer`, `.run` (its settings) and, as its task allows,
+    `.translate(texts)`, `.generate(prompts)`, `.embed(texts)`, `.classify(texts)` and
+    `.fill_mask(texts)`.
     """
     loaded = load_run(Path(run), device)
-    if not isinstance(loaded, TorchRun):
-        raise UserError(
-            f"{run} was exported, and is no PyTorch model any more: load the run itself"
-        )
-    model: Any = loaded.model
-    model.tokenizer, model.run = loaded.own_tokenizer, loaded.run
-    model.special = special_of(loaded.own_tokenizer, loaded.run.decode, model)
-    return loaded.model
+    if isinstance(loaded, TorchRun):
+        model: Any = loaded.model  # `to_huggingface` reads these
+        model.tokenizer, model.run = loaded.own_tokenizer, loaded.run
+        model.special = special_of(loaded.own_tokenizer, loaded.run.decode, model)
+    return loaded
 
 
 def run_of(imported: ImportedModel) -> Run:
     """The settings of a run for an imported model, which decodes as it did elsewhere."""
     config: Any = imported.model.config
     return Run(
-        task=TASKS.default(config), data=None, tokens=None, model=config, decode=decode_of(imported)
+        task=default_task(config), data=None, tokens=None, model=config, decode=decode_of(imported)
     )
 
 
 def notes_of(imported: ImportedModel) -> list[str]:
-    """What a person should know about an imported model."""
+    """Remarks for the user on an imported model."""
     notes = not_done(imported)
     if imported.tokenizer is None and run_of(imported).spec.reads_text:
-        notes.append(f"the folder has no {TOKENIZER}: put one beside the weights to use texts")
+        notes.append(f"the folder has no {TOKENIZER}: put one next to the weights to use texts")
     return notes

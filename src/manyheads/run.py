@@ -1,7 +1,7 @@
-"""A run: its settings, its folder, and what is done with it.
+"""A run: its settings, its folder, and how it is trained.
 
-A run folder holds run.toml (resolved), tokenizer.json, model.safetensors, state/,
-metrics.jsonl and scores.json; it can be moved and rebuilds the model alone.
+A run folder holds run.toml (resolved), tokenizer.json, model.safetensors, state/, metrics.jsonl
+and scores.json. It can be moved, and is all that is needed to rebuild the model.
 """
 
 import contextlib
@@ -9,15 +9,15 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import nn
 
-from manyheads.config import dump, kinds_of, parse, read_toml, to_toml
+from manyheads.config import Between, dump, kinds_of, parse, read_toml, to_toml
 from manyheads.data.images import ImageData
 from manyheads.data.labelled import LabelledData
 from manyheads.data.language import TextData
@@ -27,65 +27,65 @@ from manyheads.data.summaries import SummaryData
 from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
-from manyheads.fileio import PARTIAL, check_sound, with_sums, write_text
-from manyheads.nn.attention import Dense
+from manyheads.exchange.folder import in_frame
+from manyheads.fileio import PARTIAL, check_sound, drop_partials, with_sums, write_text
+from manyheads.nn.exact_attention import Dense
+from manyheads.nn.local import LocalAttention
+from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
-from manyheads.tasks.spec import RunSettings, TaskSpec, kinds
-from manyheads.tasks.table import TASKS
+from manyheads.tasks.spec import RunSettings, TaskSpec
+from manyheads.tasks.table import TASKS, find_task, kinds, rows_of
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Tokens
 from manyheads.train import checkpoint
+from manyheads.train.loop import Trainer
 from manyheads.train.optimizer import Train
+from manyheads.train.step import ONE_PROCESS, World
 
 SETTINGS = "run.toml"
 TOKENIZER = "tokenizer.json"
 SCORES = "scores.json"
-MOST_LAYERS = 10_000
-# What tells a folder that another program is to read from a run.
-EXPORTED = ("config.json", "model.bin", "*.onnx")
-# What may change between two calls that train the same run.
+MAX_LAYERS = 10_000  # they are built one by one
+EXPORTED = ("config.json", "model.bin", "*.onnx")  # files of a folder for another program
+# Settings that may change when a run is resumed.
 FREE = {
-    "train.steps",
-    "train.epochs",
-    "train.validate_every",
-    "train.save_every",
-    "train.log_every",
-    "train.parallel",
-    "train.compile",
-    "train.activation_checkpointing",
+    *("train.steps", "train.epochs", "train.validate_every", "train.save_every"),
+    *("train.log_every", "train.parallel", "train.compile", "train.activation_checkpointing"),
 }
 
-
 Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData | ImageData | MusicData
+
+# --- settings ---
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(RunSettings):
-    """All settings of a run; an imported model comes without data and tokens.
+    """All settings of a run; an imported model comes without data and tokens."""
 
-    `objective` is what the model predicts of a text, where the task leaves a choice; `start` the
-    folder of the trained model that the run started from.
-    """
+    task: Annotated[str, "Training task; a recipe sets it"] = "translation"
+    init: Annotated[str, "Folder of a trained model to start from (fine-tuning)"] = ""
+    data: Annotated[Data | None, "Training data"]
+    tokens: Annotated[Tokens | None, "Tokenizer to train"]
+    objective: Annotated[Objective | None, "Pretraining objective, where the task has several"] = (
+        None
+    )
+    model: Annotated[ModelConfig, "Architecture"]
+    train: Annotated[Train, "Optimization"] = field(default_factory=Train)
+    decode: Annotated[Decode, "Search and sampling"] = field(default_factory=Decode)
+    seed: Annotated[int, Between(0, 2**63 - 1), "Seed of weights, batches and dropout"] = 1
 
-    task: str = "translation"
-    start: str = ""
-    data: Data | None
-    tokens: Tokens | None
-    objective: Objective | None = None
-    model: ModelConfig
-    train: Train = field(default_factory=Train)
-    decode: Decode = field(default_factory=Decode)
-    seed: int = 1
+    RENAMED: ClassVar[dict[str, str]] = {"start": "init"}
 
     @property
     def spec(self) -> TaskSpec:
         """The row of the task table for this run."""
-        return TASKS.find(self.task, self.data, self.objective)
+        return find_task(self.task, self.data, self.objective)
 
     def __post_init__(self) -> None:
-        rows = TASKS.rows(self.task)
-        for name, part in (("data", self.data), ("objective", self.objective)):
-            self._check_part(name, part, rows)
+        rows = rows_of(self.task)
+        self._check_part("data", self.data, [kind for row in rows for kind in row.data])
+        objectives = [kind for row in rows for kind in row.objectives]
+        self._check_part("objective", self.objective, objectives)
         row = self.spec
         if row.objectives and row.default_objective is None and self.objective is None:
             example = kinds(row.objectives)[0]
@@ -98,8 +98,8 @@ class Run(RunSettings):
                 f"(not {self.model.kind}): {advice}"
             )
         for name in sorted({name for row in TASKS.values() for name in row.train_settings}):
-            default = getattr(Train(), name)
-            if getattr(self.train, name) != default and name not in row.train_settings:
+            is_default = getattr(self.train, name) == getattr(Train(), name)
+            if not is_default and name not in row.train_settings:
                 fits = {other.task for other in TASKS.values() if name in other.train_settings}
                 raise UserError(
                     f"train.{name} works only with task={' or '.join(sorted(fits))}: leave it out"
@@ -107,17 +107,14 @@ class Run(RunSettings):
         if not row.reads_text and self.tokens is not None:
             raise UserError(f"task={self.task} reads no text: leave out tokens")
         row.check(self)
-        for place, part in {"": self.model, **vars(self.model)}.items():
+        for name, part in {"": self.model, **vars(self.model)}.items():
             layers = getattr(part, "layers", None)
-            if isinstance(layers, int) and layers > MOST_LAYERS:  # they would be built one by one
-                name = f"model.{place}.layers" if place else "model.layers"
-                raise UserError(f"{name}={layers} must be at most {MOST_LAYERS:,}")
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed={self.seed} must be at least 0, below 2^63")
+            if isinstance(layers, int) and layers > MAX_LAYERS:
+                path = ".".join(filter(None, ("model", name, "layers")))
+                raise UserError(f"{path}={layers} must be at most {MAX_LAYERS}")
 
-    def _check_part(self, name: str, part: Any, rows: list[TaskSpec]) -> None:
+    def _check_part(self, name: str, part: Any, fits: list[type]) -> None:
         """Refuse data or an objective that no row of the task takes."""
-        fits = [kind for row in rows for kind in (row.data if name == "data" else row.objectives)]
         if part is not None and not isinstance(part, tuple(fits)):
             words = " or ".join(dict.fromkeys(kinds(tuple(fits)))) or "none"
             raise UserError(
@@ -130,7 +127,7 @@ def parse_run(table: dict[str, Any]) -> Run:
     """A run from its TOML table; task and objective decide the kind of model if it does not."""
     decode = table.get("decode")
     if isinstance(decode, dict):
-        # Release 0.1 had another order of search, which is gone.
+        # Release 0.1 had best-first search too, which is gone.
         table = {**table, "decode": {k: v for k, v in decode.items() if k != "order"}}
     model = table.get("model")
     if isinstance(model, dict) and "kind" not in model:
@@ -142,135 +139,20 @@ def _default_model(table: dict[str, Any]) -> str:
     objective = table.get("objective")
     word = objective.get("kind") if isinstance(objective, dict) else objective
     rows = [row for row in TASKS.values() if word in kinds(row.objectives)]
-    rows = rows or TASKS.rows(table.get("task", "translation"))
+    rows = rows or rows_of(table.get("task", "translation"))
     return kinds(rows[0].models)[0]
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name; `auto` takes a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError):
-        raise UserError(f"device '{name}' is not here: use auto or cpu") from None
-    return device
-
-
-def check_folder(folder: Path) -> None:
-    """A run may go into a new or empty folder, or one that holds a run already."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: choose another folder with --out")
-    if not folder.is_dir():
-        return
-    exported = [name for pattern in EXPORTED for name in folder.glob(pattern)]
-    if exported:
-        raise UserError(
-            f"{folder} was exported or comes from elsewhere ({exported[0].name}): "
-            "choose another folder with --out"
-        )
-    if (folder / SETTINGS).exists():
-        return
-    # What a run that was killed before its first step has left.
-    own = {folder / TOKENIZER, folder / checkpoint.STATE, folder / checkpoint.STATE / "lock"}
-    foreign = [path for path in folder.rglob("*") if path not in own and path.suffix != PARTIAL]
-    if foreign:
-        raise UserError(
-            f"{folder} holds something else ({min(foreign).relative_to(folder)}): "
-            "choose another folder with --out"
-        )
-
-
-def make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be made ({error.strerror}): choose another --out"
-        ) from None
-
-
-def forget(folder: Path, *, folder_too: bool) -> None:
-    """Take away what a run that could not begin has made, or all of its folder."""
-    if folder_too:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for path in (folder / SETTINGS, folder / TOKENIZER):
-        path.unlink(missing_ok=True)
-    shutil.rmtree(folder / checkpoint.STATE, ignore_errors=True)
-
-
-def read_run(folder: Path) -> Run:
-    """The settings of a run folder."""
-    if not folder.is_dir():
-        raise UserError(
-            f"there is no run folder {folder}: train one with `manyheads train`, or give the "
-            "folder of a model (nothing is fetched)"
-        )
-    if not (folder / SETTINGS).is_file():
-        raise DataError(f"{folder} is no run folder: it has no {SETTINGS}")
-    table = read_toml(folder / SETTINGS)
-    check_sound(folder / SETTINGS, SETTINGS)
-    try:
-        return parse_run(table)
-    except UserError as error:
-        raise DataError(f"{folder / SETTINGS} does not describe a run: {error}") from None
-
-
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a run folder: the very one that its settings were written beside."""
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
-    check_sound(folder / SETTINGS, TOKENIZER)
-    return tokenizer
-
-
-def settings_text(run: Run, folder: Path | None) -> str:
-    """What run.toml is to hold: settings, after check sums of the tokenizer and of themselves.
-
-    Without a folder there is no tokenizer that we wrote.
-    """
-    return with_sums(to_toml(dump(run)), SETTINGS, folder and folder / TOKENIZER)
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One training process a folder: a second one is refused, and a killed one leaves no trace."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
-    make_folder(folder / checkpoint.STATE)
-    with (folder / checkpoint.STATE / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder} is being trained by another process: wait for it") from None
-        yield
-
-
 def differences(new: dict[str, Any], old: dict[str, Any], prefix: str = "") -> list[str]:
-    """Settings that must not change between two calls that train the same run, and did."""
-    found = []
-    # What decides the others comes first.
+    """Settings that differ and must not when a run is resumed; task and kinds come first."""
+    changes = []
     for key in sorted(new.keys() | old.keys(), key=lambda key: (key not in ("task", "kind"), key)):
-        a, b, name = new.get(key), old.get(key), f"{prefix}{key}"
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, f"{name}.")
-        elif a != b and name not in FREE and not name.startswith("decode."):
-            found.append(f"{name} is {b} there and {a} here")
-    return found
-
-
-def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Path) -> None:
-    """A model that was not trained here as a run folder."""
-    make_folder(folder)
-    if tokenizer is not None:
-        tokenizer.save(folder / TOKENIZER)
-    about = {"model": model_digest(run.model)}
-    checkpoint.write_tensors(folder / checkpoint.WEIGHTS, dict(model.state_dict()), about)
-    write_text(folder / SETTINGS, settings_text(run, folder))
+        here, there, name = new.get(key), old.get(key), f"{prefix}{key}"
+        if isinstance(here, dict) and isinstance(there, dict):
+            changes += differences(here, there, f"{name}.")
+        elif here != there and name not in FREE and not name.startswith("decode."):
+            changes.append(f"{name} is {there} there and {here} here")
+    return changes
 
 
 def model_digest(model: ModelConfig) -> str:
@@ -303,9 +185,7 @@ def _non_defaults(config: Any) -> dict[str, Any]:
 
     By the names of release 0.1, so that digests in its files stay valid.
     """
-    table: dict[str, Any] = {}
-    if hasattr(type(config), "kind"):
-        table["kind"] = kinds_of(config)[-1]
+    table: dict[str, Any] = {"kind": kinds_of(config)[-1]} if hasattr(config, "kind") else {}
     old_names = {new: old for old, new in getattr(config, "RENAMED", {}).items()}
     for setting in dataclasses.fields(config):
         value = getattr(config, setting.name)
@@ -318,5 +198,280 @@ def _non_defaults(config: Any) -> dict[str, Any]:
     return table
 
 
+# --- folders ---
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError):
+        raise UserError(f"device '{name}' is not available: use auto or cpu") from None
+    return device
+
+
+def check_folder(folder: Path) -> None:
+    """A run may go into a new or empty folder, or one that holds a run already."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: choose another folder with --out")
+    if not folder.is_dir():
+        return
+    exported = [name for pattern in EXPORTED for name in folder.glob(pattern)]
+    if exported:
+        raise UserError(
+            f"{folder} was exported or comes from elsewhere ({exported[0].name}): "
+            "choose another folder with --out"
+        )
+    if (folder / SETTINGS).exists():
+        return
+    # A run that was killed before its first step leaves these.
+    state = folder / checkpoint.STATE
+    ours = {folder / TOKENIZER, state, state / "lock"}
+    foreign = [path for path in folder.rglob("*") if path not in ours and path.suffix != PARTIAL]
+    if foreign:
+        raise UserError(
+            f"{folder} holds something else ({min(foreign).relative_to(folder)}): "
+            "choose another folder with --out"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be made ({error.strerror}): choose another --out"
+        ) from None
+
+
+def read_run(folder: Path) -> Run:
+    """The settings of a run folder."""
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no run folder {folder}: train one with `manyheads train`, or give the "
+            "folder of a model (nothing is downloaded)"
+        )
+    if not (folder / SETTINGS).is_file():
+        raise DataError(f"{folder} is not a run folder: it has no {SETTINGS}")
+    table = read_toml(folder / SETTINGS)
+    check_sound(folder / SETTINGS, SETTINGS)
+    try:
+        return parse_run(table)
+    except UserError as error:
+        raise DataError(f"{folder / SETTINGS} does not describe a run: {error}") from None
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a run folder, checked against the checksum in its settings."""
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    check_sound(folder / SETTINGS, TOKENIZER)
+    return tokenizer
+
+
+def settings_text(run: Run, folder: Path | None) -> str:
+    """The content of run.toml: settings, after checksums of the tokenizer and of themselves."""
+    return with_sums(to_toml(dump(run)), SETTINGS, folder and folder / TOKENIZER)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process train in a folder; the lock of a killed one is released by the system."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    make_folder(folder / checkpoint.STATE)
+    with (folder / checkpoint.STATE / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder} is being trained by another process: wait for it") from None
+        yield
+
+
+def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Path) -> None:
+    """A model that was not trained here as a run folder."""
+    make_folder(folder)
+    if tokenizer is not None:
+        tokenizer.save(folder / TOKENIZER)
+    about = {"model": model_digest(run.model)}
+    checkpoint.write_tensors(folder / checkpoint.WEIGHTS, dict(model.state_dict()), about)
+    write_text(folder / SETTINGS, settings_text(run, folder))
+
+
 def save_scores(folder: Path, scores: dict[str, Any]) -> None:
     write_text(folder / SCORES, json.dumps(scores, indent=2) + "\n")
+
+
+# --- training ---
+
+
+def train_run(
+    run: Run,
+    folder: Path,
+    device: torch.device,
+    world: World = ONE_PROCESS,
+    report: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Train a run into a folder, to the end, from where the folder stands; `Stopped` by a signal.
+
+    `report` gets remarks on the data and the model.
+    """
+    if world.is_main:
+        check_folder(folder)
+    is_new, is_begun = not folder.exists(), (folder / SETTINGS).exists()
+    with locked(folder) if world.is_main else contextlib.nullcontext():
+        try:
+            trainer = make_trainer(run, folder, device, world)
+        except UserError:
+            if not is_begun and world.is_main:  # leave nothing that refuses other settings
+                for name in (SETTINGS, TOKENIZER):
+                    (folder / name).unlink(missing_ok=True)
+                shutil.rmtree(folder if is_new else folder / checkpoint.STATE, ignore_errors=True)
+            raise
+        for note in trainer.task.notes:
+            report(note)
+        size = sum(p.numel() for p in trainer.model.parameters())
+        several = f"{world.size} × {device.type}, {run.train.parallel}"
+        where = several if world.is_distributed else str(device)
+        report(f"{size:,} parameters on {where}, {trainer.dtype}".replace("torch.", ""))
+        if run.train.compile == "yes" and not world.is_distributed:
+            report("the first steps are compiled, which takes up to a minute each")
+        trainer.run()
+        if trainer.train.average_checkpoints > 1:
+            steps = ", ".join(map(str, trainer.progress.snapshots))
+            report(f"the weights are the mean of those after steps {steps}")
+
+
+def make_trainer(
+    run: Run, folder: Path, device: torch.device, world: World = ONE_PROCESS
+) -> Trainer:
+    """A trainer for the run, at the step where its folder stands."""
+    make_task = run.spec.prepare
+    if run.data is None or make_task is None:
+        raise UserError(f"there is no training for task={run.task}: choose another task")
+    if world.is_main:
+        drop_partials(folder)
+    part, valid = run.data.read("train"), run.data.read("valid")
+    with world.main_first():  # the others read what the first has written
+        run, tokenizer = prepare(run, folder, part)
+    task = make_task(run, part, valid, tokenizer, device)
+    task.notes = [*task.notes, *_warn_embedding_scale(run), *_warn_window(run)]
+    torch.manual_seed(run.seed)
+    model = run.model.build()
+    if run.init and not checkpoint.is_begun(folder):
+        from manyheads.finetune import load_pretrained, load_start
+
+        load_pretrained(model, load_start(run.init))
+    trained = run.spec.wrap(model, run)
+    trained.to(device)
+    return Trainer(
+        trained,
+        task,
+        run.train.settled(task.per_epoch),
+        dim=run.model.dim,
+        seed=run.seed,
+        folder=folder,
+        metadata={"model": model_digest(run.model)},
+        saved_model=model,
+        world=world,
+    )
+
+
+def prepare(run: Run, folder: Path, part: Any) -> tuple[Run, Tokenizer | None]:
+    """Settle what the data decides (tokenizer, sizes, labels) and write it down, once."""
+    make_folder(folder)
+    tokenizer = _make_tokenizer(run, folder, part) if run.spec.reads_text else None
+    if tokenizer is not None and not run.init:
+        model = dataclasses.replace(run.model, vocab_size=tokenizer.vocab_size)
+        run = dataclasses.replace(run, model=model)
+    elif tokenizer is not None and tokenizer.vocab_size > (run.model.vocab_size or 0):
+        raise UserError(
+            f"{run.init} has room for {run.model.vocab_size} tokens, and this objective needs "
+            f"{tokenizer.vocab_size}: begin with a model that was trained for it"
+        )
+    run = dataclasses.replace(run, model=run.spec.fit_model(run, part))
+    _write_settings(run, folder)
+    return run, tokenizer
+
+
+def _make_tokenizer(run: Run, folder: Path, part: Any) -> Tokenizer:
+    """The tokenizer of the folder; else that of the model to start from; else a new one."""
+    if (folder / SETTINGS).exists():
+        return read_tokenizer(folder)
+    if run.init:
+        tokenizer = _start_tokenizer(run)
+    else:
+        assert run.tokens is not None  # a recipe has them
+        tokenizer = _fit_tokenizer(run.tokens.train(run.spec.strings(part)), run)
+    tokenizer.save(folder / TOKENIZER)
+    return tokenizer
+
+
+def _start_tokenizer(run: Run) -> Tokenizer:
+    from manyheads.finetune import load_start, starts_from_encoder_decoder
+
+    start = load_start(run.init)
+    tokenizer = start.tokenizer
+    if starts_from_encoder_decoder(run.model, start.run.model):
+        # An encoder keeps the special tokens around a text that it was trained with.
+        tokenizer = in_frame(tokenizer, start.run.decode, start.run.model)
+    try:
+        return _fit_tokenizer(tokenizer, run)
+    except UserError as error:
+        raise UserError(f"{Path(run.init) / TOKENIZER}: {error}") from None
+
+
+def _fit_tokenizer(tokenizer: Tokenizer, run: Run) -> Tokenizer:
+    """With the special tokens that the task needs; one without them is refused."""
+    for name in run.spec.special_tokens:
+        getattr(tokenizer, name)
+    return run.spec.fit_tokenizer(tokenizer, run)
+
+
+def _write_settings(run: Run, folder: Path) -> None:
+    """Write run.toml; refuse a folder that holds another run."""
+    path = folder / SETTINGS
+    if path.exists():
+        changes = differences(dump(run), dump(read_run(folder)))
+        if changes:
+            raise UserError(
+                f"{folder} holds another run ({changes[0]}): keep that, or choose another --out"
+            )
+    text = settings_text(run, folder)
+    if not path.exists() or path.read_text("utf-8") != text:
+        write_text(path, text)
+
+
+def _warn_embedding_scale(run: Run) -> list[str]:
+    """Sinusoids have amplitude 1 and would drown unscaled token embeddings."""
+    model: Any = run.model
+    is_sinusoidal = isinstance(getattr(model, "position", None), Sinusoidal)
+    if not is_sinusoidal or run.init or model.embed.scale != "one" or model.vocab_size is None:
+        return []
+    return [
+        "sinusoidal positions have amplitude 1, and token embeddings start far smaller, so that "
+        "little is learned of the words: add model.embed.scale=sqrt-dim"
+    ]
+
+
+def _warn_window(run: Run) -> list[str]:
+    """Windows and blocks that hide nothing of what the model reads."""
+    model: Any = run.model
+    length = getattr(model, "positions", model.max_length)
+    sides = [name for name in ("encoder", "decoder") if hasattr(model, name)]
+    cores = {f"model.{name}.attention": getattr(model, name).attention for name in sides}
+    cores = {name: core for name, core in cores.items() if core is not None}
+    if len(cores) < 2:  # a side without its own has the model's
+        cores = {"model.attention": getattr(model, "attention", None), **cores}
+    return [
+        f"{name}={core.kind} hides nothing, as exact attention does: the model reads up to "
+        f"{length} positions, and all of them are near; lower {name}.{core.measure}="
+        f"{getattr(core, core.measure)}"
+        for name, core in cores.items()
+        if isinstance(core, LocalAttention) and core.reach >= length
+    ]

@@ -11,7 +11,7 @@ import torch
 from manyheads.data.corpus import read_lines
 from manyheads.phrasebook import sentences
 from manyheads.recipes import read_recipe
-from manyheads.training import train
+from manyheads.run import make_trainer
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 diversified: Any = importlib.import_module("diversified")
@@ -36,7 +36,7 @@ def corpus(tmp_path: Path) -> Path:
 def trained(corpus: Path, out: Path, source: str, target: str) -> Path:
     settings = [f"data.folder={corpus}", f"data.source={source}", f"data.target={target}"]
     run = read_recipe("translation", [*settings, *SETTINGS.split()])
-    train(run, out, torch.device("cpu")).run()
+    make_trainer(run, out, torch.device("cpu")).run()
     return out
 
 
@@ -75,7 +75,7 @@ def test_what_cannot_be_told_again_is_refused(
         "phrasebook", ["data.train_pairs=60", "data.valid_pairs=20", *SETTINGS.split()]
     )
     other, uneven = str(tmp_path / "other"), tmp_path / "uneven"
-    train(book, Path(other), torch.device("cpu")).run()
+    make_trainer(book, Path(other), torch.device("cpu")).run()
     uneven.mkdir()
     (uneven / "train.en").write_text("a\nb\n")
     (uneven / "train.de").write_text("a\n")

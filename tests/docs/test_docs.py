@@ -114,7 +114,7 @@ def test_settings_that_a_page_names_exist(page: Path) -> None:
 
     for command, *words in (words for words in commands(page) if len(words) > 1):
         given = [word for word in words if re.match(r"[a-z_]+(\.[a-z_]+)*=\w", word)]
-        given = [word for word in given if not word.startswith("model=")]  # a reader's folder
+        given = [word for word in given if not word.startswith("init=")]  # a reader's folder
         # The position that docs/extend.md adds is not there before it is added.
         given = [word.replace(",gaussian", "") for word in given]
         first = [word.split(",")[0] for word in given]

@@ -1,24 +1,16 @@
 """A run that was never broken, one that is trained on, and one that is hurt."""
 
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 from tests.faults.small_run import RECIPE, SHORT, train, used
+from tests.train.small_runs import write_recipe
 
 
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Word lists and their mirror images, enough for an epoch of several batches."""
-    folder = tmp_path_factory.mktemp("corpus")
-    draw = random.Random(1)
-    lists = [draw.choices(["red", "blue", "dog", "cat", "tree"], k=4) for _ in range(80)]
-    for name, order in (("source", 1), ("target", -1)):
-        lines = "".join(" ".join(words[::order]) + "\n" for words in lists)
-        (folder / f"pairs.{name}").write_text(lines)
-    (folder / "recipe.toml").write_text(RECIPE.format(folder=folder))
-    return folder / "recipe.toml"
+    return write_recipe(tmp_path_factory.mktemp("corpus"), 80, RECIPE)
 
 
 @pytest.fixture(scope="session")
@@ -53,12 +45,8 @@ def hurt(good: Path, tmp_path: Path) -> Path:
 def averaged(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with every file that one can have: snapshots, metrics and scores too."""
     out = tmp_path_factory.mktemp("averaged") / "run"
-    settings = (
-        "train.steps=6",
-        "train.average_checkpoints=2",
-        "train.save_every=2",
-        "train.validate_every=6",
-    )
+    settings = ("train.steps=6", "train.average_checkpoints=2", "train.save_every=2")
+    settings = (*settings, "train.validate_every=6")
     assert train(recipe, out, *settings)[0] == 0
     assert used(out)[0] == 0
     return out

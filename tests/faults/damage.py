@@ -14,9 +14,9 @@ from manyheads.config import dump
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.train import checkpoint
-from manyheads.training import train
-from manyheads.view.figures import metric_curves
+from manyheads.view.figures import measured
 from manyheads.web.runs import all_records, summary
 
 TEXT = "red dog, blue tree"
@@ -59,7 +59,7 @@ def as_it_was(recipe: Path, folder: Path, room: Path) -> dict[str, Any]:
         logits = model(ids, ids)
     copy = shutil.copytree(folder, room / "copy")
     try:
-        trainer = train(
+        trainer = make_trainer(
             read_recipe(str(recipe), ["train.steps=8", "train.average_checkpoints=2"]),
             copy,
             torch.device("cpu"),
@@ -90,7 +90,7 @@ def judged(
         with contextlib.redirect_stderr(io.StringIO()):
             after = as_it_was(recipe, folder, room)
             list(all_records(folder / "metrics.jsonl"))
-            metric_curves(folder)
+            measured(folder)
         assert "error" not in summary(folder.name, folder), where
     except UserError as mistake:
         line = str(mistake)

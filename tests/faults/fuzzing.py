@@ -56,18 +56,8 @@ ALPHABETS = (
 STRANGE: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 7, 2**31, 2**63, 2**64, -(2**70), 10**400, 0.5, -0.0, 1e308),
     *(float("inf"), float("nan"), "", " ", "0", "1", "-1", "1e9", "nan", "true", "\x00", "\ud800"),
-    *(
-        [],
-        {},
-        [[]],
-        [None],
-        [1, 2, 3],
-        ["a"],
-        ["a"] * 300,
-        {"a": {"b": []}},
-        "x" * 5000,
-        [[1], "a"],
-    ),
+    *([], {}, [[]], [None], [1, 2, 3], ["a"], ["a"] * 300, {"a": {"b": []}}, [[1], "a"]),
+    "x" * 5000,
 ]
 
 
@@ -240,13 +230,8 @@ class Inputs:
     def __init__(self, room: Path) -> None:
         self.room = room
         texts = [SENTENCE, "A dog and a cat.", "Der kleine Hund läuft.", "日本語 😀"] * 5
-        kinds = (
-            Bpe(vocab_size=330),
-            WordPiece(vocab_size=700),
-            Characters(vocab_size=400),
-            Words(),
-        )
-        self.tokenizers = {one.kind: one.train(texts) for one in kinds}
+        kinds = Bpe(vocab_size=330), WordPiece(vocab_size=700), Characters(vocab_size=400), Words()
+        self.tokenizers = {kind.kind: kind.train(texts) for kind in kinds}
         self.models = make_models(room / "models")
         self.recipes = [self._recipe(name) for name in recipes()]
         notes = [random_performance(seed, 12) for seed in range(4)]
@@ -416,45 +401,11 @@ class Inputs:
         return (name, content), use
 
     def settings(self, draw: random.Random) -> Case:
-        words = (
-            b"-1",
-            b"1e999",
-            b"nan",
-            b"[]",
-            b"{}",
-            b'"none"',
-            b"true",
-            b"0",
-            b"inf",
-            b"''",
-            b"12",
-        )
+        words = (*b"-1 1e999 nan [] {} true 0 inf '' 12".split(), b'"none"')
         whole = draw.choice(self.recipes)
         content = draw.choice((other_value(whole, draw), mutated(whole, draw, words)))
-        names = (
-            "model.dim",
-            "model.position",
-            "train.steps",
-            "tokens",
-            "data",
-            "decode.beam",
-            "seed",
-        )
-        values = (
-            "0",
-            "-1",
-            "nan",
-            "inf",
-            "",
-            "none",
-            "1e99",
-            "rotary",
-            "bpe",
-            "a,b",
-            "=",
-            "1.5",
-            "ü",
-        )
+        names = ["model.dim", "model.position", "train.steps", "tokens", "data", "decode.beam"]
+        values = ("0", "-1", "nan", "inf", "", "none", "1e99", "rotary", "bpe", "a,b", "=", "1.5ü")
         overrides = [
             f"{draw.choice(names)}{draw.choice(('', '', '.kind', '.x'))}={draw.choice(values)}"
             for _ in range(draw.choice((0, 0, 1, 2)))
@@ -472,9 +423,8 @@ class Inputs:
         return (as_run, overrides, content), use
 
     def metrics(self, draw: random.Random) -> Case:
-        lines = [
-            json.dumps({"step": step, "split": "train", "loss": 1 / step}) for step in range(1, 5)
-        ]
+        steps = [{"step": step, "split": "train", "loss": 1 / step} for step in range(1, 5)]
+        lines = [json.dumps(step) for step in steps]
         words = (
             b"1e999",
             b"NaN",
@@ -546,9 +496,8 @@ class Inputs:
         query = {
             name: str(value)[:200].encode("utf-8", "replace") for name, value in values.items()
         }
-        headers = {
-            "Content-Type": draw.choice(("application/json",) * 8 + ("text/plain", FORM, ""))
-        }
+        kinds = ("application/json",) * 8 + ("text/plain", FORM, "")
+        headers = {"Content-Type": draw.choice(kinds)}
         names = [name.encode("utf-8", "replace").decode() for name in query]
         asked: dict[str, Any] = {"headers": headers, "content": body}
         if method == "GET":
@@ -596,15 +545,8 @@ VIEW: dict[str, tuple[str, dict[str, Any]]] = {
     "/api/tokens": ("POST", {"run": "writer", "text": SENTENCE}),
     "/api/positions": (
         "GET",
-        {
-            "scheme": "rotary",
-            "length": 8,
-            "trained": 8,
-            "dim": 16,
-            "heads": 2,
-            "base": 100,
-            "run": "writer",
-        },
+        {"scheme": "rotary", "length": 8, "trained": 8, "dim": 16, "heads": 2, "base": 100,
+         "run": "writer"},
     ),
     "/api/lens": ("POST", {**TEXT, "target": "Der Hund"}),
     "/api/fill": ("POST", {"run": "reader", "text": "The <mask> dog.", "hidden": []}),
@@ -613,7 +555,7 @@ VIEW: dict[str, tuple[str, dict[str, Any]]] = {
     "/page/main.js": ("GET", {}),
     "/runs": ("GET", {}),
     "/": ("GET", {}),
-}
+}  # fmt: skip
 SERVE: dict[str, tuple[str, dict[str, Any]]] = {
     "/health": ("GET", {}),
     "/languages": ("GET", {}),

@@ -31,11 +31,11 @@ warmup_steps = 8
 validate_every = 10
 save_every = 5
 log_every = 1
-average = 3
+average_checkpoints = 3
 
 [decode]
 beam = 1
-validate_sentences = 0
+bleu_sentences = 0
 """
 
 

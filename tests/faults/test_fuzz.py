@@ -16,7 +16,7 @@ from manyheads.recipes import read_recipe
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Words
 
-# So many of each a test has time for.
+# Cases of each target.
 COUNTS = {
     "tokens": 150,
     "tokenizer.json": 60,
@@ -33,10 +33,6 @@ COUNTS = {
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     return Inputs(tmp_path_factory.mktemp("fuzz"))
-
-
-def test_every_target_has_its_share(inputs: Inputs) -> None:
-    assert inputs.targets.keys() == COUNTS.keys()
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -56,6 +52,7 @@ def test_many_strange_inputs(name: str, inputs: Inputs) -> None:
 
 
 def test_a_case_is_the_same_again(inputs: Inputs) -> None:
+    assert inputs.targets.keys() == COUNTS.keys()
     for name, target in inputs.targets.items():
         given = [repr(target(random.Random(f"7 {name} 3"))[0]) for _ in range(2)]
         assert given[0] == given[1]
@@ -112,7 +109,7 @@ def test_what_was_found_stays_mended(tmp_path: Path) -> None:
     years = midi_bytes([struck, struck.copy(time=2**27)], path=tmp_path / "long.mid", beat=1)
     with pytest.raises(DataError, match="hours, more than 24"):
         PerformanceEvents().words(years, "long.mid")
-    with pytest.raises(UserError, match="must be at most 10,000"):
+    with pytest.raises(UserError, match=r"model\.layers"):
         read_recipe("language", ["model.layers=99999999999"])
     with pytest.raises(UserError, match="no model has such sizes"):
         read_recipe("language", ["model.dim=100000000000000000000", "model.heads=4"])

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from manyheads import training
 from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.cli import app
 from manyheads.config import dump, parse
@@ -24,6 +23,7 @@ from manyheads.loading import TorchRun, load_run
 from manyheads.models.heads import Classify
 from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.summary import summarize
 from manyheads.train.prefetch import tensors_of
 
@@ -178,7 +178,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pretrained(folder: Path) -> Path:
     out = folder / "elmo"
     run = read_recipe("elmo-mini", [f"data.folder={folder / 'text'}", *SMALL])
-    training.train(run, out, CPU).run()
+    make_trainer(run, out, CPU).run()
     return out
 
 
@@ -189,7 +189,7 @@ def table_of(folder: Path) -> list[str]:
 def test_each_token_is_predicted_twice_and_never_seen(folder: Path) -> None:
     """−log P from all before and from all after; those of the frame are read alone."""
     run = read_recipe("elmo-mini", [f"data.folder={folder / 'text'}", *SMALL])
-    trainer = training.train(run, folder / "once", CPU)
+    trainer = make_trainer(run, folder / "once", CPU)
     task: Any = trainer.task
     batch = task.batches(0)[0]
     assert list(tensors_of(batch)) == ["tokens"]  # as what is sent to a GPU ahead asks for
@@ -225,7 +225,7 @@ def test_a_classifier_begins_with_the_language_models(
     settings = [*table_of(folder), f"model={pretrained}", f"model.frozen={frozen}", *CLASSIFY]
     run = read_recipe("classify", settings)
     assert isinstance(run.model, ElmoConfig)
-    trainer = training.train(run, tmp_path / "run", CPU)
+    trainer = make_trainer(run, tmp_path / "run", CPU)
     began = load_run(pretrained)
     assert isinstance(began, TorchRun)
     before = began.model.state_dict()
@@ -288,4 +288,4 @@ def test_a_classifier_may_begin_with_random_weights() -> None:
 def test_a_text_needs_room(folder: Path, tmp_path: Path) -> None:
     settings = [f"data.folder={folder / 'text'}", *SMALL, "model.max_length=3"]
     with pytest.raises(UserError, match="no room for text"):
-        training.train(read_recipe("elmo-mini", settings), tmp_path / "run", CPU)
+        make_trainer(read_recipe("elmo-mini", settings), tmp_path / "run", CPU)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from manyheads import training as runs
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.train.loop import Trainer
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -124,6 +124,6 @@ def trainer(name: str, folder: Path, out: Path, *overrides: str) -> Trainer:
 
 def recipe_trainer(recipe: str, out: Path, *overrides: str) -> Trainer:
     """What `manyheads train RECIPE OVERRIDES --out OUT` makes before it runs."""
-    found = runs.train(read_recipe(recipe, overrides), out, CPU)
+    found = make_trainer(read_recipe(recipe, overrides), out, CPU)
     found.metrics.has_board = False  # importing TensorBoard takes seconds
     return found

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from manyheads import training as runs
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.train.loop import Trainer
 
 WORDS = ("red", "blue", "green", "small", "big", "dog", "cat", "bird", "tree", "house")
@@ -32,7 +32,7 @@ vocab_size = 300
 dim = 16
 layers = 1
 heads = 2
-hidden = 32
+ffn_dim = 32
 max_length = 64
 dropout = 0.1
 """
@@ -48,11 +48,11 @@ log_every = 3
 
 [decode]
 beam = 2
-validate_sentences = 0
+bleu_sentences = 0
 """
 
 
-def write_recipe(folder: Path, pairs: int = 150) -> Path:
+def write_recipe(folder: Path, pairs: int = 150, text: str = RECIPE) -> Path:
     """A corpus of word lists and their mirror images, and a recipe that trains on it."""
     draw = random.Random(1)
     lists = [draw.choices(WORDS, k=draw.randint(1, 7)) for _ in range(pairs)]
@@ -61,13 +61,13 @@ def write_recipe(folder: Path, pairs: int = 150) -> Path:
         lines = "".join(" ".join(words[::order]) + "\n" for words in lists)
         (folder / f"pairs.{name}").write_text(lines, encoding="utf-8")
     recipe = folder / "recipe.toml"
-    recipe.write_text(RECIPE.format(folder=folder), encoding="utf-8")
+    recipe.write_text(text.format(folder=folder), encoding="utf-8")
     return recipe
 
 
 def trainer(recipe: Path, out: Path, *overrides: str) -> Trainer:
     """What `manyheads train RECIPE OVERRIDES --out OUT` makes before it runs."""
-    return runs.train(read_recipe(str(recipe), overrides), out, CPU)
+    return make_trainer(read_recipe(str(recipe), overrides), out, CPU)
 
 
 def kept(out: Path) -> dict[str, Tensor]:

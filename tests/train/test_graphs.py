@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.train import cuda_graphs
 from manyheads.train.cuda_graphs import CudaGraphs, Divisors, GraphedPass
-from manyheads.train.loss import Loss
-from manyheads.train.step import ForwardBackward, Result, StepStats
+from manyheads.train.step import ForwardBackward, Loss, Result, StepStats
 
 SHAPES = [2, 3, 2, 5, 3, 2, 5, 2, 3, 5, 4, 5, 3, 2, 2, 4]  # rows of successive batches
 

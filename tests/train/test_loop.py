@@ -1,4 +1,4 @@
-"""The loop's promises: it learns, it resumes to the same bits, it never saves what is broken."""
+"""The training loop: it learns, resumes to the same bits, and never saves broken weights."""
 
 import dataclasses
 import math
@@ -26,8 +26,8 @@ from manyheads.tasks.translation import TranslationTask, translation_loss
 from manyheads.train import loop
 from manyheads.train.checkpoint import read_tensors
 from manyheads.train.loop import Stopped, Trainer
-from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
+from manyheads.train.step import Loss
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_one_batch_is_learned_by_heart(recipe: Path, tmp_path: Path) -> None:
     )
     task = found.task
     assert isinstance(task, TranslationTask)
-    corpus, rows = found.task.data, task.order.rows(0).tolist()
+    rows = task.order.rows(0)
     assert len(rows) > 5
     only = task.batches(0)
     task.batches = lambda step: only  # type: ignore[method-assign]
@@ -64,13 +64,10 @@ def test_one_batch_is_learned_by_heart(recipe: Path, tmp_path: Path) -> None:
     losses = [r["loss"] for r in records(tmp_path / "run") if r["split"] == "train"]
     assert losses[0] > 3
     assert losses[-1] < 0.02
-    sources, targets = (
-        [
-            task.tokenizer.decode(side.padded(task.order.rows(0)[i : i + 1], 0)[0][0].tolist())
-            for i in range(len(rows))
-        ]
-        for side in (corpus.sources, corpus.targets)
-    )
+    decode = task.tokenizer.decode_batch
+    pad = task.tokenizer.pad
+    sides = (task.data.sources, task.data.targets)
+    sources, targets = (decode(side.padded(rows, pad)[0].tolist()) for side in sides)
     assert all(s.split() == t.split()[::-1] for s, t in zip(sources, targets, strict=True))
     greedy = Translator(found.model, task.tokenizer, Decode(beam=1))  # type: ignore[arg-type]
     assert greedy.translate(sources) == targets
@@ -157,16 +154,15 @@ def test_padding_to_a_shape_changes_no_loss_and_no_gradient(recipe: Path, tmp_pa
 
 
 def test_bfloat16_runs_on_a_cpu(recipe: Path, tmp_path: Path) -> None:
-    ends = {}
+    losses = {}
     for precision in ("float32", "bfloat16"):
         found = trainer(recipe, tmp_path / precision, f"train.precision={precision}")
         found.run()
         assert found.dtype == getattr(torch, precision)
         assert {p.dtype for p in found.model.parameters()} == {torch.float32}
-        ends[precision] = [r["loss"] for r in records(tmp_path / precision)]
-    assert ends["bfloat16"][-1] < ends["bfloat16"][0] - 0.5
-    assert ends["bfloat16"] != ends["float32"]  # it did compute in bfloat16
-    assert math.isclose(ends["bfloat16"][-1], ends["float32"][-1], rel_tol=0.02)
+        losses[precision] = [r["loss"] for r in records(tmp_path / precision)]
+    assert losses["bfloat16"] != losses["float32"]  # it did compute in bfloat16
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
 
 
 # --- it resumes ---
@@ -183,6 +179,11 @@ def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert found.task.order.per_epoch < 10 < found.train.steps  # it crosses epochs
     assert found.model.encoder_embedding.dropout.p > 0  # type: ignore[union-attr]
     found.run()
+    # The comparison of bits sees the model, the last weights, both moments and the snapshots.
+    assert {name.split()[0] for name in kept(out)} == {
+        *("model.safetensors", "last.safetensors"),
+        *(f"weights-{step:08d}.safetensors" for step in (16, 20, 24)),
+    }
     return out
 
 
@@ -243,26 +244,23 @@ def test_a_second_signal_ends_at_once(recipe: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "state" / "last.safetensors").exists()
 
 
-def test_more_steps_go_on_where_it_ended(recipe: Path, tmp_path: Path) -> None:
+def test_more_steps_go_on_and_the_same_command_does_nothing_more(
+    recipe: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
     for steps in (8, 16):
-        found = trainer(recipe, tmp_path / "run", f"train.steps={steps}", "train.save_every=8")
+        found = trainer(recipe, out, f"train.steps={steps}", "train.save_every=8")
         assert found.progress.step == steps - 8
         found.run()
     trainer(recipe, tmp_path / "once", "train.steps=16", "train.save_every=8").run()
     last = [read_tensors(tmp_path / name / "state/last.safetensors")[0] for name in ("run", "once")]
     assert all(torch.equal(last[0][name], last[1][name]) for name in last[1])
-
-
-def test_the_same_command_again_does_nothing_more(recipe: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    trainer(recipe, out, "train.steps=4").run()
-    before = {path: path.read_bytes() for path in out.rglob("*.safetensors")}
-    lines = (out / "metrics.jsonl").read_bytes()
-    again = trainer(recipe, out, "train.steps=4")
-    hurt(again, 4, kill)
-    assert again.run().step == 4
-    assert {path: path.read_bytes() for path in out.rglob("*.safetensors")} == before
-    assert (out / "metrics.jsonl").read_bytes() == lines
+    names = (*out.rglob("*.safetensors"), out / "metrics.jsonl")
+    before = {path: path.read_bytes() for path in names}
+    again = trainer(recipe, out, "train.steps=16", "train.save_every=8")
+    hurt(again, 16, kill)
+    assert again.run().step == 16
+    assert {path: path.read_bytes() for path in names} == before
 
 
 def test_a_line_of_metrics_that_was_cut_is_forgotten(recipe: Path, tmp_path: Path) -> None:
@@ -377,12 +375,8 @@ def test_averaging_takes_drawn_features_from_the_newest_save(recipe: Path, tmp_p
         recipe,
         tmp_path / "run",
         *("model.attention=performer", "model.attention.features=4", "model.attention.redraw=3"),
-        *(
-            "train.steps=8",
-            "train.save_every=4",
-            "train.validate_every=8",
-            "train.average_checkpoints=2",
-        ),
+        *("train.steps=8", "train.save_every=4", "train.validate_every=8"),
+        "train.average_checkpoints=2",
     ).run()
     weights, about = read_tensors(tmp_path / "run" / "model.safetensors")
     assert about["averaged_steps"] == [4, 8]
@@ -448,8 +442,7 @@ def test_a_broken_loss_stops_with_its_step_and_its_batch(
     first = task.data.sources.padded(task.order.rows(10)[:5], task.tokenizer.pad)[0]
     decoded = task.tokenizer.decode_batch(first.tolist())
     assert [lines[int(number) - 1] for number in named] == decoded
-    for advice in ("train.learning_rate", "train.warmup_steps", "train.clip", "untouched"):
-        assert advice in line
+    assert "train.learning_rate" in line
     assert {path: path.read_bytes() for path in half.rglob("*.safetensors")} == before
     # Once mended it goes on as if nothing had been.
     trainer(recipe, half).run()
@@ -538,20 +531,10 @@ def test_a_signal_saves_and_says_how_to_go_on(
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 0
-    assert f"going on from step {step}" in capsys.readouterr().err
+    assert f"resuming from step {step}" in capsys.readouterr().err
     places = [(r["step"], r["split"]) for r in records(out)]
     assert len(places) == len(set(places))
     assert [s for s, split in places if split == "train"] == list(range(1, step + 3))
-
-
-def test_everything_kept_is_listed(whole: Path) -> None:
-    """The comparison of bits sees the model, the last weights, both moments and the snapshots."""
-    names = {name.split()[0] for name in kept(whole)}
-    assert names == {
-        "model.safetensors",
-        "last.safetensors",
-        *(f"weights-{step:08d}.safetensors" for step in (16, 20, 24)),
-    }
 
 
 def test_whether_blocks_are_compiled_is_the_whole_run_s_to_say(

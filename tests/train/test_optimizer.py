@@ -1,4 +1,4 @@
-"""Learning rates by the lectures' formula, Adam by PyTorch's own, and settings that are refused."""
+"""Learning rates by the papers' formulas, Adam by PyTorch's, and settings that are refused."""
 
 import math
 from itertools import pairwise
@@ -12,74 +12,61 @@ from manyheads.config import parse
 from manyheads.errors import UserError
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
 
-TRANSFORMER = Train(steps=100_000, warmup_steps=4000)
+DECAYING = pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
 
 
 def rates(train: Train, dim: int = 512) -> list[float]:
     return [learning_rate(train, dim, step) for step in range(1, train.steps + 1)]
 
 
-def test_the_lectures_formula() -> None:
-    """lrate = d^−0.5 · min(step^−0.5, step · warmup^−1.5)"""
-    for step in [*range(1, 12_000, 7), 3999, 4000, 4001, 50_000, 100_000]:
-        expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
-        assert math.isclose(learning_rate(TRANSFORMER, 512, step), expected, rel_tol=1e-12)
+def test_the_transformer_schedule() -> None:
+    """lrate = d^−0.5 · min(step^−0.5, step · warmup^−1.5); a learning_rate is its peak."""
+    train = Train(steps=12_000, warmup_steps=4000)
+    ours = rates(train)
+    expected = [512**-0.5 * min(s**-0.5, s * 4000**-1.5) for s in range(1, 12_001)]
+    assert ours == pytest.approx(expected, rel=1e-12)
+    assert max(range(len(ours)), key=ours.__getitem__) + 1 == 4000
+    scaled = rates(Train(steps=12_000, warmup_steps=4000, learning_rate=2e-3))
+    assert max(scaled) == pytest.approx(2e-3, rel=1e-12)
+    assert len({round(a / b, 9) for a, b in zip(scaled, ours, strict=True)}) == 1
 
 
-def test_the_transformer_curve_rises_to_its_peak_at_the_warm_up_and_falls() -> None:
-    found = rates(Train(steps=12_000, warmup_steps=4000))
-    assert max(range(len(found)), key=found.__getitem__) + 1 == 4000
-    assert all(a < b for a, b in pairwise(found[:4000]))
-    assert all(a > b for a, b in pairwise(found[3999:]))
-    assert math.isclose(found[3999], 1 / math.sqrt(512 * 4000), rel_tol=1e-12)
-    # The same at four times the step is half as much: it falls as step^−½.
-    assert math.isclose(
-        learning_rate(TRANSFORMER, 512, 64_000) / learning_rate(TRANSFORMER, 512, 16_000), 0.5
-    )
-
-
-def test_a_given_learning_rate_is_the_peak_of_the_same_curve() -> None:
-    given = Train(steps=10_000, warmup_steps=400, learning_rate=2e-3)
-    plain = Train(steps=10_000, warmup_steps=400)
-    assert math.isclose(max(rates(given)), 2e-3, rel_tol=1e-12)
-    ratios = {round(a / b, 9) for a, b in zip(rates(given), rates(plain), strict=True)}
-    assert len(ratios) == 1
-
-
-@pytest.mark.parametrize("final_share", [0.0, 0.1])
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_the_other_schedules_from_end_to_end(schedule: Any, final_share: float) -> None:
+@pytest.mark.parametrize("min_lr_ratio", [0.0, 0.1])
+@DECAYING
+def test_the_other_schedules_from_end_to_end(schedule: Any, min_lr_ratio: float) -> None:
     train = Train(
         steps=1000,
         warmup_steps=100,
         schedule=schedule,
         learning_rate=3e-3,
-        min_lr_ratio=final_share,
+        min_lr_ratio=min_lr_ratio,
     )
-    found = rates(train)
-    assert math.isclose(found[0], 3e-5)  # step 1 of 100
-    assert math.isclose(found[49], 1.5e-3)
-    assert math.isclose(found[99], 3e-3)
-    assert max(found) == found[99]
-    assert all(a < b for a, b in pairwise(found[:100]))
+    ours = rates(train)
+    assert ours[:100] == pytest.approx([3e-5 * step for step in range(1, 101)])
+    assert max(ours) == ours[99]
     if schedule == "constant":
-        assert set(found[99:]) == {found[99]}
+        assert set(ours[99:]) == {ours[99]}
     else:
-        assert found[99] == found[100]  # the first update after the warm-up has the whole rate
-        assert all(a > b for a, b in pairwise(found[100:]))
-        assert found[-1] > 3e-3 * final_share  # no update is without a rate
-        middle = 3e-3 * (1 + final_share) / 2
-        assert math.isclose(found[550], middle, rel_tol=1e-9)
-    # Past the end the rate stays where it is: it neither rises again nor turns negative.
-    end = 3e-3 * (1.0 if schedule == "constant" else final_share)
+        assert ours[99] == ours[100]  # the first update after the warm-up has the full rate
+        assert all(a > b for a, b in pairwise(ours[100:]))
+        assert ours[-1] > 3e-3 * min_lr_ratio  # no update has a rate of 0
+        quarter = {"linear": 0.75, "cosine": 0.5 * (1 + math.cos(math.pi / 4))}[schedule]
+        at_quarter = 3e-3 * (min_lr_ratio + (1 - min_lr_ratio) * quarter)
+        assert ours[325] == pytest.approx(at_quarter, rel=1e-9)
+    # Past the end the rate neither rises again nor becomes negative.
+    end = 3e-3 * (1.0 if schedule == "constant" else min_lr_ratio)
     for step in (1001, 5000):
-        assert math.isclose(learning_rate(train, 512, step), end, abs_tol=1e-15)
+        assert learning_rate(train, 512, step) == pytest.approx(end, abs=1e-15)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_a_run_of_one_step_learns(schedule: Any) -> None:
-    train = Train(steps=1, warmup_steps=0, schedule=schedule, learning_rate=1e-3)
-    assert learning_rate(train, 1, 1) == 1e-3
+@pytest.mark.parametrize("schedule", ["transformer", "cosine", "linear", "constant"])
+def test_no_warm_up_starts_at_the_peak(schedule: Any) -> None:
+    train = Train(steps=100, warmup_steps=0, schedule=schedule, learning_rate=1e-3)
+    ours = rates(train)
+    assert all(math.isfinite(rate) and rate >= 0 for rate in ours)
+    assert max(ours) == ours[0] == pytest.approx(1e-3)
+    one_step = Train(steps=1, warmup_steps=0, schedule=schedule, learning_rate=1e-3)
+    assert learning_rate(one_step, 1, 1) == pytest.approx(1e-3)
 
 
 def test_epochs_decide_steps_and_how_often_is_saved() -> None:
@@ -88,24 +75,6 @@ def test_epochs_decide_steps_and_how_often_is_saved() -> None:
     assert (settled.steps, settled.warmup_steps) == (100, 10)
     assert (settled.validate_every, settled.save_every) == (40, 30)
     assert Train(steps=7).settled(40) == Train(steps=7)
-
-
-def test_cosine_and_linear_differ_between_their_ends() -> None:
-    both = [
-        Train(steps=1000, warmup_steps=0, schedule=schedule, learning_rate=1.0)  # type: ignore[arg-type]
-        for schedule in ("cosine", "linear")
-    ]
-    assert math.isclose(learning_rate(both[0], 1, 251), 0.5 * (1 + math.cos(math.pi / 4)))
-    assert math.isclose(learning_rate(both[1], 1, 251), 0.75)
-
-
-@pytest.mark.parametrize("schedule", ["transformer", "cosine", "linear", "constant"])
-def test_no_warm_up_starts_at_the_peak(schedule: Any) -> None:
-    train = Train(steps=100, warmup_steps=0, schedule=schedule, learning_rate=1e-3)
-    found = rates(train)
-    assert all(math.isfinite(rate) and rate >= 0 for rate in found)
-    assert max(found) == found[0] <= 1e-3
-    assert found[0] > 0.98e-3
 
 
 def small() -> nn.Module:
@@ -135,62 +104,32 @@ def test_without_decay_it_is_the_papers_adam() -> None:
         assert (tensor - start[name]).abs().max() > 0.01  # it did learn
 
 
-def test_decay_shrinks_matrices_and_leaves_vectors() -> None:
+def test_decay_shrinks_matrices_only_and_frozen_parameters_are_left_out() -> None:
     model = small()
+    frozen = model[2].weight.requires_grad_(False)  # type: ignore[index]
     start = {name: tensor.clone() for name, tensor in model.named_parameters()}
-    train = Train(weight_decay=0.1, warmup_steps=1)
-    optimizer = build_optimizer(model, train)
+    optimizer = build_optimizer(model, Train(weight_decay=0.1, warmup_steps=1))
     for group in optimizer.param_groups:
         group["lr"] = 0.5
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     for name, tensor in model.named_parameters():
-        factor = 1 - 0.5 * 0.1 if tensor.ndim == 2 else 1.0
+        factor = 1 - 0.5 * 0.1 if tensor.ndim == 2 and tensor is not frozen else 1.0
         torch.testing.assert_close(tensor, factor * start[name])
 
 
-def test_a_frozen_parameter_is_left_alone() -> None:
-    model = small()
-    frozen = next(model.parameters()).requires_grad_(False)
-    kept = [p for group in build_optimizer(model, Train()).param_groups for p in group["params"]]
-    assert len(kept) == len(list(model.parameters())) - 1
-    assert all(p is not frozen for p in kept)
+# −1, 0, NaN and infinity of every number are in tests/test_settings.py.
+@pytest.mark.parametrize("name", ["label_smoothing", "beta1", "beta2", "warmup_ratio"])
+def test_fractions_of_one_or_more_are_refused(name: str) -> None:
+    for value in (1.0, 1.5):
+        with pytest.raises(UserError, match=f"train.{name}={value}"):
+            parse(Train, {name: value}, "train")
+    with pytest.raises(UserError, match=r"train.min_lr_ratio=1.5"):
+        parse(Train, {"min_lr_ratio": 1.5}, "train")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("steps", 0),
-        ("batch_tokens", 0),
-        ("accumulate", 0),
-        ("validate_every", 0),
-        ("save_every", -1),
-        ("average_checkpoints", 0),
-        ("log_every", 0),
-        ("warmup_steps", -1),
-        ("learning_rate", 0.0),
-        ("learning_rate", -1e-3),
-        ("learning_rate", math.nan),
-        ("clip", 0.0),
-        ("clip", -1.0),
-        ("label_smoothing", 1.0),
-        ("label_smoothing", -0.1),
-        ("beta1", 1.0),
-        ("beta2", -0.5),
-        ("eps", -1e-9),
-        ("weight_decay", -0.1),
-        ("min_lr_ratio", 1.5),
-        ("min_lr_ratio", -0.1),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(UserError) as caught:
-        parse(Train, {name: value}, "train")
-    assert f"train.{name}={value}" in str(caught.value)
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+@DECAYING
 def test_schedules_that_need_a_learning_rate_say_so(schedule: Any) -> None:
-    with pytest.raises(UserError, match=r"needs a train\.learning_rate"):
+    with pytest.raises(UserError, match=r"train\.learning_rate"):
         Train(schedule=schedule)

@@ -13,8 +13,8 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.optimize import can_capture, checkpoint_blocks, compile_blocks
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.train.loop import Trainer
-from manyheads.training import train
 
 SMALL = ["data.train_pairs=200", "data.valid_pairs=20", "decode.bleu_sentences=0"]
 SMALL += ["model.dim=16", "model.layers=2", "model.heads=2", "tokens.vocab_size=400"]
@@ -22,7 +22,7 @@ SMALL += ["train.steps=6", "train.batch_tokens=400"]
 
 
 def trainer(folder: Path, *settings: str) -> Trainer:
-    return train(read_recipe("phrasebook", [*SMALL, *settings]), folder, torch.device("cpu"))
+    return make_trainer(read_recipe("phrasebook", [*SMALL, *settings]), folder, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_models_without_blocks_are_refused(tmp_path: Path) -> None:
         "phrasebook", ["model=rnn", *SMALL[:3], "train.activation_checkpointing=true"]
     )
     with pytest.raises(UserError, match=r"train\.activation_checkpointing"):
-        train(run, tmp_path, torch.device("cpu"))
+        make_trainer(run, tmp_path, torch.device("cpu"))
 
 
 @pytest.mark.compile

@@ -13,11 +13,11 @@ from torch import nn
 
 from manyheads.errors import DataError
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.train import checkpoint
 from manyheads.train.checkpoint import AsyncCheckpointer, Progress, read_tensors
 from manyheads.train.loop import Stopped
-from manyheads.train.parallel import ALONE
-from manyheads.training import train
+from manyheads.train.step import ONE_PROCESS
 
 SETTINGS = """data.train_pairs=60 data.valid_pairs=20 tokens.vocab_size=300 model.dim=16
     model.ffn_dim=16 model.layers=1 model.heads=2 train.steps=6 train.save_every=1
@@ -42,7 +42,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def saver(tmp_path: Path) -> AsyncCheckpointer:
     model = nn.Linear(1, 3, bias=False)
     nn.init.ones_(model.weight)
-    return AsyncCheckpointer(tmp_path, model, torch.optim.Adam([model.weight]), model, ALONE)
+    return AsyncCheckpointer(tmp_path, model, torch.optim.Adam([model.weight]), model, ONE_PROCESS)
 
 
 def test_a_save_holds_the_state_at_the_time_of_the_call(
@@ -94,15 +94,15 @@ def test_a_run_with_asynchronous_checkpoints_ends_with_the_same_bits(tmp_path: P
     """Also if it is stopped and resumed."""
     run = read_recipe("phrasebook", SETTINGS.split())
     whole, out = tmp_path / "whole", tmp_path / "asynchronous"
-    train(run, whole, torch.device("cpu")).run()
-    trainer = train(run, out, torch.device("cpu"))
+    make_trainer(run, whole, torch.device("cpu")).run()
+    trainer = make_trainer(run, out, torch.device("cpu"))
     trainer.checkpointer.__class__ = AsyncCheckpointer
     hurt(trainer, 3, lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Stopped):
         trainer.run()
     assert trainer.checkpointer.pending is None  # type: ignore[attr-defined]
     assert read_tensors(out / checkpoint.LAST)[1]["step"] == 4
-    trainer = train(run, out, torch.device("cpu"))
+    trainer = make_trainer(run, out, torch.device("cpu"))
     trainer.checkpointer.__class__ = AsyncCheckpointer
     trainer.run()
     assert_same_bits(whole, out)

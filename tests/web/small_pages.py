@@ -11,9 +11,8 @@ import torch
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.recipes import read_recipe
-from manyheads.run import Run, read_run, save_run
+from manyheads.run import Run, make_trainer, read_run, save_run
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.training import train
 
 SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 2, "ffn_dim": 32, "max_length": 128}
 SETTINGS = (
@@ -31,7 +30,7 @@ def make_runs(folder: Path) -> Path:
     torch.manual_seed(1)
     with contextlib.redirect_stderr(io.StringIO()):
         recipe = read_recipe("phrasebook", SETTINGS)
-        train(recipe, folder / "translator", torch.device("cpu")).run()
+        make_trainer(recipe, folder / "translator", torch.device("cpu")).run()
     run = read_run(folder / "translator")
     tokenizer = Tokenizer.load(folder / "translator" / "tokenizer.json")
     shared = {**SIZES, "vocab_size": tokenizer.vocab_size, "dropout": 0.0}

@@ -79,7 +79,7 @@ def _measured(
     """One after the other, but for what the folder has; each is kept there when it is done."""
     from manyheads.lab.claims import report as pages
     from manyheads.lab.claims import runner
-    from manyheads.train.progress import Bar
+    from manyheads.train.metrics import Bar
 
     results = []
     try:

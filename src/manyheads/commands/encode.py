@@ -49,7 +49,7 @@ def embed(
     from manyheads.config import nearest
     from manyheads.decode.translate import read_lines
     from manyheads.fileio import replace_file
-    from manyheads.train.progress import Bar
+    from manyheads.train.metrics import Bar
 
     if pool not in ("mean", "cls", "tokens"):
         raise UserError(f"--pool {pool}: {nearest(pool, ('mean', 'cls', 'tokens'))}")

@@ -185,7 +185,7 @@ def _curves(runs: list[Path], metric: str, split: str, path: Path) -> None:
 
 def _landscape(opened: "TorchRun", size: int, reach: float, seed: int, path: Path) -> None:
     from manyheads.lab.landscape import landscape
-    from manyheads.train.progress import Bar
+    from manyheads.train.metrics import Bar
     from manyheads.view.figures import surfaces
 
     check_above_zero("--reach", reach)

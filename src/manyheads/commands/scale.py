@@ -55,7 +55,7 @@ def scale(
     from manyheads.lab.scaling.sweep import Scaling
     from manyheads.recipes import read_recipe
     from manyheads.train.loop import Stopped
-    from manyheads.train.parallel import World
+    from manyheads.train.step import World
 
     if World.of_environment().is_distributed:
         raise UserError("torchrun is for `manyheads train`: start scale without it")

@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from manyheads.run import Run
-    from manyheads.train.parallel import World
+    from manyheads.train.step import World
 
 
 def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "Run":
@@ -47,7 +46,7 @@ def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "
 
 
 def _refuse_torchrun(command: str) -> None:
-    from manyheads.train.parallel import World
+    from manyheads.train.step import World
 
     if World.of_environment().is_distributed:
         raise UserError(f"torchrun is for `manyheads train`: start {command} without it")
@@ -55,43 +54,19 @@ def _refuse_torchrun(command: str) -> None:
 
 def _train(run: "Run", out: Path, device: "torch.device", world: "World | None" = None) -> None:
     """Train to the end, or stop on a signal with a word on how to go on."""
-    from manyheads.run import SETTINGS, check_folder, forget, locked
+    from manyheads.run import train_run
     from manyheads.train.loop import Stopped
-    from manyheads.train.parallel import ALONE
-    from manyheads.training import train as prepare_training
+    from manyheads.train.step import ONE_PROCESS
 
-    world = world or ALONE
-    if world.is_main:
-        check_folder(out)
-    new, begun = not out.exists(), (out / SETTINGS).exists()
-    with locked(out) if world.is_main else nullcontext():
-        try:
-            trainer = prepare_training(run, out, device, world)
-        except UserError:
-            if (
-                not begun and world.is_main
-            ):  # leave no folder, and nothing that refuses other settings
-                forget(out, folder_too=new)
-            raise
-        speak: Callable[[str], None] = say if world.is_main else lambda line: None
-        try:
-            for note in trainer.task.notes:
-                speak(note)
-            count = sum(p.numel() for p in trainer.model.parameters())
-            where = f"{world.size} × {device.type}, {run.train.parallel}"
-            where = where if world.is_distributed else str(device)
-            speak(f"{count:,} parameters on {where}, {trainer.dtype}".replace("torch.", ""))
-            if run.train.compile == "yes" and not world.is_distributed:
-                speak("the first steps are compiled, which takes up to a minute each")
-            trainer.run()
-            steps = trainer.progress.snapshots
-            if trainer.train.average_checkpoints > 1:
-                speak(f"the weights are the mean of those after steps {', '.join(map(str, steps))}")
-        except Stopped as stopped:
-            how = "the same command" if world.is_distributed else None
-            how = how or f"{command_name()} {shlex.join(sys.argv[1:])}"
-            speak(f"manyheads: {stopped}; go on with: {how}")
-            raise typer.Exit(stopped.exit_code) from None
+    world = world or ONE_PROCESS
+    report: Callable[[str], None] = say if world.is_main else lambda line: None
+    try:
+        train_run(run, out, device, world, report)
+    except Stopped as stopped:
+        command = f"{command_name()} {shlex.join(sys.argv[1:])}"
+        how = "the same command" if world.is_distributed else command
+        report(f"manyheads: {stopped}; go on with: {how}")
+        raise typer.Exit(stopped.exit_code) from None
 
 
 def demo(
@@ -124,12 +99,12 @@ def train(
 ) -> None:
     """Train a model; the same command again goes on where it stopped.
 
-    manyheads train classify data.task=sst-2 data.folder=glue model=RUN
+    manyheads train classify data.task=sst-2 data.folder=glue init=RUN
 
-    model=FOLDER begins with the model that is there, a run or an imported one. Several processes
+    init=FOLDER begins with the model that is there, a run or an imported one. Several processes
     train together if torchrun starts them: torchrun --nproc-per-node 4 -m manyheads train ...
     """
-    from manyheads.train.parallel import World
+    from manyheads.train.step import World
 
     world = World.of_environment()
     with world.connected(say):
@@ -161,7 +136,7 @@ def _check_parallel(overrides: Sequence[str]) -> None:
 
 def _next(run: "Run", folder: Path) -> str:
     if run.spec.evaluate is None:
-        return f"fine-tune it: {command_name()} train classify data.train=FILE model={folder}"
+        return f"fine-tune it: {command_name()} train classify data.train=FILE init={folder}"
     split = "" if run.data and "test" in run.data.splits() else " --split valid"
     return f"next: {command_name()} evaluate {folder}{split}"
 

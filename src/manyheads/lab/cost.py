@@ -43,7 +43,7 @@ from manyheads.nn.packed import Packed
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScaledDot
 from manyheads.summary import human_bytes
-from manyheads.train.progress import Bar
+from manyheads.train.metrics import Bar
 
 OUT_OF_MEMORY = "out of memory"
 LONGEST_STEP = 4  # from one length to the next, where what it needs is told from those before

@@ -1,19 +1,24 @@
-"""Recipes: the TOML files next to this module, or a user's own, with `a.b=c` settings on top."""
+"""Recipes: the TOML files next to this module, or a user's own, with `a.b=c` overrides."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from manyheads.config import assign, kinds_of, nearest, override_all, read_toml
 from manyheads.errors import UserError
-from manyheads.finetune import finetune_config, load_start, refuse_changes
 from manyheads.nn.block import on_meta
 from manyheads.presets import ModelConfig
-from manyheads.run import Run, parse_run
+from manyheads.run import Run, choose_device, parse_run, train_run
+
+if TYPE_CHECKING:
+    from manyheads.loading import LoadedRun
 
 SUFFIX = ".toml"
+INIT = ("init", "start", "model")  # names of the setting; release 0.1 had the last two
 
 
 def recipes() -> list[str]:
@@ -22,10 +27,28 @@ def recipes() -> list[str]:
     return sorted(name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX))
 
 
-def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
-    """A recipe, by built-in name or file, with `a.b=c` settings on top.
+def train(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    device: str = "auto",
+) -> "LoadedRun":
+    """Train a recipe, or resume it, and load the result: `train("phrasebook", ["seed=2"])`.
 
-    `model=FOLDER` starts from a trained model: its settings, its tokenizer, its weights.
+    `recipe` is a built-in name or a TOML file, `overrides` are settings `a.b=c`, `out` is the run
+    folder (by default runs/RECIPE). A folder that is trained already is only loaded.
+    """
+    from manyheads.loading import load
+
+    folder, run = Path(out or Path("runs") / Path(recipe).stem), read_recipe(recipe, overrides)
+    train_run(run, folder, choose_device(device))
+    return load(folder, device)
+
+
+def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
+    """A recipe, by built-in name or file, with `a.b=c` overrides.
+
+    `init=FOLDER` starts from a trained model: its settings, its tokenizer, its weights.
     """
     path = Path(name)
     if name in recipes():
@@ -37,31 +60,70 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> Run:
         run = parse_run(table)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    settings, start = _split_start(overrides, run.start)
+    settings, init = _split_init(overrides, run.init)
     # The settings of a run that has begun are complete, wherever it started from.
-    if start and (start != run.start or not _is_complete(run.model)):
-        run = _start_from(start, run, settings)
+    if init and (init != run.init or not _is_complete(run.model)):
+        run = _start_from(init, run, settings)
     else:
         run = override_all(run, settings)
     _check_settings(settings, run)
-    needs_tokens = not run.start and run.spec.reads_text
+    needs_tokens = not run.init and run.spec.reads_text
     if run.data is None or (run.tokens is None and needs_tokens):
-        raise UserError("a run that is to be trained needs data and tokens: leave out data=none")
+        raise UserError("training needs data and tokens: leave out data=none and tokens=none")
     _check_sizes(run.model)
     return run
 
 
-def _start_from(start: str, run: Run, settings: Sequence[str]) -> Run:
+def _split_init(overrides: Sequence[str], init: str) -> tuple[list[str], str]:
+    """The overrides without `init=FOLDER`, and that folder. A kind of model wins over a folder."""
+    kinds = [kind for option in ModelConfig.__args__ for kind in kinds_of(option)]
+    rest = []
+    for setting in overrides:
+        name, equals, value = setting.partition("=")
+        if not equals or name not in INIT or (name == "model" and value in kinds):
+            rest.append(setting)
+            continue
+        if value and not Path(value).is_dir():
+            raise UserError(f"{setting} is not a folder{_advice(name, value, kinds)}")
+        if name != "init":
+            print(f"'{name}=FOLDER' is now 'init=FOLDER'", file=sys.stderr)
+        init = value
+    tokens = next((setting for setting in rest if setting.startswith("tokens")), None)
+    if init and tokens:
+        raise UserError(f"{init} comes with its own tokens: leave out {tokens}")
+    return rest, init
+
+
+def _advice(name: str, value: str, kinds: Sequence[str]) -> str:
+    close = get_close_matches(value, kinds, n=1)
+    if name == "model" and Path(value).name == value and close:
+        return f", and not a kind of model: did you mean model={close[0]}?"
+    return (
+        ": give a run or an imported model to start from (to resume a run, train RUN/run.toml "
+        "--out RUN)"
+    )
+
+
+def _start_from(init: str, run: Run, settings: Sequence[str]) -> Run:
     """The run with the model of a folder. The task adapts that model; `model.*` comes on top."""
-    loaded = load_start(start)
+    from manyheads.finetune import finetune_config, load_start, refuse_changes
+
+    loaded = load_start(init)
     of_model = [setting for setting in settings if setting.startswith("model.")]
     of_decode = [setting for setting in settings if setting.startswith("decode.")]
     run = assign(run, [setting for setting in settings if setting not in of_model])
-    config = finetune_config(loaded.run.model, run, start)
-    run = dataclasses.replace(run, start=start, tokens=None, model=config, decode=loaded.run.decode)
+    config = finetune_config(loaded.run.model, run, init)
+    run = dataclasses.replace(run, init=init, tokens=None, model=config, decode=loaded.run.decode)
     run = override_all(run, [*of_decode, *of_model])
     refuse_changes(run, config)
     return run
+
+
+def _is_complete(model: ModelConfig) -> bool:
+    """True once the data has decided what it decides of a model."""
+    if hasattr(model, "pixel_mean"):
+        return bool(model.pixel_mean)
+    return model.vocab_size is not None
 
 
 def _check_sizes(model: ModelConfig) -> None:
@@ -74,51 +136,14 @@ def _check_sizes(model: ModelConfig) -> None:
         raise UserError(f"no model has such sizes ({reason}): lower them") from None
 
 
-def _is_complete(model: ModelConfig) -> bool:
-    """True once the data has decided what it decides of a model."""
-    if hasattr(model, "pixel_mean"):
-        return bool(model.pixel_mean)
-    return model.vocab_size is not None
-
-
 def _check_settings(settings: Sequence[str], run: Run) -> None:
     """Refuse settings without any effect."""
     names = {setting.partition("=")[0] for setting in settings}
     if "train.bpe_dropout" in names and run.train.bpe_dropout_copies == 1:
         raise UserError("train.bpe_dropout needs train.bpe_dropout_copies > 1: try 8")
     for name, other in (("steps", "epochs"), ("warmup_steps", "warmup_ratio")):
-        decides = getattr(run.train, other)
-        if f"train.{name}" in names and decides is not None:
+        value = getattr(run.train, other)
+        if f"train.{name}" in names and value is not None:
             raise UserError(
-                f"train.{name} has no effect next to train.{other}={decides}: add "
-                f"train.{other}=none"
+                f"train.{name} has no effect next to train.{other}={value}: add train.{other}=none"
             )
-
-
-def _split_start(overrides: Sequence[str], start: str) -> tuple[list[str], str]:
-    """The settings without `model=FOLDER` (or `start=FOLDER`), and that folder."""
-    kinds = [kind for option in ModelConfig.__args__ for kind in kinds_of(option)]
-    rest = []
-    for setting in overrides:
-        path, equals, value = setting.partition("=")
-        is_kind = path == "model" and value in kinds and not Path(value).is_dir()
-        if path not in ("model", "start") or not equals or is_kind:
-            rest.append(setting)
-        elif Path(value).is_dir():
-            start = value
-        else:
-            raise UserError(f"{setting} is no folder{_advice(path, value, kinds)}")
-    tokens = next((setting for setting in rest if setting.startswith("tokens")), None)
-    if start and tokens:
-        raise UserError(f"{start} comes with its own tokens: leave out {tokens}")
-    return rest, start
-
-
-def _advice(path: str, value: str, kinds: Sequence[str]) -> str:
-    close = get_close_matches(value, kinds, n=1)
-    if path == "model" and Path(value).name == value and close:
-        return f", and no kind of model: did you mean model={close[0]}?"
-    return (
-        ": give a run, or an imported model, to begin with (a run that has begun goes on without "
-        "it: train RUN/run.toml --out RUN)"
-    )

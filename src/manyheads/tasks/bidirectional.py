@@ -20,7 +20,7 @@ from manyheads.evaluate.scores import Scores, loss_scores
 from manyheads.tasks.language import WindowTask, held_out_windows
 from manyheads.tasks.spec import LoadedModel, TaskSpec, add_frame, token_unit, total_nll
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss, cross_entropy
+from manyheads.train.step import Loss, cross_entropy
 
 
 @dataclass(frozen=True)

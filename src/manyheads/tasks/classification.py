@@ -23,8 +23,8 @@ from manyheads.tasks import masked
 from manyheads.tasks.encode import segments_of
 from manyheads.tasks.spec import BaseTask, LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss
 from manyheads.train.optimizer import TooLong
+from manyheads.train.step import Loss
 
 SHOWN = 8  # labels that a note names
 

@@ -28,7 +28,7 @@ from manyheads.tasks.language import HELD_OUT_SEED, WindowTask, held_out_windows
 from manyheads.tasks.spec import LoadedModel, RunSettings, TaskSpec, token_unit, total_nll
 from manyheads.tasks.translation import check_frame, translation_loss
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss
+from manyheads.train.step import Loss
 
 
 class CorruptedText:

@@ -29,8 +29,8 @@ from manyheads.tasks.spec import (
     total_nll,
 )
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss, cross_entropy
-from manyheads.train.progress import Bar
+from manyheads.train.metrics import Bar
+from manyheads.train.step import Loss, cross_entropy
 
 HELD_OUT_SEED, HELD_OUT_ROWS = 0, 32
 

@@ -26,7 +26,7 @@ from manyheads.tasks.language import (
 )
 from manyheads.tasks.spec import LoadedModel, RunSettings
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.progress import Bar
+from manyheads.train.metrics import Bar
 
 TRANSPOSING = 1  # separates this random stream from others of the same seed and step
 Table = Int[Tensor, "shifts v"]

@@ -2,16 +2,13 @@
 
 `model.safetensors` is the model to use. `state/last.safetensors` holds all that a resumed run
 needs: weights, Adam's moments and, in its header, the step and the best score so far. Random
-numbers need no state: every step seeds its own from the run's seed and the step.
-
-With FSDP `state/shards-STEP/` holds the same in PyTorch's distributed format, and
-`state/shards.json` names the last complete folder. Any number of processes can resume from either.
+numbers need no state: every step seeds its own from the run's seed and the step. Any number of
+processes can resume.
 """
 
 import copy
 import json
 import shutil
-import warnings
 import zlib
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,8 +24,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyheads.errors import DataError
-from manyheads.fileio import check_sum, check_sum_of, replace_file, write_text
-from manyheads.train.parallel import World, gather_full
+from manyheads.fileio import check_sum, check_sum_of, replace_file
+from manyheads.train.step import World
 
 WEIGHTS = "model.safetensors"
 STATE = "state"
@@ -98,7 +95,7 @@ def read_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{path} is damaged: its header cannot be read") from None
     if not is_intact:
-        raise DataError(f"{path} is damaged: its bytes do not match their check sum")
+        raise DataError(f"{path} is damaged: its bytes do not match their checksum")
     return tensors, about
 
 
@@ -131,7 +128,7 @@ class Progress:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a run has a state to resume from."""
+    """True if a run has a state to resume from."""
     return (folder / LAST).exists() or (folder / SHARDS).exists()
 
 
@@ -147,38 +144,26 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> Tensors:
 
 def load_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
     """Restore model and optimizer to the last saved step."""
-    shards, path = _read_shards(folder), folder / LAST
-    tensors, about = ({}, {}) if shards and not path.exists() else read_tensors(path)
+    path, has_shards = folder / LAST, (folder / SHARDS).exists()
+    states = [_read_shards(folder)] if has_shards else []
+    if path.exists() or not has_shards:
+        states.append(read_tensors(path))
     # Both exist if a run was killed right after it had saved one of them.
-    if shards is not None and shards[2].step > about.get("step", -1):
-        return _load_shards(*shards, model, optimizer)
+    tensors, about = max(states, key=lambda state: state[1].get("step", -1))
     expected = model.state_dict()
     weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     weights = {n: _shard_like(expected[n], t) if n in expected else t for n, t in weights.items()}
     load_weights(model, weights, path)
-    for name, moment in _new_moments(model, optimizer, tensors, path).items():
-        moment.copy_(_shard_like(moment, tensors[name]))
-    return _progress(about, path)
-
-
-def _new_moments(
-    model: nn.Module, optimizer: Optimizer, saved: Collection[str], path: Path
-) -> Tensors:
-    """Adam's state, to be loaded; parameters that no loss reached have none in the checkpoint."""
-    moments = {}
     for name, parameter in model.named_parameters():
-        keys = {f"adam.{key}.{name}": key for key in MOMENTS if f"adam.{key}.{name}" in saved}
-        if len(keys) not in (0, len(MOMENTS)):
-            raise DataError(f"{path} has no optimizer state for {name}: it cannot be gone on from")
-        for full_name, key in keys.items():
+        # A parameter that no loss reached has no moments.
+        moments = {key: tensors.get(f"adam.{key}.{name}") for key in MOMENTS}
+        for key, saved in moments.items() if any(v is not None for v in moments.values()) else ():
+            if saved is None:
+                raise DataError(f"{path} has no {key} of the optimizer for {name}: it is damaged")
             # The fused update needs the step, too, on the parameter's device.
             step = torch.zeros((), device=parameter.device)
             moment = step if key == "step" else torch.zeros_like(parameter)
-            moments[full_name] = optimizer.state[parameter][key] = moment
-    return moments
-
-
-def _progress(about: dict[str, Any], path: Path) -> Progress:
+            optimizer.state[parameter][key] = moment.copy_(_shard_like(moment, saved))
     try:
         return Progress(**about)
     except TypeError:
@@ -196,89 +181,28 @@ def _shard_like(like: Any, tensor: Tensor) -> Tensor:
     return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def save_shards(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> None:
-    """The state to resume from, of which each process writes its part."""
-    from torch import distributed as dist
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    name = f"shards-{progress.step:08d}"
-    path, is_main = folder / STATE / name, dist.get_rank() == 0
-    if is_main:
-        shutil.rmtree(path, ignore_errors=True)  # left by a kill
-    try:
-        save(state_of(model, optimizer), checkpoint_id=path)
-    except CheckpointException as error:
-        raise DataError(
-            f"{path} could not be saved ({_first_line(error)}): the one before it is untouched; "
-            "make room and go on"
-        ) from None
-    if is_main:
-        sums = {file.name: check_sum_of(file) for file in sorted(path.iterdir())}
-        facts = {"format": FORMAT, "folder": name, "about": vars(progress), "files": sums}
-        facts["told"] = check_sum(json.dumps(facts).encode())
-        write_text(folder / SHARDS, json.dumps(facts) + "\n")
-        (folder / LAST).unlink(missing_ok=True)
-        _drop_shards(folder, keep=name)
-
-
-def _first_line(error: BaseException) -> str:
-    """Of the error of whichever process failed."""
-    failures = list(getattr(error, "failures", {}).values())
-    return str(failures[0][0] if failures else error).partition("\n")[0]
-
-
-def _drop_shards(folder: Path, *, keep: str) -> None:
-    for path in (folder / STATE).glob("shards-*"):
-        if path.name != keep:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _read_shards(folder: Path) -> tuple[Path, dict[str, str], Progress] | None:
-    """The last complete folder of shards, the checksums of its files, and its progress."""
-    path = folder / SHARDS
-    if not path.exists():
-        return None
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        known = facts.pop("told", None)  # older files have none
-        is_intact = known in (None, check_sum(json.dumps(facts).encode()))
-        if facts["format"] != FORMAT or not is_intact:
-            raise ValueError
-        sums = dict(facts.get("files", {}))
-        progress = _progress(dict(facts["about"]), path)
-        return folder / STATE / str(facts["folder"]), sums, progress
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{path} is damaged: it does not say where the state is") from None
-
-
-def _load_shards(
-    path: Path, sums: dict[str, str], progress: Progress, model: nn.Module, optimizer: Optimizer
-) -> Progress:
-    """Restore model and optimizer from the parts of any number of processes."""
-    from torch.distributed.checkpoint.api import CheckpointException
+def _read_shards(folder: Path) -> tuple[Tensors, dict[str, Any]]:
+    """A state that release 0.1 saved with FSDP: a folder in PyTorch's distributed format."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    path = folder / SHARDS
     try:
-        damaged = [file for file, known in sums.items() if check_sum_of(path / file) != known]
-        if damaged:
-            raise ValueError(f"the bytes of {damaged[0]} do not match their check sum")
-        saved = FileSystemReader(path).read_metadata().state_dict_metadata
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        known = facts.pop("told", None)  # the first files had none
+        if facts["format"] != FORMAT or known not in (None, check_sum(json.dumps(facts).encode())):
+            raise ValueError("its bytes do not match their checksum")
+        parts = folder / STATE / str(facts["folder"])
+        for name, known in facts.get("files", {}).items():
+            if check_sum_of(parts / name) != known:
+                raise ValueError(f"the bytes of {name} do not match their checksum")
+        saved: Any = FileSystemReader(parts).read_metadata().state_dict_metadata
+        tensors = {n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in saved.items()}
+        load(tensors, checkpoint_id=parts, no_dist=True)
+        return tensors, dict(facts["about"])
     except Exception as error:  # a damaged file may raise anything
-        raise DataError(f"{path} is damaged or not there ({error})") from None
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    unknown = {name for name in saved if name.startswith("model.")} ^ tensors.keys()
-    if unknown:
-        raise DataError(f"{path} does not fit the model of run.toml: {min(unknown)}")
-    tensors |= _new_moments(model, optimizer, saved, path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns if one process loads without a group
-            load(tensors, checkpoint_id=path)
-    except (CheckpointException, ValueError, RuntimeError, OSError) as error:
-        raise DataError(f"{path} is damaged, or not of this model ({_first_line(error)})") from None
-    return progress
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{path} or its folder is damaged ({reason})") from None
 
 
 # --- snapshots, for averaging ---
@@ -310,10 +234,9 @@ def _snapshot(folder: Path, step: int) -> Path:
 
 
 class Checkpointer:
-    """Saves and restores a run whose main process holds all weights, and writes at once.
+    """Saves and restores a run. All processes call each method; the main one writes, at once.
 
-    `saved_model` is the part of the model that model.safetensors holds. All processes have to
-    call each method.
+    `saved_model` is the part of the model that model.safetensors holds.
     """
 
     def __init__(
@@ -335,14 +258,15 @@ class Checkpointer:
 
     def save(self, progress: Progress, *, snapshot: bool = False) -> None:
         """Save a state to resume from and, for averaging, a snapshot of the weights."""
-        weights = self.weights() if snapshot else None
+        state = self.world.gather(state_of(self.model, self.optimizer))
+        weights = self.world.gather(self.saved_model.state_dict()) if snapshot else None
         if self.world.is_main:
-            self._write(state_of(self.model, self.optimizer), weights, progress)
+            self._write(state, weights, progress)
         self.world.wait()
 
     def save_model(self, about: dict[str, Any]) -> None:
         """Save the current weights as the model to use."""
-        weights = self.weights()
+        weights = self.world.gather(self.saved_model.state_dict())
         if self.world.is_main:
             write_tensors(self.folder / WEIGHTS, weights, about)
 
@@ -351,18 +275,13 @@ class Checkpointer:
         if self.world.is_main:
             drop_old_snapshots(self.folder, progress)  # left by a kill
             buffers = {name for name, _ in self.saved_model.named_buffers()}
-            mean = average(self.folder, progress, buffers)
-            write_tensors(self.folder / WEIGHTS, mean, about)
+            write_tensors(self.folder / WEIGHTS, average(self.folder, progress, buffers), about)
 
     def load_model(self) -> None:
         """Load the model to use, where one process holds it."""
         if not self.world.is_distributed:
             path = self.folder / WEIGHTS
             load_weights(self.saved_model, read_tensors(path)[0], path)
-
-    def weights(self) -> Tensors:
-        """All weights of the model to use, on the main process."""
-        return self.saved_model.state_dict()
 
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
@@ -376,8 +295,10 @@ class Checkpointer:
         if weights is not None:
             write_tensors(_snapshot(self.folder, progress.step), weights, {})
         write_tensors(self.folder / LAST, state, vars(progress))
-        (self.folder / SHARDS).unlink(missing_ok=True)
-        _drop_shards(self.folder, keep="")
+        if (self.folder / SHARDS).exists():
+            (self.folder / SHARDS).unlink()
+            for path in (self.folder / STATE).glob("shards-*"):
+                shutil.rmtree(path, ignore_errors=True)
         if weights is not None:
             drop_old_snapshots(self.folder, progress)
 
@@ -405,36 +326,3 @@ class AsyncCheckpointer(Checkpointer):
 
 def _to_host(tensors: Tensors) -> Tensors:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
-class ShardedCheckpointer(Checkpointer):
-    """For FSDP: each process saves its part of each weight.
-
-    `replica`, on the main process, is a copy of the model from before it was sharded.
-    """
-
-    def __init__(self, *parts: Any, replica: nn.Module | None) -> None:
-        super().__init__(*parts)
-        self.replica = replica
-
-    def save(self, progress: Progress, *, snapshot: bool = False) -> None:
-        weights = self.weights() if snapshot else {}  # {} on other processes too
-        if weights:
-            write_tensors(_snapshot(self.folder, progress.step), weights, {})
-        save_shards(self.folder, self.model, self.optimizer, progress)
-        if weights:
-            drop_old_snapshots(self.folder, progress)
-        self.world.wait()
-
-    def weights(self) -> Tensors:
-        return gather_full(self.saved_model)
-
-    @contextmanager
-    def full_model(self) -> Iterator[nn.Module]:
-        weights = gather_full(self.model)
-        if self.replica is None:
-            yield self.model
-            return
-        self.replica.load_state_dict(weights)
-        yield self.replica.to(next(self.model.parameters()).device)
-        self.replica.cpu()

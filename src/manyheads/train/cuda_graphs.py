@@ -22,7 +22,7 @@ from manyheads.train.step import ForwardBackward, Result, StepStats
 
 Divisors = dict[str, Tensor]  # the number of predictions of each loss term in the step
 Pass = Callable[[Any, Divisors], Result]  # forward and backward over a micro-batch
-Gradients = list[Tensor | None]  # of all parameters; None where no loss reaches
+Gradients = list[Tensor | None]  # by parameter; None where no loss reaches
 
 WARMUP = 2  # eager passes of a shape before its capture: kernels are chosen and compiled in them
 MAX_GRAPHS = 128  # rarer shapes stay eager

@@ -12,27 +12,29 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from manyheads.errors import DataError, UserError
 from manyheads.optimize import can_capture, checkpoint_blocks, compile_blocks, optimize
-from manyheads.train.checkpoint import (
-    AsyncCheckpointer,
-    Checkpointer,
-    Progress,
-    ShardedCheckpointer,
-)
-from manyheads.train.metrics import LogWindow, Metrics, NoMetrics
+from manyheads.train.checkpoint import AsyncCheckpointer, Checkpointer, Progress
+from manyheads.train.metrics import Bar, LogWindow, Metrics, NoMetrics
 from manyheads.train.optimizer import Train, build_optimizer, learning_rate
-from manyheads.train.parallel import ALONE, Distributed, World, local, split_microbatches
-from manyheads.train.progress import Bar
-from manyheads.train.step import Batches, ForwardBackward, Objective, StepStats, Task
+from manyheads.train.step import (
+    ONE_PROCESS,
+    Batches,
+    ForwardBackward,
+    Objective,
+    StepStats,
+    Task,
+    World,
+)
 
-COMPILE_MIN_FLOPS = 3e15  # of a run on a GPU: fewer take less time than to compile a block
+COMPILE_MIN_FLOPS = 3e15  # a GPU run with fewer is shorter than the compilation of a block
 RANK_SEED_STRIDE = 0x9E3779B97F4A7C15  # no two steps of a run are so far apart
 
 
@@ -59,12 +61,9 @@ def _catch_signals(world: World) -> Iterator[Callable[[], int]]:
             raise KeyboardInterrupt
         received = number
 
-    previous = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, handle)
-    except ValueError:  # not in the main thread: the caller handles signals
-        pass
+    is_main_thread = current_thread() is main_thread()  # only there Python handles signals
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main_thread else ()
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield lambda: received
     finally:
@@ -103,7 +102,7 @@ class Trainer:
         folder: Path,
         metadata: dict[str, str] | None = None,
         saved_model: nn.Module | None = None,
-        world: World = ALONE,
+        world: World = ONE_PROCESS,
     ) -> None:
         self.model, self.task, self.train = model, task, train
         self.saved_model = model if saved_model is None else saved_model
@@ -125,13 +124,17 @@ class Trainer:
         """By device and number of processes: the loop does not depend on them."""
         model, train, world = self.model, self.train, self.world
         make_checkpointer: Callable[..., Checkpointer] = Checkpointer
+        self.batches = Batches(self.task)
+        self.forward_backward = ForwardBackward(self.objective, self.dtype)
         if world.is_distributed:
+            from manyheads.train import parallel
+
             if train.parallel == "fsdp":  # the copy is made before the model is sharded
                 replica = copy.deepcopy(model).cpu() if world.is_main else None
-                make_checkpointer = partial(ShardedCheckpointer, replica=replica)
-            self.batches = Batches(split_microbatches(self.task, world.size))
-            self.forward_backward: ForwardBackward = Distributed(
-                self.objective, self.dtype, self.batches, train.parallel, world
+                make_checkpointer = partial(parallel.ShardedCheckpointer, replica=replica)
+            self.batches = Batches(parallel.split_microbatches(self.task, world.size))
+            self.forward_backward = parallel.Distributed(
+                self.objective, self.dtype, self.batches, train.parallel, cast(Any, world)
             )
         elif self.device.type == "cuda":
             from manyheads.train.cuda_graphs import CudaGraphs
@@ -139,13 +142,9 @@ class Trainer:
 
             make_checkpointer = AsyncCheckpointer
             self.batches = Prefetcher(self.task, train.steps - 1)
-            self.forward_backward = ForwardBackward(self.objective, self.dtype)
             if can_capture(model):
                 single = train.accumulate == 1
                 self.forward_backward = CudaGraphs(self.objective, self.dtype, single_pass=single)
-        else:
-            self.batches = Batches(self.task)
-            self.forward_backward = ForwardBackward(self.objective, self.dtype)
         self.optimizer = build_optimizer(model, train)  # now: sharding replaces parameters
         self.checkpointer = make_checkpointer(
             self.folder, model, self.optimizer, self.saved_model, world
@@ -172,15 +171,20 @@ class Trainer:
         bar = Bar("train", train.steps, progress.step)
         bar.console.quiet = not self.world.is_main
         with _catch_signals(self.world) as received, bar, closing(self.checkpointer):
-            self._report_resume(bar)
+            if progress.step:
+                bar.say(f"resuming from step {progress.step}")
+            if self.metrics.skipped_lines:
+                path, count = self.folder / "metrics.jsonl", self.metrics.skipped_lines
+                bar.say(f"{path}: lines that could not be read, and are left out: {count}")
             window = LogWindow()
             while progress.step < train.steps:
                 window.steps.append(self.step(progress.step))
                 progress.step += 1
                 # Signals may reach the processes in different steps; all save the same one.
                 stop = self.world.all_max(received())
-                validates = self._is_due(train.validate_every)
-                saves = self._is_due(train.save_every)
+                is_last = progress.step == train.steps
+                validates = is_last or progress.step % train.validate_every == 0
+                saves = is_last or progress.step % train.save_every == 0
                 logs = validates or saves or progress.step % train.log_every == 0
                 if logs or self.device.type == "cpu":  # a GPU would have to wait for the step
                     self._check_losses(window)
@@ -194,15 +198,18 @@ class Trainer:
                     self._check_weights()
                 if validates:
                     self._validate(bar)
-                if saves:
-                    self._save()
-                elif stop:
-                    self.checkpointer.save(progress)  # no snapshot: it would shift the average
-                if stop and progress.step < train.steps:
+                if saves or stop:
+                    self._save(snapshot=saves and train.average_checkpoints > 1)
+                if stop and not is_last:
                     raise Stopped(stop, progress.step)
                 if logs:
                     window = LogWindow()
-        self._finish()
+        if train.average_checkpoints > 1:
+            about = {"averaged_steps": progress.snapshots, **self.metadata}
+            self.checkpointer.save_average(progress, about)
+        self.checkpointer.load_model()
+        self.close()
+        self.world.wait()
         return progress
 
     def step(self, step: int) -> StepStats:
@@ -226,28 +233,16 @@ class Trainer:
         self.batches.close()
         self.metrics.close()
 
-    def _is_due(self, every: int) -> bool:
-        return self.progress.step % every == 0 or self.progress.step == self.train.steps
-
     def _should_compile(self) -> bool:
         """If requested, or if a run on a GPU is long enough to gain by it."""
-        if self.world.is_distributed or self.train.compile == "no":
+        if self.world.is_distributed:
             return False
-        if self.train.compile == "yes" or self.device.type != "cuda":
+        if self.train.compile != "auto" or self.device.type != "cuda":
             return self.train.compile == "yes"
         tokens = sum(map(self.task.tokens, self.task.batches(self.progress.step)))
         weights = sum(weight.numel() for weight in self.model.parameters())
-        # Of all steps, so that a resumed run is compiled if the run before it was.
+        # All steps count, so that a resumed run is compiled if it was before.
         return 6 * weights * tokens * self.train.steps > COMPILE_MIN_FLOPS
-
-    def _report_resume(self, bar: Bar) -> None:
-        if self.progress.step:
-            bar.say(f"going on from step {self.progress.step}")
-        if self.metrics.skipped_lines:
-            bar.say(
-                f"{self.folder / 'metrics.jsonl'}: lines that could not be read, and are left "
-                f"out: {self.metrics.skipped_lines}"
-            )
 
     def _check_losses(self, window: LogWindow) -> None:
         """Stop before weights of a loss that is not finite are saved, and name its batch."""
@@ -258,7 +253,7 @@ class Trainer:
 
     def _check_weights(self) -> None:
         """A finite loss can have gradients that are not finite."""
-        tensors = (local(parameter) for parameter in self.model.parameters())
+        tensors = (getattr(p, "_local_tensor", p) for p in self.model.parameters())  # of FSDP
         is_broken = not all(bool(tensor.isfinite().all()) for tensor in tensors)
         if self.world.all_max(is_broken):
             step = self.progress.step - 1
@@ -271,7 +266,10 @@ class Trainer:
         )
 
     def _validate(self, bar: Bar) -> None:
-        progress, scores = self.progress, self.world.broadcast(self._scores())
+        progress = self.progress
+        with self.checkpointer.full_model() as model, torch.no_grad():
+            scores = self.task.validate(model.eval()) if self.world.is_main else {}
+        scores = self.world.broadcast(scores)
         self.metrics.write(progress.step, "valid", scores)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
         bar.say(f"step {progress.step}  {shown}")
@@ -281,22 +279,10 @@ class Trainer:
         if is_best or self.train.checkpoint == "last":
             self.checkpointer.save_model({"step": progress.step, **scores, **self.metadata})
 
-    def _scores(self) -> dict[str, float]:
-        """On held-out data, by the main process."""
-        with self.checkpointer.full_model() as model, torch.no_grad():
-            return self.task.validate(model.eval()) if self.world.is_main else {}
-
-    def _save(self) -> None:
-        progress, average = self.progress, self.train.average_checkpoints
-        if average > 1:
-            progress.snapshots = [*progress.snapshots, progress.step][-average:]
-        self.checkpointer.save(progress, snapshot=average > 1)
-
-    def _finish(self) -> None:
-        """Choose the model to use: with averaging, the mean of the last snapshots."""
-        if self.train.average_checkpoints > 1:
-            about = {"averaged_steps": self.progress.snapshots, **self.metadata}
-            self.checkpointer.save_average(self.progress, about)
-        self.checkpointer.load_model()
-        self.close()
-        self.world.wait()
+    def _save(self, *, snapshot: bool) -> None:
+        """Planned saves have a snapshot for averaging; one at a signal would shift the mean."""
+        progress = self.progress
+        if snapshot:
+            last = self.train.average_checkpoints
+            progress.snapshots = [*progress.snapshots, progress.step][-last:]
+        self.checkpointer.save(progress, snapshot=snapshot)

@@ -1,15 +1,21 @@
-"""Metrics of training: means over the steps since the last log line, metrics.jsonl, TensorBoard."""
+"""Metrics of training: means over steps, metrics.jsonl, TensorBoard, and progress on stderr."""
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
 from manyheads.errors import DataError
 from manyheads.fileio import replace_file
 from manyheads.train.step import StepStats
+
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class LogWindow:
@@ -91,7 +97,7 @@ class Metrics(NoMetrics):
             self.file.flush()
         except OSError as error:
             raise DataError(
-                f"{self.path} could not be saved ({error}): make room and go on"
+                f"{self.path} could not be saved ({error}): free disk space and try again"
             ) from None
         if not self.has_tensorboard:
             return
@@ -116,3 +122,45 @@ def step_of(line: bytes) -> int | None:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+class Bar:
+    """A bar on a terminal, plain lines elsewhere: steps done, a note (the loss), the time left."""
+
+    def __init__(self, name: str, total: int, done: int = 0) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.name, self.total, self.first = name, total, done
+        self.began = self.printed = time.monotonic()
+        self.live = sys.stderr.isatty()
+        self.progress = Progress(
+            TextColumn(name),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.live,
+        )
+        self.task = self.progress.add_task(name, total=total, completed=done, note="")
+
+    def __enter__(self) -> "Bar":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def update(self, done: int, note: str) -> None:
+        self.progress.update(self.task, completed=done, note=note)
+        now = time.monotonic()
+        if not self.live and (done == self.total or now - self.printed >= SECONDS_BETWEEN_LINES):
+            self.printed = now
+            rate = (done - self.first) / max(1e-9, now - self.began)
+            left = (self.total - done) / rate if rate else 0.0
+            self.say(f"{self.name} {done}/{self.total}  {note}  {left:.0f} s left")
+
+    def say(self, line: str) -> None:
+        """A line above the bar."""
+        self.console.print(line, markup=False, soft_wrap=True)

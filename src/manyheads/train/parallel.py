@@ -22,11 +22,21 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from manyheads.errors import UserError
 from manyheads.nn.block import Block
-from manyheads.nn.performer import PerformerAttention
-from manyheads.train.step import Batches, ForwardBackward, StepStats, Task, weighted_sum
+from manyheads.nn.performer import PerformerCore
+from manyheads.train.checkpoint import Checkpointer
+from manyheads.train.step import (
+    Batches,
+    ForwardBackward,
+    StepStats,
+    Task,
+    World,
+    weighted_sum,
+)
 
 B = TypeVar("B")
 Parallel = Literal["ddp", "fsdp"]
@@ -40,48 +50,29 @@ REPORTED = "reported"
 
 
 @dataclass(frozen=True)
-class World:
-    """The processes of a training: `rank` of `size`, `local_rank` on this machine.
+class Processes(World):
+    """Several processes: this one is `rank` of `size`, and `local_rank` on its machine."""
 
-    The main process, of rank 0, writes the run folder and the messages.
-    """
-
-    rank: int = 0
-    size: int = 1
+    rank: int
+    size: int
     local_rank: int = 0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size or self.local_rank < 0:
-            raise UserError(
-                f"RANK={self.rank} WORLD_SIZE={self.size} LOCAL_RANK={self.local_rank} name no "
-                "process: start with torchrun"
-            )
-
     @staticmethod
-    def of_environment() -> "World":
-        """From the variables that torchrun sets; one process without them."""
+    def of_environment() -> "Processes":
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        values = [os.environ.get(name) for name in names]
-        if values[0] is None or values[1] is None:
-            return ALONE
+        values = [os.environ.get(name, "0") for name in names]
+        problem = " ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
         try:
-            rank, size, local_rank = (int(value or 0) for value in values)
+            rank, size, local_rank = map(int, values)
         except ValueError:
-            pairs = " ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
-            raise UserError(f"{pairs} in the environment are no numbers: use torchrun") from None
-        return World(rank, size, local_rank)
-
-    @property
-    def is_distributed(self) -> bool:
-        return self.size > 1
-
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
+            raise UserError(f"{problem} are not numbers: start with torchrun") from None
+        if not 0 <= rank < size or local_rank < 0:
+            raise UserError(f"{problem} is not a process: start with torchrun")
+        return Processes(rank, size, local_rank)
 
     def device(self, device: torch.device) -> torch.device:
         """A GPU for each process of a machine."""
-        if not self.is_distributed or device.type != "cuda":
+        if device.type != "cuda":
             return device
         if device.index is not None:
             raise UserError(f"each process has a GPU of its own: use --device cuda, not {device}")
@@ -97,9 +88,6 @@ class World:
     @contextmanager
     def connected(self, report: Callable[[str], None]) -> Iterator[None]:
         """A process group; an error that all processes raise is reported once."""
-        if not self.is_distributed:
-            yield
-            return
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise UserError(f"RANK is set and {missing[0]} is not: start with torchrun")
@@ -123,23 +111,20 @@ class World:
         dist.destroy_process_group()
 
     def exit(self, code: int = 0) -> None:
-        """End this process of several at once.
+        """End this process at once.
 
         Threads of a process group sometimes abort a process that ends the usual way, after its
         work is done; torchrun would take that for a failure.
         """
-        if self.is_distributed:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     def wait(self) -> None:
-        """Barrier."""
         self.all_max(0)
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The main process, then the others; none continues before all are done."""
         if not self.is_main:
             self.wait()
         yield
@@ -148,29 +133,22 @@ class World:
         self.wait()
 
     def all_max(self, number: int) -> int:
-        if not self.is_distributed:
-            return number
         tensor = torch.tensor(number)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return int(tensor)
 
-    def all_sum(self, numbers: Tensor) -> Tensor:
-        if self.is_distributed:
-            dist.all_reduce(numbers)
-        return numbers
-
     def broadcast(self, scores: dict[str, float]) -> dict[str, float]:
-        """The scores of the main process."""
-        if not self.is_distributed:
-            return scores
         objects = [scores]
         dist.broadcast_object_list(objects, src=0, device=torch.device("cpu"))
         return objects[0]
 
-    def sync(self, tensors: list[Tensor]) -> None:
-        """Overwrite tensors with those of the main process."""
-        for tensor in tensors if self.is_distributed else []:
-            dist.broadcast(tensor, src=0)
+    def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        gathered = {}
+        for name, tensor in tensors.items():
+            full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.is_main:
+                gathered[name] = full.cpu()
+        return gathered
 
     def local_batches(self, batches: list[B]) -> list[tuple[B, bool]]:
         """The micro-batches of this process, and whether each is counted.
@@ -183,9 +161,6 @@ class World:
         return local + [(batches[0], False)] * (rounds - len(local))
 
 
-ALONE = World()
-
-
 def _is_reported(store: Any) -> bool:
     try:
         store.wait([REPORTED], REPORT_TIMEOUT)
@@ -195,7 +170,7 @@ def _is_reported(store: Any) -> bool:
 
 
 class Distributed(ForwardBackward):
-    """Gradients summed over processes, with DDP or FSDP."""
+    """Gradients summed over processes, with DDP (replicated weights) or FSDP (sharded ones)."""
 
     def __init__(
         self,
@@ -203,17 +178,38 @@ class Distributed(ForwardBackward):
         dtype: torch.dtype,
         batches: Batches,
         parallel: Parallel,
-        world: World,
+        world: Processes,
     ) -> None:
         super().__init__(objective, dtype)
         self.world = world
-        self.random_features = random_feature_buffers(objective)
+        # All processes have to use the same random features, which are resampled in training.
+        self.random_features = [
+            buffer
+            for part in objective.modules()
+            if isinstance(part, PerformerCore) and part.settings.redraw is not None
+            for buffer in part.buffers(recurse=False)
+        ]
         if parallel == "fsdp":
-            self.objective = wrap_ddp_or_fsdp(objective, "fsdp", self.device)
-            return
-        example = batches(0)[0]
+            self._shard()
+        else:
+            self._replicate(batches(0)[0])
+
+    def _shard(self) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.world.size,))
+        for part in list(self.objective.modules()):
+            if isinstance(part, Block):
+                fully_shard(part, mesh=mesh)
+        fully_shard(self.objective, mesh=mesh)
+
+    def _replicate(self, example: Any) -> None:
+        devices = [self.device] if self.device.type == "cuda" else None
         has_unused = not self._reaches_all(example)
-        self.objective = wrap_ddp_or_fsdp(objective, "ddp", self.device, has_unused=has_unused)
+        self.objective = DistributedDataParallel(
+            self.objective, devices, find_unused_parameters=has_unused
+        )
         # After its first pass DDP reorders its buckets for good, by the order in which gradients
         # came. Else a resumed run would sum its first step in another order than before.
         self._reaches_all(example)
@@ -221,14 +217,15 @@ class Distributed(ForwardBackward):
     def __call__(self, batches: list[Any], stats: StepStats) -> None:
         local = self.world.local_batches(batches)
         for number, (batch, counted) in enumerate(local, start=1):
-            self.world.sync(self.random_features)
+            for buffer in self.random_features:
+                dist.broadcast(buffer, src=0)
             with self._gradient_sync(number == len(local)):
                 losses, routing = self.losses(batch)
                 # DDP and FSDP average over the processes; the gradient of the step is the sum.
                 scale = self.world.size if counted else 0
                 (weighted_sum(losses, stats.divisors()) * scale).backward()
             stats.add(losses, routing, counted=counted)
-        stats.all_reduce(self.world.all_sum)
+        _sum_over_processes(stats)
 
     def _gradient_sync(self, is_last: bool) -> Any:
         """DDP exchanges gradients after the last micro-batch only, FSDP after each."""
@@ -236,7 +233,7 @@ class Distributed(ForwardBackward):
         return nullcontext() if is_last or no_sync is None else no_sync()
 
     def _reaches_all(self, example: Any) -> bool:
-        """Whether all parameters get a gradient (a pooler for fine-tuning may not).
+        """True if all parameters get a gradient (a pooler for fine-tuning may not).
 
         A pass over a batch whose gradients, and new random features, are discarded.
         """
@@ -249,6 +246,16 @@ class Distributed(ForwardBackward):
         for buffer, old in zip(self.random_features, before, strict=True):
             buffer.copy_(old)
         return all(gradient is not None for gradient in gradients)
+
+
+def _sum_over_processes(stats: StepStats) -> None:
+    values = [*stats.sums.values(), *(number for pair in stats.extra.values() for number in pair)]
+    device = values[0].device
+    row = torch.stack([torch.as_tensor(value, device=device).double() for value in values])
+    dist.all_reduce(row)
+    totals = iter(row)
+    stats.sums = {name: next(totals) for name in stats.sums}
+    stats.extra = {name: (next(totals), next(totals)) for name in stats.extra}
 
 
 def split_microbatches(task: Task[Any], ways: int) -> Task[Any]:
@@ -264,48 +271,19 @@ def split_microbatches(task: Task[Any], ways: int) -> Task[Any]:
     return result
 
 
-def wrap_ddp_or_fsdp(
-    objective: nn.Module, parallel: Parallel, device: torch.device, *, has_unused: bool = False
-) -> nn.Module:
-    """A module that each process holds completely ("ddp"), or a part of each weight ("fsdp").
+class ShardedCheckpointer(Checkpointer):
+    """For FSDP. `replica`, on the main process, is a copy of the model from before sharding."""
 
-    Both average gradients over the processes. `has_unused`: some parameters get no gradient.
-    """
-    if parallel == "ddp":
-        from torch.nn.parallel import DistributedDataParallel
+    def __init__(self, *parts: Any, replica: nn.Module | None) -> None:
+        super().__init__(*parts)
+        self.replica = replica
 
-        devices = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(objective, devices, find_unused_parameters=has_unused)
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for part in list(objective.modules()):
-        if isinstance(part, Block):
-            fully_shard(part, mesh=mesh)
-    fully_shard(objective, mesh=mesh)
-    return objective
-
-
-def gather_full(module: nn.Module) -> dict[str, Tensor]:
-    """The complete state of a sharded module, on the main process's CPU; empty on the others."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state: dict[str, Any] = get_model_state_dict(module, options=options)
-    return state
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def random_feature_buffers(model: nn.Module) -> list[Tensor]:
-    """Random features that are resampled during training: all processes have to use the same."""
-    return [
-        buffer
-        for part in model.modules()
-        if isinstance(part, PerformerAttention) and part.settings.redraw is not None
-        for buffer in part.buffers(recurse=False)
-    ]
+    @contextmanager
+    def full_model(self) -> Iterator[nn.Module]:
+        weights = self.world.gather(self.model.state_dict())
+        if self.replica is None:
+            yield self.model
+            return
+        self.replica.load_state_dict(weights)
+        yield self.replica.to(next(self.model.parameters()).device)
+        self.replica.cpu()

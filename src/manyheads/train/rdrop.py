@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.ops import rows_per_chunk
-from manyheads.train.loss import Loss
+from manyheads.train.step import Loss
 
 F32 = torch.float32
 

@@ -6,17 +6,65 @@ Each term is divided by its number of predictions in all micro-batches of the st
 batches, and batches split over processes, have the gradient of one large batch.
 """
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from manyheads import ops
+from manyheads.data.batching import IGNORE_INDEX
 from manyheads.nn.experts import ExpertFeedForward, Routing, take_routing
-from manyheads.train.loss import Loss
 
 B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A term of the training loss, as sums over `count` predictions.
+
+    `objective` is differentiated; `nll` is reported (−log p without label smoothing); `weight` is
+    the factor of the term in the total.
+    """
+
+    objective: Float[Tensor, ""]
+    nll: Float[Tensor, ""]
+    count: int
+    weight: float = 1.0
+
+
+def cross_entropy(
+    hidden: Float[Tensor, "*n d"],
+    matrix: Float[Tensor, "v d"],
+    labels: Int[Tensor, "*n"],
+    *,
+    bias: Float[Tensor, " v"] | None = None,
+    smoothing: float = 0.0,
+    loss_mask: Bool[Tensor, "*n"] | None = None,
+    count: int | None = None,
+) -> Loss:
+    """Cross-entropy with label smoothing ε, computed together with the output layer.
+
+    L = −Σ_v q_v log p_v,  q = (1 − ε) one-hot + ε / V,  log p_v = z_v − log Σ e^z,  z = h Wᵀ + b
+
+    Positions outside `loss_mask`, or with the label IGNORE_INDEX, do not count. `count` is the
+    number of the others; if the caller knows it, a GPU need not be waited for.
+    """
+    hidden, labels = hidden.flatten(0, -2), labels.flatten()
+    if loss_mask is not None and hidden.device.type == "cpu":  # where it is cheap to drop rows
+        hidden, labels = hidden[loss_mask.flatten()], labels[loss_mask.flatten()]
+    elif loss_mask is not None:
+        labels = labels.masked_fill(~loss_mask.flatten(), IGNORE_INDEX)
+    if count is None:
+        count = len(labels) if loss_mask is None else int((labels != IGNORE_INDEX).sum())
+    objective, nll = ops.linear_cross_entropy(hidden, matrix, bias, labels, smoothing)
+    return Loss(objective, nll, count)
+
+
 Result = tuple[dict[str, Loss], list[Routing]]  # of one micro-batch
 
 
@@ -106,15 +154,6 @@ class StepStats:
                 dropped, routed = dropped + layer.dropped, routed + layer.places
             self.extra["dropped"] = dropped, routed
 
-    def all_reduce(self, all_sum: Callable[[Tensor], Tensor]) -> None:
-        """Sum with the results of the other processes."""
-        values = [*self.sums.values(), *(number for pair in self.extra.values() for number in pair)]
-        device = values[0].device
-        row = torch.stack([torch.as_tensor(value, device=device).double() for value in values])
-        totals = iter(all_sum(row))
-        self.sums = {name: next(totals) for name in self.sums}
-        self.extra = {name: (next(totals), next(totals)) for name in self.extra}
-
     def nll(self) -> float:
         return float(sum(self.sums.values()))
 
@@ -167,3 +206,63 @@ def weighted_sum(losses: dict[str, Loss], divisors: Mapping[str, Any]) -> Tensor
     """Σ_terms weight · objective / count, what a micro-batch adds to the loss of its step."""
     terms = [loss.objective * loss.weight / divisors[name] for name, loss in losses.items()]
     return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
+
+
+class World:
+    """The processes of a training: this one only, unless `torchrun` has started several.
+
+    The main process, of rank 0, writes the run folder and the messages. `parallel.Processes` is
+    the version for several.
+    """
+
+    rank, size = 0, 1
+
+    @staticmethod
+    def of_environment() -> "World":
+        """From the variables that torchrun sets."""
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            return ONE_PROCESS
+        from manyheads.train.parallel import Processes
+
+        processes = Processes.of_environment()
+        return processes if processes.size > 1 else ONE_PROCESS
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.size > 1
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def device(self, device: torch.device) -> torch.device:
+        """The device of this process."""
+        return device
+
+    def connected(self, report: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Connected processes; an error that all of them raise is reported once."""
+        return nullcontext()
+
+    def exit(self, code: int = 0) -> None:
+        """End one of several processes."""
+
+    def wait(self) -> None:
+        """Barrier."""
+
+    def main_first(self) -> AbstractContextManager[None]:
+        """The main process, then the others; none continues before all are done."""
+        return nullcontext()
+
+    def all_max(self, number: int) -> int:
+        return number
+
+    def broadcast(self, scores: dict[str, float]) -> dict[str, float]:
+        """The scores of the main process."""
+        return scores
+
+    def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Complete tensors of sharded ones, on the main process; the others may get none."""
+        return tensors
+
+
+ONE_PROCESS = World()

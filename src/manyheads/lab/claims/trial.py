@@ -17,10 +17,9 @@ from torch import nn
 from manyheads.loading import TorchRun
 from manyheads.models.base import Model
 from manyheads.recipes import read_recipe
-from manyheads.run import TOKENIZER, read_run
+from manyheads.run import TOKENIZER, make_trainer, read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.loop import Trainer
-from manyheads.training import train
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def trained(recipe: str, *changes: str, seed: int, device: torch.device) -> Tria
     wanted = read_recipe(recipe, [*changes, f"seed={seed}"])
     with TemporaryDirectory() as name:
         folder = Path(name)
-        trainer = train(wanted, folder, device)
+        trainer = make_trainer(wanted, folder, device)
         run = read_run(folder)
         own = folder / TOKENIZER
         tokenizer = Tokenizer.load(own) if own.exists() else None

@@ -97,8 +97,8 @@ def check_recipe(run: Run) -> None:
             "scale is for language models of text: take the recipe language, gpt-mini or "
             "shakespeare-char"
         )
-    if run.start:
-        raise UserError("scale trains every size from the beginning: leave out model=FOLDER")
+    if run.init:
+        raise UserError("scale trains every size from the beginning: leave out init=FOLDER")
     assert isinstance(run.model, GptConfig)  # as the task table has it
     for name in ("head_dim", "kv_heads"):
         if getattr(run.model, name) is not None:

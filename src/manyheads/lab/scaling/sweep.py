@@ -38,7 +38,7 @@ from manyheads.phrasebook import sentences
 from manyheads.run import SETTINGS, TOKENIZER, Run, differences, locked, make_folder, model_digest
 from manyheads.tasks.language import LanguageTask
 from manyheads.train.loop import Trainer
-from manyheads.train.progress import Bar
+from manyheads.train.metrics import Bar
 
 PLAN, RESULTS, TEXT = "plan.json", "results.json", "text"
 # Of the built-in text: for each split as many seeds, with each as many sentences.
