@@ -334,7 +334,7 @@ def test_the_commands_say_the_same_of_an_exported_model(
             code, greedy, said = call(words[0], out, *words[3:], stdin=stdin)
             likeliest = result(words[0], out, "--temperature", "0", *words[3:], stdin=stdin)
             assert (code, greedy) == (0, likeliest)
-            assert "the likeliest token is taken" in said
+            assert "the most probable token is taken" in said
             assert "one stream of random numbers" in mistake(words[0], out, *words[1:], stdin=stdin)
         else:
             assert result(words[0], out, *words[1:], stdin=stdin) == printed, words

@@ -332,4 +332,4 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 def test_commands_for_texts_and_for_pictures_are_told_apart(trained: Path) -> None:
     assert "classify RUN a.png" in mistake("classify", trained)
     assert "model of images" in mistake("embed", trained, "--out", "x.npy", stdin=b"a\n")
-    assert "--beam is for translators" in mistake("evaluate", trained, "--beam", "2")
+    assert "--beam works only with translators" in mistake("evaluate", trained, "--beam", "2")

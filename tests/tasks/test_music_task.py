@@ -249,12 +249,12 @@ def test_data_that_have_moved_are_found_where_they_are_named(
     words = ("--out", tmp_path / "a.mid", "--max-new-tokens", 60, "--temperature", 2)
     code, printed, said = call("generate", trained["midi"], "data.folder=none", *words)
     assert code == 0
-    assert "no numbers of the data: data.folder=none is not a folder" in said
+    assert "no statistics of the data: data.folder=none is not a folder" in said
     assert "valid" not in printed
     here = f"data.folder={folders['midi']}"
     code, printed, said = call("generate", trained["midi"], here, *words)
     assert code == 0
-    assert "no numbers" not in said
+    assert "no statistics" not in said
     assert "valid" in printed
     for setting in ("Once upon a time", "data.transpose=3", "model.dim=3"):
         code, _, said = call("generate", trained["midi"], setting, *words)
@@ -404,12 +404,12 @@ def test_generate_writes_some_music_before_an_end(
     )
     code, _, said = call("generate", trained["jsb"], "--out", tmp_path / "a.mid", *words)
     assert code == 0, said
-    assert f" {least} new words" in said
+    assert f" {least} new tokens" in said
     code, _, said = call(
         "generate", trained["jsb"], "--out", tmp_path / "b.mid", "--min-new-tokens", 0
     )
     assert code == 2
-    assert "0 words were written" in said
+    assert "among the 0 generated tokens" in said
     assert not (tmp_path / "b.mid").exists()
 
 
@@ -419,7 +419,7 @@ def test_a_model_without_a_note_says_so(
     monkeypatch.setattr("manyheads.decode.compose.compose", lambda *parts, **more: ["shift5"])
     code, _, said = call("generate", trained["midi"], "--out", tmp_path / "a.mid")
     assert code == 2
-    assert "no note is among them" in said
+    assert "no note among the" in said
     assert not (tmp_path / "a.mid").exists()
 
 

@@ -102,7 +102,7 @@ def _split_start(overrides: Sequence[str], start: str) -> tuple[list[str], str]:
     for setting in overrides:
         path, equals, value = setting.partition("=")
         is_kind = path == "model" and value in kinds and not Path(value).is_dir()
-        if path not in ("model", "start") or not equals or is_kind:
+        if path not in ("model", "start", "init") or not equals or is_kind:
             rest.append(setting)
         elif Path(value).is_dir():
             start = value

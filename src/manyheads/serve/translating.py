@@ -3,9 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
-from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Hypothesis
 from manyheads.decode.lines import BREAKS, pieces
 from manyheads.decode.translate import BaseTranslator
@@ -13,9 +11,9 @@ from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.run import Run
 from manyheads.serve.batching import Bounds, Job, Work
+from manyheads.tasks.translation import LANGUAGE, language_pair
 from manyheads.web.responses import Problem
 
-CODE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})?")
 LISTED = """
     ar Arabic, cs Czech, da Danish, de German, el Greek, en English, es Spanish, et Estonian,
     fi Finnish, fr French, hi Hindi, hu Hungarian, it Italian, ja Japanese, ko Korean,
@@ -34,8 +32,8 @@ class Languages:
     def __post_init__(self) -> None:
         for name in ("source", "target"):
             code = getattr(self, name)
-            if not CODE.fullmatch(code):
-                raise UserError(f"--{name} {code} is no code of a language: give one like en or de")
+            if not LANGUAGE.fullmatch(code):
+                raise UserError(f"--{name} {code} is not a language code: use e.g. en or de")
 
     @property
     def read(self) -> str:
@@ -53,25 +51,14 @@ def base(code: str) -> str:
 
 def languages_of(run: Run, source: str | None, target: str | None) -> Languages:
     """Those of the options, else those that the settings of the run's data name."""
-    found: tuple[str, str] = ("", "")
-    if isinstance(run.data, PhrasebookData):
-        first, _, second = run.data.pair.partition("-")
-        found = first, second
-    elif isinstance(run.data, FilesData):
-        found = _ending(run.data.source), _ending(run.data.target)
-    given = (source or found[0]).lower(), (target or found[1]).lower()
-    if not all(given):
+    of_data = language_pair(run.data)
+    pair = (source or of_data[0]).lower(), (target or of_data[1]).lower()
+    if not all(pair):
         raise UserError(
-            "the settings of the run do not say its languages: give --source and --target, "
-            "e.g. --source en --target de"
+            "the run does not name its languages: add --source and --target, e.g. --source en "
+            "--target de"
         )
-    return Languages(*given)
-
-
-def _ending(name: str) -> str:
-    """The language in `en`, `train.en` or `train.en.gz`; nothing where there is none."""
-    ending = PurePath(name.removesuffix(".gz")).name.rpartition(".")[2].lower()
-    return ending if CODE.fullmatch(ending) else ""
+    return Languages(*pair)
 
 
 @dataclass(frozen=True)

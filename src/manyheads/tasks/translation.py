@@ -1,6 +1,8 @@
 """Translation: batches, loss and validation for the loop, and the scores of a finished run."""
 
+import re
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from manyheads.decode.lines import translate_whole
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
-from manyheads.evaluate.scores import Scores, perplexity, translation_scores
+from manyheads.evaluate.scores import Scores, bleu_tokenizer, perplexity, translation_scores
 from manyheads.models.capture import looks_across
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.embedding import LMHead
@@ -34,6 +36,7 @@ from manyheads.train.progress import Bar
 from manyheads.train.rdrop import rdrop_kl
 
 COMPOSITIONAL = "compositional"
+LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})?")
 MULTIPLE = 2  # lengths on a GPU: hardly more padding than any length, and seldom more shapes
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
 
@@ -192,8 +195,24 @@ def _likelihood(translator: Translator, corpus: Corpus) -> Scores:
     return {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
 
 
+def language_pair(data: Any) -> tuple[str, str]:
+    """The codes of source and target language that data names; "" where it names none."""
+    if isinstance(data, PhrasebookData):
+        source, _, target = data.pair.partition("-")
+        return source, target
+    if isinstance(data, FilesData):
+        return _language_of(data.source), _language_of(data.target)
+    return "", ""
+
+
+def _language_of(file: str) -> str:
+    """The language in `en`, `train.en` or `train.en.gz`."""
+    ending = PurePath(file.removesuffix(".gz")).name.rpartition(".")[2].lower()
+    return ending if LANGUAGE.fullmatch(ending) else ""
+
+
 def evaluate_translation(
-    translator: BaseTranslator, data: TranslationData, split_name: str
+    translator: BaseTranslator, data: TranslationData, split_name: str, tokenize: str = "auto"
 ) -> Evaluation:
     """BLEU, chrF, exact match and perplexity of a split, each as it was computed.
 
@@ -202,12 +221,14 @@ def evaluate_translation(
     is left out where another program runs it or eight bits do; what needs its heads where another
     program does, where it frames texts in its own way, and where it has no cross-attention.
     """
+    if tokenize == "auto":
+        tokenize = bleu_tokenizer(re.split("[-_]", language_pair(data)[1])[0])
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
         written = translate_whole(
             translator, corpus.sources, lambda done: bar.update(done, "sentences")
         )
-    scores = translation_scores(written, corpus.targets)
+    scores = translation_scores(written, corpus.targets, tokenize)
     own = False
     if isinstance(translator, Translator):
         own = translator.special_tokens.own and looks_across(translator.model)
@@ -218,7 +239,8 @@ def evaluate_translation(
         scores["files"] = corpus.name
     if split_name == "test" and COMPOSITIONAL in data.splits():
         other = data.read(COMPOSITIONAL)
-        unseen = translation_scores(translate_whole(translator, other.sources), other.targets)
+        translations = translate_whole(translator, other.sources)
+        unseen = translation_scores(translations, other.targets, tokenize)
         scores["compositional_bleu"] = unseen["bleu"]
     error = None
     if corpus.aligned is not None and isinstance(translator, Translator) and own:
@@ -251,8 +273,10 @@ def check_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
     return tokenizer
 
 
-def evaluate(loaded: LoadedModel, data: TranslationData, split_name: str) -> Scores:
-    return evaluate_translation(loaded.translator(), data, split_name).scores
+def evaluate(
+    loaded: LoadedModel, data: TranslationData, split_name: str, tokenize: str = "auto"
+) -> Scores:
+    return evaluate_translation(loaded.translator(), data, split_name, tokenize).scores
 
 
 SPEC = TaskSpec(
