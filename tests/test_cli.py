@@ -188,10 +188,10 @@ def test_settings_are_listed_with_meaning_and_type() -> None:
     lines = result("settings", "phrasebook", "train").splitlines()
     assert all(line.startswith("train.") for line in lines)
     row = next(line for line in lines if line.startswith("train.checkpoint=best"))
-    assert "best|last" in row
-    found = result("settings", "phrasebook", "learning rate")
-    assert "train.learning_rate=" in found
-    assert "train.batch_tokens=" not in found
+    assert "best | last" in row
+    matches = result("settings", "phrasebook", "learning rate")
+    assert "train.learning_rate=" in matches
+    assert "train.batch_tokens=" not in matches
     changed = result("settings", "phrasebook", "model.position", "model.position=rotary")
     assert "model.position=rotary" in changed
 

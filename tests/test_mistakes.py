@@ -382,7 +382,7 @@ def test_every_recipe_prints_and_lists_its_settings(name: str) -> None:
     assert "train.steps=" in result("settings", name)
 
 
-# --- what is no error ---
+# --- no errors ---
 
 
 def _losses(run: Path) -> list[float]:
@@ -406,7 +406,7 @@ def test_windows_line_ends_change_nothing() -> None:
 
 
 def test_a_refused_training_can_be_repeated_in_the_same_folder() -> None:
-    out = Path("runs/mended")
+    out = Path("runs/repeated")
     out.mkdir()
     words = ("train", "gpt-mini", TEXT, *SMALL[:3], *STEPS, "--out", out)
     mistake(*words, "model.max_length=100000", code=3)

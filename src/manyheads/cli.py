@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def _discard_output() -> None:
-    """What is still buffered for a full disk would fail again, with a traceback, at exit."""
+    """The rest of the buffer would fail again, with a traceback, at exit."""
     try:
         sys.stdout.flush()
     except OSError:

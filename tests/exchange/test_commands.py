@@ -395,7 +395,7 @@ def test_what_cannot_be_exported_is_one_line(run: Make, exported: Make, tmp_path
     out = ("--out", tmp_path / "new" / "out")
     assert "'onnx'?" in mistake("export", run("gpt2"), "--to", "onx", *out)
     line = mistake("export", run("gpt2"), "--to", "onnx", "--quantization", "int8", *out)
-    assert "--quantization is for ctranslate2" in line
+    assert "--quantization works only with --to ctranslate2" in line
     line = mistake("export", run("gpt2"), "--to", "ctranslate2", "--quantization", "int9", *out)
     assert "'int8'?" in line
     line = mistake("export", exported("ctranslate2", "gpt2"), "--to", "onnx", *out)

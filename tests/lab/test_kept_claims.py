@@ -108,7 +108,7 @@ def test_stopped_by_a_person_it_says_what_is_kept(
     found = CliRunner().invoke(app, ["claims", "--all", "--report", str(tmp_path / "out")])
     assert found.exit_code == 130
     assert "stopped in b" in found.output
-    assert "the same command goes on" in found.output
+    assert "the same command resumes" in found.output
     assert (tmp_path / "out" / "a.json").is_file()
 
 

@@ -273,17 +273,17 @@ class Slow(Work[int]):
         return len(asks) <= 10
 
     def compute(self, jobs: Sequence[Job[int]]) -> None:
-        self.batches.append([job.ask for job in jobs])
+        self.batches.append([job.request for job in jobs])
         self.begun.set()
         assert self.may.wait(10)
         for job in jobs:
-            if job.ask < 0:
+            if job.request < 0:
                 raise ValueError("a failure that nobody expected")
-            job.tell(job.ask)
+            job.send(job.request)
 
 
 async def everything(job: Job[int]) -> list[Any]:
-    return [part async for part in job.news()]
+    return [part async for part in job.parts()]
 
 
 def test_what_comes_while_a_batch_computes_is_the_next_one() -> None:
@@ -391,8 +391,8 @@ def test_batches_give_what_each_sentence_gets_alone(
     torch.manual_seed(0)
 
     async def run() -> list[list[Any]]:
-        jobs = [Job(work.ask(texts)) for texts in ([SENTENCE], [OTHER, SENTENCE], [])]
-        assert work.fits([job.ask for job in jobs])
+        jobs = [Job(work.make_request(texts)) for texts in ([SENTENCE], [OTHER, SENTENCE], [])]
+        assert work.fits([job.request for job in jobs])
         await asyncio.to_thread(work.compute, jobs)
         for job in jobs:
             job.end()

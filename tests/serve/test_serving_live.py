@@ -105,7 +105,7 @@ def test_a_client_that_goes_away_leaves_the_queue(
     def wait(jobs: Any) -> None:
         begun.set()
         assert may.wait(20)
-        computed.extend(job.ask.most for job in jobs if not job.gone)
+        computed.extend(job.request.max_tokens for job in jobs if not job.cancelled)
         compute(jobs)
 
     monkeypatch.setattr(live.work, "compute", wait)

@@ -19,13 +19,13 @@ from manyheads.models.gpt import GptConfig
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Bounds, Job
 from manyheads.serve.completing import (
-    Completion,
+    Chunk,
+    CompletionRequest,
     Completions,
-    Growing,
-    Piece,
-    RaggedCache,
-    may_be_ragged,
-    together,
+    Detokenizer,
+    LeftPaddedCache,
+    left_pad,
+    supports_left_padding,
 )
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -69,14 +69,14 @@ def alone(folder: Path, prompt: Sequence[int], limit: int, sample: Sample) -> li
 @pytest.mark.parametrize(("position", "core"), PARTS)
 def test_prompts_of_different_lengths_are_read_as_if_alone(position: str, core: str) -> None:
     model = tiny(GptConfig, position, core).build().eval()
-    if not may_be_ragged(model):
+    if not supports_left_padding(model):
         assert core == "tiled"
         return
     prompts = [words(length).tolist() for length in (3, 7, 1, 4)]
     follow = words(4, 3)
     with torch.no_grad():
-        whole, absent = together(prompts, torch.device("cpu"))
-        cache = RaggedCache(absent)
+        whole, absent = left_pad(prompts, torch.device("cpu"))
+        cache = LeftPaddedCache(absent)
         model.hidden(whole[:, :-1], cache=cache)
         found = [model(whole[:, -1:], cache=cache)]
         found += [model(follow[:, at : at + 1], cache=cache) for at in range(2)]
@@ -92,14 +92,14 @@ def test_prompts_of_different_lengths_are_read_as_if_alone(position: str, core: 
                 assert torch.allclose(last[place, 0], full[-1], atol=1e-5)
 
 
-def written(work: Completions, asks: Sequence[Completion]) -> list[list[Piece]]:
+def written(work: Completions, asks: Sequence[CompletionRequest]) -> list[list[Chunk]]:
     """What several requests get in one batch."""
 
-    async def run() -> list[list[Piece]]:
+    async def run() -> list[list[Chunk]]:
         jobs = [Job(work.check(one)) for one in asks]
-        assert work.fits([job.ask for job in jobs])
+        assert work.fits([job.request for job in jobs])
         await asyncio.to_thread(work.compute, jobs)
-        return [[piece async for piece in job.news()] for job in jobs]
+        return [[piece async for piece in job.parts()] for job in jobs]
 
     return asyncio.run(run())
 
@@ -107,13 +107,13 @@ def written(work: Completions, asks: Sequence[Completion]) -> list[list[Piece]]:
 def test_rows_of_several_requests_are_what_each_is_alone(folder: Path, work: Completions) -> None:
     """Different prompts, lengths, temperatures and seeds in one batch."""
     asks = [
-        Completion((work.encode("The"),), 1, 9, Sample(temperature=0.0)),
-        Completion((work.encode(PROMPTS[1]),), 1, 5, Sample(temperature=0.9, seed=4)),
-        Completion((work.encode("A"),), 1, 14, Sample(temperature=1.2, top_p=0.8, seed=4)),
+        CompletionRequest((work.encode("The"),), 1, 9, Sample(temperature=0.0)),
+        CompletionRequest((work.encode(PROMPTS[1]),), 1, 5, Sample(temperature=0.9, seed=4)),
+        CompletionRequest((work.encode("A"),), 1, 14, Sample(temperature=1.2, top_p=0.8, seed=4)),
     ]
     for one, pieces in zip(asks, written(work, asks), strict=True):
         [piece] = pieces
-        tokens = alone(folder, one.prompts[0], one.most, one.sample)
+        tokens = alone(folder, one.prompts[0], one.max_tokens, one.sample)
         prompt = list(one.prompts[0])
         decode = work.generator.tokenizer.decode
         assert piece.text == decode(prompt + tokens)[len(decode(prompt)) :]
@@ -217,7 +217,7 @@ def test_a_stop_text_ends_the_text_and_is_not_in_it(client: TestClient) -> None:
 def test_characters_of_several_tokens_come_at_once(work: Completions) -> None:
     tokenizer = work.generator.tokenizer
     text = "schläft 🙂 日本 STOP after"
-    growing = Growing(tokenizer, [], ["STOP"])
+    growing = Detokenizer(tokenizer, [], ["STOP"])
     pieces = []
     for token in tokenizer.encode(text):
         pieces.append(growing.add(token))
@@ -225,7 +225,7 @@ def test_characters_of_several_tokens_come_at_once(work: Completions) -> None:
         if growing.stopped:
             break
     assert "".join([*pieces, growing.end()]) == "schläft 🙂 日本 "
-    held = Growing(tokenizer, [], ["STOP"])
+    held = Detokenizer(tokenizer, [], ["STOP"])
     assert "".join(held.add(token) for token in tokenizer.encode("a STO")) == "a "
     assert held.end() == "STO"
     assert not held.stopped
@@ -277,17 +277,17 @@ def test_wrong_values_are_refused(client: TestClient, wrong: dict[str, Any], wor
 
 def test_who_has_gone_is_written_no_further(work: Completions) -> None:
     async def run() -> int:
-        ask = Completion((work.encode("The"),), 1, 60, Sample(temperature=1.0), stream=True)
+        ask = CompletionRequest((work.encode("The"),), 1, 60, Sample(temperature=1.0), stream=True)
         job = Job(work.check(ask))
         told: list[Any] = []
-        job.tell = told.append  # type: ignore[method-assign]
+        job.send = told.append  # type: ignore[method-assign]
         sent = len(told)
 
         def leave(piece: Any) -> None:
             told.append(piece)
-            job.gone = True
+            job.cancelled = True
 
-        job.tell = leave  # type: ignore[method-assign]
+        job.send = leave  # type: ignore[method-assign]
         await asyncio.to_thread(work.compute, [job])
         return len(told) - sent
 
@@ -304,8 +304,8 @@ def test_learned_positions_bound_what_stands_together(folder: Path) -> None:
     found.generator = Generator(model, Tokenizer.load(folder / "tokenizer.json"), opened.decode())
     found.context = 20
     greedy = Sample(temperature=0.0)
-    long = found.check(Completion((tuple(range(5, 20)),), 1, 5, greedy))
-    short = found.check(Completion(((7,),), 1, 19, greedy))
+    long = found.check(CompletionRequest((tuple(range(5, 20)),), 1, 5, greedy))
+    short = found.check(CompletionRequest(((7,),), 1, 19, greedy))
     assert found.fits([long])
     assert found.fits([short])
     assert not found.fits([long, short])

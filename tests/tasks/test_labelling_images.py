@@ -249,7 +249,7 @@ def test_an_edge_that_is_not_seen_is_said(
     assert isinstance(opened.model, Vit)
     config = replace(opened.model.config, image_size=10)
     edged = replace(opened, model=config.build(), run=replace(opened.run, model=config))
-    for one, said in ((opened, ""), (edged, "the model does not see the last 2 rows and columns")):
+    for one, said in ((opened, ""), (edged, "the model ignores the last 2 rows and columns")):
         classify_pictures(one, [tmp_path / "x.png"], scores=False, as_json=False)
         assert capsys.readouterr().err.startswith(said)
 

@@ -428,9 +428,9 @@ def test_a_model_without_a_note_says_so(
     [
         ((), "--out music.mid"),
         (("--out", "x.wav"), "must end in one of .mid"),
-        (("--out", "no/x.mid"), "in a folder that is there"),
-        (("--out", "x.mid", "--picture", "x.txt"), "--picture x.txt must end in"),
-        (("--out", "x.mid", "--prompt", "on60"), "are for texts"),
+        (("--out", "no/x.mid"), "in a folder that exists"),
+        (("--out", "x.mid", "--picture", "x.txt"), "--plot x.txt must end in"),
+        (("--out", "x.mid", "--prompt", "on60"), "--prompt and --stop"),
         (("--out", "x.mid", "--prime", "none.mid"), "cannot read none.mid"),
         (("--out", "x.mid", "--min-new-tokens", "-1"), "--min-new-tokens=-1 must be at least 0"),
         (

@@ -237,7 +237,7 @@ def test_mistakes_with_several_processes_are_one_line(
     out = ("--out", tmp_path / "run")
     monkeypatch.delenv("RANK", raising=False)
     line = said("train", recipe, "train.parallel=fsdp", *out)
-    assert "train.parallel=fsdp has no say in one process: start with torchrun" in line
+    assert "train.parallel=fsdp has no effect in one process: start with torchrun" in line
     assert "train.parallel" in said("train", recipe, "train.parallel=dpp", *out)
     # What is so anyway is taken: one script serves any number of processes.
     assert "train.steps" in said("train", recipe, "train.parallel=ddp", "train.steps=0", *out)

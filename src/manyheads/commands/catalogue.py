@@ -30,7 +30,7 @@ FACT = re.compile(r"(Data|Time|Score): (.+)")
 
 @dataclass(frozen=True)
 class RecipeHeader:
-    """What the comment at the top of a recipe says of it.
+    """The comment at the top of a recipe.
 
     Its first sentence is the summary. Lines that begin with `Data:`, `Time:` or `Score:` name
     the data it needs, how long it trains and the score to expect.
@@ -46,8 +46,8 @@ class RecipeHeader:
 
     @property
     def facts(self) -> dict[str, str]:
-        found = (FACT.fullmatch(line) for line in self.lines)
-        return {match[1].lower(): match[2] for match in found if match}
+        matches = (FACT.fullmatch(line) for line in self.lines)
+        return {match[1].lower(): match[2] for match in matches if match}
 
     @property
     def text(self) -> str:
@@ -155,12 +155,8 @@ def settings(
     run_file = Path(recipe) / "run.toml"
     run = read_recipe(str(run_file) if run_file.is_file() else recipe, overrides)
     every = list(describe(run))
-    chosen = [setting for setting in every if _is_below(setting.name, prefix)] or [
-        setting
-        for setting in every
-        if prefix.lower() in f"{setting.name} {setting.meaning}".lower().replace("_", " ")
-        or prefix.lower() in setting.name
-    ]
+    chosen = [setting for setting in every if _is_below(setting.name, prefix)]
+    chosen = chosen or [setting for setting in every if _mentions(setting, prefix)]
     if not chosen:
         raise UserError(
             f"no setting of {recipe} begins with or mentions '{prefix}': leave it out to list all"
@@ -175,8 +171,13 @@ def _is_below(name: str, prefix: str) -> bool:
     return not prefix or name == prefix or name.startswith(f"{prefix.rstrip('.')}.")
 
 
+def _mentions(setting: "Setting", words: str) -> bool:
+    text = f"{setting.name} {setting.meaning}".lower().replace("_", " ")
+    return words.lower().replace("_", " ") in text
+
+
 def _explained(setting: "Setting") -> str:
-    type_text = re.sub(r"\|none$", " or none", setting.type)
+    type_text = re.sub(r"\|none$", " or none", setting.type).replace("|", " | ")
     return f"{setting.meaning} ({type_text})".lstrip()
 
 

@@ -135,7 +135,7 @@ def compose_run(
     beam: int | None,
     draft: "LoadedRun | None",
 ) -> None:
-    """Continue the prime, or start anew; print statistics next to those of the data."""
+    """Continue the prime, or start from nothing; print statistics next to those of the data."""
     from manyheads.data.music import MusicData
 
     loaded = _moved(loaded, settings)

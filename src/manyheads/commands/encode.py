@@ -248,7 +248,7 @@ def _warn_of_pairs(lines: list[str], first: int, pairs: bool) -> None:
 
 
 def _labelled(answers: "list[Answer]", scores: bool, tags: bool) -> str:
-    """The labels of a text for a person."""
+    """The labels of a text, readable."""
     numbers = [[f"{name}={value:.4f}" for name, value in a.scores.items()] for a in answers]
     if tags and scores:
         rows = [[a.piece, a.label, *values] for a, values in zip(answers, numbers, strict=True)]

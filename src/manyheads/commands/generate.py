@@ -155,7 +155,7 @@ def _prompt_file(words: list[str], loaded: "LoadedRun") -> Path | None:
         if not Path(word).is_file():
             if word.startswith("data."):
                 raise UserError(f"{word} works only with music, not {loaded.folder}: leave it out")
-            raise UserError(f"there is no file {word}: name one with prompts, or use --prompt TEXT")
+            raise UserError(f"{word} is not a file: name one with prompts, or use --prompt TEXT")
     if len(words) > 1:
         raise UserError(f"one FILE at a time: leave out {words[1]}")
     return Path(words[0]) if words else None

@@ -55,7 +55,7 @@ def _section(title: str, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _description(help_text: str | None) -> str:
-    """A docstring: paragraphs, and headings with an indented block, which stays as it is."""
+    """A docstring: paragraphs, and headings with an indented block, which is not wrapped."""
     parts = []
     for part in inspect.cleandoc(help_text or "").split("\n\n"):
         heading, _, block = part.partition("\n")

@@ -19,7 +19,7 @@ MEASURED_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run will cost. `step_seconds` is measured; `memory` is what training holds."""
+    """The cost of a run. `step_seconds` is measured; `memory` is that of training."""
 
     run: Run
     device: torch.device
@@ -109,7 +109,7 @@ def _estimated_memory(trainer: Any) -> int:
 
 
 def report_time(seconds: float) -> str:
-    """A duration with the unit that a person would use."""
+    """A duration in seconds, minutes or hours."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {unit}"

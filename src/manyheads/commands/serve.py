@@ -42,7 +42,7 @@ def _check_address(port: int, token: str | None, token_file: Path | None) -> str
             raise UserError(f"--token-file {token_file} is not a file")
         token = token_file.read_text("utf-8").strip()
     if token is not None and not token:
-        raise UserError("the token is empty: set one, or leave it out")
+        raise UserError("--token is empty: set one, or leave it out")
     return token
 
 

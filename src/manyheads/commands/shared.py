@@ -1,4 +1,4 @@
-"""What the commands share: options with one meaning everywhere, input, output, loading a model."""
+"""Shared by the commands: options with one meaning everywhere, input and output, loading."""
 
 import json
 import os
@@ -140,7 +140,7 @@ def to_reader() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered must go somewhere, or Python reports it at its exit.
+        # The rest of the buffer must go somewhere, or Python reports an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 
@@ -161,10 +161,10 @@ def print_json(values: dict[str, Any]) -> None:
 
 @contextmanager
 def input_lines(file: Path | None) -> Iterator[Iterable[bytes]]:
-    """The lines of a file or of standard input; a person at a terminal is told what to do."""
+    """The lines of a file or of standard input; a hint if it is a terminal."""
     if file is not None:
         if not file.is_file():
-            raise UserError(f"there is no file {file}")
+            raise UserError(f"{file} is not a file")
         with file.open("rb") as lines:
             yield lines
         return
@@ -176,7 +176,7 @@ def input_lines(file: Path | None) -> Iterator[Iterable[bytes]]:
 
 
 def is_interactive(file: Path | None) -> bool:
-    """A person at a terminal waits for each line; a file is faster in batches."""
+    """True at a terminal, where the user waits for each line; a file is faster in batches."""
     return file is None and sys.stdin is not None and sys.stdin.isatty()
 
 
@@ -189,14 +189,14 @@ def split_words(words: Sequence[str] | None, allowed: str) -> tuple[Path | None,
             raise UserError(f"'{setting}' cannot change after training: only {allowed}* can")
     for file in files[:1]:
         if not file.is_file():
-            raise UserError(f"there is no file {file}: name one, or write settings as KEY=VALUE")
+            raise UserError(f"{file} is not a file; settings are written as KEY=VALUE")
     if len(files) > 1:
         raise UserError(f"one FILE at a time: leave out {files[1]}")
     return (files[0] if files else None), settings
 
 
 def command_name() -> str:
-    """How a person in this folder calls the program."""
+    """How to call the program from this folder."""
     if shutil.which("manyheads"):
         return "manyheads"
     called = Path(sys.argv[0])

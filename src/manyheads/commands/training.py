@@ -162,8 +162,10 @@ def train(
     Settings
       train.learning_rate, train.batch_tokens, train.weight_decay, train.accumulate,
       train.precision, ... : manyheads settings RECIPE train
-      init=FOLDER starts from the weights of a run or of an imported model.
-      Metrics go to metrics.jsonl in the run folder every train.log_every steps.
+      init=FOLDER starts from pretrained weights: a run or an imported model.
+      Metrics go to metrics.jsonl (and TensorBoard, if installed) in the run folder.
+      The weights with the best validation loss are kept (train.checkpoint); there is
+      no early stopping.
 
     {recipes}
     """
