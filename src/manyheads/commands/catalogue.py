@@ -15,10 +15,10 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from manyheads.commands import options
 from manyheads.commands.help import two_columns
-from manyheads.commands.shared import Json, print_json, write
+from manyheads.commands.options import argument
+from manyheads.commands.shared import print_json, write
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,22 +72,17 @@ def complete_recipe(incomplete: str) -> list[str]:
     return [header.name for header in headers() if header.name.startswith(incomplete)]
 
 
-Recipe = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE",
-        help="A built-in recipe (manyheads recipes) or a TOML file",
-        autocompletion=complete_recipe,
-    ),
-]
+_RECIPE = "A built-in recipe (manyheads recipes) or a TOML file"
+_RECIPE_OR_RUN = "A built-in recipe, a TOML file or a run folder"
+_PREFIX = "The beginning of a name, or a word to search for; settings to apply first"
+Recipe = Annotated[str, argument("RECIPE", _RECIPE, autocompletion=complete_recipe)]
 
 
 def recipes(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Describe one", autocompletion=complete_recipe),
+        str | None, argument("NAME", "Describe one", autocompletion=complete_recipe)
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the built-in recipes: task, data, time, expected score.
 
@@ -123,22 +118,9 @@ def recipes(
 
 
 def settings(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A built-in recipe, a TOML file or a run folder",
-            autocompletion=complete_recipe,
-        ),
-    ],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[PREFIX] [KEY=VALUE]...",
-            help="The beginning of a name, or a word to search for; settings to apply first",
-        ),
-    ] = None,
-    as_json: Json = False,
+    recipe: Annotated[str, argument("RECIPE", _RECIPE_OR_RUN, autocompletion=complete_recipe)],
+    words: Annotated[list[str] | None, argument("[PREFIX] [KEY=VALUE]...", _PREFIX)] = None,
+    as_json: options.Json = False,
 ) -> None:
     """List the settings of a recipe: name, value, meaning, type or choices.
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyheads.commands.shared import Device, Json, Threads, choose, print_json, say, write
+from manyheads.commands import options
+from manyheads.commands.options import option
+from manyheads.commands.shared import choose, print_json, say, write
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,23 +19,18 @@ if TYPE_CHECKING:
 
 def claims(
     run: Annotated[
-        list[str] | None, typer.Option("--run", metavar="NAME", help="A claim to test (repeatable)")
+        list[str] | None, option("A claim to test (repeatable)", "--run", metavar="NAME")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Test all claims")] = False,
+    everything: Annotated[bool, option("Test all claims", "--all")] = False,
     report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Save results, plots and a report", rich_help_panel="Output"
-        ),
+        Path | None, option("Save results, plots, report", metavar="FOLDER", panel="Output")
     ] = None,
-    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="One experiment each")] = "1,2,3",
-    large: Annotated[bool, typer.Option("--large", help="Experiments of a size for a GPU")] = False,
-    again: Annotated[
-        bool, typer.Option("--again", help="Repeat claims that the report has")
-    ] = False,
-    as_json: Json = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    seeds: Annotated[str, option("One experiment each", metavar="N,N,...")] = "1,2,3",
+    large: Annotated[bool, option("Experiments of a size for a GPU", "--large")] = False,
+    again: Annotated[bool, option("Repeat claims that the report has", "--again")] = False,
+    as_json: options.Json = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """List the claims of the lectures, or test them by experiments.
 

@@ -4,36 +4,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from manyheads.commands import options
 from manyheads.commands.generate import (
     TEMPERATURE,
     Draft,
     MaxNewTokens,
     MinNewTokens,
-    MinP,
     SearchBeam,
-    check_lengths,
+    check_options,
     decoding_options,
     make_generator,
     report_draft,
 )
-from manyheads.commands.shared import (
-    Device,
-    Dtype,
-    RunFolder,
-    SampleSeed,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-    check_image,
-    is_bfloat16,
-    open_model,
-    plot_option,
-    say,
-    write,
-)
+from manyheads.commands.options import argument, option, out_option
+from manyheads.commands.shared import check_image, is_bfloat16, open_model, say, write
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,40 +51,34 @@ class Music:
         if self.out.suffix.lower() not in SUFFIXES:
             raise UserError(f"--out {self.out} must end in one of {', '.join(SUFFIXES)}")
         check_image("--plot", self.plot)
-        for option, path in (("--out", self.out), ("--plot", self.plot)):
+        for name, path in (("--out", self.out), ("--plot", self.plot)):
             if path is not None and (path.is_dir() or not path.parent.is_dir()):
-                raise UserError(f"{option} {path} must be a file in a folder that exists")
+                raise UserError(f"{name} {path} must be a file in a folder that exists")
         return self.out
 
 
 def compose(
-    run: RunFolder,
+    run: options.RunFolder,
     settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="data.folder or data.file, if the data moved"),
+        list[str] | None, argument("KEY=VALUE", "data.folder or data.file, if the data moved")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="MIDI file to write", rich_help_panel="Output"
-        ),
+    out: Annotated[Path | None, out_option("MIDI file to write")] = None,
+    plot: Annotated[
+        Path | None, options.plot_option("Plot a piano roll (.png, .svg, .pdf)")
     ] = None,
-    plot: Annotated[Path | None, plot_option("Plot a piano roll (.png, .svg, .pdf)")] = None,
-    prime: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="MIDI file to continue")
-    ] = None,
+    prime: Annotated[Path | None, option("MIDI file to continue", metavar="FILE")] = None,
     max_new_tokens: MaxNewTokens = None,
     min_new_tokens: MinNewTokens = None,
-    temperature: Temperature = TEMPERATURE,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: SampleSeed = 0,
+    temperature: options.Temperature = TEMPERATURE,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.SampleSeed = 0,
     beam: SearchBeam = None,
     draft: Draft = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    threads: Threads = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Compose music as a MIDI file.
 
@@ -113,16 +91,12 @@ def compose(
     from manyheads.decode.sample import Sample
 
     sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    check_lengths(min_new_tokens, max_new_tokens)
-    if beam is not None and sample != Sample(temperature=TEMPERATURE):
-        raise UserError("options of sampling do not work with beam search: leave out --beam")
+    lengths = (min_new_tokens, max_new_tokens)
+    check_options(lengths, sample, beam)
     bfloat16 = is_bfloat16(dtype, False)
     loaded = open_model(run, device, threads, say, bfloat16=bfloat16)
-    assistant = None
-    if draft is not None:
-        assistant = open_model(draft, device, None, say, bfloat16=bfloat16)
+    assistant = draft and open_model(draft, device, None, say, bfloat16=bfloat16)
     music = Music(out=out, prime=prime, plot=plot)
-    lengths = (min_new_tokens, max_new_tokens)
     compose_run(loaded, settings or [], music, lengths, sample, beam, assistant)
 
 

@@ -4,48 +4,35 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from manyheads.commands.shared import (
-    Device,
-    Json,
-    Threads,
-    check_image,
-    choose,
-    plot_option,
-    print_json,
-    say,
-    write,
-)
+from manyheads.commands import options
+from manyheads.commands.options import option
+from manyheads.commands.shared import check_image, choose, print_json, say, write
 from manyheads.errors import UserError
+
+_ATTENTION = (
+    "Implementations with their settings, e.g. 'fused,tiled block=256' [default: all but packed "
+    "and flex]"
+)
 
 
 def cost(
     cores: Annotated[
-        str | None,
-        typer.Option(
-            *("--attention", "--cores"),
-            metavar="A,B,...",
-            help="Implementations with their settings, e.g. 'fused,tiled block=256'  "
-            "[default: all but packed and flex]",
-        ),
+        str | None, option(_ATTENTION, "--attention", "--cores", metavar="A,B,...")
     ] = None,
     lengths: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Sequence lengths")
+        str, option("Sequence lengths", metavar="N,N,...")
     ] = "512,1024,2048,4096,8192,16384",
-    causal: Annotated[bool, typer.Option("--causal", help="With a causal mask")] = False,
-    heads: Annotated[int, typer.Option(metavar="N", help="Heads")] = 2,
-    head_dim: Annotated[int, typer.Option(metavar="N", help="Channels of a head")] = 64,
-    batch: Annotated[int, typer.Option(metavar="N", help="Sequences in the batch")] = 1,
-    rounds: Annotated[int, typer.Option(metavar="N", help="Rounds; times are medians")] = 3,
-    precision: Annotated[
-        str, typer.Option(metavar="NAME", help="auto, float32 or bfloat16")
-    ] = "auto",
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the inputs")] = 1,
-    plot: Annotated[Path | None, plot_option("Plot time and memory against length")] = None,
-    as_json: Json = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    causal: Annotated[bool, option("With a causal mask", "--causal")] = False,
+    heads: Annotated[int, option("Heads")] = 2,
+    head_dim: Annotated[int, option("Channels of a head")] = 64,
+    batch: Annotated[int, option("Sequences in the batch")] = 1,
+    rounds: Annotated[int, option("Rounds; times are medians")] = 3,
+    precision: Annotated[str, option("auto, float32 or bfloat16", metavar="NAME")] = "auto",
+    seed: Annotated[int, option("Seed of the inputs")] = 1,
+    plot: Annotated[Path | None, options.plot_option("Plot time and memory by length")] = None,
+    as_json: options.Json = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Benchmark attention implementations: time and memory by length.
 

@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.commands.shared import (
-    Device,
-    InputFile,
-    JsonLines,
-    RunFolder,
-    Threads,
-    input_lines,
-    is_interactive,
-    open_model,
-    say,
-    to_reader,
-    write,
-)
+from manyheads.commands import options
+from manyheads.commands.options import argument, option, out_option
+from manyheads.commands.shared import input_lines, is_interactive, open_model, say, to_reader, write
 from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
@@ -32,29 +22,18 @@ if TYPE_CHECKING:
     from manyheads.tasks.encode import Answer
 
 POOLS = ("mean", "cls", "tokens")
+_FILES = "Text: lines to read in place of standard input. Images: files or folders"
 
 
 def embed(
-    run: RunFolder,
-    file: InputFile = None,
+    run: options.RunFolder,
+    file: options.InputFile = None,
     pool: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="mean (of the tokens), cls (the first token) or tokens (all of them)",
-        ),
+        str, option("mean (of the tokens), cls (the first) or tokens (all)", metavar="NAME")
     ] = "mean",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            *("--out", "-o"),
-            metavar="FILE",
-            help="The .npy file [default: standard output]",
-            rich_help_panel="Output",
-        ),
-    ] = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    out: Annotated[Path | None, out_option("The .npy file [default: standard output]")] = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Embed lines of text: a float32 .npy file with one row a line.
 
@@ -104,15 +83,12 @@ def _save(file: Any, vectors: "np.ndarray") -> None:
 
 
 def fill_mask(
-    run: RunFolder,
-    file: InputFile = None,
-    top: Annotated[
-        int,
-        typer.Option("--top", metavar="N", help="List the N most probable words for each mask"),
-    ] = 1,
-    as_json: JsonLines = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    run: options.RunFolder,
+    file: options.InputFile = None,
+    top: Annotated[int, option("List the N most probable words for each mask")] = 1,
+    as_json: options.JsonLines = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Fill in the masked words of lines of text.
 
@@ -149,23 +125,14 @@ def fill_mask(
 
 
 def classify(
-    run: RunFolder,
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="FILE",
-            help="Text: lines to read in place of standard input. Images: files or folders",
-        ),
-    ] = None,
+    run: options.RunFolder,
+    files: Annotated[list[Path] | None, argument("FILE", _FILES)] = None,
     scores: Annotated[
-        bool,
-        typer.Option(
-            "--scores", help="Also the probability of every label", rich_help_panel="Output"
-        ),
+        bool, option("Also the probability of every label", "--scores", panel="Output")
     ] = False,
-    as_json: JsonLines = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    as_json: options.JsonLines = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Classify lines of text, or image files.
 

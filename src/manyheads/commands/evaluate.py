@@ -6,23 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from manyheads.commands import options
+from manyheads.commands.options import argument, option
 from manyheads.commands.shared import (
-    Beam,
-    Device,
-    Dtype,
-    Ensemble,
-    Half,
-    Int8,
-    Json,
-    RunFolder,
-    Split,
-    Threads,
     check_image,
     is_bfloat16,
     open_model,
-    plot_option,
     print_json,
     refuse_torchrun,
     say,
@@ -35,40 +24,28 @@ if TYPE_CHECKING:
 
 TOKENIZERS = ("auto", "13a", "zh", "ja-mecab", "ko-mecab", "char")
 
+_STRIDE = "Language models: tokens that the window moves [default: its length; music: ½]"
+_TOKENIZE = f"Tokenizer of BLEU: {', '.join(TOKENIZERS)}; auto: by target language"
+
 
 def evaluate(
-    run: RunFolder,
+    run: options.RunFolder,
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings of data.* and decode.*"),
+        list[str] | None, argument("KEY=VALUE", "Settings of data.* and decode.*")
     ] = None,
-    split: Split = "test",
-    beam: Beam = None,
-    others: Ensemble = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Language models: tokens that the window moves [default: its length; music: ½]",
-            rich_help_panel="Scores",
-        ),
-    ] = None,
-    tokenize: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help=f"Tokenizer of BLEU: {', '.join(TOKENIZERS)}; auto: by target language",
-            rich_help_panel="Scores",
-        ),
-    ] = "auto",
-    int8: Int8 = False,
-    dtype: Dtype = "float32",
-    half: Half = False,
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Json = False,
+    split: options.Split = "test",
+    beam: options.Beam = None,
+    others: options.Ensemble = None,
+    stride: Annotated[int | None, option(_STRIDE, panel="Scores")] = None,
+    tokenize: Annotated[str, option(_TOKENIZE, metavar="NAME", panel="Scores")] = "auto",
+    int8: options.Int8 = False,
+    dtype: options.Dtype = "float32",
+    half: options.Half = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    as_json: options.Json = False,
     plot: Annotated[
-        Path | None, plot_option("Image models: save a confusion matrix (.png, .svg, .pdf)")
+        Path | None, options.plot_option("Image models: save a confusion matrix (.png, .svg, .pdf)")
     ] = None,
 ) -> None:
     """Score a run on one split of its data, each score with its signature.

@@ -8,30 +8,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from manyheads.commands.options import argument, option, out_option
 from manyheads.commands.shared import command_name, say
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     from manyheads.decode.beam import Decode
 
-Folder = Annotated[
-    Path,
-    typer.Option(
-        *("--out", "-o"),
-        metavar="FOLDER",
-        help="Folder to write; new or empty",
-        rich_help_panel="Output",
-    ),
-]
+Folder = Annotated[Path, out_option("Folder to write; new or empty", "FOLDER")]
 FORMATS = ("huggingface", "ctranslate2", "onnx")
 
 
 def import_folder(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder with config.json, model.safetensors")
-    ],
+    folder: Annotated[Path, argument("DIR", "Folder with config.json, model.safetensors")],
     out: Folder,
 ) -> None:
     """Import a Hugging Face folder as a run: weights, tokenizer, settings.
@@ -60,12 +49,11 @@ def import_folder(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder")],
+    run: Annotated[Path, argument("RUN", "A run folder")],
     out: Folder,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help=", ".join(FORMATS))],
+    to: Annotated[str, option(", ".join(FORMATS), metavar="FORMAT")],
     quantization: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="ctranslate2: int8, float16, ... [default: float32]"),
+        str | None, option("ctranslate2: int8, float16, ... [default: float32]", metavar="NAME")
     ] = None,
 ) -> None:
     """Export a run for Hugging Face, CTranslate2 or ONNX Runtime.

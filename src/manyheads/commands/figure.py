@@ -1,11 +1,11 @@
 """The command that draws what is inside a run: figure."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from manyheads.commands.shared import Device, RunFolder, Threads, check_image, choose, say
+from manyheads.commands import options
+from manyheads.commands.options import argument, option, out_option
+from manyheads.commands.shared import check_image, choose, say
 from manyheads.errors import UserError, check_above_zero, check_at_least
 
 if TYPE_CHECKING:
@@ -14,68 +14,38 @@ if TYPE_CHECKING:
 
 KINDS = ("head", "heads", "alignment", "positions", "curves", "landscape")
 SENTENCE = "The small dog sees the tree."
+MAPS = "encoder.self, decoder.self or decoder.cross"
 
-_ATTENTION: Any = {"rich_help_panel": "Attention maps"}
-_CURVES: Any = {"rich_help_panel": "Curves"}
-_OTHERS: Any = {"rich_help_panel": "Positions and landscape"}
+_MAPS, _CURVES, _OTHERS = "Attention maps", "Curves", "Positions and landscape"
 
 
 def figure(
-    run: RunFolder,
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS))],
-    others: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN", help="Curves: more runs")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            *("--out", "-o"),
-            metavar="FILE",
-            help="Image: .png, .svg or .pdf [default: KIND.png]",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    run: options.RunFolder,
+    kind: Annotated[str, argument("KIND", ", ".join(KINDS))],
+    others: Annotated[list[Path] | None, argument("RUN", "Curves: more runs")] = None,
+    out: Annotated[Path | None, out_option("Image: .png, .svg, .pdf [default: KIND.png]")] = None,
     text: Annotated[
-        str, typer.Option(metavar="TEXT", help="Text to encode", show_default=False, **_ATTENTION)
+        str, option("Text to encode", metavar="TEXT", panel=_MAPS, show_default=False)
     ] = SENTENCE,
     target: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="Target text [default: the model's translation]", **_ATTENTION
-        ),
+        option("Target text [default: the model's translation]", metavar="TEXT", panel=_MAPS),
     ] = None,
-    which: Annotated[
-        str | None,
-        typer.Option(
-            *("--map",),
-            metavar="NAME",
-            help="encoder.self, decoder.self or decoder.cross",
-            **_ATTENTION,
-        ),
-    ] = None,
-    layer: Annotated[
-        int | None, typer.Option(metavar="N", help="Layer, from 1 [default: last]", **_ATTENTION)
-    ] = None,
-    head: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Head, from 1 [default: mean over the layer]", **_ATTENTION),
-    ] = None,
+    which: Annotated[str | None, option(MAPS, "--map", metavar="NAME", panel=_MAPS)] = None,
+    layer: Annotated[int | None, option("Layer, from 1 [default: last]", panel=_MAPS)] = None,
+    head: Annotated[int | None, option("Head, from 1 [default: mean]", panel=_MAPS)] = None,
     metric: Annotated[
-        str, typer.Option(metavar="NAME", help="loss, bleu, learning_rate, ...", **_CURVES)
+        str, option("loss, bleu, learning_rate, ...", metavar="NAME", panel=_CURVES)
     ] = "loss",
-    split: Annotated[str, typer.Option(metavar="NAME", help="valid or train", **_CURVES)] = "valid",
-    length: Annotated[int, typer.Option(metavar="N", help="Number of positions", **_OTHERS)] = 64,
-    size: Annotated[
-        int, typer.Option(metavar="N", help="Landscape: points along each axis", **_OTHERS)
-    ] = 15,
+    split: Annotated[str, option("valid or train", metavar="NAME", panel=_CURVES)] = "valid",
+    length: Annotated[int, option("Number of positions", panel=_OTHERS)] = 64,
+    size: Annotated[int, option("Landscape: points along each axis", panel=_OTHERS)] = 15,
     reach: Annotated[
-        float, typer.Option(metavar="X", help="Landscape: distance each way", **_OTHERS)
+        float, option("Landscape: distance each way", metavar="X", panel=_OTHERS)
     ] = 1.0,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Landscape: seed of the directions", **_OTHERS)
-    ] = 0,
-    device: Device = "auto",
-    threads: Threads = None,
+    seed: Annotated[int, option("Landscape: seed of the directions", panel=_OTHERS)] = 0,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Plot attention maps, positions, training curves, loss landscape.
 

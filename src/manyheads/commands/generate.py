@@ -7,24 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.commands.shared import (
-    Compile,
-    Device,
-    Dtype,
-    Half,
-    Int8,
-    RunFolder,
-    SampleSeed,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-    input_lines,
-    is_bfloat16,
-    open_model,
-    say,
-    write,
-)
+from manyheads.commands import options
+from manyheads.commands.options import argument, option
+from manyheads.commands.shared import input_lines, is_bfloat16, open_model, say, write
 from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
@@ -35,72 +20,45 @@ if TYPE_CHECKING:
 TEMPERATURE = 0.8
 NEW_TOKENS = 200
 
-_LENGTH: Any = {"metavar": "N", "rich_help_panel": "Length"}
-MaxNewTokens = Annotated[
-    int | None,
-    typer.Option(help=f"Most tokens to add [default: {NEW_TOKENS}; music: the context]", **_LENGTH),
-]
-MinNewTokens = Annotated[
-    int | None, typer.Option(help="Fewest tokens before an end [default: 0; music: 64]", **_LENGTH)
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        metavar="P",
-        help="Drop tokens below P times the highest probability; 0 is off",
-        rich_help_panel="Sampling",
-    ),
-]
-SearchBeam = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Beam search of this width, no sampling", rich_help_panel="Search"
-    ),
-]
-Draft = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="RUN",
-        help="Speculative decoding: a smaller run that proposes tokens",
-        rich_help_panel="Speed",
-    ),
-]
+_MAX_NEW = f"Most tokens to add [default: {NEW_TOKENS}; music: the context]"
+_MIN_NEW = "Fewest tokens before an end [default: 0; music: 64]"
+_DRAFT = "Speculative decoding: a smaller run that proposes tokens"
+MaxNewTokens = Annotated[int | None, option(_MAX_NEW, panel="Length")]
+MinNewTokens = Annotated[int | None, option(_MIN_NEW, panel="Length")]
+SearchBeam = Annotated[int | None, option("Beam search of width N, no sampling", panel="Search")]
+Draft = Annotated[Path | None, option(_DRAFT, metavar="RUN", panel="Speed")]
 
 
 def generate(
-    run: RunFolder,
+    run: options.RunFolder,
     words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[FILE]", help="Prompts, one a line, in place of standard input"),
+        list[str] | None, argument("[FILE]", "Prompts, one a line, in place of standard input")
     ] = None,
     prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="Continue this; no input is read"),
+        str | None, option("Continue this; no input is read", "--prompt", "-p", metavar="TEXT")
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="End before this text (repeatable)", rich_help_panel="Length"
-        ),
+        option("End before this text (repeatable)", metavar="TEXT", panel="Length"),
     ] = None,
     max_new_tokens: MaxNewTokens = None,
     min_new_tokens: MinNewTokens = None,
-    temperature: Temperature = TEMPERATURE,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: SampleSeed = 0,
+    temperature: options.Temperature = TEMPERATURE,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.SampleSeed = 0,
     beam: SearchBeam = None,
     draft: Draft = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", hidden=True)] = None,
     prime: Annotated[Path | None, typer.Option(hidden=True)] = None,
     plot: Annotated[Path | None, typer.Option("--plot", "--picture", hidden=True)] = None,
-    int8: Int8 = False,
-    dtype: Dtype = "float32",
-    half: Half = False,
-    compile: Compile = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    int8: options.Int8 = False,
+    dtype: options.Dtype = "float32",
+    half: options.Half = False,
+    compile: options.Compile = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Continue texts with a language model.
 
@@ -117,21 +75,17 @@ def generate(
     from manyheads.decode.sample import Sample
 
     sample = Sample(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    check_lengths(min_new_tokens, max_new_tokens)
-    if beam is not None and sample != Sample(temperature=TEMPERATURE):
-        raise UserError("options of sampling do not work with beam search: leave out --beam")
+    lengths = (min_new_tokens, max_new_tokens)
+    check_options(lengths, sample, beam)
     if stop and "" in stop:
         raise UserError("--stop is empty: name the text to end before, or leave it out")
     bfloat16 = is_bfloat16(dtype, half)
     loaded = open_model(run, device, threads, say, int8=int8, bfloat16=bfloat16, compile=compile)
-    assistant = None
-    if draft is not None:
-        assistant = open_model(draft, device, None, say, bfloat16=bfloat16)
+    assistant = draft and open_model(draft, device, None, say, bfloat16=bfloat16)
     if isinstance(loaded.run.data, MusicData):
         if prompt is not None or stop:
             raise UserError("--prompt and --stop work with text; this run is music: use --prime")
         music = Music(out=out, prime=prime, plot=plot)
-        lengths = (min_new_tokens, max_new_tokens)
         compose_run(loaded, words or [], music, lengths, sample, beam, assistant)
         return
     if out or prime or plot:
@@ -145,9 +99,15 @@ def generate(
     report_draft(generator)
 
 
-def check_lengths(fewest: int | None, most: int | None) -> None:
+def check_options(
+    lengths: tuple[int | None, int | None], sample: "Sample", beam: int | None
+) -> None:
+    """Refuse lengths that cannot be met, and sampling next to beam search."""
+    fewest, most = lengths
     check_at_least("--min-new-tokens", fewest, 0)
     check_at_least("--max-new-tokens", most, max(1, fewest or 1))
+    if beam is not None and sample != type(sample)(temperature=TEMPERATURE):
+        raise UserError("options of sampling do not work with beam search: leave out --beam")
 
 
 def _prompt_file(words: list[str], loaded: "LoadedRun") -> Path | None:
@@ -178,7 +138,6 @@ def make_generator(
     draft: "LoadedRun | None",
 ) -> "tuple[BaseGenerator, Sample | None]":
     """A generator, and how it samples; None if it searches."""
-    from manyheads.decode.sample import Sample
     from manyheads.decode.speculative import with_draft
 
     generator = loaded.generator(cache(say), **options)  # each warning once
@@ -188,7 +147,7 @@ def make_generator(
         if getattr(loaded, "compiles", False):
             raise UserError("--draft has steps of many sizes: leave out --compile")
         generator = with_draft(generator, draft.generator())
-    if not generator.draws and sample == Sample(temperature=TEMPERATURE):
+    if not generator.draws and sample == type(sample)(temperature=TEMPERATURE):
         sample = replace(sample, temperature=0.0)
         if beam is None:
             say("CTranslate2 cannot sample by a seed: the most probable token is taken")

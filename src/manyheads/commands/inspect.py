@@ -3,18 +3,16 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from manyheads.commands.shared import Json, Overrides, print_json, say, write
+from manyheads.commands import options
+from manyheads.commands.options import argument
+from manyheads.commands.shared import print_json, say, write
 from manyheads.errors import UserError
 
 
 def info(
-    name: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A preset, a run or a Hugging Face folder")
-    ],
-    overrides: Overrides = None,
-    as_json: Json = False,
+    name: Annotated[str, argument("MODEL", "A preset, a run or a Hugging Face folder")],
+    overrides: options.Overrides = None,
+    as_json: options.Json = False,
 ) -> None:
     """Count parameters, FLOPs per token and memory of a model.
 
@@ -50,9 +48,9 @@ def info(
 
 
 def tokenize(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a tokenizer.json")],
-    text: Annotated[list[str], typer.Argument(metavar="TEXT", help="Text to tokenize")],
-    as_json: Json = False,
+    run: Annotated[Path, argument("RUN", "A run folder or a tokenizer.json")],
+    text: Annotated[list[str], argument("TEXT", "Text to tokenize")],
+    as_json: options.Json = False,
 ) -> None:
     """Show how a text is split into tokens, merge by merge.
 

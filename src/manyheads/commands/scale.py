@@ -8,21 +8,10 @@ from typing import Annotated
 
 import typer
 
+from manyheads.commands import options
 from manyheads.commands.catalogue import Recipe
-from manyheads.commands.shared import (
-    Device,
-    Json,
-    Out,
-    Overrides,
-    Seed,
-    Threads,
-    choose,
-    command_name,
-    print_json,
-    refuse_torchrun,
-    say,
-    write,
-)
+from manyheads.commands.options import option
+from manyheads.commands.shared import choose, command_name, print_json, refuse_torchrun, say, write
 from manyheads.errors import UserError
 
 SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -31,25 +20,19 @@ FEW_STEPS = 300  # a sweep with runs of 265 steps mispredicted its largest run
 
 def scale(
     recipe: Recipe,
-    overrides: Overrides = None,
-    sizes: Annotated[
-        int, typer.Option(metavar="N", help="Number of model sizes, each about twice the last")
-    ] = 4,
-    data: Annotated[
-        int, typer.Option(metavar="N", help="Number of data sizes, each twice the last")
-    ] = 4,
+    overrides: options.Overrides = None,
+    sizes: Annotated[int, option("Number of model sizes, each about twice the last")] = 4,
+    data: Annotated[int, option("Number of data sizes, each twice the last")] = 4,
     budget: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="For all runs, e.g. 15m or 2h [default: the recipe's steps]"
-        ),
+        option("For all runs, e.g. 15m or 2h [default: the recipe's steps]", metavar="TIME"),
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the plan and its cost; stop")] = False,
-    out: Out = Path("runs/scale"),
-    seed: Seed = None,
-    as_json: Json = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    plan: Annotated[bool, option("Print the plan and its cost; stop", "--plan")] = False,
+    out: options.Out = Path("runs/scale"),
+    seed: options.Seed = None,
+    as_json: options.Json = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Fit scaling laws to small runs; predict and train a larger one.
 

@@ -4,31 +4,25 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-
-from manyheads.commands.shared import Device, RunFolder, Threads, choose, say, write
+from manyheads.commands import options
+from manyheads.commands.options import argument, option
+from manyheads.commands.shared import choose, say, write
 from manyheads.errors import UserError, check_at_least
 
-_NETWORK: Any = {"rich_help_panel": "Network"}
+_QUEUE = ("--max-queue", "--waiting")
+_TOKEN = "Token that clients must send; generated off loopback"
 Host = Annotated[
-    str, typer.Option(metavar="NAME", help="Address; off loopback a token is needed", **_NETWORK)
+    str, option("Address; off loopback a token is needed", metavar="NAME", panel="Network")
 ]
-Port = Annotated[int, typer.Option(metavar="N", help="Port; 0 takes a free one", **_NETWORK)]
+Port = Annotated[int, option("Port; 0 takes a free one", panel="Network")]
 Token = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help="Token that clients must send; generated off loopback",
-        envvar="MANYHEADS_TOKEN",
-        **_NETWORK,
-    ),
+    str | None, option(_TOKEN, metavar="TEXT", panel="Network", envvar="MANYHEADS_TOKEN")
 ]
 TokenFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Read the token from a file", **_NETWORK)
+    Path | None, option("Read the token from a file", metavar="FILE", panel="Network")
 ]
-_BATCH: Any = {"metavar": "N", "rich_help_panel": "Batching"}
 
 
 def _check_address(port: int, token: str | None, token_file: Path | None) -> str | None:
@@ -54,18 +48,15 @@ def _has_browser() -> bool:
 
 
 def view(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A run, or a folder with runs in it")
-    ],
+    folder: Annotated[Path, argument("FOLDER", "A run, or a folder with runs in it")],
     host: Host = "127.0.0.1",
     port: Port = 8421,
     token: Token = None,
     token_file: TokenFile = None,
     open_browser: Annotated[
-        bool | None,
-        typer.Option("--open/--no-open", help="Open a browser [default: on a terminal]"),
+        bool | None, option("Open a browser [default: on a terminal]", "--open/--no-open")
     ] = None,
-    threads: Threads = None,
+    threads: options.Threads = None,
 ) -> None:
     """Look inside a trained model in the browser, until Ctrl-C.
 
@@ -90,34 +81,28 @@ def view(
 
 
 def serve(
-    run: RunFolder,
+    run: options.RunFolder,
     host: Host = "127.0.0.1",
     port: Port = 8422,
     token: Token = None,
     token_file: TokenFile = None,
     source: Annotated[
-        str | None,
-        typer.Option(metavar="LANG", help="Source language, if the run does not name it"),
+        str | None, option("Source language, if the run does not name it", metavar="LANG")
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="LANG", help="Target language, if the run does not name it"),
+        str | None, option("Target language, if the run does not name it", metavar="LANG")
     ] = None,
-    beam: Annotated[
-        int | None, typer.Option(metavar="N", help="Translators: beam width; 1 is greedy")
-    ] = None,
+    beam: Annotated[int | None, option("Translators: beam width; 1 is greedy")] = None,
     rows: Annotated[
-        int, typer.Option("--max-batch-size", "--rows", help="Texts in a batch", **_BATCH)
+        int, option("Texts in a batch", "--max-batch-size", "--rows", panel="Batching")
     ] = 64,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch", **_BATCH)] = 4096,
+    batch_tokens: Annotated[int, option("Tokens in a batch", panel="Batching")] = 4096,
     waiting: Annotated[
         int,
-        typer.Option(
-            "--max-queue", "--waiting", help="Requests that may wait; more are refused", **_BATCH
-        ),
+        option("Requests that may wait; more are refused", *_QUEUE, panel="Batching"),
     ] = 256,
-    device: Device = "auto",
-    threads: Threads = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Serve a run over HTTP until SIGTERM or Ctrl-C, with dynamic batching.
 

@@ -1,4 +1,4 @@
-"""Shared by the commands: options with one meaning everywhere, input and output, loading."""
+"""Shared by the commands: input and output, devices, loading a model."""
 
 import json
 import os
@@ -8,9 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UserError
 
@@ -20,109 +18,6 @@ if TYPE_CHECKING:
     from manyheads.loading import LoadedRun
 
 IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
-
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run folder, a Hugging Face or an exported folder")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. model.dim=256 (manyheads settings)"),
-]
-InputAndDecode = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[FILE] [KEY=VALUE]...",
-        help="Lines to read in place of standard input; settings of decode.*",
-    ),
-]
-InputFile = Annotated[
-    Path | None, typer.Argument(metavar="FILE", help="Lines to read in place of standard input")
-]
-Out = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder", rich_help_panel="Output")
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object", rich_help_panel="Output")
-]
-JsonLines = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object a line", rich_help_panel="Output")
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Random seed, the same as seed=N [default: the recipe's]"),
-]
-Split = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="train, valid, test or the name of a test set",
-        rich_help_panel="Data",
-    ),
-]
-Beam = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Beam width; 1 is greedy search [default: the run's decode.beam]",
-        rich_help_panel="Search",
-    ),
-]
-Ensemble = Annotated[
-    list[Path] | None,
-    typer.Option(
-        *("--ensemble", "--with"),
-        metavar="RUN",
-        help="Average the probabilities with this run (repeatable)",
-        rich_help_panel="Search",
-    ),
-]
-
-_SPEED: Any = {"rich_help_panel": "Speed"}
-Device = Annotated[
-    str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:N or mps", **_SPEED)
-]
-Threads = Annotated[
-    int | None, typer.Option(metavar="N", help="CPU threads [default: all cores]", **_SPEED)
-]
-Dtype = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="Weights in float32 or bfloat16 (for a GPU)", **_SPEED),
-]
-Half = Annotated[bool, typer.Option("--half", hidden=True)]  # 0.1's word for --dtype bfloat16
-Int8 = Annotated[
-    bool, typer.Option("--int8", help="Dynamic int8 quantization (for a CPU)", **_SPEED)
-]
-Compile = Annotated[
-    bool,
-    typer.Option(
-        "--compile", help="GPU: compile a step for each batch size (half a minute each)", **_SPEED
-    ),
-]
-
-_SAMPLING: Any = {"rich_help_panel": "Sampling"}
-Temperature = Annotated[
-    float, typer.Option(metavar="X", help="0 takes the most probable token", **_SAMPLING)
-]
-TopK = Annotated[
-    int, typer.Option(metavar="N", help="Sample from the N most probable; 0 is off", **_SAMPLING)
-]
-TopP = Annotated[
-    float,
-    typer.Option(metavar="P", help="Nucleus sampling: the top mass P; 1 is off", **_SAMPLING),
-]
-SampleSeed = Annotated[int, typer.Option(metavar="N", help="Seed of the samples", **_SAMPLING)]
-
-
-def plot_option(help: str) -> Any:
-    """`--plot FILE`; release 0.1 called it --picture."""
-    return typer.Option(
-        "--plot",
-        "--picture",
-        metavar="FILE",
-        help=help,
-        rich_help_panel="Output",
-        show_default=False,
-    )
 
 
 def check_image(option: str, path: Path | None) -> None:

@@ -12,23 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from manyheads.commands import options
 from manyheads.commands.catalogue import Recipe, commented_toml, complete_recipe
 from manyheads.commands.help import recipe_list
-from manyheads.commands.shared import (
-    Device,
-    Json,
-    Out,
-    Overrides,
-    Seed,
-    Split,
-    Threads,
-    choose,
-    command_name,
-    print_json,
-    refuse_torchrun,
-    say,
-    write,
-)
+from manyheads.commands.options import argument, option, out_option
+from manyheads.commands.shared import choose, command_name, print_json, refuse_torchrun, say, write
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,6 +24,8 @@ if TYPE_CHECKING:
 
     from manyheads.run import Run
     from manyheads.train.parallel import World
+
+_RECIPE = "A built-in recipe (below) or a TOML file"
 
 
 def _recipe(recipe: str, overrides: Sequence[str] | None, seed: int | None) -> "Run":
@@ -98,10 +88,10 @@ def _train(
 
 
 def demo(
-    out: Out = Path("runs/demo"),
-    seed: Seed = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    out: options.Out = Path("runs/demo"),
+    seed: options.Seed = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Train a translator on the built-in phrasebook and show it (minutes).
 
@@ -118,37 +108,22 @@ def demo(
 
 def train(
     recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A built-in recipe (below) or a TOML file",
-            autocompletion=complete_recipe,
-        ),
+        str | None, argument("RECIPE", _RECIPE, autocompletion=complete_recipe)
     ] = None,
-    overrides: Overrides = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            *("--out", "-o"),
-            metavar="FOLDER",
-            help="Run folder [default: runs/RECIPE]",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    overrides: options.Overrides = None,
+    out: Annotated[Path | None, out_option("Run folder [default: runs/RECIPE]", "FOLDER")] = None,
     fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Delete the run in the folder, start over at step 0"),
+        bool, option("Delete the run in the folder, start over at step 0", "--fresh")
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print parameters, steps, estimated time and memory; stop"),
+        bool, option("Print parameters, steps, estimated time and memory; stop", "--dry-run")
     ] = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print all settings as a recipe; stop")
+        bool, option("Print all settings as a recipe; stop", "--print-config")
     ] = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    seed: options.Seed = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Train a model; the same command again resumes it.
 
@@ -164,8 +139,8 @@ def train(
       train.precision, ... : manyheads settings RECIPE train
       init=FOLDER starts from pretrained weights: a run or an imported model.
       Metrics go to metrics.jsonl (and TensorBoard, if installed) in the run folder.
-      The weights with the best validation loss are kept (train.checkpoint); there is
-      no early stopping.
+      The weights of the best validation loss are kept (train.checkpoint).
+      There is no early stopping.
 
     {recipes}
     """
@@ -228,20 +203,17 @@ def _next_step(run: "Run", folder: Path) -> str:
 
 def compare(
     recipe: Recipe,
-    overrides: Overrides = None,
+    overrides: options.Overrides = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=A,B,...",
-            help="A setting and its values (repeatable: all combinations)",
-        ),
+        option("A setting and its values (repeatable: all combinations)", metavar="KEY=A,B,..."),
     ] = None,
-    out: Out = Path("runs/compare"),
-    split: Split = "valid",
-    seed: Seed = None,
-    as_json: Json = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    out: options.Out = Path("runs/compare"),
+    split: options.Split = "valid",
+    seed: options.Seed = None,
+    as_json: options.Json = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Train several variants of a recipe: one table of scores, one plot.
 

@@ -3,23 +3,9 @@
 from dataclasses import replace
 from typing import Annotated
 
-import typer
-
+from manyheads.commands import options
+from manyheads.commands.options import option
 from manyheads.commands.shared import (
-    Beam,
-    Compile,
-    Device,
-    Dtype,
-    Ensemble,
-    Half,
-    InputAndDecode,
-    Int8,
-    RunFolder,
-    SampleSeed,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
     input_lines,
     is_bfloat16,
     is_interactive,
@@ -32,32 +18,26 @@ from manyheads.errors import UserError
 
 
 def translate(
-    run: RunFolder,
-    words: InputAndDecode = None,
-    beam: Beam = None,
+    run: options.RunFolder,
+    words: options.InputAndDecode = None,
+    beam: options.Beam = None,
     n_best: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Print the N best of each line: number ||| text ||| score",
-            rich_help_panel="Search",
-        ),
+        int, option("Print the N best of each line: number ||| text ||| score", panel="Search")
     ] = 1,
-    others: Ensemble = None,
+    others: options.Ensemble = None,
     sample: Annotated[
-        bool,
-        typer.Option("--sample", help="Sample in place of searching", rich_help_panel="Sampling"),
+        bool, option("Sample in place of searching", "--sample", panel="Sampling")
     ] = False,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: SampleSeed = 0,
-    int8: Int8 = False,
-    dtype: Dtype = "float32",
-    half: Half = False,
-    compile: Compile = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    seed: options.SampleSeed = 0,
+    int8: options.Int8 = False,
+    dtype: options.Dtype = "float32",
+    half: options.Half = False,
+    compile: options.Compile = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Translate lines of text, one line out for each line in.
 
@@ -80,9 +60,9 @@ def translate(
         raise UserError("--temperature, --top-k, --top-p and --seed need --sample: add it")
     if n_best < 1:
         raise UserError(f"--n-best {n_best} must be at least 1")
-    for option, is_set in (("--n-best", n_best > 1), ("--beam", beam is not None)):
+    for name, is_set in (("--n-best", n_best > 1), ("--beam", beam is not None)):
         if sample and is_set:
-            raise UserError(f"{option} works only with beam search: leave out --sample")
+            raise UserError(f"{name} works only with beam search: leave out --sample")
     loaded = open_model(
         *(run, device, threads, say),
         int8=int8,
