@@ -189,7 +189,7 @@ def test_a_run_writes_music_that_reads_back(trained: dict[str, Path], tmp_path: 
     out, again = tmp_path / "a.mid", tmp_path / "b.mid"
     for path in (out, again):
         code, printed, said = call(
-            *("generate", trained["midi"], "--out", path, "--seed", 3, "--temperature", 2),
+            *("compose", trained["midi"], "--out", path, "--seed", 3, "--temperature", 2),
             *("--max-new-tokens", 60),
         )
         assert code == 0, said
@@ -208,7 +208,7 @@ def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path
     prime, out, roll = tmp_path / "prime.mid", tmp_path / "out.mid", tmp_path / "roll.png"
     write_midi([scale_up(2)], prime)
     code, _, said = call(
-        *("generate", trained["midi"], "--out", out, "--prime", prime, "--picture", roll),
+        *("compose", trained["midi"], "--out", out, "--prime", prime, "--picture", roll),
         *("--max-new-tokens", 60, "--temperature", 2),
     )
     assert code == 0, said
@@ -238,7 +238,7 @@ def test_the_prime_is_not_written_over(trained: dict[str, Path], tmp_path: Path)
 def test_the_voices_of_a_chorale_are_named(trained: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     roll = tmp_path / "roll.svg"
-    result("generate", trained["jsb"], "--out", tmp_path / "a.mid", "--picture", roll)
+    result("compose", trained["jsb"], "--out", tmp_path / "a.mid", "--plot", roll)
     assert all(f"<!-- {voice} -->" in roll.read_text("utf-8") for voice in VOICES)
 
 
