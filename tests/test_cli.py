@@ -200,7 +200,11 @@ def test_settings_are_listed_with_meaning_and_type() -> None:
     ("words", "setting"),
     [
         ("learning rate", "train.learning_rate"),
-        ("batch", "train.batch_tokens"),
+        ("batch size", "train.batch_tokens"),
+        ("lr", "train.learning_rate"),
+        ("amp", "train.precision"),
+        ("early stopping", "train.checkpoint"),
+        ("logging", "train.log_every"),
         ("weight decay", "train.weight_decay"),
         ("gradient accumulation", "train.accumulate"),
         ("mixed precision", "train.precision"),

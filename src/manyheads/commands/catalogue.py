@@ -18,13 +18,22 @@ from typing import TYPE_CHECKING, Annotated
 from manyheads.commands import options
 from manyheads.commands.help import two_columns
 from manyheads.commands.options import argument
-from manyheads.commands.shared import print_json, write
+from manyheads.commands.shared import print_json, say, write
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     from manyheads.config import Setting
     from manyheads.run import Run
 
+# What people search for, and the words that the settings use.
+OTHER_NAMES = {
+    "batch size": "batch",
+    "lr": "learning rate",
+    **dict.fromkeys(("amp", "bf16", "fp16", "autocast"), "mixed precision"),
+    **dict.fromkeys(("pretrained", "finetune", "fine-tune", "fine-tuning"), "init"),
+    "logging": "log",
+    "early stopping": "train.checkpoint",  # there is none; the best weights are kept
+}
 FACT = re.compile(r"(Data|Time|Score): (.+)")
 
 
@@ -136,6 +145,9 @@ def settings(
     prefix = " ".join(word for word in words or [] if "=" not in word)
     run_file = Path(recipe) / "run.toml"
     run = read_recipe(str(run_file) if run_file.is_file() else recipe, overrides)
+    if prefix.lower() in OTHER_NAMES:
+        say(f"{prefix}: see {OTHER_NAMES[prefix.lower()]}")
+        prefix = OTHER_NAMES[prefix.lower()]
     every = list(describe(run))
     chosen = [setting for setting in every if _is_below(setting.name, prefix)]
     chosen = chosen or [setting for setting in every if _mentions(setting, prefix)]

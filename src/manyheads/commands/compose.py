@@ -95,7 +95,7 @@ def compose(
     check_options(lengths, sample, beam)
     bfloat16 = is_bfloat16(dtype, False)
     loaded = open_model(run, device, threads, say, bfloat16=bfloat16)
-    assistant = draft and open_model(draft, device, None, say, bfloat16=bfloat16)
+    assistant = open_model(draft, device, None, say, bfloat16=bfloat16) if draft else None
     music = Music(out=out, prime=prime, plot=plot)
     compose_run(loaded, settings or [], music, lengths, sample, beam, assistant)
 

@@ -81,7 +81,7 @@ def generate(
         raise UserError("--stop is empty: name the text to end before, or leave it out")
     bfloat16 = is_bfloat16(dtype, half)
     loaded = open_model(run, device, threads, say, int8=int8, bfloat16=bfloat16, compile=compile)
-    assistant = draft and open_model(draft, device, None, say, bfloat16=bfloat16)
+    assistant = open_model(draft, device, None, say, bfloat16=bfloat16) if draft else None
     if isinstance(loaded.run.data, MusicData):
         if prompt is not None or stop:
             raise UserError("--prompt and --stop work with text; this run is music: use --prime")
