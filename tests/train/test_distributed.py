@@ -245,9 +245,9 @@ def test_mistakes_with_several_processes_are_one_line(
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     assert "RANK is set and MASTER_ADDR is not" in said("train", recipe, *out)
-    assert "torchrun is for `manyheads train`" in said("demo", *out)
-    assert "torchrun is for `manyheads train`" in said("compare", recipe, "seed=1,2", *out)
-    assert "torchrun is for `manyheads train`" in said("evaluate", tmp_path / "run")
+    assert "torchrun works only with `manyheads train`" in said("demo", *out)
+    assert "torchrun works only with `manyheads train`" in said("compare", recipe, "seed=1,2", *out)
+    assert "torchrun works only with `manyheads train`" in said("evaluate", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
