@@ -1,7 +1,8 @@
-"""Mistakes with pretraining and fine-tuning: one line each, and nothing left behind."""
+"""User errors: exit code 2 or 3, one line that names the setting, nothing left behind."""
 
 import json
 import random
+import shlex
 import shutil
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -9,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.test_cli import call, mistake, result
+from tests.test_cli import TINY, call, mistake, result
 
 from manyheads.models.vit import VitConfig
 from manyheads.recipes import recipes
@@ -25,6 +26,7 @@ TABLE = "data.folder=table"
 
 # A trained run for each kind, by name.
 RUNS = {
+    "translator": ("phrasebook", *TINY, "train.steps=1"),
     "gpt": ("gpt-mini", TEXT, *SMALL, *STEPS),
     "rotary": ("language", TEXT, *SMALL, *STEPS),
     "words": ("language", TEXT, *SMALL, *STEPS, "tokens=words"),
@@ -38,10 +40,10 @@ RUNS = {
 
 def sentences(count: int, a_document: int = 5) -> str:
     """Lines of words; an empty one after every few."""
-    draw = random.Random(1)
+    generator = random.Random(1)
     lines = []
     for number in range(1, count + 1):
-        lines.append(" ".join(draw.choices(WORDS, k=draw.randint(4, 8))))
+        lines.append(" ".join(generator.choices(WORDS, k=generator.randint(4, 8))))
         lines += [""] if number % a_document == 0 else []
     return "\n".join(lines) + "\n"
 
@@ -50,8 +52,264 @@ def table(rows: list[str], header: str = "text\tlabel") -> str:
     return "\n".join([header, *rows]) + "\n"
 
 
-ROWS = [f"{line}\t{'good' if 'dog' in line else 'so so'}" for line in sentences(50, 99).split("\n")]
-ROWS = [row for row in ROWS if row.split("\t")[0]]
+LONG = sentences(200)
+LINES = [line for line in sentences(50, 99).split("\n") if line]
+ROWS = [f"{line}\t{'good' if 'dog' in line else 'so so'}" for line in LINES]
+NUMBERS = [f"dog {number}\t{number / 4}" for number in range(30)]
+PAIR = "".join(
+    f"sentence number {word}\n" for word in ("one", "two", "three", "four", "five", "six")
+)
+TOO_LONG = PAIR + "word " * 300 + "\n"
+
+FILES: dict[str, str | bytes] = {
+    "text/corpus.txt": LONG,
+    "table/train.tsv": table(ROWS),
+    "empty/keep/nothing": "",
+    # Texts
+    "hollow/a.txt": "",
+    "blank/a.txt": "\n \n",
+    "binary/a.bin": bytes(range(256)),
+    "latin/a.txt": "fine\ncafé".encode("latin-1"),
+    "line/a.txt": "one line",
+    "short/a.txt": sentences(2),
+    "forty/a.txt": sentences(40),
+    "tiny-valid/a.txt": LONG,
+    "tiny-valid/valid.txt": "two words",
+    "alone/a.txt": f"alone\n\n{LONG}",
+    "twenty/a.txt": sentences(20, 10),
+    "only-valid/a.valid.txt": LONG,
+    "empty-test/a.txt": LONG,
+    "empty-test/a.test.txt": "",
+    "blank-test/a.txt": LONG,
+    "blank-test/a.test.txt": "\n\n",
+    # Tables
+    "t1/train.tsv": table(ROWS, "sentence\tlabel"),
+    "t2/train.tsv": table(ROWS, "text\tlable"),
+    "t3/train.tsv": "\n".join(ROWS),
+    "t4/train.tsv": table(ROWS).replace("\t", ","),
+    "t5/train.tsv": table([*ROWS[:2], "no label"]),
+    "t6/train.tsv": table([*ROWS[:2], "no label\t"]),
+    "t7/train.tsv": table([*ROWS[:2], "a\ttab\tgood"]),
+    "t8/train.tsv": table(["a dog\tgood"] * 9),
+    "t9/train.tsv": table([]),
+    "t10/train.tsv": table(NUMBERS),
+    "t11/train.tsv": table([*NUMBERS, "dog\t3,5"]),
+    "unseen/train.tsv": table(ROWS),
+    "unseen/valid.tsv": table([ROWS[0], "a cat\tugly"]),
+    # Pairs of files
+    "pairs/a.en": PAIR,
+    "pairs/b.en": PAIR + "more\n",
+    "pairs/c.en": "",
+    "pairs/d.en": b"caf\xe9\n" * 6,
+    "pairs/e.en": PAIR.replace("sentence number two", ""),
+    "pairs/f.en": TOO_LONG,
+    # Recipes
+    "broken.toml": "seed = ",
+    "partial.toml": "seed = 1",
+    "typo.toml": "sede = 1",
+}
+
+_PAIRS = "train phrasebook data=files data.held_out=0.2 tokens.vocab_size=300"
+
+# Command, exit code, what the line names. RUN/ stands for runs/, words in capitals for settings.
+ERRORS = [
+    # The command line
+    ("trian", 2, "trian"),
+    ("train phrasebook --outt x", 2, "--outt"),
+    ("evaluate", 2, "RUN"),
+    ("translate RUN/translator --beam five", 2, "--beam"),
+    ("train phrasebok", 2, "'phrasebook'"),
+    ("recipes phrasebok", 2, "'phrasebook'"),
+    ("settings phrasebok", 2, "'phrasebook'"),
+    ("settings phrasebook nonsense", 2, "nonsense"),
+    ("train nothing/like/it.toml", 2, "nothing/like/it.toml"),
+    ("train phrasebook --device gpu", 2, "gpu"),
+    ("train phrasebook --threads 0", 2, "--threads"),
+    ("train phrasebook --seed -1", 2, "seed=-1"),
+    ("train broken.toml", 2, "broken.toml"),
+    ("train partial.toml", 2, "'data'"),
+    ("train typo.toml", 2, "'seed'"),
+    # Settings
+    ("train phrasebook model.dimm=3", 2, "'model.dim'"),
+    ("train phrasebook trian.steps=3", 2, "'train'"),
+    ("train phrasebook model.position=rotery", 2, "'rotary'"),
+    ("train phrasebook data.pair=en-dee", 2, "'en-de'"),
+    ("train phrasebook model.dim=wide", 2, "model.dim"),
+    ("train phrasebook model.dim", 2, "name=value"),
+    ("train phrasebook model.heads=3", 2, "3 heads"),
+    ("train phrasebook train.steps=0", 2, "train.steps=0"),
+    ("train phrasebook train.parallel=fsdp", 2, "torchrun"),
+    ("train language train.epochs=0", 2, "train.epochs"),
+    ("train language data.lines=sentence", 2, "'sentences'"),
+    ("train language tokens=word", 2, "'words'"),
+    ("train bert-mini objective.rate=15", 2, "objective.rate"),
+    ("train bert-mini objective=mask", 2, "'masked'"),
+    ("train classify data.task=sst2", 2, "'sst-2'"),
+    ("train classify data.task=imdb", 2, "mnli"),
+    # Settings that exclude each other
+    ("train bert-mini objective=spans", 2, "model=seq2seq"),
+    ("train t5-mini objective=masked", 2, "model=bert"),
+    ("train gpt-mini objective=masked", 2, "objective=causal"),
+    ("train bert-mini objective=none", 2, "objective"),
+    ("train bert-mini objective=replaced", 2, "model.head=detect"),
+    ("train electra-mini model.head=masked", 2, "model.head=detect"),
+    ("train bert-mini model.embed.segments=1", 2, "model.embed.segments=2"),
+    ("train classify objective=masked", 2, "objective=none"),
+    ("train classify model=gpt", 2, "model=bert"),
+    ("train classify model.head=tag", 2, "model.head=classify"),
+    ("train classify model.head=none", 2, "model.head=classify"),
+    ("train classify train.steps=9", 2, "train.epochs=none"),
+    ("train classify train.warmup_steps=9", 2, "train.warmup_ratio=none"),
+    ("train summaries model=seq2sec", 2, "model=seq2seq"),
+    ("train phrasebook data=files data.folder=none data.source=a data.target=b", 2, "data.folder"),
+    ("train phrasebook data=files", 2, "data.source"),
+    # Models without room for text
+    ("train bert-mini data.folder=text LARGE model.max_length=4", 2, "model.max_length=4"),
+    ("train electra-mini data.folder=text LARGE model.max_length=3", 2, "model.max_length=3"),
+    ("train t5-mini data.folder=text LARGE model.max_length=2", 2, "model.max_length=2"),
+    ("train classify data.folder=table LARGE model.max_length=2", 2, "model.max_length=2"),
+    # Trained models to start from
+    ("train classify init=runs/nowhere", 2, "init=runs/nowhere"),
+    ("train classify data.folder=table init=empty", 3, "empty"),
+    ("train classify data.folder=table init=RUN/gpt", 2, "bert"),
+    ("train language data.folder=text init=RUN/bert", 2, "bert"),
+    ("train classify data.folder=table init=RUN/images", 2, "vit"),
+    ("train language data.folder=text init=exported", 2, "exported"),
+    ("train classify data.folder=table init=RUN/bert model.dim=32", 2, "model.dim"),
+    ("train classify data.folder=table init=RUN/bert model.heads=4", 2, "model.heads"),
+    ("train classify data.folder=table init=RUN/bert model.position=rotary", 2, "model.position"),
+    ("train classify data.folder=table init=RUN/bert model.max_length=64", 2, "model.max_length"),
+    ("train classify data.folder=table init=RUN/bert tokens.vocab_size=900", 2, "tokens"),
+    ("train bert-mini data.folder=text init=RUN/maskless", 2, "tokenizer.json"),
+    ("train electra-mini data.folder=text init=RUN/maskless", 2, "tokenizer.json"),
+    # Texts
+    ("train language data.folder=empty SMALL", 2, "empty"),
+    ("train language data.folder=only-valid SMALL", 2, "a.valid.txt"),
+    ("train language data.folder=hollow SMALL", 3, "hollow/a.txt"),
+    ("train language data.folder=blank SMALL", 3, "blank/a.txt"),
+    ("train language data.folder=binary SMALL", 3, "binary/a.bin"),
+    ("train bert-mini data.folder=latin SMALL", 3, "line 2"),
+    ("train language data.folder=line SMALL", 3, "line/a.txt"),
+    ("train bert-mini data.folder=line SMALL", 3, "line/a.txt:1"),
+    ("train gpt-mini data.folder=short LARGE model.max_length=128", 3, "128"),
+    ("train t5-mini data.folder=forty LARGE model.max_length=128", 3, "forty/a.txt"),
+    ("train electra-mini data.folder=tiny-valid SMALL", 3, "tiny-valid/valid.txt"),
+    ("train bert-mini data.folder=text data.lines=text SMALL", 3, "objective.pairs=none"),
+    ("train bert-mini data.folder=alone SMALL", 3, "alone/a.txt:1"),
+    ("train bert-mini data.folder=twenty LARGE model.max_length=128", 3, "twenty/a.txt"),
+    ("evaluate RUN/rotary data.folder=empty-test", 3, "empty-test/a.test.txt"),
+    ("evaluate RUN/rotary data.folder=blank-test", 3, "blank-test/a.test.txt"),
+    # Tables
+    ("train classify data.folder=t1 SMALL", 3, "t1/train.tsv:1: no column 'text'"),
+    ("train classify data.folder=t2 SMALL", 3, "t2/train.tsv:1: no column 'label'"),
+    ("train classify data.folder=t3 SMALL", 3, "t3/train.tsv:1: no column 'label'"),
+    ("train classify data.folder=t3 SMALL data.text=1 data.label=3", 3, "t3/train.tsv:1"),
+    ("train classify data.folder=t4 SMALL", 3, "tab"),
+    ("train classify data.folder=t5 SMALL", 3, "t5/train.tsv:4"),
+    ("train classify data.folder=t6 SMALL", 3, "t6/train.tsv:4"),
+    ("train classify data.folder=t7 SMALL", 3, "t7/train.tsv:4"),
+    ("train classify data.folder=t8 SMALL", 3, "'good'"),
+    ("train classify data.folder=t9 SMALL", 3, "t9/train.tsv"),
+    ("train classify data.folder=t10 SMALL", 3, "data.answer=number"),
+    ("train classify data.folder=t11 SMALL data.answer=number", 3, "t11/train.tsv:32: '3,5'"),
+    ("train classify data.folder=table SMALL data.pair=another", 3, "'another'"),
+    ("train classify data.folder=unseen SMALL", 3, "unseen/valid.tsv:3"),
+    ("evaluate RUN/labels data.folder=unseen --split valid", 3, "unseen/valid.tsv:3"),
+    ("train classify data.folder=table SMALL 'model.head.labels=so so,good'", 2, "table/train.tsv"),
+    # Pairs of files
+    (f"{_PAIRS} data.source=pairs/a.en data.target=pairs/b.en", 3, "pairs/a.en"),
+    (f"{_PAIRS} data.source=pairs/c.en data.target=pairs/a.en", 3, "pairs/c.en"),
+    (f"{_PAIRS} data.source=pairs/a.en data.target=pairs/d.en", 3, "line 1"),
+    (f"{_PAIRS} data.source=pairs/a.en data.target=pairs/e.en", 3, "pairs/e.en:2"),
+    (f"{_PAIRS} data.source=pairs/f.en data.target=pairs/f.en", 3, "train.too_long=skip"),
+    (f"{_PAIRS} data.source=pairs/none.en data.target=pairs/a.en", 2, "pairs/none.en"),
+    # Other settings are another run
+    (
+        "train bert-mini data.folder=text LEARNED objective.rate=0.3 -o RUN/bert",
+        2,
+        "objective.rate",
+    ),
+    ("train language data.folder=text SMALL data.lines=sentences -o RUN/rotary", 2, "data.lines"),
+    ("train gpt-mini data.folder=text SMALL -o RUN/bert", 2, "task"),
+    # Comparing
+    ("compare phrasebook model.dim=16", 2, "--sweep"),
+    ("compare phrasebook --sweep model.dim", 2, "--sweep model.dim"),
+    ("compare phrasebook --sweep seed=1,2 --split vald", 2, "'valid'"),
+    ("compare phrasebok --sweep seed=1,2", 2, "'phrasebook'"),
+    ("compare electra-mini data.folder=text SMALL --sweep seed=1,2 -o RUN/new", 2, "generator"),
+    # Evaluating
+    ("evaluate no/such/run", 2, "no/such/run"),
+    ("evaluate RUN/translator --split tset", 2, "'test'"),
+    ("evaluate RUN/translator --split composition", 2, "'compositional'"),
+    ("evaluate RUN/translator --device cpuu", 2, "cpuu"),
+    ("evaluate RUN/translator --beam 0", 2, "decode.beam=0"),
+    ("evaluate RUN/translator train.steps=9", 2, "train.steps=9"),
+    ("evaluate RUN/translator --tokenize 13b", 2, "13a"),
+    ("evaluate RUN/translator --dtype float16", 2, "bfloat16"),
+    ("evaluate RUN/translator --int8 --half", 2, "--int8"),
+    ("evaluate RUN/translator --plot x.png", 2, "--plot"),
+    ("evaluate RUN/rotary", 2, "'test'"),
+    ("evaluate RUN/bert", 2, "'test'"),
+    ("evaluate RUN/t5 --split vlid", 2, "'valid'"),
+    ("evaluate RUN/electra --split valid", 2, "generator"),
+    ("evaluate RUN/rotary --split valid --stride 0", 2, "--stride=0"),
+    ("evaluate RUN/rotary --split valid --stride 17", 2, "17"),
+    ("evaluate RUN/bert --split valid --stride 4", 2, "--stride"),
+    ("evaluate RUN/rotary --split valid --beam 4", 2, "--beam"),
+    ("evaluate RUN/rotary --split valid --int8", 2, "--int8"),
+    ("evaluate RUN/rotary --split valid --tokenize zh", 2, "--tokenize"),
+    ("evaluate RUN/rotary --ensemble RUN/rotary", 2, "encoder–decoder"),
+    ("evaluate RUN/rotary objective.packing=documents", 2, "objective.packing"),
+    ("evaluate RUN/rotary data.folder=nowhere", 2, "data.folder=nowhere"),
+    # Using
+    ("translate no/such/run", 2, "no/such/run"),
+    ("translate RUN/translator none.txt", 2, "none.txt"),
+    ("translate RUN/translator broken.toml partial.toml", 2, "partial.toml"),
+    ("translate RUN/translator data.pair=en-fr", 2, "decode."),
+    ("translate RUN/translator decode.order=length", 2, "decode.order"),
+    ("translate RUN/translator --beam 100000", 2, "decode.beam=100000"),
+    ("translate RUN/translator --n-best 0", 2, "--n-best"),
+    ("translate RUN/translator --sample --top-p 0", 2, "top_p"),
+    ("translate RUN/translator --sample --n-best 2", 2, "--n-best"),
+    ("translate RUN/translator --sample --beam 2", 2, "--sample"),
+    ("translate RUN/translator --temperature 0.5", 2, "--sample"),
+    ("translate RUN/translator --compile --device cpu", 2, "--compile"),
+    ("translate RUN/translator --ensemble RUN/translator --compile", 2, "--ensemble"),
+    ("translate RUN/translator --ensemble no/such/run", 2, "no/such/run"),
+    ("translate RUN/translator pairs/d.en", 3, "line 1"),
+    ("generate RUN/bert --prompt a", 2, "bert"),
+    ("generate RUN/t5 --prompt a", 2, "seq2seq"),
+    ("generate RUN/rotary --prompt a --stop ''", 2, "--stop"),
+    ("generate RUN/rotary --max-new-tokens 0", 2, "--max-new-tokens"),
+    ("generate RUN/rotary --prompt a --beam 2 --top-k 3", 2, "--beam"),
+    ("generate RUN/rotary none.txt", 2, "none.txt"),
+    ("generate RUN/rotary --prompt a --out x.mid", 2, "--out"),
+    ("compose RUN/rotary --out x.mid", 2, "music"),
+    ("fill-mask RUN/gpt", 2, "masked words"),
+    ("fill-mask RUN/labels", 2, "masked words"),
+    ("fill-mask RUN/electra", 2, "masked words"),
+    ("fill-mask RUN/bert --top 0", 2, "--top"),
+    ("fill-mask RUN/maskless", 2, "mask"),
+    ("classify RUN/bert", 2, "labels"),
+    ("classify RUN/labels a.png", 2, "images"),
+    ("embed RUN/bert --pool men -o x.npy", 2, "'mean'"),
+    # Inspecting, exchanging, serving
+    ("info transformer-bas", 2, "'transformer-base'"),
+    ("info transformer-base model.layer=3", 2, "'layers'"),
+    ("figure RUN/bert hed", 2, "'head'"),
+    ("figure RUN/bert heads -o x.txt", 2, "x.txt"),
+    ("export RUN/bert --to ctranslate2 --out x", 2, "bert"),
+    ("export RUN/bert --to huggingface --out x", 2, "norm.placement=post"),
+    ("export RUN/bert --to onx --out x", 2, "'onnx'"),
+    ("import RUN/bert --out x", 2, "RUN/bert"),
+    ("serve RUN/bert --port 99999", 2, "--port"),
+    ("serve RUN/bert --max-queue 0", 2, "--max-queue"),
+    ("serve RUN/bert --token-file none", 2, "--token-file"),
+    ("scaling-laws language data.folder=text --budget 3", 2, "--budget"),
+    ("claims --all --run a", 2, "--run"),
+    ("claims --all --seeds 1,1", 2, "--seeds"),
+    ("cost --plot x.txt", 2, "--plot"),
+]
 
 
 def write(name: str, content: str | bytes) -> None:
@@ -60,137 +318,75 @@ def write(name: str, content: str | bytes) -> None:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def no_board(name: str, package: str | None = None) -> ModuleSpec | None:
+def no_tensorboard(name: str, package: str | None = None) -> ModuleSpec | None:
     """Importing TensorBoard takes seconds."""
     return None if name == "tensorboard" else find_spec(name, package)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A folder to stand in, with a text, a table and runs; what training each of them said."""
+    """A working folder with files and runs; the stderr of training each run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("mistakes"))
-        patch.setattr(metrics, "find_spec", no_board)
-        write("text/corpus.txt", sentences(200))
-        write("table/train.tsv", table(ROWS))
+        patch.setattr(metrics, "find_spec", no_tensorboard)
+        for name, content in FILES.items():
+            write(name, content)
         lines = {}
         for name, words in RUNS.items():
             code, printed, lines[name] = call("train", *words, "--out", f"runs/{name}")
             assert (code, printed) == (0, ""), lines[name]
+        images = VitConfig(dim=8, layers=1, heads=1, image_size=8, patch_size=4)
+        run = Run(task="images", data=None, tokens=None, model=images)
+        save_run(run, None, images.build(), Path("runs/images"))
+        for name in ("run.toml", "tokenizer.json"):
+            write(f"exported/{name}", Path("runs/gpt", name).read_bytes())
+        write("exported/model.bin", b"CTranslate2")
+        shutil.copytree("runs/bert", "runs/maskless")
+        path = Path("runs/maskless/tokenizer.json")
+        path.write_text(path.read_text().replace("<mask>", "<musk>"))
+        settings = Path("runs/maskless/run.toml")
+        settings.write_text(settings.read_text().partition("\n")[2])  # without its check sum
         yield lines
 
 
-def refused(*words: object, code: int = 2) -> str:
-    """The line of a training that is refused, which leaves no folder."""
-    out = Path("runs/new")
-    line = mistake("train", *words, "--out", out, code=code)
-    assert not out.exists()
-    return line
-
-
-# --- what a command is told ---
-
-
-@pytest.mark.parametrize("name", recipes())
-def test_every_recipe_shows_its_settings(name: str) -> None:
-    assert result("train", name, "--print-config").startswith("task = ")
+@pytest.mark.parametrize(("command", "code", "named"), ERRORS, ids=[row[0] for row in ERRORS])
+def test_a_user_error(command: str, code: int, named: str) -> None:
+    settings = {
+        "LEARNED": "SMALL model.position=learned",
+        "SMALL": " ".join(SMALL),
+        "LARGE": " ".join(SMALL[:3]),
+        "RUN/": "runs/",
+    }
+    for name, value in settings.items():
+        command, named = command.replace(name, value), named.replace(name, value)
+    words = shlex.split(command)
+    if words[0] == "train" and "-o" not in words and words[1] in recipes():
+        words += ["-o", "runs/new"]
+    before = sorted(Path().rglob("*"))
+    assert named in mistake(*words, code=code, stdin=b"the [MASK] dog\n")
+    assert sorted(Path().rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", sorted({*recipes()} - {"phrasebook", "translation"}))
 def test_a_recipe_without_data_asks_for_them(name: str) -> None:
     sizes = [one for one in SMALL if name != "elmo-mini" or "heads" not in one]  # LSTMs have none
-    assert " is needed" in refused(name, *sizes)
-    assert "data.folder=nowhere is not a folder" in refused(name, *sizes, "data.folder=nowhere")
-    line = refused(name, *sizes, "data.folder=table/train.tsv")
-    assert "data.folder=table/train.tsv is a file: set data." in line
+    for setting in ("seed=1", "data.folder=nowhere", "data.folder=table/train.tsv"):
+        line = mistake("train", name, *sizes, setting, "-o", "runs/new")
+        assert "data." in line
+        assert not Path("runs/new").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "advice"),
-    [
-        (
-            ["bert-mini", "objective=spans"],
-            "model=seq2seq (not bert): try the recipe t5",
-        ),
-        (
-            ["t5-mini", "objective=masked"],
-            "model=bert (not seq2seq): try the recipe bert",
-        ),
-        (["gpt-mini", "objective=masked"], "objective=causal (not masked)"),
-        (["bert-mini", "objective=mask"], "did you mean 'masked'?"),
-        (["bert-mini", "objective=none"], "needs an objective, e.g. objective=masked"),
-        (["bert-mini", "objective=replaced"], "objective=replaced-token needs model.head=detect"),
-        (["electra-mini", "model.head=masked"], "objective=replaced-token needs model.head=detect"),
-        (["bert-mini", "model.embed.segments=1"], "needs model.embed.segments=2"),
-        (["bert-mini", "objective.rate=15"], "objective.rate=15.0 must be above 0"),
-        (["classify", "objective=masked"], "objective=none"),
-        (["classify", "model=gpt"], "model=bert or elmo (not gpt)"),
-        (["classify", "model.head=tag"], "task=classification needs model.head=classify"),
-        (["classify", "model.head=none"], "task=classification needs model.head=classify"),
-        (["classify", "train.steps=9"], "add train.epochs=none"),
-        (["classify", "train.warmup_steps=9"], "add train.warmup_ratio=none"),
-        (["language", "train.epochs=0"], "train.epochs=0.0 must be above 0"),
-        (["language", "data.lines=sentence"], "did you mean 'sentences'?"),
-        (["language", "tokens=word"], "did you mean 'words'?"),
-        (["classify", "data.task=sst2"], "did you mean 'sst-2'?"),
-        (["classify", "data.task=imdb"], "known: cola, mnli, mrpc, own"),
-        (["classify", "init=runs/nowhere"], "init=runs/nowhere is not a folder"),
-        (["summaries", "model=seq2sec"], "not a kind of model: did you mean model=seq2seq?"),
-        (["classify", "init=mine/bert"], "init=mine/bert is not a folder: give a run"),
-    ],
-)
-def test_settings_that_do_not_go_together(words: list[str], advice: str) -> None:
-    assert advice in refused(*words)
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_prints_and_lists_its_settings(name: str) -> None:
+    assert "\ntask = " in result("train", name, "--print-config")
+    assert "train.steps=" in result("settings", name)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "length"),
-    [("bert-mini", 4), ("electra-mini", 3), ("t5-mini", 2), ("classify", 2)],
-)
-def test_a_model_that_would_read_nothing_but_its_frame(recipe: str, length: int) -> None:
-    data = TABLE if recipe == "classify" else TEXT
-    small = [one for one in SMALL if "max_length" not in one]
-    line = refused(recipe, data, *small, f"model.max_length={length}")
-    assert f"model.max_length={length} leaves no room for text" in line
+# --- no errors ---
 
 
-# --- texts ---
-
-LONG = sentences(200)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "files", "settings", "says"),
-    [
-        ("language", {"a.txt": ""}, (), "bad/a.txt: the file is empty"),
-        ("language", {"a.txt": "\n \n"}, (), "bad/a.txt: every line is empty"),
-        ("language", {"a.bin": bytes(range(256))}, (), "bad/a.bin: line 2 is not UTF-8"),
-        ("bert-mini", {"a.txt": "fine\ncaf\xe9".encode("latin-1")}, (), "line 2 is not UTF-8"),
-        ("language", {"a.txt": "one line"}, (), "bad/a.txt, the first part: "),
-        ("bert-mini", {"a.txt": "one line"}, (), "bad/a.txt:1: one sentence"),
-        ("gpt-mini", {"a.txt": sentences(2)}, (), "too few to train on windows of 128"),
-        ("t5-mini", {"a.txt": sentences(40)}, (), "bad/a.txt, the last part: "),
-        ("electra-mini", {"a.txt": LONG, "valid.txt": "two words"}, (), "bad/valid.txt: "),
-        ("bert-mini", {"a.txt": LONG}, ("data.lines=text",), "objective.pairs=none"),
-        ("bert-mini", {"a.txt": f"alone\n\n{LONG}"}, (), "bad/a.txt:1: this document"),
-        ("bert-mini", {"a.txt": sentences(20, 10)}, (), "bad/a.txt, the first part: next-sentence"),
-    ],
-)
-def test_texts_that_cannot_be_trained_on(
-    recipe: str, files: dict[str, str | bytes], settings: tuple[str, ...], says: str
-) -> None:
-    shutil.rmtree("bad", ignore_errors=True)
-    for name, content in files.items():
-        write(f"bad/{name}", content)
-    small = (*SMALL[:3], "model.max_length=128")
-    assert says in refused(recipe, "data.folder=bad", *small, *settings, code=3)
-
-
-def test_a_folder_without_text_and_one_that_only_validates() -> None:
-    Path("hollow").mkdir()
-    assert "has no text file" in refused("language", "data.folder=hollow")
-    write("hollow/a.valid.txt", LONG)
-    assert "only a.valid.txt" in refused("language", "data.folder=hollow")
+def _losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").open()]
 
 
 def test_windows_line_ends_change_nothing() -> None:
@@ -202,15 +398,15 @@ def test_windows_line_ends_change_nothing() -> None:
         twin = Path("runs", "rotary" if recipe == "language" else "bert")
         assert (out / "tokenizer.json").read_bytes() == (twin / "tokenizer.json").read_bytes()
         assert _losses(out) == _losses(twin)
+    write("windows/train.tsv", table(ROWS).replace("\n", "\r\n"))
+    words = ("classify", "data.folder=windows", *SMALL, *EPOCHS)
+    assert call("train", *words, "--out", "runs/cr")[0] == 0
+    assert read_run(Path("runs/cr")).model == read_run(Path("runs/labels")).model
+    assert result("classify", "runs/cr", stdin=b"a dog\n").strip() in ("good", "so so")
 
 
-def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").open()]
-
-
-def test_a_refused_training_can_be_mended_in_the_same_folder() -> None:
-    """Also in a folder that was there, empty, before."""
-    out = Path("runs/mended")
+def test_a_refused_training_can_be_repeated_in_the_same_folder() -> None:
+    out = Path("runs/repeated")
     out.mkdir()
     words = ("train", "gpt-mini", TEXT, *SMALL[:3], *STEPS, "--out", out)
     mistake(*words, "model.max_length=100000", code=3)
@@ -218,152 +414,22 @@ def test_a_refused_training_can_be_mended_in_the_same_folder() -> None:
     assert call(*words, "model.max_length=16")[0] == 0
 
 
-# --- tables ---
-
-PAIRS = table([f"{row.split(chr(9))[0]}\ta cat\tyes" for row in ROWS], "text\tother\tlabel")
-NUMBERS = [f"dog {number}\t{number / 4}" for number in range(30)]
-
-
-WRONG = [
-    (
-        table(ROWS, "sentence\tlabel"),
-        (),
-        ":1: no column 'text' in the header (sentence, label)",
-    ),
-    (table(ROWS, "text\tlable"), (), ":1: no column 'label' in the header (text, lable): did"),
-    ("\n".join(ROWS), (), ":1: no column 'label' in the header"),
-    ("\n".join(ROWS), ("data.text=1", "data.label=3"), ":1: 2 columns where 3 are needed"),
-    (table(ROWS).replace("\t", ","), (), ": put tabs between the columns"),
-    (table([*ROWS[:2], "no label"]), (), ":4: one column where 2 are needed"),
-    (table([*ROWS[:2], "no label\t"]), (), ":4: an empty label (column label)"),
-    (table([*ROWS[:2], "a\ttab\tgood"]), (), ":4: 3 columns where the header has 2"),
-    (table(["a dog\tgood"] * 9), (), ": every label is 'good', and a classifier needs two"),
-    (table([]), (), ": nothing but a header"),
-    (table(NUMBERS), (), "data.answer=number"),
-    (table([*NUMBERS, "dog\t3,5"]), ("data.answer=number",), ":32: '3,5' is not a number"),
-    (PAIRS, ("data.pair=another",), ":1: no column 'another'"),
-]
-
-
-@pytest.mark.parametrize(("content", "settings", "says"), WRONG, ids=range(len(WRONG)))
-def test_tables_that_cannot_be_trained_on(
-    content: str, settings: tuple[str, ...], says: str
-) -> None:
-    write("wrong/train.tsv", content)
-    line = refused("classify", "data.folder=wrong", *SMALL, *settings, code=3)
-    assert line.startswith("manyheads: wrong/train.tsv:")
-    assert says in line
-
-
-def test_labels_that_training_has_not_seen() -> None:
-    write("strange/train.tsv", table(ROWS))
-    write("strange/valid.tsv", table([ROWS[0], "a cat\tugly"]))
-    line = refused("classify", "data.folder=strange", *SMALL, code=3)
-    assert "strange/valid.tsv:3: the label 'ugly' is none of (good, so so)" in line
-    assert line.endswith("train with rows of this label\n")
-    words = ("evaluate", "runs/labels", "data.folder=strange", "--split", "valid")
-    assert mistake(*words, code=3) == line
-    line = refused("classify", TABLE, *SMALL, "model.head.labels=so so,good")
-    assert "are not the labels of table/train.tsv (good,so so): leave them out" in line
-
-
-def test_carriage_returns_and_labels_with_spaces_are_read() -> None:
-    write("other/train.tsv", table(ROWS).replace("\n", "\r\n"))
-    assert (
-        call("train", "classify", "data.folder=other", *SMALL, *EPOCHS, "--out", "runs/cr")[0] == 0
-    )
-    assert read_run(Path("runs/cr")).model == read_run(Path("runs/labels")).model
-    assert result("classify", "runs/cr", stdin=b"a dog\n").strip() in ("good", "so so")
-
-
-# --- beginning with a model ---
-
-
-@pytest.mark.parametrize(
-    ("settings", "advice"),
-    [
-        (("model.dim=32",), "(model.dim is 16 there and 32 here): leave out model.dim\n"),
-        (("model.heads=4",), "(model.heads is 2 there and 4 here)"),
-        (("model.position=rotary",), "leave out model.position\n"),
-        (("model.max_length=64",), "(model.max_length is 16 there and 64 here)"),
-        (("tokens=characters",), "comes with its own tokens: leave out tokens=characters"),
-        (("tokens.vocab_size=900",), "comes with its own tokens"),
-    ],
-)
-def test_a_trained_model_stays_as_it_is(settings: tuple[str, ...], advice: str) -> None:
-    line = refused("classify", TABLE, "init=runs/bert", *settings)
-    assert line.startswith("manyheads: runs/bert ")
-    assert advice in line
-
-
-def test_folders_that_hold_nothing_to_begin_with() -> None:
-    Path("empty").mkdir()
-    assert "empty is not a run folder" in refused("classify", TABLE, "init=empty", code=3)
-    line = refused("classify", TABLE, "init=runs/gpt")
-    assert "runs/gpt holds a gpt model, and task=classification begins with a bert one" in line
-    assert "holds a bert model" in refused("language", TEXT, "init=runs/bert")
-    images = VitConfig(dim=8, layers=1, heads=1, image_size=8, patch_size=4)
-    run = Run(task="images", data=None, tokens=None, model=images)
-    save_run(run, None, images.build(), Path("runs/images"))
-    assert "holds a vit model" in refused("classify", TABLE, "init=runs/images")
-    for name in ("run.toml", "tokenizer.json"):
-        write(f"exported/{name}", Path("runs/gpt", name).read_bytes())
-    write("exported/model.bin", b"of CTranslate2")
-    assert "exported was exported" in refused("language", TEXT, "init=exported")
-
-
-def test_a_vocabulary_without_a_mask() -> None:
-    shutil.copytree("runs/bert", "runs/maskless")
-    path = Path("runs/maskless/tokenizer.json")
-    path.write_text(path.read_text().replace("<mask>", "<musk>"))
-    settings = Path("runs/maskless/run.toml")
-    settings.write_text(settings.read_text().partition("\n")[2])  # accepts the change
-    for recipe in ("bert-mini", "electra-mini"):
-        line = refused(recipe, TEXT, *STEPS, "init=runs/maskless")
-        assert "runs/maskless/tokenizer.json: this tokenizer has no mask token (<mask>" in line
-    assert "no mask token" in mistake("fill", "runs/maskless", stdin=b"a [MASK]\n")
-
-
-def test_a_run_goes_on_when_what_it_began_with_is_gone() -> None:
+def test_a_run_resumes_without_the_model_that_it_started_from() -> None:
     shutil.copytree("runs/bert", "runs/start")
     first = ("train.epochs=2", "train.save_every=1")
-    words = ("train", "classify", TABLE, *first, "init=runs/start", "--out", "runs/goes-on")
+    words = ("train", "classify", TABLE, *first, "init=runs/start", "--out", "runs/resumed")
     assert call(*words)[0] == 0
     shutil.rmtree("runs/start")
     assert "train RUN/run.toml --out RUN" in mistake(*words)
-    again = ("train", "runs/goes-on/run.toml", "--out", "runs/goes-on")
-    code, _, said = call(*again)
+    code, _, said = call("train", "runs/resumed/run.toml", "--out", "runs/resumed")
     assert code == 0, said
-    assert "resuming from step" in said
-
-
-# --- going on with other settings ---
-
-
-@pytest.mark.parametrize(
-    ("words", "changed"),
-    [
-        (RUNS["bert"] + ("objective.rate=0.3",), "objective.rate is 0.15 there and 0.3 here"),
-        (RUNS["rotary"] + ("data.lines=sentences",), "data.lines is text there and sentences here"),
-        (RUNS["electra"], "model.head.kind is masked there and detect here"),
-        (RUNS["gpt"], "task is pretraining there and language here"),
-    ],
-)
-def test_other_settings_are_another_run(words: tuple[str, ...], changed: str) -> None:
-    folder = Path("runs/rotary" if "data.lines" in changed else "runs/bert")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert f"holds another run ({changed}): keep that" in mistake("train", *words, "--out", folder)
-    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-# --- using what was trained ---
+    assert "from step" in said
 
 
 def test_the_next_command_works_as_printed(said: dict[str, str]) -> None:
     for name, lines in said.items():
         last = lines.splitlines()[-1]
         if name == "electra":
-            assert "fine-tune it: " in last
             assert last.endswith("train classify data.train=FILE init=runs/electra")
             continue
         words = last.split(" evaluate ")[1].split()
@@ -371,123 +437,48 @@ def test_the_next_command_works_as_printed(said: dict[str, str]) -> None:
         assert result("evaluate", *words)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("generate", "bert", "--prompt", "a"), "holds a bert model"),
-        (("generate", "t5", "--prompt", "a"), "holds a seq2seq model"),
-        (("generate", "rotary", "--prompt", "a", "--stop", ""), "--stop is empty"),
-        (("generate", "rotary", "--max-new-tokens", "0"), "--max-new-tokens=0 must be at least 1"),
-        (("fill", "gpt"), "no head for masked words"),
-        (("fill", "labels"), "no head for masked words"),
-        (("fill", "electra"), "no head for masked words"),
-        (("fill", "bert", "--top", "0"), "--top=0 must be at least 1"),
-        (("classify", "bert"), "no head for labels"),
-        (("classify", "t5"), "no head for labels"),
-        (("evaluate", "rotary"), "there is no split 'test'"),
-        (("evaluate", "bert"), "there is no split 'test'"),
-        (("evaluate", "t5", "--split", "vlid"), "did you mean 'valid'?"),
-        (("evaluate", "labels"), "there is no split 'test'"),
-        (("evaluate", "electra", "--split", "valid"), "a generator that is not kept"),
-        (("evaluate", "rotary", "--split", "valid", "--stride", "0"), "--stride=0 must be at"),
-        (("evaluate", "rotary", "--split", "valid", "--stride", "-3"), "--stride=-3 must be at"),
-        (("evaluate", "rotary", "--split", "valid", "--stride", "17"), "choose at most that"),
-        (
-            ("evaluate", "bert", "--split", "valid", "--stride", "4"),
-            "--stride works only with language",
-        ),
-        (
-            ("evaluate", "labels", "--split", "valid", "--stride", "4"),
-            "--stride works only with language",
-        ),
-        (("evaluate", "rotary", "--split", "valid", "--beam", "4"), "--beam is for translators"),
-        (("evaluate", "rotary", "--split", "valid", "--int8"), "--int8"),
-        (("evaluate", "rotary", "--with", "runs/rotary"), "what translates is an encoder–decoder"),
-        (("evaluate", "rotary", "objective.packing=documents"), "objective.packing"),
-        (("evaluate", "rotary", "data.folder=nowhere"), "data.folder=nowhere is not a folder"),
-        (("export", "bert", "--to", "ctranslate2", "--out", "x"), "holds a bert model"),
-        (("export", "bert", "--to", "huggingface", "--out", "x"), "norm.placement=post"),
-        (("import", "bert", "--out", "x"), "is a run already"),
-    ],
-)
-def test_a_run_is_asked_for_what_it_does_not_do(words: tuple[str, ...], says: str) -> None:
-    command, name, *options = words
-    assert says in mistake(command, f"runs/{name}", *options, stdin=b"the [MASK] dog\n")
-
-
-def test_an_empty_text_has_no_perplexity() -> None:
-    write("void/a.txt", LONG)
-    for content, says in (("", "the file is empty"), ("\n\n", "every line is empty")):
-        write("void/a.test.txt", content)
-        line = mistake("evaluate", "runs/rotary", "data.folder=void", code=3)
-        assert f"void/a.test.txt: {says}" in line
-
-
 def test_a_prompt_longer_than_the_context() -> None:
     long = ("--prompt", "the dog sees " * 20, "--max-new-tokens", "3")
-    line = mistake("generate", "runs/gpt", *long)
-    assert "but the model's learned positions end at 16: shorten it" in line
+    assert "16" in mistake("generate", "runs/gpt", *long)  # learned positions end there
     code, printed, said = call("generate", "runs/rotary", *long)
     assert code == 0
     assert printed.startswith(long[1])
-    assert "past the 16 that the model was trained to read" in said
+    assert "16" in said
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_run_is_embedded_counted_and_split(name: str) -> None:
+def test_every_run_is_embedded_counted_and_tokenized(name: str) -> None:
     folder = f"runs/{name}"
     assert call("embed", folder, "--out", "vectors.npy", stdin=b"a dog\n\n")[0] == 0
     assert json.loads(result("info", folder, "--json"))["parameters"] > 0
-    assert "tokens: " in result("tokens", folder, "the dog")
-
-
-# --- side by side ---
+    assert "tokens: " in result("tokenize", folder, "the dog")
 
 
 @pytest.mark.parametrize(
-    ("words", "columns"),
+    ("words", "sweep", "columns"),
     [
-        ((*RUNS["labels"], "train.learning_rate=1e-4,1e-3"), ("accuracy", "f1")),
-        ((*RUNS["rotary"], "model.position=rotary,learned"), ("perplexity", "bits_per_character")),
+        (RUNS["labels"], "train.learning_rate=1e-4,1e-3", ("accuracy", "f1")),
+        (RUNS["rotary"], "model.position=rotary,learned", ("perplexity", "bits_per_character")),
     ],
 )
-def test_comparing_shows_the_scores_of_the_task(
-    words: tuple[str, ...], columns: tuple[str, ...]
+def test_compare_shows_the_scores_of_the_task(
+    words: tuple[str, ...], sweep: str, columns: tuple[str, ...]
 ) -> None:
-    shown = result("compare", *words, "--out", f"runs/compared-{words[0]}")
-    assert shown.count(words[-1].split("=")[0]) == 2
+    shown = result("compare", *words, "--sweep", sweep, "--out", f"runs/compared-{words[0]}")
+    assert shown.count(sweep.split("=")[0]) == 2
     assert all(column in shown for column in columns)
     assert "bleu" not in shown
 
 
-def test_comparing_what_has_no_scores_is_refused_before_it_trains() -> None:
-    words = ("compare", *RUNS["electra"], "objective.rate=0.1,0.2", "--out", "runs/vain")
-    assert "a generator that is not kept" in mistake(*words)
-    assert not Path("runs/vain").exists()
-
-
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [
-        ("train", "init=FOLDER"),
-        ("evaluate", "--stride"),
-        ("generate", "--stop"),
-        ("fill", "--top"),
-    ],
-)
-def test_help_tells_of_it(command: str, option: str) -> None:
-    assert option in result(command, "--help")
-
-
-def test_a_pair_where_single_texts_were_trained_on_is_said() -> None:
+def test_a_pair_for_a_model_of_single_texts_is_reported() -> None:
     code, printed, said = call("classify", "runs/labels", stdin=b"a dog\na dog\ta cat\n")
     assert (code, len(printed.splitlines())) == (0, 2)
-    assert "line 2: the run was trained on single texts, without a tab" in said
-    assert "trained on" not in call("classify", "runs/labels", stdin=b"a dog\n")[2]
+    assert "line 2: " in said
+    assert call("classify", "runs/labels", stdin=b"a dog\n")[2] == ""
 
 
 def test_another_text_replaces_the_one_that_was_trained_on() -> None:
     """A file in place of the run's folder is not looked for inside it, nor the other way."""
     write("other-text/more.txt", LONG)
-    for words in (["data.file=other-text/more.txt"], ["data.folder=other-text"]):
-        assert "bits_per_character" in result("evaluate", "runs/gpt", *words, "--split", "valid")
+    for setting in ("data.file=other-text/more.txt", "data.folder=other-text"):
+        assert "bits_per_character" in result("evaluate", "runs/gpt", setting, "--split", "valid")

@@ -1,90 +1,162 @@
-"""The command line: its commands by name, and how it ends."""
+"""The command line: its commands by group, and how it ends."""
 
 import io
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
+from manyheads.commands.catalogue import recipes, settings, version_text
 from manyheads.commands.claims import claims
+from manyheads.commands.compose import compose
 from manyheads.commands.cost import cost
-from manyheads.commands.encode import classify, embed, fill
+from manyheads.commands.encode import classify, embed, fill_mask
+from manyheads.commands.evaluate import evaluate
 from manyheads.commands.exchange import export, import_folder
 from manyheads.commands.figure import figure
 from manyheads.commands.generate import generate
-from manyheads.commands.inspect import info, tokens
+from manyheads.commands.help import Command, Group
+from manyheads.commands.inspect import info, tokenize
 from manyheads.commands.scale import scale
 from manyheads.commands.serve import serve, view
 from manyheads.commands.shared import say, write
-from manyheads.commands.training import compare, demo, evaluate, train
+from manyheads.commands.training import compare, demo, train
 from manyheads.commands.translate import translate
 from manyheads.errors import DataError, UserError
 
+COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Train": {"demo": demo, "train": train, "compare": compare},
+    "Use": {
+        "translate": translate,
+        "summarize": translate,
+        "generate": generate,
+        "compose": compose,
+        "classify": classify,
+        "embed": embed,
+        "fill-mask": fill_mask,
+    },
+    "Inspect": {
+        "evaluate": evaluate,
+        "info": info,
+        "tokenize": tokenize,
+        "view": view,
+        "figure": figure,
+    },
+    "Exchange and serve": {"import": import_folder, "export": export, "serve": serve},
+    "Discover": {"recipes": recipes, "settings": settings},
+    "Lab": {"claims": claims, "scaling-laws": scale, "cost": cost},
+}
+# Those of release 0.1, which still work.
+OLD_NAMES: dict[str, Callable[..., None]] = {"fill": fill_mask, "tokens": tokenize, "scale": scale}
+SUMMARIZE = """Summarize documents, one a line.
+
+Examples
+  $ manyheads summarize runs/summaries < documents.txt
+  $ manyheads summarize runs/summaries documents.txt --beam 8
+
+A document is one line, with ⏎ in place of its line ends; a document that is too
+long is truncated. The options are those of translate.
+"""
+
 app = typer.Typer(
-    help="Trains, runs and shows Transformers. Start with: manyheads demo",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo)
-app.command()(train)
-app.command()(evaluate)
-app.command()(translate)
-app.command()(generate)
-app.command()(embed)
-app.command()(fill)
-app.command()(classify)
-app.command()(info)
-app.command()(tokens)
-app.command()(view)
-app.command()(figure)
-app.command()(serve)
-app.command("import")(import_folder)
-app.command()(export)
-app.command()(compare)
-app.command()(cost)
-app.command()(claims)
-app.command()(scale)
+for _group, _commands in COMMANDS.items():
+    for _name, _function in _commands.items():
+        _help = SUMMARIZE if _name == "summarize" else None
+        app.command(_name, cls=Command, rich_help_panel=_group, help=_help)(_function)
+for _name, _function in OLD_NAMES.items():
+    app.command(_name, cls=Command, hidden=True)(_function)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        write(version_text())
+        raise typer.Exit
+
+
+@app.callback()
+def manyheads(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print versions; stop"
+        ),
+    ] = False,
+) -> None:
+    """Train, run and explain Transformers.
+
+    Start with
+      $ manyheads demo                      train a translator in minutes
+      $ manyheads recipes                   what can be trained
+      $ manyheads settings RECIPE           what can be set, as KEY=VALUE
+      $ manyheads COMMAND --help            options and examples
+    """
 
 
 def _run() -> int:
-    """The exit code of a command; words that it does not understand are a mistake like others."""
+    """The exit code of a command; a command line that cannot be parsed is a UserError."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="manyheads", standalone_mode=False)
     except Exception as error:
-        if not hasattr(error, "format_message"):  # as the parser's have, and no others
+        if not hasattr(error, "format_message"):  # only the parser's errors have it
             raise
-        if not sys.argv[1:]:  # nothing was asked for, and all that there is has been told
+        if not sys.argv[1:]:  # no command: the message is the help
+            write(f"{error.format_message()}\n")
             return UserError.exit_code
-        raise UserError(_told(error)) from None
+        raise UserError(_parse_error(error)) from None
     return code if isinstance(code, int) else 0
 
 
-def _told(unread: Any) -> str:
-    command = getattr(unread.ctx, "command_path", "manyheads")
-    what = " ".join(unread.format_message().split()).rstrip(".")
-    if command.endswith(" translate") and "extra argument" in what:
-        return f"{what}: it reads lines from a pipe, {command} RUN < FILE"
-    return f"{what}: see {command} --help"
+def _parse_error(error: Any) -> str:
+    command = getattr(error.ctx, "command_path", "manyheads")
+    return f"{' '.join(error.format_message().split()).rstrip('.')}: see {command} --help"
+
+
+def _prepare_streams() -> None:
+    """UTF-8 whatever the locale; a closed stream must not be the next file that is opened."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            if name == "stderr":
+                sys.stderr = os.fdopen(number, "w")
+        elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w")
+        raise UserError("standard output is closed: redirect it, e.g. > FILE or > /dev/null")
 
 
 def main() -> None:
-    """Run a command; a user's mistake is one line and an exit code, never a traceback."""
-    # Threads that sleep while they wait: spinning ones slow a shared machine many times over.
+    """Run a command; a user's error is one line and an exit code, never a traceback."""
+    # Threads that sleep while they wait: spinning ones slow down a shared machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8")  # as what is read, whatever the locale
     try:
-        sys.exit(_run())
+        _prepare_streams()
+        code = _run()
+        write("")  # a broken pipe shows when the buffer is flushed
     except UserError as error:
         say(f"manyheads: {error}")
-        sys.exit(error.exit_code)
-    except SystemExit:  # how every command ends
-        write("")
-        raise
-    except OSError as error:
-        # A full disk, a missing permission: it names its file, and is nothing to debug here.
+        code = error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        say("")
+        code = 130
+    except OSError as error:  # a full disk, a missing permission: it names its file
         say(f"manyheads: {error}")
-        sys.exit(DataError.exit_code)
+        code = DataError.exit_code
+        _discard_output()
+    sys.exit(code)
+
+
+def _discard_output() -> None:
+    """The rest of the buffer would fail again, with a traceback, at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -155,13 +155,13 @@ class LoadedRun(LoadedModel):
             )
         return self._labeller()
 
-    def evaluate(self, data: Data, split: str, stride: int | None = None) -> Scores:
+    def evaluate(self, data: Data, split: str, stride: int | None = None, **options: Any) -> Scores:
         """The scores of the task on a split, each with its signature."""
         spec = find_task(self.run.task, data, self.run.objective)
         refuse_unscored(self.run, str(self.folder))
         assert spec.evaluate is not None
         if stride is None:
-            return spec.evaluate(self, data, split)
+            return spec.evaluate(self, data, split, **options)
         if not spec.takes_stride:
             raise UserError("--stride works only with language models: leave it out")
         return spec.evaluate(self, data, split, stride=stride)

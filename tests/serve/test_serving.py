@@ -1,4 +1,4 @@
-"""The server for programs: documented requests work as they are, and what is wrong is said so."""
+"""The HTTP APIs: documented requests work, errors have the documented format."""
 
 import asyncio
 import json
@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from tests.web.small_pages import SENTENCE, make_runs
 
 from manyheads.data.translation import FilesData
+from manyheads.decode.lines import translate_whole
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
@@ -34,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def client_of(folder: Path, door: Door | None = None, where: str = HERE) -> TestClient:
-    opened = load_torch_run(folder)
-    app = build_app("small", work_of(opened, BOUNDS, None, None, None), BOUNDS, door)
+    loaded = load_torch_run(folder)
+    app = build_app("small", work_of(loaded, BOUNDS, None, None, None), BOUNDS, door)
     return TestClient(app, where)
 
 
@@ -51,14 +52,13 @@ def writer(folder: Path) -> TestClient:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, str]:
-    """What the run's own translator writes."""
-    own = load_torch_run(folder / "translator").translator()
-    return dict(zip((SENTENCE, OTHER), own.translate_long([SENTENCE, OTHER]), strict=True))
+    """The translations of the run's translator."""
+    translator = load_torch_run(folder / "translator").translator()
+    translations = translate_whole(translator, [SENTENCE, OTHER])
+    return dict(zip((SENTENCE, OTHER), translations, strict=True))
 
 
-def test_libretranslate_as_it_is_documented(
-    translator: TestClient, expected: dict[str, str]
-) -> None:
+def test_libretranslate_as_documented(translator: TestClient, expected: dict[str, str]) -> None:
     body = {"q": SENTENCE, "source": "en", "target": "de", "format": "text", "api_key": ""}
     assert translator.post("/translate", json=body).json() == {"translatedText": expected[SENTENCE]}
     assert translator.post("/translate", data=body).json() == {"translatedText": expected[SENTENCE]}
@@ -75,20 +75,22 @@ def test_libretranslate_as_it_is_documented(
     assert translator.post("/detect", json={"q": "Hi"}).json()[0]["language"] == "en"
 
 
-def test_deepl_as_it_is_documented(translator: TestClient, expected: dict[str, str]) -> None:
+def test_deepl_as_documented(translator: TestClient, expected: dict[str, str]) -> None:
     key = {"Authorization": "DeepL-Auth-Key some-key:fx"}
-    wanted = [
+    translations = [
         {"detected_source_language": "EN", "text": expected[text]} for text in (SENTENCE, OTHER)
     ]
     body = {"text": [SENTENCE, OTHER], "target_lang": "DE"}
-    for given in ({"json": body}, {"data": body}):
-        answer = translator.post("/v2/translate", headers=key, **given)  # type: ignore[arg-type]
-        assert answer.json() == {"translations": wanted}
+    for body_format in ({"json": body}, {"data": body}):
+        answer = translator.post("/v2/translate", headers=key, **body_format)  # type: ignore[arg-type]
+        assert answer.json() == {"translations": translations}
     counted = {**body, "show_billed_characters": True}
-    found = translator.post("/v2/translate", json=counted).json()["translations"]
-    assert [one["billed_characters"] for one in found] == [len(SENTENCE), len(OTHER)]
+    billed = translator.post("/v2/translate", json=counted).json()["translations"]
+    assert [row["billed_characters"] for row in billed] == [len(SENTENCE), len(OTHER)]
     regional = {"text": [OTHER], "target_lang": "de-DE", "source_lang": "EN-GB"}
-    assert translator.post("/v2/translate", json=regional).json() == {"translations": wanted[1:]}
+    assert translator.post("/v2/translate", json=regional).json() == {
+        "translations": translations[1:]
+    }
 
 
 def test_lines_stay_lines_and_empty_ones_empty(
@@ -103,16 +105,16 @@ def test_lines_stay_lines_and_empty_ones_empty(
     assert translator.post("/translate", json={**body, "q": []}).json() == {"translatedText": []}
 
 
-def said(answer: Any, path: str) -> str:
-    """The words of a refusal, which must have the shape that the interface documents."""
-    found = answer.json()
+def message_of(answer: Any, path: str) -> str:
+    """The message of an error, which must have the format of its API."""
+    values = answer.json()
     if path.startswith("/v1"):
-        assert found["error"].keys() == {"message", "type", "param", "code"}
-        message = found["error"]["message"]
+        assert values["error"].keys() == {"message", "type", "param", "code"}
+        message = values["error"]["message"]
     else:
         name = "message" if path.startswith("/v2") else "error"
-        assert found.keys() == {name}
-        message = found[name]
+        assert values.keys() == {name}
+        message = values[name]
     assert isinstance(message, str)
     assert "\n" not in message
     return str(message)
@@ -130,13 +132,13 @@ def test_malformed_bodies_are_refused_and_the_server_lives(
     kind = {"Content-Type": "application/json"}
     answer = client.post(path, content=body, headers=kind)
     assert answer.status_code == 400
-    said(answer, path)
+    message_of(answer, path)
     plain = client.post(path, content=body, headers={"Content-Type": "text/plain"})
     assert plain.status_code == 415
-    said(plain, path)
+    message_of(plain, path)
     foreign = client.post(path, json={}, headers={"Host": "evil.example"})
     assert foreign.status_code == 403
-    assert "Host" in said(foreign, path)
+    assert "Host" in message_of(foreign, path)
     page = client.post(path, json={}, headers={"Origin": "http://evil.example"})
     assert page.status_code == 403
     assert client.get("/health").json()["status"] == "ok"
@@ -162,7 +164,7 @@ def test_wrong_values_are_refused(translator: TestClient, wrong: dict[str, Any],
     body = {"q": SENTENCE, "source": "en", "target": "de", **wrong}
     answer = translator.post("/translate", json=body)
     assert answer.status_code == 400
-    assert word in said(answer, "/translate")
+    assert word in message_of(answer, "/translate")
 
 
 def test_wrong_values_of_deepl_are_refused(translator: TestClient) -> None:
@@ -178,24 +180,24 @@ def test_wrong_values_of_deepl_are_refused(translator: TestClient) -> None:
     ):
         answer = translator.post("/v2/translate", json={**right, **wrong})
         assert answer.status_code == status, wrong
-        said(answer, "/v2/translate")
+        message_of(answer, "/v2/translate")
     half = json.dumps({**right, "text": ["\ud800"]})  # half of a surrogate pair
     kind = {"Content-Type": "application/json"}
     answer = translator.post("/v2/translate", content=half, headers=kind)
-    assert "Unicode" in said(answer, "/v2/translate")
+    assert "Unicode" in message_of(answer, "/v2/translate")
 
 
-def test_what_a_run_does_not_do_is_said(translator: TestClient, writer: TestClient) -> None:
+def test_the_api_of_another_task_is_404(translator: TestClient, writer: TestClient) -> None:
     answer = translator.post("/v1/completions", json={"prompt": "a"})
     assert answer.status_code == 404
-    assert "translates" in said(answer, "/v1/completions")
+    assert "translates" in message_of(answer, "/v1/completions")
     for path in ("/translate", "/v2/translate"):
         answer = writer.post(path, json={"q": "a", "text": ["a"], "target": "de"})
         assert answer.status_code == 404
-        assert "continues" in said(answer, path)
+        assert "continues" in message_of(answer, path)
 
 
-def test_off_loopback_each_interface_has_a_place_for_the_token(folder: Path) -> None:
+def test_off_loopback_each_api_accepts_the_token(folder: Path) -> None:
     door = Door.at("0.0.0.0")
     assert door.token
     client = client_of(folder / "translator", door, "http://10.1.2.3:8422")
@@ -205,15 +207,15 @@ def test_off_loopback_each_interface_has_a_place_for_the_token(folder: Path) -> 
     for key in ({}, {"api_key": "wrong"}, {"api_key": 3}):
         answer = client.post("/translate", json={**libre, **key})
         assert answer.status_code == 403
-        assert "api_key" in said(answer, "/translate")
-    half = json.dumps({**libre, "api_key": "\ud800"})  # of a character
+        assert "api_key" in message_of(answer, "/translate")
+    half = json.dumps({**libre, "api_key": "\ud800"})  # half of a surrogate pair
     kind = {"Content-Type": "application/json"}
     assert client.post("/translate", content=half, headers=kind).status_code == 403
     assert client.post("/translate", data={**libre, "api_key": door.token}).status_code == 200
     for key in ({}, {"Authorization": "DeepL-Auth-Key wrong"}):
         answer = client.post("/v2/translate", json=deepl, headers=key)
         assert answer.status_code == 403
-        said(answer, "/v2/translate")
+        message_of(answer, "/v2/translate")
     for kind in ("DeepL-Auth-Key", "Bearer"):
         key = {"Authorization": f"{kind} {door.token}"}
         assert client.post("/v2/translate", json=deepl, headers=key).status_code == 200
@@ -226,14 +228,14 @@ def test_languages_come_from_the_settings_or_the_options(folder: Path) -> None:
     run = load_torch_run(folder / "translator").run
     assert languages_of(run, None, None).target == "de"
     assert languages_of(run, None, "fr").target == "fr"
-    for source, target, found in (
+    for source, target, pair in (
         ("en", "de", ("en", "de")),
         ("train.en", "train.pt-br.gz", ("en", "pt-br")),
         ("a/b/c.fr", "d.nl", ("fr", "nl")),
     ):
         files = replace(run, data=FilesData(source=source, target=target))
         known = languages_of(files, None, None)
-        assert (known.source, known.target) == found
+        assert (known.source, known.target) == pair
     for data in (None, FilesData(source="left.txt.zip0", target="right")):
         with pytest.raises(UserError, match="--source"):
             languages_of(replace(run, data=data), None, None)
@@ -242,16 +244,16 @@ def test_languages_come_from_the_settings_or_the_options(folder: Path) -> None:
 
 
 def test_a_run_that_vanishes_is_still_served(folder: Path, tmp_path: Path) -> None:
-    """Its model is in memory, and nothing is read again."""
-    own = tmp_path / "gone"
-    shutil.copytree(folder / "translator", own)
-    client = client_of(own)
-    shutil.rmtree(own)
+    """The model is in memory."""
+    copy = tmp_path / "gone"
+    shutil.copytree(folder / "translator", copy)
+    client = client_of(copy)
+    shutil.rmtree(copy)
     body = {"text": [OTHER], "target_lang": "DE"}
     assert client.post("/v2/translate", json=body).status_code == 200
     assert client.get("/health").status_code == 200
     with pytest.raises(UserError):
-        client_of(own)
+        client_of(copy)
 
 
 def test_only_translators_and_language_models_are_served(folder: Path) -> None:
@@ -262,87 +264,87 @@ def test_only_translators_and_language_models_are_served(folder: Path) -> None:
 
 
 class Slow(Work[int]):
-    """Gives every number back; the first batch waits until it may."""
+    """Echoes numbers; the first batch waits until it is released."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
-        self.begun, self.may = threading.Event(), threading.Event()
+        self.started, self.release = threading.Event(), threading.Event()
 
-    def fits(self, asks: Sequence[int]) -> bool:
-        return len(asks) <= 10
+    def fits(self, requests: Sequence[int]) -> bool:
+        return len(requests) <= 10
 
     def compute(self, jobs: Sequence[Job[int]]) -> None:
-        self.batches.append([job.ask for job in jobs])
-        self.begun.set()
-        assert self.may.wait(10)
+        self.batches.append([job.request for job in jobs])
+        self.started.set()
+        assert self.release.wait(10)
         for job in jobs:
-            if job.ask < 0:
+            if job.request < 0:
                 raise ValueError("a failure that nobody expected")
-            job.tell(job.ask)
+            job.send(job.request)
 
 
 async def everything(job: Job[int]) -> list[Any]:
-    return [part async for part in job.news()]
+    return [part async for part in job.parts()]
 
 
-def test_what_comes_while_a_batch_computes_is_the_next_one() -> None:
+def test_requests_during_a_batch_form_the_next_one() -> None:
     work = Slow()
 
     async def run() -> list[list[Any]]:
         batcher = Batcher(work, waiting=100)
         jobs = [batcher.submit(0)]
-        await asyncio.to_thread(work.begun.wait)
+        await asyncio.to_thread(work.started.wait)
         jobs += [batcher.submit(number) for number in range(1, 16)]
-        work.may.set()
-        found = [await everything(job) for job in jobs]
+        work.release.set()
+        answers = [await everything(job) for job in jobs]
         await asyncio.to_thread(batcher.close)
         with pytest.raises(Problem, match="stopping"):
             batcher.submit(1)
-        return found
+        return answers
 
     assert asyncio.run(run()) == [[number] for number in range(16)]
     assert work.batches == [[0], [*range(1, 11)], [*range(11, 16)]]
 
 
-def test_the_queue_has_an_end_and_who_leaves_makes_room() -> None:
+def test_the_queue_is_bounded_and_dropped_jobs_free_it() -> None:
     work = Slow()
 
     async def run() -> None:
         batcher = Batcher(work, waiting=2)
         first = batcher.submit(0)
-        await asyncio.to_thread(work.begun.wait)
+        await asyncio.to_thread(work.started.wait)
         second, third = batcher.submit(1), batcher.submit(2)
         with pytest.raises(Problem) as refused:
             batcher.submit(3)
         assert refused.value.status == 503
         batcher.drop(second)
         fourth = batcher.submit(4)
-        work.may.set()
+        work.release.set()
         assert [await everything(job) for job in (first, third, fourth)] == [[0], [2], [4]]
 
     asyncio.run(run())
     assert work.batches == [[0], [2, 4]]
 
 
-def test_what_is_in_work_is_finished_before_it_is_closed() -> None:
+def test_closing_finishes_the_queue() -> None:
     work = Slow()
 
     async def run() -> list[Any]:
         batcher = Batcher(work, waiting=9)
         jobs = [batcher.submit(0)]
-        await asyncio.to_thread(work.begun.wait)
+        await asyncio.to_thread(work.started.wait)
         jobs.append(batcher.submit(1))
         closing = asyncio.ensure_future(asyncio.to_thread(batcher.close))
-        work.may.set()
+        work.release.set()
         await closing
         return [await everything(job) for job in jobs]
 
     assert asyncio.run(run()) == [[0], [1]]
 
 
-def test_a_batch_that_fails_is_answered_and_the_next_one_is_computed() -> None:
+def test_a_failed_batch_does_not_stop_the_next_one() -> None:
     work = Slow()
-    work.may.set()
+    work.release.set()
 
     async def run() -> None:
         batcher = Batcher(work, waiting=9)
@@ -364,10 +366,10 @@ def test_a_full_queue_is_503_with_retry_after(folder: Path) -> None:
         )
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
-        said(answer, path)
+        message_of(answer, path)
 
 
-def test_what_nobody_expected_is_500_without_its_reason(
+def test_an_unexpected_error_is_500_without_its_reason(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = work_of(load_torch_run(folder / "translator"), BOUNDS, None, None, None)
@@ -378,24 +380,24 @@ def test_what_nobody_expected_is_500_without_its_reason(
         patched.setattr(work, "compute", lambda jobs: 1 / 0)
         answer = client.post("/v2/translate", json=body)
         assert answer.status_code == 500
-        assert "zero" not in said(answer, "/v2/translate")
+        assert "zero" not in message_of(answer, "/v2/translate")
     assert client.post("/v2/translate", json=body).status_code == 200
 
 
-def test_batches_give_what_each_sentence_gets_alone(
+def test_translations_do_not_depend_on_the_batch(
     translator: TestClient, folder: Path, expected: dict[str, str]
 ) -> None:
-    """Several requests in one batch, by the work itself: each gets its own texts back."""
+    """Several requests in one batch: each gets its own texts back."""
     work: Any = work_of(load_torch_run(folder / "translator"), BOUNDS, None, None, None)
     torch.manual_seed(0)
 
     async def run() -> list[list[Any]]:
-        jobs = [Job(work.ask(texts)) for texts in ([SENTENCE], [OTHER, SENTENCE], [])]
-        assert work.fits([job.ask for job in jobs])
+        jobs = [Job(work.make_request(texts)) for texts in ([SENTENCE], [OTHER, SENTENCE], [])]
+        assert work.fits([job.request for job in jobs])
         await asyncio.to_thread(work.compute, jobs)
         for job in jobs:
             job.end()
         return [await everything(job) for job in jobs]
 
-    best = [[ranked[0] for ranked in found] for found in asyncio.run(run())]
+    best = [[ranked[0] for ranked in answers] for answers in asyncio.run(run())]
     assert best == [[expected[SENTENCE]], [expected[OTHER], expected[SENTENCE]], []]

@@ -1,4 +1,4 @@
-"""A served model by real connections: OpenAI's own client, load, clients that leave, SIGTERM."""
+"""The HTTP server over real connections: OpenAI's client, load, disconnects, SIGTERM."""
 
 import asyncio
 import json
@@ -48,12 +48,12 @@ class Live:
 
 @pytest.fixture(scope="module")
 def live(folder: Path) -> Iterator[Live]:
-    found = Live(folder / "deep" / "writer")
-    found.thread.start()
-    yield found
-    found.server.should_exit = True
-    found.thread.join(20)
-    assert not found.thread.is_alive()
+    server = Live(folder / "deep" / "writer")
+    server.thread.start()
+    yield server
+    server.server.should_exit = True
+    server.thread.join(20)
+    assert not server.thread.is_alive()
 
 
 def test_the_client_of_openai(live: Live) -> None:
@@ -62,21 +62,27 @@ def test_the_client_of_openai(live: Live) -> None:
         base_url=f"http://127.0.0.1:{live.port}/v1", api_key="none", max_retries=0
     )
     assert [model.id for model in client.models.list()] == ["small"]
-    how = {"model": "small", "prompt": "The dog", "max_tokens": 12, "seed": 1, "temperature": 0.7}
-    whole = client.completions.create(**how, n=2, logprobs=2, echo=True)
-    assert len(whole.choices) == 2
-    assert whole.choices[0].text.startswith("The dog")
-    assert whole.choices[0].logprobs.tokens
-    assert whole.usage.completion_tokens <= 24
-    plain = client.completions.create(**how).choices[0].text
-    assert whole.choices[0].text == "The dog" + plain
-    parts = list(client.completions.create(**how, stream=True))
+    options = {
+        "model": "small",
+        "prompt": "The dog",
+        "max_tokens": 12,
+        "seed": 1,
+        "temperature": 0.7,
+    }
+    echoed = client.completions.create(**options, n=2, logprobs=2, echo=True)
+    assert len(echoed.choices) == 2
+    assert echoed.choices[0].text.startswith("The dog")
+    assert echoed.choices[0].logprobs.tokens
+    assert echoed.usage.completion_tokens <= 24
+    plain = client.completions.create(**options).choices[0].text
+    assert echoed.choices[0].text == "The dog" + plain
+    parts = list(client.completions.create(**options, stream=True))
     assert "".join(part.choices[0].text for part in parts) == plain
     assert parts[-1].choices[0].finish_reason in ("stop", "length")
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
-        client.completions.create(**{**how, "max_tokens": 10**6})
+        client.completions.create(**{**options, "max_tokens": 10**6})
     with pytest.raises(openai.NotFoundError, match="it is small"):
-        client.completions.create(**{**how, "model": "other"})
+        client.completions.create(**{**options, "model": "other"})
 
 
 def request(port: int, body: dict[str, Any]) -> socket.socket:
@@ -87,35 +93,35 @@ def request(port: int, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-def until(true: Any) -> bool:
-    """Whether something becomes true within some seconds."""
+def until(condition: Any) -> bool:
+    """True if the condition holds within some seconds."""
     end = time.monotonic() + 10
-    while not true() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         threading.Event().wait(0.01)
-    return bool(true())
+    return bool(condition())
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_leaves_the_queue(
+def test_a_client_that_disconnects_leaves_the_queue(
     live: Live, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    begun, may = threading.Event(), threading.Event()
+    started, release = threading.Event(), threading.Event()
     compute, computed = live.work.compute, []
 
     def wait(jobs: Any) -> None:
-        begun.set()
-        assert may.wait(20)
-        computed.extend(job.ask.most for job in jobs if not job.gone)
+        started.set()
+        assert release.wait(20)
+        computed.extend(job.request.max_tokens for job in jobs if not job.cancelled)
         compute(jobs)
 
     monkeypatch.setattr(live.work, "compute", wait)
     first = request(live.port, {"prompt": "A", "max_tokens": 3})
-    assert begun.wait(10)
+    assert started.wait(10)
     second = request(live.port, {"prompt": "B", "max_tokens": 4, "stream": stream})
     assert until(lambda: live.batcher.waiting == 1)
     second.close()
     assert until(lambda: live.batcher.waiting == 0)
-    may.set()
+    release.set()
     assert first.recv(100).startswith(b"HTTP/1.1 200")
     first.close()
     assert computed == [3]
@@ -139,20 +145,20 @@ def test_under_load_and_stopped_by_sigterm(folder: Path) -> None:
             if ratios[-1] >= 4:
                 break
         assert memory_of(process.pid) < memory + 100 * 2**20
-        answer = asyncio.run(_asked_and_told_to_stop(address, many, process))
+        answer = asyncio.run(_request_and_terminate(address, many, process))
     assert max(ratios) >= 4, ratios
     assert answer.startswith(b"HTTP/1.1 200")
     assert process.returncode == 0
 
 
-def test_a_signal_that_comes_at_once_is_heard(folder: Path) -> None:
+def test_a_signal_during_start_stops_the_server(folder: Path) -> None:
     with served(folder / "translator", "--threads", "1") as (address, process):
         assert address
     assert process.returncode == 0
 
 
-async def _asked_and_told_to_stop(address: str, body: bytes, process: Any) -> bytes:
-    """A request, SIGTERM as soon as it is computed, and the answer that must come still."""
+async def _request_and_terminate(address: str, body: bytes, process: Any) -> bytes:
+    """Send a request, then SIGTERM while it is computed; it must be answered."""
     host, _, port = address.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -177,6 +183,9 @@ def test_the_command_refuses_in_one_line(
         command.serve(run, token="")
     with pytest.raises(UserError, match="--beam"):
         command.serve(run, beam=0)
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(UserError, match="--token"):
+        command.serve(run, token_file=tmp_path / "empty")
     with listen("127.0.0.1", 0) as taken:
         taken.listen()
         assert taken.proto == socket.IPPROTO_TCP  # else no answer leaves before an ACK has come

@@ -1,4 +1,4 @@
-"""Continuations for programs: a row in a batch is what it is alone, whoever stands beside it."""
+"""/v1/completions: a continuation does not depend on the rest of its batch."""
 
 import asyncio
 import json
@@ -19,13 +19,13 @@ from manyheads.models.gpt import GptConfig
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Bounds, Job
 from manyheads.serve.completing import (
-    Completion,
+    Chunk,
+    CompletionRequest,
     Completions,
-    Growing,
-    Piece,
-    RaggedCache,
-    may_be_ragged,
-    together,
+    Detokenizer,
+    LeftPaddedCache,
+    left_pad,
+    supports_left_padding,
 )
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -42,9 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def work(folder: Path) -> Completions:
-    found = work_of(load_torch_run(folder), BOUNDS, None, None, None)
-    assert isinstance(found, Completions)
-    return found
+    completions = work_of(load_torch_run(folder), BOUNDS, None, None, None)
+    assert isinstance(completions, Completions)
+    return completions
 
 
 @pytest.fixture(scope="module")
@@ -55,69 +55,71 @@ def client(work: Completions) -> TestClient:
 def ask(client: TestClient, **body: Any) -> dict[str, Any]:
     answer = client.post(PATH, json=body)
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    values: dict[str, Any] = answer.json()
+    return values
 
 
-def alone(folder: Path, prompt: Sequence[int], limit: int, sample: Sample) -> list[int]:
-    """The tokens that the run's own generator writes after a prompt."""
+def generated(folder: Path, prompt: Sequence[int], limit: int, sample: Sample) -> list[int]:
+    """The tokens that the run's generator samples after a prompt."""
     generator = load_torch_run(folder).generator(at_limit="truncate")
     assert isinstance(generator, Generator)
     return generator.sample([list(prompt)], limit, sample)[0]
 
 
 @pytest.mark.parametrize(("position", "core"), PARTS)
-def test_prompts_of_different_lengths_are_read_as_if_alone(position: str, core: str) -> None:
+def test_left_padding_changes_nothing(position: str, core: str) -> None:
     model = tiny(GptConfig, position, core).build().eval()
-    if not may_be_ragged(model):
+    if not supports_left_padding(model):
         assert core == "tiled"
         return
     prompts = [words(length).tolist() for length in (3, 7, 1, 4)]
     follow = words(4, 3)
     with torch.no_grad():
-        whole, absent = together(prompts, torch.device("cpu"))
-        cache = RaggedCache(absent)
-        model.hidden(whole[:, :-1], cache=cache)
-        found = [model(whole[:, -1:], cache=cache)]
-        found += [model(follow[:, at : at + 1], cache=cache) for at in range(2)]
-        kept = torch.tensor([3, 1])
-        cache.select_rows(kept)
-        last = model(follow[kept, 2:3], cache=cache)
+        padded, padding = left_pad(prompts, torch.device("cpu"))
+        cache = LeftPaddedCache(padding)
+        model.hidden(padded[:, :-1], cache=cache)
+        steps = [model(padded[:, -1:], cache=cache)]
+        steps += [model(follow[:, at : at + 1], cache=cache) for at in range(2)]
+        selected = torch.tensor([3, 1])
+        cache.select_rows(selected)
+        last = model(follow[selected, 2:3], cache=cache)
         for row, prompt in enumerate(prompts):
             full = model(torch.tensor([prompt + follow[row].tolist()]))[0]
-            together_ = torch.cat([step[row] for step in found])
-            assert torch.allclose(together_, full[len(prompt) - 1 : -1], atol=1e-5)
-            if row in kept:
-                place = kept.tolist().index(row)
-                assert torch.allclose(last[place, 0], full[-1], atol=1e-5)
+            batched = torch.cat([step[row] for step in steps])
+            assert torch.allclose(batched, full[len(prompt) - 1 : -1], atol=1e-5)
+            if row in selected:
+                index = selected.tolist().index(row)
+                assert torch.allclose(last[index, 0], full[-1], atol=1e-5)
 
 
-def written(work: Completions, asks: Sequence[Completion]) -> list[list[Piece]]:
-    """What several requests get in one batch."""
+def computed(work: Completions, requests: Sequence[CompletionRequest]) -> list[list[Chunk]]:
+    """The chunks of several requests in one batch."""
 
-    async def run() -> list[list[Piece]]:
-        jobs = [Job(work.check(one)) for one in asks]
-        assert work.fits([job.ask for job in jobs])
+    async def run() -> list[list[Chunk]]:
+        jobs = [Job(work.check(request)) for request in requests]
+        assert work.fits([job.request for job in jobs])
         await asyncio.to_thread(work.compute, jobs)
-        return [[piece async for piece in job.news()] for job in jobs]
+        return [[chunk async for chunk in job.parts()] for job in jobs]
 
     return asyncio.run(run())
 
 
-def test_rows_of_several_requests_are_what_each_is_alone(folder: Path, work: Completions) -> None:
+def test_rows_of_several_requests_do_not_depend_on_each_other(
+    folder: Path, work: Completions
+) -> None:
     """Different prompts, lengths, temperatures and seeds in one batch."""
-    asks = [
-        Completion((work.encode("The"),), 1, 9, Sample(temperature=0.0)),
-        Completion((work.encode(PROMPTS[1]),), 1, 5, Sample(temperature=0.9, seed=4)),
-        Completion((work.encode("A"),), 1, 14, Sample(temperature=1.2, top_p=0.8, seed=4)),
+    requests = [
+        CompletionRequest((work.encode("The"),), 1, 9, Sample(temperature=0.0)),
+        CompletionRequest((work.encode(PROMPTS[1]),), 1, 5, Sample(temperature=0.9, seed=4)),
+        CompletionRequest((work.encode("A"),), 1, 14, Sample(temperature=1.2, top_p=0.8, seed=4)),
     ]
-    for one, pieces in zip(asks, written(work, asks), strict=True):
-        [piece] = pieces
-        tokens = alone(folder, one.prompts[0], one.most, one.sample)
-        prompt = list(one.prompts[0])
+    for request, chunks in zip(requests, computed(work, requests), strict=True):
+        [chunk] = chunks
+        tokens = generated(folder, request.prompts[0], request.max_tokens, request.sample)
+        prompt = list(request.prompts[0])
         decode = work.generator.tokenizer.decode
-        assert piece.text == decode(prompt + tokens)[len(decode(prompt)) :]
-        assert piece.tokens == len(tokens)
+        assert chunk.text == decode(prompt + tokens)[len(decode(prompt)) :]
+        assert chunk.tokens == len(tokens)
 
 
 def test_every_form_of_a_prompt(client: TestClient, work: Completions) -> None:
@@ -132,17 +134,17 @@ def test_every_form_of_a_prompt(client: TestClient, work: Completions) -> None:
 
 
 def test_the_answer_has_its_documented_shape(client: TestClient) -> None:
-    found = ask(client, model="small", prompt=PROMPTS[:2], n=2, seed=3, max_tokens=4)
-    assert found["object"] == "text_completion"
-    assert found["model"] == "small"
-    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
-    assert {choice["finish_reason"] for choice in found["choices"]} <= {"stop", "length"}
-    usage = found["usage"]
+    answer = ask(client, model="small", prompt=PROMPTS[:2], n=2, seed=3, max_tokens=4)
+    assert answer["object"] == "text_completion"
+    assert answer["model"] == "small"
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert {choice["finish_reason"] for choice in answer["choices"]} <= {"stop", "length"}
+    usage = answer["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     again = ask(client, model="small", prompt=PROMPTS[:2], n=2, seed=3, max_tokens=4)
-    texts = [choice["text"] for choice in found["choices"]]
+    texts = [choice["text"] for choice in answer["choices"]]
     assert texts == [choice["text"] for choice in again["choices"]]
-    assert texts[0] != texts[1]  # the two of one prompt are drawn apart
+    assert texts[0] != texts[1]  # two samples of one prompt
     listed = client.get("/v1/models").json()
     assert [model["id"] for model in listed["data"]] == ["small"]
     assert client.get("/v1/models/small").json() == listed["data"][0]
@@ -150,29 +152,31 @@ def test_the_answer_has_its_documented_shape(client: TestClient) -> None:
 
 
 def test_log_probabilities_are_those_of_the_model(client: TestClient, work: Completions) -> None:
-    found = ask(client, prompt=PROMPTS[1], logprobs=3, echo=True, temperature=1, seed=2)
-    [choice] = found["choices"]
-    told = choice["logprobs"]
+    answer = ask(client, prompt=PROMPTS[1], logprobs=3, echo=True, temperature=1, seed=2)
+    [choice] = answer["choices"]
+    logprobs = choice["logprobs"]
     assert choice["text"].startswith(PROMPTS[1])
     prompt = list(work.encode(PROMPTS[1]))
     sample = Sample(temperature=1.0, seed=2)
     ids = prompt + work.generator.sample([prompt], 16, sample)[0]
-    assert told["tokens"] == work.generator.tokenizer.subwords(ids)
+    assert logprobs["tokens"] == work.generator.tokenizer.pieces(ids)
     with torch.no_grad():
         logs = work.generator.model(torch.tensor([ids]))[0].log_softmax(-1)
-    wanted = [float(logs[at - 1, token]) for at, token in enumerate(ids)][1:]
-    assert told["token_logprobs"][0] is None
-    assert told["token_logprobs"][1:] == pytest.approx(wanted, abs=1e-4)
-    assert told["top_logprobs"][0] is None
-    for at, likeliest in enumerate(told["top_logprobs"][1:]):
-        assert max(likeliest.values()) == pytest.approx(float(logs[at].max()), abs=1e-4)
-        assert len(likeliest) <= 3
-    assert len({len(values) for values in told.values()}) == 1
-    assert told["text_offset"] == sorted(told["text_offset"])
+    expected = [float(logs[at - 1, token]) for at, token in enumerate(ids)][1:]
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["token_logprobs"][1:] == pytest.approx(expected, abs=1e-4)
+    assert logprobs["top_logprobs"][0] is None
+    for at, alternatives in enumerate(logprobs["top_logprobs"][1:]):
+        assert max(alternatives.values()) == pytest.approx(float(logs[at].max()), abs=1e-4)
+        assert len(alternatives) <= 3
+    assert len({len(values) for values in logprobs.values()}) == 1
+    assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
     scored = ask(client, prompt=PROMPTS[1], logprobs=0, echo=True, max_tokens=0)["choices"][0]
     assert scored["text"] == PROMPTS[1]
     count = len(prompt)
-    assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(wanted[: count - 1], abs=1e-4)
+    assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(
+        expected[: count - 1], abs=1e-4
+    )
 
 
 def events(client: TestClient, **body: Any) -> list[dict[str, Any]]:
@@ -184,51 +188,51 @@ def events(client: TestClient, **body: Any) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def test_a_stream_is_the_whole_text_in_whole_characters(client: TestClient) -> None:
-    how = {"prompt": PROMPTS, "temperature": 1.5, "seed": 9, "max_tokens": 24}
-    whole = [choice["text"] for choice in ask(client, **how)["choices"]]
-    found = events(client, **how, stream_options={"include_usage": True})
+def test_a_stream_is_the_text_in_complete_characters(client: TestClient) -> None:
+    options = {"prompt": PROMPTS, "temperature": 1.5, "seed": 9, "max_tokens": 24}
+    full = [choice["text"] for choice in ask(client, **options)["choices"]]
+    streamed = events(client, **options, stream_options={"include_usage": True})
     texts = ["", "", ""]
-    pieces = 0
-    for event in found[:-1]:
+    chunks = 0
+    for event in streamed[:-1]:
         [choice] = event["choices"]
         texts[choice["index"]] += choice["text"]
-        pieces += 1
-    assert texts == whole
-    assert pieces > 3 * len(PROMPTS)
-    assert found[-1]["choices"] == []
-    assert found[-1]["usage"] == ask(client, **how)["usage"]
-    ends = [event["choices"][0]["finish_reason"] for event in found[:-1]]
+        chunks += 1
+    assert texts == full
+    assert chunks > 3 * len(PROMPTS)
+    assert streamed[-1]["choices"] == []
+    assert streamed[-1]["usage"] == ask(client, **options)["usage"]
+    ends = [event["choices"][0]["finish_reason"] for event in streamed[:-1]]
     assert len([end for end in ends if end]) == len(PROMPTS)
 
 
 def test_a_stop_text_ends_the_text_and_is_not_in_it(client: TestClient) -> None:
-    whole = ask(client, prompt="The", temperature=1.2, seed=5, max_tokens=40)["choices"][0]["text"]
-    stop = whole[len(whole) // 2 :][:2]
-    before = whole[: whole.find(stop)]
-    how = {"prompt": "The", "temperature": 1.2, "seed": 5, "max_tokens": 40}
-    for given in (stop, [stop, "\x00 never"]):
-        [choice] = ask(client, **how, stop=given)["choices"]
+    full = ask(client, prompt="The", temperature=1.2, seed=5, max_tokens=40)["choices"][0]["text"]
+    stop = full[len(full) // 2 :][:2]
+    before = full[: full.find(stop)]
+    options = {"prompt": "The", "temperature": 1.2, "seed": 5, "max_tokens": 40}
+    for stops in (stop, [stop, "\x00 never"]):
+        [choice] = ask(client, **options, stop=stops)["choices"]
         assert (choice["text"], choice["finish_reason"]) == (before, "stop")
-    streamed = events(client, **how, stop=stop)
+    streamed = events(client, **options, stop=stop)
     assert "".join(event["choices"][0]["text"] for event in streamed) == before
 
 
 def test_characters_of_several_tokens_come_at_once(work: Completions) -> None:
     tokenizer = work.generator.tokenizer
     text = "schläft 🙂 日本 STOP after"
-    growing = Growing(tokenizer, [], ["STOP"])
+    detokenizer = Detokenizer(tokenizer, [], ["STOP"])
     pieces = []
     for token in tokenizer.encode(text):
-        pieces.append(growing.add(token))
+        pieces.append(detokenizer.add(token))
         assert "\ufffd" not in pieces[-1]
-        if growing.stopped:
+        if detokenizer.stopped:
             break
-    assert "".join([*pieces, growing.end()]) == "schläft 🙂 日本 "
-    held = Growing(tokenizer, [], ["STOP"])
-    assert "".join(held.add(token) for token in tokenizer.encode("a STO")) == "a "
-    assert held.end() == "STO"
-    assert not held.stopped
+    assert "".join([*pieces, detokenizer.end()]) == "schläft 🙂 日本 "
+    other = Detokenizer(tokenizer, [], ["STOP"])
+    assert "".join(other.add(token) for token in tokenizer.encode("a STO")) == "a "
+    assert other.end() == "STO"
+    assert not other.stopped
 
 
 @pytest.mark.parametrize(
@@ -275,39 +279,41 @@ def test_wrong_values_are_refused(client: TestClient, wrong: dict[str, Any], wor
     assert client.get("/health").status_code == 200
 
 
-def test_who_has_gone_is_written_no_further(work: Completions) -> None:
+def test_generation_stops_when_the_client_disconnects(work: Completions) -> None:
     async def run() -> int:
-        ask = Completion((work.encode("The"),), 1, 60, Sample(temperature=1.0), stream=True)
-        job = Job(work.check(ask))
-        told: list[Any] = []
-        job.tell = told.append  # type: ignore[method-assign]
-        sent = len(told)
+        request = CompletionRequest(
+            (work.encode("The"),), 1, 60, Sample(temperature=1.0), stream=True
+        )
+        job = Job(work.check(request))
+        sent: list[Any] = []
 
-        def leave(piece: Any) -> None:
-            told.append(piece)
-            job.gone = True
+        def disconnect(chunk: Any) -> None:
+            sent.append(chunk)
+            job.cancelled = True
 
-        job.tell = leave  # type: ignore[method-assign]
+        job.send = disconnect  # type: ignore[method-assign]
         await asyncio.to_thread(work.compute, [job])
-        return len(told) - sent
+        return len(sent)
 
-    assert asyncio.run(run()) <= 2  # the piece after which it went, and the end
+    assert asyncio.run(run()) <= 2  # the first chunk, and the end
 
 
-def test_learned_positions_bound_what_stands_together(folder: Path) -> None:
-    """A long prompt and a long answer of another would go past the table: not in one batch."""
-    opened = load_torch_run(folder)
+def test_learned_positions_limit_a_batch(folder: Path) -> None:
+    """A long prompt and a long continuation of another request would exceed the table."""
+    loaded = load_torch_run(folder)
     model = tiny(
-        GptConfig, "learned", vocab_size=opened.tokenizer.vocab_size, max_length=20
+        GptConfig, "learned", vocab_size=loaded.tokenizer.vocab_size, max_length=20
     ).build()
-    found = Completions(opened, BOUNDS)
-    found.generator = Generator(model, Tokenizer.load(folder / "tokenizer.json"), opened.decode())
-    found.context = 20
+    completions = Completions(loaded, BOUNDS)
+    completions.generator = Generator(
+        model, Tokenizer.load(folder / "tokenizer.json"), loaded.decode()
+    )
+    completions.context = 20
     greedy = Sample(temperature=0.0)
-    long = found.check(Completion((tuple(range(5, 20)),), 1, 5, greedy))
-    short = found.check(Completion(((7,),), 1, 19, greedy))
-    assert found.fits([long])
-    assert found.fits([short])
-    assert not found.fits([long, short])
-    for one in (long, short):
-        assert written(found, [one])[0][0].finish in ("length", "stop")
+    long = completions.check(CompletionRequest((tuple(range(5, 20)),), 1, 5, greedy))
+    short = completions.check(CompletionRequest(((7,),), 1, 19, greedy))
+    assert completions.fits([long])
+    assert completions.fits([short])
+    assert not completions.fits([long, short])
+    for request in (long, short):
+        assert computed(completions, [request])[0][0].finish in ("length", "stop")

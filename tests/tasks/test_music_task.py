@@ -175,7 +175,7 @@ def test_a_run_writes_music_that_reads_back(trained: dict[str, Path], tmp_path: 
     out, again = tmp_path / "a.mid", tmp_path / "b.mid"
     for path in (out, again):
         code, printed, said = call(
-            *("generate", trained["midi"], "--out", path, "--seed", 3, "--temperature", 2),
+            *("compose", trained["midi"], "--out", path, "--seed", 3, "--temperature", 2),
             *("--max-new-tokens", 60),
         )
         assert code == 0, said
@@ -194,7 +194,7 @@ def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path
     prime, out, roll = tmp_path / "prime.mid", tmp_path / "out.mid", tmp_path / "roll.png"
     write_midi([scale_up(2)], prime)
     code, _, said = call(
-        *("generate", trained["midi"], "--out", out, "--prime", prime, "--picture", roll),
+        *("compose", trained["midi"], "--out", out, "--prime", prime, "--picture", roll),
         *("--max-new-tokens", 60, "--temperature", 2),
     )
     assert code == 0, said
@@ -224,7 +224,7 @@ def test_the_prime_is_not_written_over(trained: dict[str, Path], tmp_path: Path)
 def test_the_voices_of_a_chorale_are_named(trained: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     roll = tmp_path / "roll.svg"
-    result("generate", trained["jsb"], "--out", tmp_path / "a.mid", "--picture", roll)
+    result("compose", trained["jsb"], "--out", tmp_path / "a.mid", "--plot", roll)
     assert all(f"<!-- {voice} -->" in roll.read_text("utf-8") for voice in VOICES)
 
 
@@ -235,12 +235,12 @@ def test_data_that_have_moved_are_found_where_they_are_named(
     words = ("--out", tmp_path / "a.mid", "--max-new-tokens", 60, "--temperature", 2)
     code, printed, said = call("generate", trained["midi"], "data.folder=none", *words)
     assert code == 0
-    assert "no numbers of the data: data.folder=none is not a folder" in said
+    assert "no statistics of the data: data.folder=none is not a folder" in said
     assert "valid" not in printed
     here = f"data.folder={folders['midi']}"
     code, printed, said = call("generate", trained["midi"], here, *words)
     assert code == 0
-    assert "no numbers" not in said
+    assert "no statistics" not in said
     assert "valid" in printed
     for setting in ("Once upon a time", "data.transpose=3", "model.dim=3"):
         code, _, said = call("generate", trained["midi"], setting, *words)
@@ -390,12 +390,12 @@ def test_generate_writes_some_music_before_an_end(
     )
     code, _, said = call("generate", trained["jsb"], "--out", tmp_path / "a.mid", *words)
     assert code == 0, said
-    assert f" {least} new words" in said
+    assert f" {least} new tokens" in said
     code, _, said = call(
         "generate", trained["jsb"], "--out", tmp_path / "b.mid", "--min-new-tokens", 0
     )
     assert code == 2
-    assert "0 words were written" in said
+    assert "among the 0 generated tokens" in said
     assert not (tmp_path / "b.mid").exists()
 
 
@@ -405,7 +405,7 @@ def test_a_model_without_a_note_says_so(
     monkeypatch.setattr("manyheads.decode.compose.compose", lambda *parts, **more: ["shift5"])
     code, _, said = call("generate", trained["midi"], "--out", tmp_path / "a.mid")
     assert code == 2
-    assert "no note is among them" in said
+    assert "no note among the" in said
     assert not (tmp_path / "a.mid").exists()
 
 
@@ -414,9 +414,9 @@ def test_a_model_without_a_note_says_so(
     [
         ((), "--out music.mid"),
         (("--out", "x.wav"), "must end in one of .mid"),
-        (("--out", "no/x.mid"), "in a folder that is there"),
-        (("--out", "x.mid", "--picture", "x.txt"), "--picture x.txt must end in"),
-        (("--out", "x.mid", "--prompt", "on60"), "are for texts"),
+        (("--out", "no/x.mid"), "in a folder that exists"),
+        (("--out", "x.mid", "--picture", "x.txt"), "--plot x.txt must end in"),
+        (("--out", "x.mid", "--prompt", "on60"), "--prompt and --stop"),
         (("--out", "x.mid", "--prime", "none.mid"), "cannot read none.mid"),
         (("--out", "x.mid", "--min-new-tokens", "-1"), "--min-new-tokens=-1 must be at least 0"),
         (

@@ -218,7 +218,7 @@ def test_mistakes_with_several_processes_are_one_line(
     out = ("--out", tmp_path / "run")
     monkeypatch.delenv("RANK", raising=False)
     line = said("train", recipe, "train.parallel=fsdp", *out)
-    assert "train.parallel=fsdp has no say in one process: start with torchrun" in line
+    assert "train.parallel=fsdp has no effect in one process: start with torchrun" in line
     assert "train.parallel" in said("train", recipe, "train.parallel=dpp", *out)
     # What is so anyway is taken: one script serves any number of processes.
     assert "train.steps" in said("train", recipe, "train.parallel=ddp", "train.steps=0", *out)
@@ -226,9 +226,9 @@ def test_mistakes_with_several_processes_are_one_line(
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     assert "RANK is set and MASTER_ADDR is not" in said("train", recipe, *out)
-    assert "torchrun is for `manyheads train`" in said("demo", *out)
-    assert "torchrun is for `manyheads train`" in said("compare", recipe, "seed=1,2", *out)
-    assert "torchrun is for `manyheads train`" in said("evaluate", tmp_path / "run")
+    assert "torchrun works only with `manyheads train`" in said("demo", *out)
+    assert "torchrun works only with `manyheads train`" in said("compare", recipe, "seed=1,2", *out)
+    assert "torchrun works only with `manyheads train`" in said("evaluate", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -520,7 +520,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert "Traceback" not in said
     last = said.splitlines()[-1]
     assert last.startswith(f"manyheads: stopped by {number.name} and saved, step ")
-    command = last.partition("go on with: ")[2]
+    command = last.partition("resume with: ")[2]
     called = ["manyheads"] if shutil.which("manyheads") else [sys.executable, "-m", "manyheads"]
     assert shlex.split(command) == [*called, *words]
     step = int(last.partition("step ")[2].partition(";")[0])

@@ -1,4 +1,4 @@
-"""The command that puts the lectures to the test: claims."""
+"""The command that tests the claims of the lectures: claims."""
 
 import shlex
 from collections.abc import Mapping
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyheads.commands.shared import Device, Json, Threads, choose, print_json, say
+from manyheads.commands import options
+from manyheads.commands.options import option
+from manyheads.commands.shared import choose, print_json, say, write
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,23 +19,27 @@ if TYPE_CHECKING:
 
 def claims(
     run: Annotated[
-        list[str] | None, typer.Option("--run", metavar="NAME", help="A claim to run; repeatable")
+        list[str] | None, option("A claim to test (repeatable)", "--run", metavar="NAME")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Run all of them")] = False,
+    everything: Annotated[bool, option("Test all claims", "--all")] = False,
     report: Annotated[
-        Path | None,
-        typer.Option(help="A folder for results, pictures and one page with all of them"),
+        Path | None, option("Save results, plots, report", metavar="FOLDER", panel="Output")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Between commas; an experiment for each")] = "1,2,3",
-    large: Annotated[bool, typer.Option("--large", help="At the size for a GPU")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also what the folder has")] = False,
-    as_json: Json = False,
-    device: Device = "cpu",
-    threads: Threads = None,
+    seeds: Annotated[str, option("One experiment each", metavar="N,N,...")] = "1,2,3",
+    large: Annotated[bool, option("Experiments of a size for a GPU", "--large")] = False,
+    again: Annotated[bool, option("Repeat claims that the report has", "--again")] = False,
+    as_json: options.Json = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
-    """What the lectures claim: lists the claims, or runs them, each with a computed verdict.
+    """List the claims of the lectures, or test them by experiments.
 
-    manyheads claims --all --report claims goes on where it was stopped.
+    Examples
+      $ manyheads claims
+      $ manyheads claims --run NAME --seeds 1,2,3
+      $ manyheads claims --all --report claims
+
+    With --report, the same command again resumes.
     """
     from manyheads.lab.claims import report as pages
     from manyheads.lab.claims import runner
@@ -42,15 +48,15 @@ def claims(
     known = runner.claims()
     names = list(known) if everything else list(dict.fromkeys(run or []))
     if run and everything:
-        raise UserError("--all is every claim: leave out --run")
+        raise UserError("--all tests every claim: leave out --run")
     if not names:
         if report is not None:
-            raise UserError("--report needs claims to run: add --all or --run NAME")
+            raise UserError("--report needs claims to test: add --all or --run NAME")
         _list(known, as_json)
         return
     if report is not None and report.is_file():
         raise UserError(f"{report} is a file: choose a folder with --report")
-    for name in names:  # a wrong one is said before anything runs, and the code that runs is noted
+    for name in names:  # refuses an unknown one before anything runs
         runner.code_of(runner.find(name))
     setting = Setting(
         seeds=_seeds(seeds), large=large, device=choose(device, threads), threads=threads
@@ -59,16 +65,16 @@ def claims(
     if as_json:
         print_json({"claims": [result.as_json() for result in results]})
     else:
-        print(pages.counted(results))
+        write(f"{pages.counted(results)}\n")
     if report is not None:
-        # Also those that the folder has from before, run in the same way.
+        # Also earlier results of the same settings.
         others = (runner.kept(name, setting, report) for name in known if name not in names)
         results = sorted(
-            [*results, *filter(None, others)], key=lambda one: list(known).index(one.name)
+            [*results, *filter(None, others)], key=lambda result: list(known).index(result.name)
         )
-        what = "--all" if everything else " ".join(f"--run {one.name}" for one in results)
-        command = runner.command_of(what, setting)
-        into = shlex.quote(report.resolve().name)  # where it lies on this machine is nobody's need
+        names_of = " ".join(f"--run {result.name}" for result in results)
+        command = runner.command_of("--all" if everything else names_of, setting)
+        into = shlex.quote(report.resolve().name)  # without the path on this machine
         pages.write_report(results, report, f"{command} --report {into}")
         say(f"report: {report / 'index.html'}")
 
@@ -76,7 +82,7 @@ def claims(
 def _measured(
     names: list[str], setting: "Setting", report: Path | None, again: bool
 ) -> "list[Result]":
-    """One after the other, but for what the folder has; each is kept there when it is done."""
+    """Results one after another, from the folder if it has them; each is saved there."""
     from manyheads.lab.claims import report as pages
     from manyheads.lab.claims import runner
     from manyheads.train.metrics import Bar
@@ -86,14 +92,14 @@ def _measured(
         with Bar("claims", len(names)) as bar:
             for done, name in enumerate(names):
                 bar.update(done, name)
-                found = None if again or report is None else runner.kept(name, setting, report)
-                result = found or runner.run(name, setting, report)
+                saved = None if again or report is None else runner.kept(name, setting, report)
+                result = saved or runner.run(name, setting, report)
                 results.append(result)
                 bar.say(f"{name}: {pages.WORDS[result.verdict]}; {result.why}")
             bar.update(len(names), "done")
     except KeyboardInterrupt:
-        where = "nothing is kept without --report" if report is None else f"the others: {report}"
-        say(f"manyheads: stopped in {name}; {where}; the same command goes on")
+        saved_in = "nothing is saved without --report" if report is None else f"saved: {report}"
+        say(f"manyheads: stopped in {name}; {saved_in}; the same command resumes")
         raise typer.Exit(130) from None
     return results
 
@@ -102,26 +108,24 @@ def _list(known: "Mapping[str, Claim]", as_json: bool) -> None:
     from manyheads.lab.claims.report import said_in
 
     if as_json:
-        told = ("sentence", "deck", "criterion")
+        keys = ("sentence", "deck", "criterion")
         rows = [
-            {"name": name} | {word: getattr(claim, word) for word in told}
+            {"name": name} | {key: getattr(claim, key) for key in keys}
             for name, claim in known.items()
         ]
         print_json({"claims": rows})
         return
     for name, claim in known.items():
-        print(f"{name}: {claim.sentence} ({said_in(claim.deck)})")
+        write(f"{name}: {claim.sentence} ({said_in(claim.deck)})\n")
 
 
-def _seeds(given: str) -> tuple[int, ...]:
+def _seeds(text: str) -> tuple[int, ...]:
     try:
-        seeds = tuple(int(one) for one in given.split(","))
+        seeds = tuple(int(number) for number in text.split(","))
     except ValueError:
+        seeds = ()
+    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
         raise UserError(
-            f"--seeds {given} must be whole numbers between commas, e.g. 1,2,3"
-        ) from None
-    if len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds {given} must be different numbers, e.g. 1,2,3")
-    if not all(0 <= seed < 2**63 for seed in seeds):
-        raise UserError(f"--seeds {given} must be at least 0, below 2^63, e.g. 1,2,3")
+            f"--seeds {text} must be different integers from 0 to below 2^63, e.g. 1,2,3"
+        )
     return seeds

@@ -1,47 +1,44 @@
-"""The command that measures cores: cost."""
+"""The benchmark of attention implementations: cost."""
 
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from manyheads.commands.shared import (
-    PICTURES,
-    Device,
-    Json,
-    Threads,
-    choose,
-    print_json,
-    say,
-)
+from manyheads.commands import options
+from manyheads.commands.options import option
+from manyheads.commands.shared import check_image, choose, print_json, say, write
 from manyheads.errors import UserError
+
+_ATTENTION = (
+    "Implementations with their settings, e.g. 'fused,tiled block=256' [default: all but packed "
+    "and flex]"
+)
 
 
 def cost(
     cores: Annotated[
-        str | None,
-        typer.Option(
-            help="Cores, each with its settings; unless given all but packed and flex, which "
-            "gain nothing over fused here"
-        ),
+        str | None, option(_ATTENTION, "--attention", "--cores", metavar="A,B,...")
     ] = None,
-    lengths: Annotated[str, typer.Option(help="Lengths")] = "512,1024,2048,4096,8192,16384",
-    causal: Annotated[bool, typer.Option("--causal", help="See the past alone")] = False,
-    heads: Annotated[int, typer.Option(help="Heads")] = 2,
-    head_dim: Annotated[int, typer.Option(help="Channels of a head")] = 64,
-    batch: Annotated[int, typer.Option(help="Sequences at once")] = 1,
-    rounds: Annotated[int, typer.Option(help="Over how many rounds a time is the median")] = 3,
-    precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = "auto",
-    seed: Annotated[int, typer.Option(help="What is drawn")] = 1,
-    picture: Annotated[Path | None, typer.Option(help="A file to draw the growth into")] = None,
-    as_json: Json = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    lengths: Annotated[
+        str, option("Sequence lengths", metavar="N,N,...")
+    ] = "512,1024,2048,4096,8192,16384",
+    causal: Annotated[bool, option("With a causal mask", "--causal")] = False,
+    heads: Annotated[int, option("Heads")] = 2,
+    head_dim: Annotated[int, option("Channels of a head")] = 64,
+    batch: Annotated[int, option("Sequences in the batch")] = 1,
+    rounds: Annotated[int, option("Rounds; times are medians")] = 3,
+    precision: Annotated[str, option("auto, float32 or bfloat16", metavar="NAME")] = "auto",
+    seed: Annotated[int, option("Seed of the inputs")] = 1,
+    plot: Annotated[Path | None, options.plot_option("Plot time and memory by length")] = None,
+    as_json: options.Json = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
-    """Time and peak memory of cores against the length, measured, with the exponents of growth.
+    """Benchmark attention implementations: time and memory by length.
 
-    manyheads cost --cores 'dense,fused,tiled block=256' --lengths 512,1024,2048 --causal
+    Examples
+      $ manyheads cost --lengths 512,1024,2048 --causal
+      $ manyheads cost --attention 'dense,fused,tiled block=256' --plot cost.png
     """
     from rich.console import Console
 
@@ -59,10 +56,9 @@ def cost(
     from manyheads.train.loop import precision_of
     from manyheads.train.optimizer import Train
 
-    if picture is not None and picture.suffix not in PICTURES:
-        raise UserError(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
+    check_image("--plot", plot)
     chosen = choose(device, threads)
-    measured, wanted = read_cores(cores), read_lengths(lengths)
+    measured, measured_lengths = read_cores(cores), read_lengths(lengths)
     setup = Setup(
         device=chosen,
         dtype=precision_of(parse(Train, {"precision": precision}), chosen),
@@ -73,29 +69,36 @@ def cost(
         rounds=rounds,
         seed=seed,
     )
-    costs = Measurement(measured, wanted, setup).run()
+    costs = Measurement(measured, measured_lengths, setup).run()
     kind = machine(setup)
-    words = [f"--cores={','.join(measured)}", f"--lengths={','.join(map(str, wanted))}"]
-    words += ["--causal"] if causal else []
-    words += [f"--heads={heads}", f"--head-dim={head_dim}", f"--batch={batch}"]
-    words += [f"--rounds={rounds}", f"--precision={kind['precision']}", f"--seed={seed}"]
-    words += [f"--device={kind['device']}", f"--threads={kind['threads']}"]
-    command = shlex.join(["manyheads", "cost", *words])
+    options = {
+        "cores": ",".join(measured),
+        "lengths": ",".join(map(str, measured_lengths)),
+        "heads": heads,
+        "head-dim": head_dim,
+        "batch": batch,
+        "rounds": rounds,
+        "precision": kind["precision"],
+        "seed": seed,
+        "device": kind["device"],
+        "threads": kind["threads"],
+    }
+    words = [f"--{name}={value}" for name, value in options.items()]
+    command = shlex.join(["manyheads", "cost", *words, *(["--causal"] if causal else [])])
     if as_json:
         print_json({"command": command, "machine": kind, "cores": as_rows(costs)})
     else:
-        # Never so narrow that numbers are cut: a pipe has 80 columns, a terminal may wrap.
-        console = Console(width=max(60 + 24 * len(wanted), Console().width), highlight=False)
-        console.print(table_of(costs, wanted))
-        print(command)
-        print(", ".join(f"{name} {value}" for name, value in kind.items()))
+        # Wide enough that no number is cut: a pipe has 80 columns, a terminal may wrap.
+        width = max(60 + 24 * len(measured_lengths), Console().width)
+        Console(width=width, highlight=False).print(table_of(costs, measured_lengths))
+        write(f"{command}\n{', '.join(f'{name} {value}' for name, value in kind.items())}\n")
     for note in notes(measured, costs, setup):
         say(note)
-    if picture is not None:
-        _draw(costs, picture)
+    if plot is not None:
+        _plot(costs, plot)
 
 
-def _draw(costs: list[Any], path: Path) -> None:
+def _plot(costs: list[Any], path: Path) -> None:
     from manyheads.view.figures import growth
 
     shown = [cost for cost in costs if cost.points]
@@ -104,6 +107,6 @@ def _draw(costs: list[Any], path: Path) -> None:
     titles = ("milliseconds, forward and backward", "MiB at the peak")
     try:
         growth(dict(zip(titles, (times, memory), strict=True)), "length", path)
-        say(f"picture: {path}")
-    except UserError as error:  # no matplotlib: the table is worth having all the same
+        say(f"plot: {path}")
+    except UserError as error:  # no matplotlib: the table is printed all the same
         say(str(error))

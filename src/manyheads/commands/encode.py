@@ -1,4 +1,4 @@
-"""Commands that encode: embed, fill, classify."""
+"""Commands that encode: embed, fill-mask, classify."""
 
 import json
 import sys
@@ -10,109 +10,109 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.commands.shared import (
-    Device,
-    RunFolder,
-    Threads,
-    open_model,
-    say,
-    to_reader,
-    write,
-)
+from manyheads.commands import options
+from manyheads.commands.options import argument, option, out_option
+from manyheads.commands.shared import input_lines, is_interactive, open_model, say, to_reader, write
 from manyheads.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
     import numpy as np
 
     from manyheads.loading import LoadedRun
-    from manyheads.tasks.encode import HeadOutput
+    from manyheads.tasks.encode import Answer
 
-JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line")]
+POOLS = ("mean", "cls", "tokens")
+_FILES = "Text: lines to read in place of standard input. Images: files or folders"
 
 
 def embed(
-    run: RunFolder,
+    run: options.RunFolder,
+    file: options.InputFile = None,
     pool: Annotated[
-        str, typer.Option(help="mean (of the tokens), cls (the first), tokens (all of them)")
+        str, option("mean (of the tokens), cls (the first) or tokens (all)", metavar="NAME")
     ] = "mean",
-    out: Annotated[Path | None, typer.Option(help="The .npy file; stdout unless given")] = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    out: Annotated[Path | None, out_option("The .npy file [default: standard output]")] = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
-    """Turn lines of text into vectors: a float32 .npy with one row a line.
+    """Embed lines of text: a float32 .npy file with one row a line.
 
-    manyheads embed RUN < in.txt > out.npy
+    Examples
+      $ manyheads embed runs/bert in.txt --out vectors.npy
+      $ manyheads embed runs/bert --pool cls < in.txt > vectors.npy
 
-    A tab in a line parts a pair of texts. What is too long is cut.
-    With --pool tokens: lines × longest × width, NaN behind an end.
+    A tab in a line separates a pair of texts. A text that is too long is truncated.
+    With --pool tokens: [lines, longest, dim], NaN in place of padding.
     """
     from manyheads.config import nearest
-    from manyheads.decode.translate import read_lines
+    from manyheads.decode.lines import read_lines
     from manyheads.fileio import replace_file
-    from manyheads.train.metrics import Bar
+    from manyheads.train.progress import Bar
 
-    if pool not in ("mean", "cls", "tokens"):
-        raise UserError(f"--pool {pool}: {nearest(pool, ('mean', 'cls', 'tokens'))}")
+    if pool not in POOLS:
+        raise UserError(f"--pool {pool}: {nearest(pool, POOLS)}")
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise UserError(f"--out {out} must be a file in a folder that is there")
+        raise UserError(f"--out {out} must be a file in a folder that exists")
     if out is None and sys.stdout.isatty():
-        raise UserError("vectors are no text: write them to a file, > out.npy or --out out.npy")
+        raise UserError("vectors are binary: write them to a file, --out vectors.npy")
     encoder = open_model(run, device, threads).encoder()
-    lines = list(read_lines(sys.stdin.buffer))
+    with input_lines(file) as stream:
+        lines = list(read_lines(stream))
     if not lines:
-        raise UserError("there are no lines on standard input: embed RUN < in > out.npy")
+        raise UserError("the input has no lines: embed RUN FILE, or embed RUN < FILE")
     with Bar("embed", len(lines)) as bar:
         vectors = encoder.embed(lines, pool, lambda done: bar.update(done, "lines"))  # type: ignore[arg-type]
     if out is None:
         with to_reader():
             _save(sys.stdout.buffer, vectors)
-    else:
-        with_suffix = out if out.suffix == ".npy" else out.with_name(out.name + ".npy")
+        return
 
-        def save(path: Path) -> None:
-            with path.open("wb") as file:
-                _save(file, vectors)
+    def save(path: Path) -> None:
+        with path.open("wb") as output:
+            _save(output, vectors)
 
-        replace_file(with_suffix, save)
+    replace_file(out if out.suffix == ".npy" else out.with_name(f"{out.name}.npy"), save)
 
 
 def _save(file: Any, vectors: "np.ndarray") -> None:
-    """As `np.save`, which tells a reader that has gone from no other fault of a pipe."""
+    """As `np.save`, which does not report a broken pipe as one."""
     from numpy.lib import format as npy
 
     npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(vectors))
     file.write(vectors.data)
 
 
-def fill(
-    run: RunFolder,
-    top: Annotated[
-        int, typer.Option("--top", help="How many words to list for each mask; 1 fills them in")
-    ] = 1,
-    as_json: JsonLines = False,
-    device: Device = "auto",
-    threads: Threads = None,
+def fill_mask(
+    run: options.RunFolder,
+    file: options.InputFile = None,
+    top: Annotated[int, option("List the N most probable words for each mask")] = 1,
+    as_json: options.JsonLines = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Fill in the masked words of lines of text.
 
-    echo "The [MASK] sees a tree." | manyheads fill RUN --top 5
+    Examples
+      $ echo "The [MASK] sees a tree." | manyheads fill-mask runs/bert
+      $ manyheads fill-mask runs/bert in.txt --top 5 --json
 
-    A mask is [MASK] or <mask>, or as the model's tokenizer spells it.
-    With --top N a line is followed by the N likeliest words of each mask:
-    mask, probability, word.
-    With --json a line is an object: line, text, masks (lists of N words
-    with their probabilities).
+    A mask is [MASK] or <mask>, or what the model's tokenizer calls it.
+
+    Output
+      --top 1   the line with its masks filled
+      --top N   the same, then for each mask N lines: mask, probability, word
+      --json    line, text, masks (for each a list of N words with probabilities)
     """
-    from manyheads.decode.translate import BREAKS
+    from manyheads.decode.lines import BREAKS
 
     check_at_least("--top", top, 1)
     encoder = open_model(run, device, threads).encoder()
-    for first, lines in _chunks():
+    for first, lines in _chunks(file):
         answers = encoder.fill(lines, top, first)
         for at, (line, guesses) in enumerate(zip(lines, answers, strict=True), start=first):
             text = encoder.filled(line, guesses)
             if not guesses and line.strip():
-                say(f"line {at} has no mask to fill")
+                say(f"line {at} has no mask")
             if as_json:
                 masks = [[asdict(guess) for guess in words] for words in guesses]
                 write(_object(line=at, text=text, masks=masks))
@@ -125,47 +125,44 @@ def fill(
 
 
 def classify(
-    run: RunFolder,
-    pictures: Annotated[
-        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Files or folders")
-    ] = None,
+    run: options.RunFolder,
+    files: Annotated[list[Path] | None, argument("FILE", _FILES)] = None,
     scores: Annotated[
-        bool, typer.Option("--scores", help="Also the probability of every label")
+        bool, option("Also the probability of every label", "--scores", panel="Output")
     ] = False,
-    as_json: JsonLines = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    as_json: options.JsonLines = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
-    """Label lines of text, one label a line.
+    """Classify lines of text, or image files.
 
-    manyheads classify RUN < in.txt > out.txt
+    Examples
+      $ manyheads classify runs/sst-2 < in.txt > labels.txt
+      $ manyheads classify runs/mnist digits/ cat.png --scores
 
-    A tab in a line parts a pair of texts. What is too long is cut.
-    A model with a single label gives a number, a tagger token/label pairs;
-    with --scores one token a line (token, label, scores; an empty line
-    behind each text).
-    With --json a line is an object: line, label, scores; of a tagger
-    line, tokens (token, label, scores).
+    Text: one label a line. A tab in a line separates a pair of texts; a text that is
+    too long is truncated. A regression model prints a number, a tagger token/label
+    pairs (with --scores one token a line, and an empty line after each text).
 
-    manyheads classify RUN cat.png dog.jpg
+    Images: label, probability and file. A file that cannot be read is reported and
+    skipped; folders are searched.
 
-    A model of images labels files, one line each: label, probability
-    (or all with --scores) and file. One that cannot be read is said and
-    left out. Of a folder all pictures are labelled.
+    With --json: line, label, scores; for a tagger line, tokens; for images file,
+    label, scores.
     """
     from manyheads.data.labelled import LabelledData
 
-    opened = open_model(run, device, threads)
-    if opened.run.task == "images":
-        classify_pictures(opened, pictures or [], scores, as_json)
+    loaded = open_model(run, device, threads)
+    if loaded.run.task == "images":
+        classify_pictures(loaded, files or [], scores, as_json)
         return
-    if pictures:
-        raise UserError(f"{run} labels lines of text, not files: classify RUN < in.txt")
-    encoder = opened.encoder()
-    data = opened.run.data
-    for first, lines in _chunks():
+    if files and (len(files) > 1 or files[0].suffix.lower() in (".png", ".jpg", ".jpeg")):
+        raise UserError(f"{run} classifies lines of text, not images: classify RUN FILE")
+    encoder = loaded.encoder()
+    data = loaded.run.data
+    for first, lines in _chunks(files[0] if files else None):
         if isinstance(data, LabelledData):
-            _say_others(lines, first, len(data.columns) > 2)
+            _warn_of_pairs(lines, first, bool(data.columns.pair))
         for at, answers in enumerate(encoder.classify(lines), start=first):
             if not as_json:
                 write(_labelled(answers, scores, encoder.tags))
@@ -176,28 +173,25 @@ def classify(
                 write(_object(line=at, label=answers[0].label, scores=answers[0].scores))
 
 
-def classify_pictures(opened: "LoadedRun", files: list[Path], scores: bool, as_json: bool) -> None:
-    """One line a file; one that cannot be read is said, and the others are answered.
-
-    Of a folder all pictures are labelled, also those in folders inside it, in order of their names.
-    """
-    from manyheads.data.images import find_images, read_image
+def classify_pictures(loaded: "LoadedRun", files: list[Path], scores: bool, as_json: bool) -> None:
+    """One line a file, in order of names; one that cannot be read is reported and skipped."""
+    from manyheads.data.images import pictures_in, read_picture
     from manyheads.tasks.images import class_chances
 
-    model = opened.labeller()
+    model = loaded.labeller()
     if not files:
-        raise UserError(f"{opened.folder} classifies images: classify RUN a.png b.png")
+        raise UserError(f"{loaded.folder} classifies images: classify RUN a.png b.png")
     if not model.config.pixel_mean:
-        say("the model does not say what its pixels are normalised by: −1 to 1 is supposed")
+        say("the model does not name its pixel normalisation: -1 to 1 is assumed")
     if model.config.unseen:
-        say(f"the model does not see the last {model.config.unseen} rows and columns of a picture")
-    failed = 0
-    for file in [one for path in files for one in find_images(path)]:
+        say(f"the model ignores the last {model.config.unseen} rows and columns of an image")
+    exit_code = 0
+    for file in [file for path in files for file in pictures_in(path)]:
         try:
-            pixels = read_image(file, model.config.image_size, model.config.channels)
-        except UserError as mistake:  # the others are answered all the same
-            say(f"manyheads: {mistake}")
-            failed = mistake.exit_code
+            pixels = read_picture(file, model.config.image_size, model.config.channels)
+        except UserError as error:
+            say(f"manyheads: {error}")
+            exit_code = error.exit_code
             continue
         chances = class_chances(model, pixels[None])[0]
         label = max(chances, key=chances.__getitem__)
@@ -205,34 +199,33 @@ def classify_pictures(opened: "LoadedRun", files: list[Path], scores: bool, as_j
             write(_object(file=str(file), label=label, scores=chances))
             continue
         every = [f"{name}={value:.4f}" for name, value in chances.items()]
-        write(
-            "\t".join([label, *(every if scores else [f"{chances[label]:.4f}"]), str(file)]) + "\n"
-        )
-    if failed:
-        raise typer.Exit(failed)
+        shown = every if scores else [f"{chances[label]:.4f}"]
+        write("\t".join([label, *shown, str(file)]) + "\n")
+    if exit_code:
+        raise typer.Exit(exit_code)
 
 
-def _say_others(lines: list[str], first: int, pairs: bool) -> None:
-    """Warn of lines that are not what the run was trained on: single texts, or pairs of them."""
+def _warn_of_pairs(lines: list[str], first: int, pairs: bool) -> None:
+    """Warn of pairs where the run was trained on single texts, and the other way round."""
     others = [at for at, line in enumerate(lines, start=first) if ("\t" in line) != pairs]
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        wanted = "pairs, with a tab between" if pairs else "single texts, without a tab"
-        say(f"line {others[0]}{more}: the run was trained on {wanted}")
+        expected = "pairs, with a tab between" if pairs else "single texts, without a tab"
+        say(f"line {others[0]}{more}: the run was trained on {expected}")
 
 
-def _labelled(answers: "list[HeadOutput]", scores: bool, tags: bool) -> str:
-    """The labels of a text as a person reads them."""
+def _labelled(answers: "list[Answer]", scores: bool, tags: bool) -> str:
+    """The labels of a text, readable."""
     numbers = [[f"{name}={value:.4f}" for name, value in a.scores.items()] for a in answers]
     if tags and scores:
-        rows = [[a.piece, a.label, *own] for a, own in zip(answers, numbers, strict=True)]
+        rows = [[a.piece, a.label, *values] for a, values in zip(answers, numbers, strict=True)]
         return "".join("\t".join(row) + "\n" for row in rows) + "\n"
     shown = []
-    for answer, own in zip(answers, numbers, strict=True):
+    for answer, values in zip(answers, numbers, strict=True):
         label = f"{answer.piece}/{answer.label}" if tags else answer.label
-        if len(own) == 1:
-            label = own[0].rpartition("=")[2]
-        shown.append("\t".join([label, *own]) if scores and len(own) > 1 else label)
+        if len(values) == 1:  # a regression model
+            label = values[0].rpartition("=")[2]
+        shown.append("\t".join([label, *values]) if scores and len(values) > 1 else label)
     return " ".join(shown) + "\n"
 
 
@@ -240,12 +233,12 @@ def _object(**values: Any) -> str:
     return json.dumps(values, ensure_ascii=False) + "\n"
 
 
-def _chunks() -> Iterator[tuple[int, list[str]]]:
-    """Lines of standard input, as many as are read at once, and the number of the first."""
-    from manyheads.decode.translate import LINES_AT_ONCE, read_lines
+def _chunks(file: Path | None) -> Iterator[tuple[int, list[str]]]:
+    """Lines of the input, as many as are encoded at once, and the number of the first."""
+    from manyheads.decode.lines import LINES_AT_ONCE, read_lines
 
-    lines, first = read_lines(sys.stdin.buffer), 1
-    # A person at a terminal waits for each line; a file is quicker in batches.
-    while chunk := list(islice(lines, 1 if sys.stdin.isatty() else LINES_AT_ONCE)):
-        yield first, chunk
-        first += len(chunk)
+    with input_lines(file) as stream:
+        lines, first = read_lines(stream), 1
+        while chunk := list(islice(lines, 1 if is_interactive(file) else LINES_AT_ONCE)):
+            yield first, chunk
+            first += len(chunk)

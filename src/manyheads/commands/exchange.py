@@ -1,4 +1,4 @@
-"""Commands that carry weights in and out: import, export."""
+"""Commands that exchange weights with other programs: import, export."""
 
 import dataclasses
 import os
@@ -8,29 +8,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from manyheads.commands.options import argument, option, out_option
 from manyheads.commands.shared import command_name, say
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     from manyheads.decode.beam import Decode
 
-Folder = Annotated[Path, typer.Option("--out", help="The folder to write; new or empty")]
+Folder = Annotated[Path, out_option("Folder to write; new or empty", "FOLDER")]
 FORMATS = ("huggingface", "ctranslate2", "onnx")
 
 
 def import_folder(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder with config.json, model.safetensors")
-    ],
+    folder: Annotated[Path, argument("DIR", "Folder with config.json, model.safetensors")],
     out: Folder,
 ) -> None:
-    """Make a run of a HuggingFace folder: weights, tokenizer.json, how it writes.
+    """Import a Hugging Face folder as a run: weights, tokenizer, settings.
 
-    manyheads import DIR --out runs/theirs
+    Examples
+      $ manyheads import bert-base-uncased/ --out runs/bert-base
+      $ manyheads train classify data.train=reviews.tsv init=runs/bert-base
 
-    Nothing is fetched, unpickled or run. The commands also take DIR itself.
+    Nothing is downloaded, unpickled or executed. All commands also accept DIR itself.
     """
     from manyheads.exchange.huggingface import import_model
     from manyheads.loading import check_vocabulary, import_notes, run_of
@@ -50,21 +49,22 @@ def import_folder(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder")],
+    run: Annotated[Path, argument("RUN", "A run folder")],
     out: Folder,
-    to: Annotated[str, typer.Option(help="huggingface, ctranslate2 or onnx")],
+    to: Annotated[str, option(", ".join(FORMATS), metavar="FORMAT")],
     quantization: Annotated[
-        str | None,
-        typer.Option(help="Of ctranslate2: int8, float16, ...; float32 unless given"),
+        str | None, option("ctranslate2: int8, float16, ... [default: float32]", metavar="NAME")
     ] = None,
 ) -> None:
-    """Write a run for another program, and for the commands here.
+    """Export a run for Hugging Face, CTranslate2 or ONNX Runtime.
 
-    manyheads export RUN --to huggingface --out DIR
+    Examples
+      $ manyheads export runs/demo --to huggingface --out demo-hf
+      $ manyheads export runs/demo --to ctranslate2 --quantization int8 -o demo-ct2
+      $ manyheads translate demo-ct2 in.txt
 
-    huggingface: what AutoModel and AutoTokenizer open.
-    ctranslate2: encoder–decoders and decoders for CTranslate2, also int8.
-    onnx: graphs for onnxruntime.
+    huggingface writes a folder for AutoModel and AutoTokenizer; ctranslate2 supports
+    encoder–decoders and language models; onnx writes graphs for ONNX Runtime.
     """
     from manyheads.config import nearest
     from manyheads.exchange.ctranslate2 import write_ctranslate2
@@ -79,53 +79,53 @@ def export(
     if to not in FORMATS:
         raise UserError(f"--to {to}: {nearest(to, FORMATS)}")
     if quantization is not None and to != "ctranslate2":
-        raise UserError("--quantization is for ctranslate2: leave it out")
+        raise UserError("--quantization works only with --to ctranslate2: leave it out")
     _refuse_full(out)
-    opened = load_run(run)
-    if not isinstance(opened, TorchRun):
+    loaded = load_run(run)
+    if not isinstance(loaded, TorchRun):
         raise UserError(f"{run} was exported already: export the run that it came from")
-    model, written, note = opened.model, opened.run, ""
+    model, settings, note = loaded.model, loaded.run, ""
     with _written_whole(out) as beside:
         if to == "huggingface":
-            changed = write_huggingface(model, opened.own_tokenizer, written.decode, beside)
+            changed = write_huggingface(model, loaded.own_tokenizer, settings.decode, beside)
             note = f", where transformers has {', '.join(changed)}" if changed else ""
         elif to == "onnx":
             write_onnx(model, beside)
         elif isinstance(model, Seq2Seq | Gpt):
-            how = {"stopping": "early", "at_limit": "truncate"}
-            decode, note = _there(written.decode, "CTranslate2", **how)
-            written = dataclasses.replace(written, decode=decode)
+            fixed = {"stopping": "early", "at_limit": "truncate"}
+            decode, note = _with_fixed(settings.decode, "CTranslate2", **fixed)
+            settings = dataclasses.replace(settings, decode=decode)
             precision = quantization or "float32"
-            write_ctranslate2(model, opened.tokenizer, beside, precision, decode)
+            write_ctranslate2(model, loaded.tokenizer, beside, precision, decode)
         else:
-            raise opened.unsupported("CTranslate2 runs here", "a seq2seq or a gpt model")
-        if to != "huggingface" and opened.own_tokenizer is not None:
-            opened.own_tokenizer.save(beside / TOKENIZER)
-        # The tokenizer of a HuggingFace folder is written by their library.
+            raise loaded.unsupported("CTranslate2 can run", "a seq2seq or a gpt model")
+        if to != "huggingface" and loaded.own_tokenizer is not None:
+            loaded.own_tokenizer.save(beside / TOKENIZER)
+        # transformers writes the tokenizer of a Hugging Face folder.
         sealed = None if to == "huggingface" else beside
-        write_text(beside / SETTINGS, settings_text(written, sealed))
+        write_text(beside / SETTINGS, settings_text(settings, sealed))
     say(f"exported: {out}{note}")
 
 
-def _there(decode: "Decode", program: str, **has: Any) -> tuple["Decode", str]:
-    """The settings of writing with those that a program has in their place, and what changes."""
+def _with_fixed(decode: "Decode", program: str, **fixed: Any) -> tuple["Decode", str]:
+    """The search settings with those that a program does not let us choose, and a note."""
     changed = [
         f"decode.{name}={value} in place of {getattr(decode, name)}"
-        for name, value in has.items()
+        for name, value in fixed.items()
         if getattr(decode, name) != value
     ]
     note = f", where {program} has {', '.join(changed)}" if changed else ""
-    return dataclasses.replace(decode, **has), note
+    return dataclasses.replace(decode, **fixed), note
 
 
 def _refuse_full(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there and not empty: choose another folder with --out")
+        raise UserError(f"{out} exists and is not empty: choose another folder with --out")
 
 
 @contextmanager
 def _written_whole(out: Path) -> Iterator[Path]:
-    """A folder to write into, whose files come into `out` once all are there."""
+    """A temporary folder whose files move to `out` once all are written."""
     from manyheads.fileio import PARTIAL
     from manyheads.run import SETTINGS, make_folder
 
@@ -134,7 +134,7 @@ def _written_whole(out: Path) -> Iterator[Path]:
     try:
         with tempfile.TemporaryDirectory(PARTIAL, f".{out.name}.", out.parent) as beside:
             inside = Path(beside) / (out.name or "run")
-            inside.mkdir()  # with the rights of a new folder, which files take theirs from
+            inside.mkdir()  # with the permissions of a new folder
             yield inside
             if not out.exists():
                 os.replace(inside, out)  # all at once
@@ -143,6 +143,6 @@ def _written_whole(out: Path) -> Iterator[Path]:
                 os.replace(path, out / path.name)
     except BaseException:
         for folder in new:
-            with suppress(OSError):  # something has come into it meanwhile
+            with suppress(OSError):  # not empty: another process has written there
                 folder.rmdir()
         raise

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from manyheads.commands.shared import PICTURES, Device, RunFolder, Threads, choose, say
+from manyheads.commands import options
+from manyheads.commands.options import argument, option, out_option
+from manyheads.commands.shared import check_image, choose, say
 from manyheads.errors import UserError, check_above_zero, check_at_least
 
 if TYPE_CHECKING:
@@ -14,42 +14,53 @@ if TYPE_CHECKING:
 
 KINDS = ("head", "heads", "alignment", "positions", "curves", "landscape")
 SENTENCE = "The small dog sees the tree."
+MAPS = "encoder.self, decoder.self or decoder.cross"
+
+_MAPS, _CURVES, _OTHERS = "Attention maps", "Curves", "Positions and landscape"
 
 
 def figure(
-    run: RunFolder,
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS))],
-    others: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Of curves: more runs")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The picture: .png, .svg or .pdf")] = None,
-    text: Annotated[str, typer.Option(help="What the model reads")] = SENTENCE,
+    run: options.RunFolder,
+    kind: Annotated[str, argument("KIND", ", ".join(KINDS))],
+    others: Annotated[list[Path] | None, argument("RUN", "Curves: more runs")] = None,
+    out: Annotated[Path | None, out_option("Image: .png, .svg, .pdf [default: KIND.png]")] = None,
+    text: Annotated[
+        str, option("Text to encode", metavar="TEXT", panel=_MAPS, show_default=False)
+    ] = SENTENCE,
     target: Annotated[
-        str | None, typer.Option(help="What it writes; else what it would write itself")
+        str | None,
+        option("Target text [default: the model's translation]", metavar="TEXT", panel=_MAPS),
     ] = None,
-    which: Annotated[
-        str | None, typer.Option("--map", help="encoder.self, decoder.self or decoder.cross")
-    ] = None,
-    layer: Annotated[int | None, typer.Option(help="From 1; else the last")] = None,
-    head: Annotated[int | None, typer.Option(help="From 1; else the mean of the layer")] = None,
-    metric: Annotated[str, typer.Option(help="Of curves: loss, bleu, learning_rate, …")] = "loss",
-    split: Annotated[str, typer.Option(help="Of curves: valid or train")] = "valid",
-    length: Annotated[int, typer.Option(help="Of positions: how many")] = 64,
-    size: Annotated[int, typer.Option(help="Of the landscape: points each way")] = 15,
-    reach: Annotated[float, typer.Option(help="Of the landscape: how far each way")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the landscape's directions")] = 0,
-    device: Device = "auto",
-    threads: Threads = None,
+    which: Annotated[str | None, option(MAPS, "--map", metavar="NAME", panel=_MAPS)] = None,
+    layer: Annotated[int | None, option("Layer, from 1 [default: last]", panel=_MAPS)] = None,
+    head: Annotated[int | None, option("Head, from 1 [default: mean]", panel=_MAPS)] = None,
+    metric: Annotated[
+        str, option("loss, bleu, learning_rate, ...", metavar="NAME", panel=_CURVES)
+    ] = "loss",
+    split: Annotated[str, option("valid or train", metavar="NAME", panel=_CURVES)] = "valid",
+    length: Annotated[int, option("Number of positions", panel=_OTHERS)] = 64,
+    size: Annotated[int, option("Landscape: points along each axis", panel=_OTHERS)] = 15,
+    reach: Annotated[
+        float, option("Landscape: distance each way", metavar="X", panel=_OTHERS)
+    ] = 1.0,
+    seed: Annotated[int, option("Landscape: seed of the directions", panel=_OTHERS)] = 0,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
-    """Draw what is inside a run, as a file.
+    """Plot attention maps, positions, training curves, loss landscape.
 
-    manyheads figure RUN heads --text "The dog sleeps." --out heads.svg
+    Examples
+      $ manyheads figure runs/demo heads --text "The dog sleeps." -o heads.svg
+      $ manyheads figure runs/demo head --map encoder.self --layer 2 --head 1
+      $ manyheads figure runs/a curves runs/b --metric bleu
 
-    head: the map of one head. heads: those of all. alignment: which words
-    cross-attention looks at, gold framed where the phrasebook knows it.
-    positions: every scheme. curves: what was measured in training, of
-    several runs if given. landscape: the loss around the weights, with
-    residual connections and with them cut.
+    Kinds
+      head        attention map of one head
+      heads       attention maps of all heads
+      alignment   cross-attention between words; gold links framed if known
+      positions   position encodings, one matrix a scheme
+      curves      metrics during training, of several runs if named
+      landscape   loss around the weights, with and without residual connections
     """
     from manyheads.config import nearest
     from manyheads.loading import TorchRun, load_run
@@ -57,30 +68,29 @@ def figure(
     if kind not in KINDS:
         raise UserError(f"there is no figure '{kind}': {nearest(kind, KINDS)}")
     path = out or Path(f"{kind}.png")
-    if path.suffix.lower() not in PICTURES:
-        raise UserError(f"--out {path} must end in one of {', '.join(PICTURES)}")
+    check_image("--out", path)
     if others and kind != "curves":
         raise UserError(f"a figure of {kind} has one run: leave out {others[0]}")
     if kind == "curves":
         _curves([run, *(others or [])], metric, split, path)
     else:
         choose(device, threads)
-        opened = load_run(run, device)
-        if not isinstance(opened, TorchRun):
-            raise UserError(f"{run} was exported, and cannot be looked into: draw the run itself")
+        loaded = load_run(run, device)
+        if not isinstance(loaded, TorchRun):
+            raise UserError(f"{run} was exported: plot the run that it came from")
         if kind in ("head", "heads"):
-            _maps(opened, kind, text, target, which, layer, head, path)
+            _maps(loaded, kind, text, target, which, layer, head, path)
         elif kind == "alignment":
-            _alignment(opened, text, target, layer, head, path)
+            _alignment(loaded, text, target, layer, head, path)
         elif kind == "positions":
-            _positions(opened, length, path)
+            _positions(loaded, length, path)
         else:
-            _landscape(opened, size, reach, seed, path)
-    say(f"picture: {path}")
+            _landscape(loaded, size, reach, seed, path)
+    say(f"plot: {path}")
 
 
 def _maps(
-    opened: "TorchRun",
+    loaded: "TorchRun",
     kind: str,
     text: str,
     target: str | None,
@@ -91,16 +101,16 @@ def _maps(
 ) -> None:
     from manyheads.config import nearest
     from manyheads.view.figures import head_grid, heat_map
-    from manyheads.view.maps import attention_maps
+    from manyheads.view.maps import maps_of
 
-    found = attention_maps(opened, text, target)
-    name = which or list(found)[-1]
-    if name not in found:
-        raise UserError(f"--map {name}: {nearest(name, list(found))}")
-    chosen = found[name]
+    all_maps = maps_of(loaded, text, target)
+    name = which or list(all_maps)[-1]
+    if name not in all_maps:
+        raise UserError(f"--map {name}: {nearest(name, list(all_maps))}")
+    chosen = all_maps[name]
     if kind == "heads":
         if layer is not None or head is not None:
-            raise UserError("heads draws them all: leave out --layer and --head, or draw head")
+            raise UserError("`heads` plots all heads: leave out --layer and --head, or use `head`")
         head_grid(chosen.weights, f"{name}: {text}", path)
         return
     at = len(chosen.weights) if layer is None else layer
@@ -108,36 +118,36 @@ def _maps(
 
 
 def _title(name: str, layer: int, head: int | None) -> str:
-    return f"{name}, layer {layer}, " + ("mean of its heads" if head is None else f"head {head}")
+    return f"{name}, layer {layer}, " + ("mean over its heads" if head is None else f"head {head}")
 
 
 def _alignment(
-    opened: "TorchRun",
+    loaded: "TorchRun",
     text: str,
     target: str | None,
     layer: int | None,
     head: int | None,
     path: Path,
 ) -> None:
-    """Between words with gold links where the phrasebook has the sentence, else between tokens."""
+    """Between words, with gold links, if the phrasebook has the sentence; else between tokens."""
     import torch
 
     from manyheads.models.seq2seq import Seq2Seq
     from manyheads.view.figures import heat_map
-    from manyheads.view.maps import TextMaps, attention_maps
+    from manyheads.view.maps import TextMaps, maps_of
 
-    if not isinstance(opened.model, Seq2Seq):
-        raise opened.unsupported("aligns words", "an encoder–decoder with cross-attention")
-    pair = _known_pair(opened, text) if target is None else None
+    if not isinstance(loaded.model, Seq2Seq):
+        raise loaded.unsupported("aligns words", "an encoder–decoder with cross-attention")
+    pair = _known_pair(loaded, text) if target is None else None
     if pair is None:
-        maps = attention_maps(opened, text, target)["decoder.cross"]
+        maps = maps_of(loaded, text, target)["decoder.cross"]
         at = len(maps.weights) if layer is None else layer
         title = _title("cross-attention", at, head)
         heat_map(maps.head(at, head), maps.rows, maps.columns, title, path)
         return
     from manyheads.evaluate.alignment import word_maps
 
-    [(_, weights)] = list(word_maps(opened.model, opened.tokenizer, [pair]))
+    [(_, weights)] = list(word_maps(loaded.model, loaded.tokenizer, [pair]))
     rows = [pair.target[a:b] for a, b in pair.target_words]
     columns = [pair.source[a:b] for a, b in pair.source_words]
     maps = TextMaps(torch.as_tensor(weights), rows, columns)
@@ -147,55 +157,55 @@ def _alignment(
     heat_map(maps.head(at, head), rows, columns, title, path, marks=marks)
 
 
-def _known_pair(opened: "TorchRun", text: str) -> "Pair | None":
+def _known_pair(loaded: "TorchRun", text: str) -> "Pair | None":
     from manyheads.data.translation import PhrasebookData
 
-    if not isinstance(opened.run.data, PhrasebookData):
+    if not isinstance(loaded.run.data, PhrasebookData):
         return None
-    splits = (opened.run.data.read(split).aligned or [] for split in ("test", "valid"))
+    splits = (loaded.run.data.read(split).aligned or [] for split in ("test", "valid"))
     return next((pair for pairs in splits for pair in pairs if pair.source == text), None)
 
 
-def _positions(opened: "TorchRun", length: int, path: Path) -> None:
+def _positions(loaded: "TorchRun", length: int, path: Path) -> None:
     from manyheads.nn.block import Architecture
     from manyheads.view.figures import matrices
     from manyheads.view.maps import schemes
 
     check_at_least("--length", length, 2)
-    config = opened.run.model
+    config = loaded.run.model
     if not isinstance(config, Architecture):
-        raise opened.unsupported("has positions to draw", "a Transformer of text")
-    title = "what a position scheme tells a query at i of a key at j"
-    matrices(schemes(opened.model, config, length), title, path)
+        raise loaded.unsupported("has positions to plot", "a Transformer of text")
+    title = "what a position scheme adds for a query at i and a key at j"
+    matrices(schemes(loaded.model, config, length), title, path)
 
 
 def _curves(runs: list[Path], metric: str, split: str, path: Path) -> None:
     from manyheads.config import nearest
-    from manyheads.view.figures import curves, metric_curves
+    from manyheads.view.figures import curves, measured
 
     lines = {}
     for run in runs:
-        found = metric_curves(run, say)
-        names = sorted({name for of, name in found if of == split})
-        if (split, metric) not in found:
-            raise UserError(f"{run} has measured no {metric} of {split}: {nearest(metric, names)}")
-        lines[str(run)] = found[split, metric]
+        metrics = measured(run, say)
+        names = sorted({name for of, name in metrics if of == split})
+        if (split, metric) not in metrics:
+            raise UserError(f"{run} has no metric {metric} of {split}: {nearest(metric, names)}")
+        lines[str(run)] = metrics[split, metric]
     curves(lines, f"{metric} ({split})", metric, path)
 
 
-def _landscape(opened: "TorchRun", size: int, reach: float, seed: int, path: Path) -> None:
+def _landscape(loaded: "TorchRun", size: int, reach: float, seed: int, path: Path) -> None:
     from manyheads.lab.landscape import landscape
-    from manyheads.train.metrics import Bar
+    from manyheads.train.progress import Bar
     from manyheads.view.figures import surfaces
 
     check_above_zero("--reach", reach)
     with Bar("landscape", 2 * size * size) as bar:
-        found = landscape(
-            opened,
+        losses = landscape(
+            loaded,
             size=size,
             reach=reach,
             seed=seed,
             advance=lambda done: bar.update(done, "points"),
         )
-    title = f"loss of {opened.folder} on a held-out batch, two filter-normalised directions"
-    surfaces(found, reach, title, path)
+    title = f"loss of {loaded.folder} on a validation batch, two filter-normalised directions"
+    surfaces(losses, reach, title, path)

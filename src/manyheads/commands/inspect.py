@@ -1,24 +1,27 @@
-"""Commands that look inside: info, tokens."""
+"""Commands that describe a model or a tokenizer: info, tokenize."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from manyheads.commands.shared import Json, Overrides, print_json, say
+from manyheads.commands import options
+from manyheads.commands.options import argument
+from manyheads.commands.shared import print_json, say, write
 from manyheads.errors import UserError
 
 
 def info(
-    name: Annotated[
-        str, typer.Argument(metavar="PRESET|RUN", help="A preset, a run or a HuggingFace folder")
-    ],
-    overrides: Overrides = None,
-    as_json: Json = False,
+    name: Annotated[str, argument("MODEL", "A preset, a run or a Hugging Face folder")],
+    overrides: options.Overrides = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Parameters by part, FLOPs per token, memory: on paper, so that 175B costs nothing.
+    """Count parameters, FLOPs per token and memory of a model.
 
-    manyheads info gpt3-175b model.layers=24
+    Examples
+      $ manyheads info runs/demo
+      $ manyheads info gpt3-175b model.layers=24
+
+    Nothing is loaded: the model is built on the meta device. An unknown name lists
+    the presets.
     """
     from rich.console import Console
 
@@ -44,32 +47,33 @@ def info(
         Console().print(table(summary))
 
 
-def tokens(
-    run: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder or tokenizer.json")],
-    text: Annotated[list[str], typer.Argument(help="What to split")],
-    as_json: Json = False,
+def tokenize(
+    run: Annotated[Path, argument("RUN", "A run folder or a tokenizer.json")],
+    text: Annotated[list[str], argument("TEXT", "Text to tokenize")],
+    as_json: options.Json = False,
 ) -> None:
     """Show how a text is split into tokens, merge by merge.
 
-    manyheads tokens RUN unbelievable
+    Examples
+      $ manyheads tokenize runs/demo unbelievable
     """
     from manyheads.run import read_tokenizer
     from manyheads.tokenizer.tokenizer import Tokenizer
     from manyheads.tokenizer.trace import Step
 
     tokenizer = read_tokenizer(run) if run.is_dir() else Tokenizer.load(run)
-    whole = " ".join(text)
-    ids = tokenizer.encode(whole)
+    joined = " ".join(text)
+    ids = tokenizer.encode(joined)
     try:
-        steps = tokenizer.trace(whole)
-    except UserError as reason:  # a tokenizer from elsewhere: what it gives can be shown
+        steps = tokenizer.replay(joined)
+    except UserError as reason:  # an imported tokenizer: its result can be shown
         say(f"{reason}; the tokens are:")
-        steps = [Step(subwords=tuple(tokenizer.subwords(ids)))]
+        steps = [Step(pieces=tuple(tokenizer.pieces(ids)))]
     if as_json:
-        states = [{"pieces": s.subwords, "merged": s.merged, "rank": s.rank} for s in steps]
-        print_json({"text": whole, "ids": ids, "pieces": tokenizer.subwords(ids), "steps": states})
+        states = [{"pieces": s.pieces, "merged": s.merged, "rank": s.rank} for s in steps]
+        print_json({"text": joined, "ids": ids, "pieces": tokenizer.pieces(ids), "steps": states})
         return
     for step in steps:
-        why = f"{step.merged}" + ("" if step.rank is None else f"  (merge {step.rank + 1})")
-        print("  " + "|".join(step.subwords) + (f"    ← {why}" if step.merged else ""))
-    print(f"{len(ids)} tokens: {' '.join(map(str, ids))}")
+        merge = f"{step.merged}" + ("" if step.rank is None else f"  (merge {step.rank + 1})")
+        write("  " + "|".join(step.pieces) + (f"    ← {merge}" if step.merged else "") + "\n")
+    write(f"{len(ids)} tokens: {' '.join(map(str, ids))}\n")

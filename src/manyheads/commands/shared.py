@@ -1,16 +1,14 @@
-"""What the commands share: options that mean the same everywhere, and how to speak."""
+"""Shared by the commands: input and output, devices, loading a model."""
 
 import json
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UserError
 
@@ -19,45 +17,25 @@ if TYPE_CHECKING:
 
     from manyheads.loading import LoadedRun
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[a.b=c]...", help="Settings, e.g. model.dim=256")
-]
-Out = Annotated[Path, typer.Option(help="The run folder")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; all cores unless given")]
-Seed = Annotated[int | None, typer.Option(help="The same as seed=N")]
-PICTURES = (".png", ".svg", ".pdf")
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object")]
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run folder, a HuggingFace or an exported one")
-]
-EightBits = Annotated[
-    bool, typer.Option("--int8", help="Compute in eight bits: faster on a CPU, nearly the same")
-]
-Half = Annotated[
-    bool, typer.Option("--half", help="Weights in bfloat16: faster on a GPU, nearly the same")
-]
-With = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--with", help="Another run to write with: the mean of probabilities; may be given again"
-    ),
-]
-Compile = Annotated[
-    bool,
-    typer.Option(
-        "--compile", help="On a GPU: compile a step for every size of batch, half a minute each"
-    ),
-]
+IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_image(option: str, path: Path | None) -> None:
+    if path is not None and path.suffix.lower() not in IMAGE_SUFFIXES:
+        raise UserError(f"{option} {path} must end in one of {', '.join(IMAGE_SUFFIXES)}")
+
+
+# --- input and output ---
 
 
 @contextmanager
 def to_reader() -> Iterator[None]:
-    """Writes to stdout. A reader that has gone is no error, and Python must not say so either."""
+    """Write to stdout and flush it. A reader that has gone ends the program without a word."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
+        # The rest of the buffer must go somewhere, or Python reports an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 
@@ -67,8 +45,53 @@ def write(text: str) -> None:
         print(text, end="")
 
 
+def say(line: str) -> None:
+    """Progress, notes and errors go to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(values: dict[str, Any]) -> None:
+    write(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def input_lines(file: Path | None) -> Iterator[Iterable[bytes]]:
+    """The lines of a file or of standard input; a hint if it is a terminal."""
+    if file is not None:
+        if not file.is_file():
+            raise UserError(f"{file} is not a file")
+        with file.open("rb") as lines:
+            yield lines
+        return
+    if sys.stdin is None:
+        raise UserError("standard input is closed: name a FILE, or pipe lines into the command")
+    if sys.stdin.isatty():
+        say("Reading lines from the terminal: type one and press Enter. Ctrl-D ends.")
+    yield sys.stdin.buffer
+
+
+def is_interactive(file: Path | None) -> bool:
+    """True at a terminal, where the user waits for each line; a file is faster in batches."""
+    return file is None and sys.stdin is not None and sys.stdin.isatty()
+
+
+def split_words(words: Sequence[str] | None, allowed: str) -> tuple[Path | None, list[str]]:
+    """`[FILE] [KEY=VALUE]...` in its two parts; only settings that begin with `allowed`."""
+    settings = [word for word in words or [] if "=" in word and not Path(word).is_file()]
+    files = [Path(word) for word in words or [] if word not in settings]
+    for setting in settings:
+        if not setting.startswith(allowed):
+            raise UserError(f"'{setting}' cannot change after training: only {allowed}* can")
+    for file in files[:1]:
+        if not file.is_file():
+            raise UserError(f"{file} is not a file; settings are written as KEY=VALUE")
+    if len(files) > 1:
+        raise UserError(f"one FILE at a time: leave out {files[1]}")
+    return (files[0] if files else None), settings
+
+
 def command_name() -> str:
-    """How a person in this folder calls the program."""
+    """How to call the program from this folder."""
     if shutil.which("manyheads"):
         return "manyheads"
     called = Path(sys.argv[0])
@@ -78,15 +101,11 @@ def command_name() -> str:
     return shlex.quote(str(called.relative_to(Path.cwd()) if here else called))
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def print_json(scores: dict[str, Any]) -> None:
-    print(json.dumps(scores, indent=2, ensure_ascii=False))
+# --- devices and models ---
 
 
 def choose(name: str, threads: int | None) -> "torch.device":
+    """The device of that name, with this number of CPU threads."""
     import torch
 
     from manyheads.run import choose_device
@@ -98,8 +117,19 @@ def choose(name: str, threads: int | None) -> "torch.device":
     return choose_device(name)
 
 
-def given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+def refuse_torchrun(command: str) -> None:
+    from manyheads.train.parallel import World
+
+    if World.of_environment().is_distributed:
+        raise UserError(f"torchrun works only with `manyheads train`: start {command} without it")
+
+
+def is_bfloat16(dtype: str, half: bool) -> bool:
+    from manyheads.config import nearest
+
+    if dtype not in ("float32", "bfloat16"):
+        raise UserError(f"--dtype {dtype}: {nearest(dtype, ('float32', 'bfloat16'))}")
+    return half or dtype == "bfloat16"
 
 
 def open_model(
@@ -109,22 +139,23 @@ def open_model(
     warn: Callable[[str], None] = lambda line: None,
     *,
     int8: bool = False,
-    half: bool = False,
+    bfloat16: bool = False,
     compile: bool = False,
     others: Sequence[Path] = (),
 ) -> "LoadedRun":
+    """The model of a run, or the ensemble of several, in the requested precision."""
     from manyheads.loading import ensemble, load_run
 
-    if int8 and (half or compile):
-        raise UserError("--int8 is for a CPU, --half and --compile are for a GPU: choose one")
+    if int8 and (bfloat16 or compile):
+        raise UserError(
+            "--int8 works on a CPU, --dtype bfloat16 and --compile on a GPU: choose one"
+        )
     if others and compile:
-        raise UserError("steps are compiled for one model alone: leave out --compile or --with")
-    choose(device, threads)  # refuses a device that is not here; `auto` is for the folder to say
-    opened = [
-        load_run(one, "cpu" if int8 and device == "auto" else device, warn)
-        for one in (run, *others)
-    ]
+        raise UserError("--compile works with one model: leave out --compile or --ensemble")
+    choose(device, threads)  # refuses a missing device; the folder decides what `auto` means
+    place = "cpu" if int8 and device == "auto" else device
+    loaded = [load_run(folder, place, warn) for folder in (run, *others)]
     if int8:
-        return ensemble([one.in_int8() for one in opened])
-    opened = [one.in_half() for one in opened] if half else opened
-    return opened[0].compiled() if compile else ensemble(opened)
+        return ensemble([model.in_int8() for model in loaded])
+    loaded = [model.in_half() for model in loaded] if bfloat16 else loaded
+    return loaded[0].compiled() if compile else ensemble(loaded)

@@ -1,88 +1,86 @@
-"""The command that translates lines: translate."""
+"""The command that translates or summarizes lines: translate, also called summarize."""
 
-import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated
 
-import typer
-
+from manyheads.commands import options
+from manyheads.commands.options import option
 from manyheads.commands.shared import (
-    Compile,
-    Device,
-    EightBits,
-    Half,
-    RunFolder,
-    Threads,
-    With,
+    input_lines,
+    is_bfloat16,
+    is_interactive,
     open_model,
     say,
+    split_words,
     write,
 )
 from manyheads.errors import UserError
 
-HowToWrite = Annotated[
-    list[str] | None, typer.Argument(metavar="[a.b=c]...", help="decode.*, for this time alone")
-]
-
 
 def translate(
-    run: RunFolder,
-    settings: HowToWrite = None,
-    beam: Annotated[int | None, typer.Option(help="Beam width; 1 is greedy")] = None,
+    run: options.RunFolder,
+    words: options.InputAndDecode = None,
+    beam: options.Beam = None,
     n_best: Annotated[
-        int, typer.Option(help="Print N translations a line: number ||| text ||| score")
+        int, option("Print the N best of each line: number ||| text ||| score", panel="Search")
     ] = 1,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw instead of searching")] = False,
-    temperature: Annotated[float, typer.Option(help="Of --sample; 0 is greedy")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Of --sample; 0 is off")] = 0,
-    top_p: Annotated[float, typer.Option(help="Of --sample; 1 is off")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of --sample")] = 0,
-    others: With = None,
-    int8: EightBits = False,
-    half: Half = False,
-    compile: Compile = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    others: options.Ensemble = None,
+    sample: Annotated[
+        bool, option("Sample in place of searching", "--sample", panel="Sampling")
+    ] = False,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    seed: options.SampleSeed = 0,
+    int8: options.Int8 = False,
+    dtype: options.Dtype = "float32",
+    half: options.Half = False,
+    compile: options.Compile = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
-    """Translate lines of text: as many lines out as in, in the same order.
+    """Translate lines of text, one line out for each line in.
 
-    manyheads translate RUN < in.txt > out.txt
+    Examples
+      $ manyheads translate runs/demo < in.txt > out.txt
+      $ manyheads translate runs/demo in.txt --beam 8 decode.length_penalty=0.8
+      $ echo "The dog sleeps." | manyheads translate runs/demo --n-best 3
+      $ manyheads translate runs/a in.txt --ensemble runs/b
 
-    A run of summaries writes one for each line: a document is one line,
-    with ⏎ where a line ends. What is too long is cut.
+    A summarization run gives one summary for each line: a document is one line,
+    with ⏎ in place of its line ends. A line that is too long is translated in parts.
     """
     from manyheads.config import override_all
     from manyheads.decode.sample import Sample
     from manyheads.decode.translate import translate_lines
     from manyheads.tasks.summaries import beginnings
 
-    for setting in settings or []:
-        if not setting.startswith("decode."):
-            known = "cannot change once a run is trained: only decode"
-            piped = "is no setting: lines come from a pipe, manyheads translate RUN < FILE"
-            raise UserError(f"'{setting}' {known if '=' in setting else piped}")
+    file, settings = split_words(words, "decode.")
     if not sample and (temperature, top_k, top_p, seed) != (1.0, 0, 1.0, 0):
-        raise UserError("--temperature, --top-k, --top-p and --seed are for drawing: add --sample")
+        raise UserError("--temperature, --top-k, --top-p and --seed need --sample: add it")
     if n_best < 1:
         raise UserError(f"--n-best {n_best} must be at least 1")
-    if sample and n_best > 1:
-        raise UserError("--n-best lists what a search found: leave out --sample")
-    if sample and beam is not None:
-        raise UserError("--beam is for searching: leave out --sample")
-    form = {"int8": int8, "half": half, "compile": compile}
-    opened = open_model(run, device, threads, say, **form, others=others or ())
-    own = [] if beam is None else [f"decode.beam={beam}"]
-    opened = replace(opened, run=override_all(opened.run, [*(settings or []), *own]))
-    width = opened.run.decode.beam
-    translator = opened.translator(beam=width if n_best == 1 else max(width, n_best))
-    lines: Iterable[bytes] = sys.stdin.buffer
-    if opened.run.task == "summaries":
-        lines = beginnings(translator, lines, say)
-    # A person at a terminal waits for each line; a file is quicker in batches.
-    at_once = 1 if sys.stdin.isatty() else None
-    drawing = None
-    if sample:
-        drawing = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    for line in translate_lines(translator, lines, n_best, drawing, warn=say, at_once=at_once):
-        write(line + "\n")
+    for name, is_set in (("--n-best", n_best > 1), ("--beam", beam is not None)):
+        if sample and is_set:
+            raise UserError(f"{name} works only with beam search: leave out --sample")
+    loaded = open_model(
+        *(run, device, threads, say),
+        int8=int8,
+        bfloat16=is_bfloat16(dtype, half),
+        compile=compile,
+        others=others or (),
+    )
+    width = [] if beam is None else [f"decode.beam={beam}"]
+    loaded = replace(loaded, run=override_all(loaded.run, [*settings, *width]))
+    translator = loaded.translator(beam=max(loaded.run.decode.beam, n_best))
+    sampling = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    with input_lines(file) as lines:
+        if loaded.run.task == "summaries":
+            lines = beginnings(translator, lines, say)
+        for line in translate_lines(
+            *(translator, lines, n_best),
+            sample=sampling if sample else None,
+            warn=say,
+            at_once=1 if is_interactive(file) else None,
+        ):
+            write(line + "\n")

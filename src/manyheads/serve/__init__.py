@@ -1,1 +1,1 @@
-"""A model for programs: three well-known interfaces, and what is asked at once computed at once."""
+"""HTTP APIs of LibreTranslate, DeepL and OpenAI for a run, with dynamic batching."""

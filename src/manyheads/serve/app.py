@@ -1,4 +1,4 @@
-"""The server for programs: its routes, how it starts, and how it stops without losing anything."""
+"""The HTTP server: routes, start, and shutdown that finishes running requests."""
 
 import signal
 import time
@@ -28,13 +28,12 @@ from manyheads.web.responses import Problem
 
 BODY_BYTES = 256 * 2**10
 BACKLOG = 1024
-GRACE_SECONDS = 60  # for what is being computed when the server is told to stop
+GRACE_SECONDS = 60  # for running requests at shutdown
 
 
 async def health(request: Request) -> Response:
-    batcher: Batcher[Any] = request.app.state.batcher
-    about = {"status": "ok", "model": request.app.state.name, "waiting": batcher.waiting}
-    return JSONResponse(about)
+    state = request.app.state
+    return JSONResponse({"status": "ok", "model": state.name, "waiting": state.batcher.waiting})
 
 
 async def failed(request: Request, error: Exception) -> Response:
@@ -42,17 +41,19 @@ async def failed(request: Request, error: Exception) -> Response:
 
 
 def work_of(
-    opened: LoadedRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
+    loaded: LoadedRun, bounds: Bounds, source: str | None, target: str | None, beam: int | None
 ) -> Work[Any]:
-    if opened.run.spec.served_as == "translations":
-        languages = languages_of(opened.run, source, target)
-        return Translations(opened, languages, bounds, beam)
-    if opened.run.spec.served_as == "completions":
+    if loaded.run.spec.served_as == "translations":
+        languages = languages_of(loaded.run, source, target)
+        return Translations(loaded, languages, bounds, beam)
+    if loaded.run.spec.served_as == "completions":
         for name, value in (("source", source), ("target", target), ("beam", beam)):
             if value is not None:
-                raise UserError(f"--{name} is for translators, and {opened.folder} continues texts")
-        return Completions(opened, bounds)
-    raise opened.unsupported("is served", "a translator or a language model")
+                raise UserError(
+                    f"--{name} works only with translators; {loaded.folder} is a language model"
+                )
+        return Completions(loaded, bounds)
+    raise loaded.unsupported("is served", "a translator or a language model")
 
 
 def build_app(
@@ -62,7 +63,7 @@ def build_app(
     batcher = Batcher(work, bounds.waiting)
 
     @asynccontextmanager
-    async def open_until_stopped(app: Starlette) -> AsyncIterator[None]:
+    async def close_at_shutdown(app: Starlette) -> AsyncIterator[None]:
         yield
         await run_in_threadpool(batcher.close)
 
@@ -70,11 +71,11 @@ def build_app(
     app = Starlette(
         routes=[Route("/health", health), *translation_api.ROUTES, *completions.ROUTES],
         exception_handlers=dict.fromkeys(expected, failed) | {Exception: failed},
-        lifespan=open_until_stopped,
+        lifespan=close_at_shutdown,
     )
     app.state.batcher, app.state.door = batcher, door
     app.state.name, app.state.started = name, int(time.time())
-    # One more than may wait and be computed, so that it is the queue that refuses.
+    # One more than may wait and be computed, so that the queue refuses first.
     limits = Limits(body_bytes=BODY_BYTES, requests=bounds.waiting + bounds.rows + 1)
     return Guard(app, door, limits, MANNER)
 
@@ -84,7 +85,7 @@ def name_of(folder: Path) -> str:
 
 
 def serve(
-    opened: LoadedRun,
+    loaded: LoadedRun,
     work: Work[Any],
     bounds: Bounds,
     host: str,
@@ -92,9 +93,9 @@ def serve(
     token: str | None,
     ready: Callable[[str, str | None], None],
 ) -> None:
-    """Answer until SIGTERM or Ctrl-C: then nothing new is taken, and what is in work is finished.
+    """Serve until SIGTERM or Ctrl-C; then refuse new requests and finish the others.
 
-    `ready` gets the address and the token that is needed, if one is.
+    `ready` gets the address and the token, if one is needed.
     """
     import uvicorn
 
@@ -104,7 +105,7 @@ def serve(
     listening = listen(host.strip("[]"), port)
     name = f"[{host.strip('[]')}]" if ":" in host else host
     config = uvicorn.Config(
-        build_app(name_of(opened.folder), work, bounds, door),
+        build_app(name_of(loaded.folder), work, bounds, door),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -113,18 +114,17 @@ def serve(
     )
     server = uvicorn.Server(config)
 
-    def stop(*given: object) -> None:
+    def stop(*signal_arguments: object) -> None:
         server.should_exit = True
 
-    # It comes here before the server is ready for it, and once more when that has ended: to be
-    # told to end is no failure.
-    before = signal.signal(signal.SIGTERM, stop)
-    listening.listen(BACKLOG)  # whoever reads the address may ask at once
+    # SIGTERM may arrive before uvicorn handles it, and uvicorn raises it again at its end.
+    previous = signal.signal(signal.SIGTERM, stop)
+    listening.listen(BACKLOG)  # before the address is printed
     ready(f"http://{name}:{listening.getsockname()[1]}", door.token)
     try:
         server.run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
         listening.close()

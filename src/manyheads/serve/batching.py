@@ -1,10 +1,9 @@
-"""Dynamic batching: what is asked while the model computes is computed together, next.
+"""Dynamic batching: requests that arrive while the model computes form the next batch.
 
-One thread has the model. It takes the request that waits longest and with it all that fit beside
-it, so that a batch is as large as the load. Who has just been answered may ask again: as many are
-waited for, but no longer than a share of the time that the last batch took. Else those who ask in
-turns would fall into two halves, each computed while the other one is answered. A client alone
-never waits.
+One thread runs the model. It takes the oldest request and all others that fit into its batch, so
+that the batch grows with the load. After a batch it waits for as many requests as it has just
+answered, but at most a fraction of that batch's time: clients that send in turns would otherwise
+split into two halves. A single client never waits.
 """
 
 import asyncio
@@ -19,14 +18,14 @@ from typing import Any, Generic, TypeVar
 from manyheads.errors import check_at_least
 from manyheads.web.responses import Problem
 
-A = TypeVar("A")
-LINGER_SHARE = 0.25  # of the last batch's time
-MOST_LINGER = 0.03  # seconds
+R = TypeVar("R")
+LINGER_FRACTION = 0.25  # of the time that the last batch took
+MAX_LINGER = 0.03  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """How much is computed at once (rows, and tokens in them), and how many requests may wait."""
+    """Limits: texts (rows) and tokens in a batch, requests in the queue."""
 
     rows: int = 64
     tokens: int = 4096
@@ -43,76 +42,82 @@ class _End:
     error: Exception | None = None
 
 
-class Job(Generic[A]):
-    """What one request asks, and the way of the answer from the model's thread back to it."""
+class Job(Generic[R]):
+    """A request, and the queue that brings parts of its answer from the model's thread."""
 
-    def __init__(self, ask: A) -> None:
-        self.ask, self.gone, self.ended = ask, False, False
+    def __init__(self, request: R) -> None:
+        self.request, self.cancelled, self.ended = request, False, False
         self._loop = asyncio.get_running_loop()
-        self._news: asyncio.Queue[Any] = asyncio.Queue()
+        self._parts: asyncio.Queue[Any] = asyncio.Queue()
 
-    def tell(self, news: Any) -> None:
-        if not self.gone:
-            with contextlib.suppress(RuntimeError):  # the server has been stopped by force
-                self._loop.call_soon_threadsafe(self._news.put_nowait, news)
+    def send(self, part: Any) -> None:
+        """Called by the model's thread."""
+        if not self.cancelled:
+            with contextlib.suppress(RuntimeError):  # the event loop was stopped by force
+                self._loop.call_soon_threadsafe(self._parts.put_nowait, part)
 
     def end(self, error: Exception | None = None) -> None:
-        """From the model's thread: there is no more of it. Only the first end counts."""
+        """Called by the model's thread; only the first call counts."""
         if not self.ended:
             self.ended = True
-            self.tell(_End(error))
+            self.send(_End(error))
 
-    async def news(self) -> AsyncIterator[Any]:
-        """The parts of the answer as they come; what went wrong is raised here."""
-        while not isinstance(part := await self._news.get(), _End):
+    async def parts(self) -> AsyncIterator[Any]:
+        """Parts of the answer as they arrive; raises the error of the computation."""
+        while not isinstance(part := await self._parts.get(), _End):
             yield part
         if part.error is not None:
             raise part.error
 
 
-class Work(Generic[A]):
-    def fits(self, asks: Sequence[A]) -> bool:
+class Work(Generic[R]):
+    """What the model computes for requests of one kind."""
+
+    def fits(self, requests: Sequence[R]) -> bool:
+        """True if these requests may share a batch."""
         raise NotImplementedError
 
-    def compute(self, jobs: Sequence[Job[A]]) -> None:
-        """Answer them; those that are not ended then, end."""
+    def compute(self, jobs: Sequence[Job[R]]) -> None:
+        """Send the answers of a batch; jobs that are not ended then, end."""
         raise NotImplementedError
 
 
-class Batcher(Generic[A]):
-    """A queue with a bound, and the thread that empties it batch by batch."""
+class Batcher(Generic[R]):
+    """A bounded queue, and the thread that computes it batch by batch."""
 
-    def __init__(self, work: Work[A], waiting: int) -> None:
-        self.work, self.most = work, waiting
+    def __init__(self, work: Work[R], waiting: int) -> None:
+        self.work, self.max_queue = work, waiting
         self.computed = 0
-        self._waiting: deque[Job[A]] = deque()
+        self._queue: deque[Job[R]] = deque()
         self._changed = Condition()
         self._closing = False
         self._thread: Thread | None = None
-        self._expected, self._until = 0, 0.0  # who may ask again, and how long that is waited for
+        # After a batch: how many requests to wait for, and until when.
+        self._expected, self._deadline = 0, 0.0
 
-    def submit(self, ask: A) -> Job[A]:
-        job = Job(ask)
+    def submit(self, request: R) -> Job[R]:
+        job = Job(request)
         with self._changed:
             if self._closing:
-                raise Problem(503, "the server is stopping: ask elsewhere, or later", "stopping")
-            if len(self._waiting) >= self.most:
+                raise Problem(503, "the server is stopping: try again later", "stopping")
+            if len(self._queue) >= self.max_queue:
                 raise Problem(503, "too many requests are waiting: try again", "busy")
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="model", daemon=True)
                 self._thread.start()
-            self._waiting.append(job)
+            self._queue.append(job)
             self._changed.notify()
         return job
 
-    def drop(self, job: Job[A]) -> None:
-        """Nobody waits for this one any more: out of the queue, if it is still there."""
+    def drop(self, job: Job[R]) -> None:
+        """Cancel a job: the client has disconnected or has its answer."""
         with self._changed:
-            job.gone = True
+            job.cancelled = True
             with contextlib.suppress(ValueError):
-                self._waiting.remove(job)
+                self._queue.remove(job)
 
     def close(self) -> None:
+        """Refuse new requests and finish those in the queue."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -121,38 +126,38 @@ class Batcher(Generic[A]):
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     def _run(self) -> None:
-        while batch := self._next():
+        while batch := self._next_batch():
             self.computed += 1
-            begun = time.monotonic()
+            start = time.monotonic()
             error: Exception | None = None
             try:
                 self.work.compute(batch)
-            except Exception as failure:  # whatever it is, the thread goes on to the next batch
+            except Exception as failure:  # the thread must survive for the next batch
                 error = failure
             for job in batch:
                 job.end(error)
-            ended = time.monotonic()
+            end = time.monotonic()
             self._expected = len(batch) + self.waiting
-            self._until = ended + min(MOST_LINGER, LINGER_SHARE * (ended - begun))
-            del batch, job  # an answer must not be held while nothing is asked
+            self._deadline = end + min(MAX_LINGER, LINGER_FRACTION * (end - start))
+            del batch, job  # free the answers while the queue is empty
 
-    def _next(self) -> list[Job[A]]:
-        """The longest waiting request and those that fit beside it; nothing once it is closed."""
+    def _next_batch(self) -> list[Job[R]]:
+        """The oldest request and those that fit into its batch; empty once closed."""
         with self._changed:
-            while not self._waiting:
+            while not self._queue:
                 if self._closing:
                     return []
                 self._changed.wait()
-            while len(self._waiting) < self._expected and not self._closing:
-                if (remaining := self._until - time.monotonic()) <= 0:
+            while len(self._queue) < self._expected and not self._closing:
+                if (remaining := self._deadline - time.monotonic()) <= 0:
                     break
                 self._changed.wait(remaining)
-            batch, left = [self._waiting.popleft()], deque[Job[A]]()
-            for job in self._waiting:
-                together = self.work.fits([*(other.ask for other in batch), job.ask])
-                (batch if together else left).append(job)
-            self._waiting = left
+            batch, rest = [self._queue.popleft()], deque[Job[R]]()
+            for job in self._queue:
+                fits = self.work.fits([*(other.request for other in batch), job.request])
+                (batch if fits else rest).append(job)
+            self._queue = rest
             return batch

@@ -1,7 +1,7 @@
-"""Continuations for programs: rows of many requests generated together, a token a step.
+"""Completions: rows of many requests generated together, one token a step.
 
-Prompts of different lengths are padded on the left. Row r has `absent[r]` padding positions; its
-first token has position 0, and no later token sees the padding.
+Prompts of different lengths are padded on the left. Row r has `padding[r]` padding positions; its
+first token has position 0, and no token attends to the padding.
 """
 
 from collections.abc import Sequence
@@ -24,321 +24,328 @@ from manyheads.serve.batching import Bounds, Job, Work
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web.responses import Problem
 
-BROKEN = "\ufffd"  # stands for bytes that are no character yet
+REPLACEMENT = "\ufffd"  # decoded from bytes that are not a character yet
 Prompts = Int[Tensor, "rows length"]
 Logits = Float[Tensor, "rows v"]
 Rows = Int[Tensor, " rows"]
 
 
 @dataclass(frozen=True)
-class Completion:
-    """What one request wants: how many continuations of each prompt, how long, drawn how.
+class CompletionRequest:
+    """A request: `n` continuations of each prompt, with at most `max_tokens` tokens.
 
-    `likeliest` is how many tokens are told with their log P at each place, None if none is wanted;
-    with `echo` also at the places of the prompt.
+    `logprobs` is how many alternatives to report for each token, None for no log-probabilities;
+    `echo` repeats the prompt.
     """
 
     prompts: tuple[tuple[int, ...], ...]
-    each: int
-    most: int
+    n: int
+    max_tokens: int
     sample: Sample
     stops: tuple[str, ...] = ()
-    likeliest: int | None = None
+    logprobs: int | None = None
     echo: bool = False
     stream: bool = False
 
     @property
     def rows(self) -> int:
-        return self.each * len(self.prompts)
+        return self.n * len(self.prompts)
 
     @property
-    def longest(self) -> int:
+    def prompt_length(self) -> int:
         return max(len(prompt) for prompt in self.prompts)
 
 
 @dataclass(frozen=True)
-class Told:
-    """A token with its log P (none for the first of all) and the likeliest ones in its place."""
+class TokenLogProb:
+    """A token, its offset in the text, its log P (None for the first) and the alternatives."""
 
     token: int
     offset: int
-    log_probability: float | None
-    likeliest: tuple[tuple[int, float], ...]
+    log_prob: float | None
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What is new in one row; `finish` says why it is the last piece of it."""
+class Chunk:
+    """New text of one row; the last chunk has the reason for the end in `finish`."""
 
     row: int
     text: str
-    told: tuple[Told, ...]
+    logprobs: tuple[TokenLogProb, ...]
     tokens: int
     finish: str | None
 
 
-class Growing:
-    """What follows a prompt. `add` and `end` give the text that is sure by then.
+class Detokenizer:
+    """The text after a prompt, token by token. `add` and `end` return the text that is final.
 
-    A character of several tokens waits for the last of them, and what may be the beginning of a
-    stop text waits until more is known.
+    A character of several tokens waits for its last one, and the possible beginning of a stop
+    text waits until it is decided.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
         self.tokenizer, self.stops = tokenizer, tuple(stops)
         self.ids = list(prompt)
-        self.begun = self.read = tokenizer.decode(self.ids)
-        self.held = ""
+        self.prompt_text = self.decoded = tokenizer.decode(self.ids)
+        self.pending = ""
         self.stopped = False
 
     @property
     def length(self) -> int:
-        """Characters so far, those that wait included."""
-        return len(self.read) - len(self.begun)
+        """Characters after the prompt, pending ones included."""
+        return len(self.decoded) - len(self.prompt_text)
 
     def add(self, token: int) -> str:
         self.ids.append(token)
         text = self.tokenizer.decode(self.ids)
-        if text.endswith(BROKEN):
+        if text.endswith(REPLACEMENT):
             return ""
-        # By length: bytes that follow may spoil what was a sign.
-        new, self.read = text[len(self.read) :], text
-        return self._passed(new)
+        # By length: later bytes may change the last character.
+        new, self.decoded = text[len(self.decoded) :], text
+        return self._final(new)
 
     def end(self) -> str:
-        """What was held back, once nothing follows any more."""
+        """The pending text, once no token follows."""
         if self.stopped:
             return ""
-        last = self._passed(self.tokenizer.decode(self.ids)[len(self.read) :])
-        found = [at for stop in self.stops if (at := self.held.find(stop)) >= 0]
-        self.stopped = self.stopped or bool(found)
-        held, self.held = self.held[: min(found, default=len(self.held))], ""
-        return last + held
+        last = self._final(self.tokenizer.decode(self.ids)[len(self.decoded) :])
+        stops = [at for stop in self.stops if (at := self.pending.find(stop)) >= 0]
+        self.stopped = self.stopped or bool(stops)
+        pending, self.pending = self.pending[: min(stops, default=len(self.pending))], ""
+        return last + pending
 
-    def _passed(self, new: str) -> str:
-        self.held += new
-        begins = (at for at in range(len(self.held)) if self._may_stop(at))
-        at = next(begins, len(self.held))
-        sure, self.held = self.held[:at], self.held[at:]
-        if self.stops and self.held.startswith(self.stops):
-            self.stopped, self.held = True, ""
-        return sure
+    def _final(self, new: str) -> str:
+        self.pending += new
+        may_stop = (at for at in range(len(self.pending)) if self._may_stop(at))
+        at = next(may_stop, len(self.pending))
+        final, self.pending = self.pending[:at], self.pending[at:]
+        if self.stops and self.pending.startswith(self.stops):
+            self.stopped, self.pending = True, ""
+        return final
 
     def _may_stop(self, at: int) -> bool:
-        return any(stop.startswith(self.held[at : at + len(stop)]) for stop in self.stops)
+        return any(stop.startswith(self.pending[at : at + len(stop)]) for stop in self.stops)
 
 
-class RaggedCache(KVCache):
-    def __init__(self, absent: Rows) -> None:
+class LeftPaddedCache(KVCache):
+    """A KV cache whose rows begin with padding."""
+
+    def __init__(self, padding: Rows) -> None:
         super().__init__()
-        self.absent = absent
-        self.even = not bool(absent.any())
+        self.padding = padding
+        self.has_padding = bool(padding.any())
 
     def mask(
         self, rule: Rule, length: int, padding: PaddingMask | None, device: torch.device
     ) -> AttentionMask:
         mask = super().mask(rule, length, padding, device)
-        if self.even:
+        if not self.has_padding:
             return mask
-        places = torch.arange(self.length + length, device=device) - self.absent[:, None]
-        # What is absent asks from position 0, so that there is something that it sees.
-        keys = places.clamp(min=0)
-        return AttentionMask(rule, keys[:, self.length :], keys, places >= 0)
+        positions = torch.arange(self.length + length, device=device) - self.padding[:, None]
+        # Padding queries have position 0, so that they attend to something.
+        keys = positions.clamp(min=0)
+        return AttentionMask(rule, keys[:, self.length :], keys, positions >= 0)
 
     def select_rows(self, rows: Rows) -> None:
         super().select_rows(rows)
-        self.absent = self.absent[rows]
+        self.padding = self.padding[rows]
 
 
-def together(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Prompts, Rows]:
-    """Prompts that end at the same place, and how many places are absent before each."""
+def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Prompts, Rows]:
+    """Prompts that end at the same position, and the padding before each."""
     longest = max(len(prompt) for prompt in prompts)
-    absent = [longest - len(prompt) for prompt in prompts]
-    rows = [[0] * gap + list(prompt) for gap, prompt in zip(absent, prompts, strict=True)]
-    return torch.tensor(rows, device=device), torch.tensor(absent, device=device)
+    padding = [longest - len(prompt) for prompt in prompts]
+    rows = [[0] * pad + list(prompt) for pad, prompt in zip(padding, prompts, strict=True)]
+    return torch.tensor(rows, device=device), torch.tensor(padding, device=device)
 
 
-def may_be_ragged(model: Gpt) -> bool:
-    """Whether every attention goes by positions and sight alone, whatever the place in the row."""
-    parts = (part for part in model.modules() if isinstance(part, SelfAttention))
-    return all(type(part.core) in (Dense, Fused) for part in parts)
+def supports_left_padding(model: Gpt) -> bool:
+    """True if every attention depends only on positions and mask, not on the index in the row."""
+    modules = (module for module in model.modules() if isinstance(module, SelfAttention))
+    return all(type(module.core) in (Dense, Fused) for module in modules)
 
 
 class Row:
-    def __init__(self, job: Job[Completion], number: int, generator: Generator) -> None:
-        ask = job.ask
-        self.job, self.number = job, number
-        self.prompt = ask.prompts[number // ask.each]
-        self.growing = Growing(generator.tokenizer, self.prompt, ask.stops)
-        self.sampler = Sampler(ask.sample, [number])
+    """One continuation in a batch."""
+
+    def __init__(self, job: Job[CompletionRequest], number: int, generator: Generator) -> None:
+        request = job.request
+        self.job, self.number, self.request = job, number, request
+        self.prompt = request.prompts[number // request.n]
+        self.detokenizer = Detokenizer(generator.tokenizer, self.prompt, request.stops)
+        self.sampler = Sampler(request.sample, [number])
         self.end = generator.special_tokens.end
-        self.text, self.told, self.written = "", list[Told](), 0
+        self.text, self.logprobs, self.tokens = "", list[TokenLogProb](), 0
         self.finish: str | None = None
 
     @property
-    def before(self) -> int:
-        return len(self.growing.begun) if self.job.ask.echo else 0
+    def is_active(self) -> bool:
+        return self.finish is None and not self.job.cancelled
 
-    def take(self, token: int, log: Float[Tensor, " v"] | None) -> None:
-        """The next token, and the log P of all that could have come there."""
-        offset = self.before + self.growing.length
+    def take(self, token: int, log_probs: Float[Tensor, " v"] | None) -> None:
+        """Append the next token; `log_probs` are those of the vocabulary, if requested."""
+        before = len(self.detokenizer.prompt_text) if self.request.echo else 0
+        offset = before + self.detokenizer.length
         if token == self.end:
             self.finish = "stop"
         else:
-            self.written += 1
-            if log is not None:
-                self.told.append(tell(token, offset, log, self.job.ask.likeliest or 0))
-            self.text += self.growing.add(token)
-            if self.growing.stopped:
+            self.tokens += 1
+            if log_probs is not None:
+                self.add_log_prob(token, offset, log_probs)
+            self.text += self.detokenizer.add(token)
+            if self.detokenizer.stopped:
                 self.finish = "stop"
         self.close()
 
+    def add_log_prob(self, token: int, offset: int, log_probs: Float[Tensor, " v"]) -> None:
+        best, ids = log_probs.topk(min(self.request.logprobs or 0, len(log_probs)))
+        top = tuple(zip(ids.tolist(), best.tolist(), strict=True))
+        self.logprobs.append(TokenLogProb(token, offset, float(log_probs[token]), top))
+
     def close(self) -> None:
-        """End the row where it has to, and tell what is new if somebody waits for it."""
-        if self.finish is None and self.written >= self.job.ask.most:
+        """End the row at its limit; send a chunk if it is the last or if the client streams."""
+        if self.finish is None and self.tokens >= self.request.max_tokens:
             self.finish = "length"
         if self.finish is not None:
-            self.text += self.growing.end()
-            self.finish = "stop" if self.growing.stopped else self.finish
-        if self.finish is not None or (self.job.ask.stream and self.text):
-            piece = Piece(self.number, self.text, tuple(self.told), self.written, self.finish)
-            self.job.tell(piece)
-            self.text, self.told = "", []
+            self.text += self.detokenizer.end()
+            self.finish = "stop" if self.detokenizer.stopped else self.finish
+        if self.finish is not None or (self.request.stream and self.text):
+            logprobs = tuple(self.logprobs)
+            self.job.send(Chunk(self.number, self.text, logprobs, self.tokens, self.finish))
+            self.text, self.logprobs = "", []
 
 
-def tell(token: int, offset: int, log: Float[Tensor, " v"], count: int) -> Told:
-    best, ids = log.topk(min(count, len(log)))
-    pairs = tuple(zip(ids.tolist(), best.tolist(), strict=True))
-    return Told(token, offset, float(log[token]), pairs)
-
-
-class Completions(Work[Completion]):
-    def __init__(self, opened: LoadedRun, bounds: Bounds) -> None:
-        generator = opened.generator(at_limit="truncate")
+class Completions(Work[CompletionRequest]):
+    def __init__(self, loaded: LoadedRun, bounds: Bounds) -> None:
+        generator = loaded.generator(at_limit="truncate")
         if not isinstance(generator, Generator):
-            raise UserError(f"{opened.folder} was exported: serve the run it came from")
+            raise UserError(f"{loaded.folder} was exported: serve the run that it came from")
         self.generator, self.bounds = generator, bounds
-        self.constraints = generator.constraints
         self.context = generator.context
-        self.ragged = may_be_ragged(generator.model)
+        self.left_padding = supports_left_padding(generator.model)
 
     def encode(self, text: str) -> tuple[int, ...]:
         tokenizer = self.generator.tokenizer
         return (*tokenizer.frame()[0], *tokenizer.encode(text))
 
-    def check(self, ask: Completion) -> Completion:
-        """The request with its empty prompts begun; what would fail in a batch is refused here."""
-        marks, vocabulary = self.generator.special_tokens, self.generator.vocabulary
-        strange = [t for prompt in ask.prompts for t in prompt if not 0 <= t < vocabulary]
-        if strange:
-            raise Problem(400, f"token {strange[0]} is none of this model: it has {vocabulary}")
-        begun = replace(ask, prompts=tuple(prompt or (marks.start,) for prompt in ask.prompts))
-        if begun.longest + begun.most > self.context:
+    def check(self, request: CompletionRequest) -> CompletionRequest:
+        """The request with a start token in empty prompts; refuse what cannot be computed."""
+        start, vocabulary = self.generator.special_tokens.start, self.generator.vocabulary
+        tokens = [token for prompt in request.prompts for token in prompt]
+        if unknown := [token for token in tokens if not 0 <= token < vocabulary]:
+            raise Problem(400, f"token {unknown[0]} is not in the vocabulary of {vocabulary}")
+        prompts = tuple(prompt or (start,) for prompt in request.prompts)
+        request = replace(request, prompts=prompts)
+        length = request.prompt_length + request.max_tokens
+        if length > self.context:
             raise Problem(
                 413,
-                f"{begun.longest} tokens of the prompt and max_tokens {begun.most} are more than "
-                f"the {self.context} that this model reads: shorten one of them",
+                f"{request.prompt_length} tokens of the prompt and max_tokens "
+                f"{request.max_tokens} exceed the context of {self.context}: shorten one of them",
                 "context_length_exceeded",
             )
-        if not self._in_bounds([begun]):
+        if not self._in_bounds([request]):
             raise Problem(
                 413,
-                f"{begun.rows} texts of up to {begun.longest + begun.most} tokens are too many at "
-                f"once: at most {self.bounds.rows} texts and {self.bounds.tokens} tokens",
+                f"{request.rows} texts of up to {length} tokens are too many: at most "
+                f"{self.bounds.rows} texts and {self.bounds.tokens} tokens",
                 "too_large",
             )
-        return begun
+        return request
 
-    def _in_bounds(self, asks: Sequence[Completion]) -> bool:
-        rows = sum(ask.rows for ask in asks)
-        width = max(ask.longest for ask in asks) + max(ask.most for ask in asks)
-        return rows <= self.bounds.rows and rows * width <= max(self.bounds.tokens, self.context)
+    def _in_bounds(self, requests: Sequence[CompletionRequest]) -> bool:
+        rows = sum(request.rows for request in requests)
+        tokens = rows * _width(requests)
+        return rows <= self.bounds.rows and tokens <= max(self.bounds.tokens, self.context)
 
-    def fits(self, asks: Sequence[Completion]) -> bool:
-        """Those in bounds; a table of positions must also reach over the longest of both kinds."""
+    def fits(self, requests: Sequence[CompletionRequest]) -> bool:
+        """In bounds; and a position table must hold the longest prompt and continuation."""
         positions = self.generator.positions
-        width = max(ask.longest for ask in asks) + max(ask.most for ask in asks)
-        lengths = {len(prompt) for ask in asks for prompt in ask.prompts}
+        lengths = {len(prompt) for request in requests for prompt in request.prompts}
         return (
-            self._in_bounds(asks)
-            and (positions is None or width <= positions + 1)
-            and (self.ragged or len(lengths) == 1)
+            self._in_bounds(requests)
+            and (positions is None or _width(requests) <= positions + 1)
+            and (self.left_padding or len(lengths) == 1)
         )
 
     @torch.no_grad()
-    def compute(self, jobs: Sequence[Job[Completion]]) -> None:
-        rows = [Row(job, number, self.generator) for job in jobs for number in range(job.ask.rows)]
+    def compute(self, jobs: Sequence[Job[CompletionRequest]]) -> None:
+        rows = [
+            Row(job, number, self.generator) for job in jobs for number in range(job.request.rows)
+        ]
         self.generator.model.eval()
-        if self.ragged:
-            self._write(rows)
+        if self.left_padding:
+            self._generate(rows)
             return
-        for length in sorted({len(row.prompt) for row in rows}):  # those of one request may differ
-            self._write([row for row in rows if len(row.prompt) == length])
+        for length in sorted({len(row.prompt) for row in rows}):  # one request may have several
+            self._generate([row for row in rows if len(row.prompt) == length])
 
-    def _write(self, rows: list[Row]) -> None:
+    def _generate(self, rows: list[Row]) -> None:
         model = self.generator.model
-        prompts, absent = together([row.prompt for row in rows], self.generator.device)
-        cache = RaggedCache(absent)
+        prompts, padding = left_pad([row.prompt for row in rows], self.generator.device)
+        cache = LeftPaddedCache(padding)
         hidden = None
         if prompts.shape[1] > 1:
             hidden = model.hidden(prompts[:, :-1], cache=cache)
-        for place, row in enumerate(rows):
-            self._echo(row, None if hidden is None else hidden[place, int(absent[place]) :])
-        newest, kept = prompts[:, -1], [at for at, row in enumerate(rows) if _goes_on(row)]
-        length = 0
+        for index, row in enumerate(rows):
+            self._echo(row, None if hidden is None else hidden[index, int(padding[index]) :])
+        tokens, length = prompts[:, -1], 0
         while True:
             _end_jobs(rows)
-            if len(kept) < len(rows):
-                rows = [rows[at] for at in kept]
-                index = torch.tensor(kept, dtype=torch.long, device=newest.device)
-                newest = newest[index]
-                cache.select_rows(index)
+            active = [index for index, row in enumerate(rows) if row.is_active]
+            if len(active) < len(rows):
+                rows = [rows[index] for index in active]
+                selected = torch.tensor(active, dtype=torch.long, device=tokens.device)
+                tokens = tokens[selected]
+                cache.select_rows(selected)
             if not rows:
                 return
             length += 1
-            logits = model.logits(model.hidden(newest[:, None], cache=cache)[:, -1]).float()
-            newest = self._step(rows, logits, length)
-            kept = [at for at, row in enumerate(rows) if _goes_on(row)]
+            logits = model.logits(model.hidden(tokens[:, None], cache=cache)[:, -1]).float()
+            tokens = self._step(rows, logits, length)
 
     def _echo(self, row: Row, hidden: Float[Tensor, "n d"] | None) -> None:
-        """The prompt itself and the log P of its tokens, where they are wanted."""
-        ask, prompt = row.job.ask, row.prompt
-        if ask.echo:
-            row.text = row.growing.begun
-            if ask.likeliest is not None:
-                row.told.append(Told(prompt[0], 0, None, ()))
-                logs = None if hidden is None else self.generator.model.logits(hidden)
+        """The prompt and the log P of its tokens, if requested."""
+        request, prompt = row.request, row.prompt
+        if request.echo:
+            row.text = row.detokenizer.prompt_text
+            if request.logprobs is not None:
+                row.logprobs.append(TokenLogProb(prompt[0], 0, None, ()))
+                logits = None if hidden is None else self.generator.model.logits(hidden)
                 for at, token in enumerate(prompt[1:], start=1):
-                    assert logs is not None
+                    assert logits is not None
                     offset = len(self.generator.tokenizer.decode(prompt[:at]))
-                    log = logs[at - 1].float().log_softmax(-1)
-                    row.told.append(tell(token, offset, log, ask.likeliest))
+                    row.add_log_prob(token, offset, logits[at - 1].float().log_softmax(-1))
         row.close()
 
     def _step(self, rows: Sequence[Row], logits: Logits, length: int) -> Rows:
-        wanted = any(row.job.ask.likeliest is not None for row in rows)
-        logs = logits.log_softmax(-1) if wanted else None
-        newest = logits.new_zeros(len(rows), dtype=torch.long)
-        self.constraints.apply(logits, torch.full_like(newest[:1], length))
-        alike: dict[Sample, list[int]] = {}
-        for at, row in enumerate(rows):
-            alike.setdefault(replace(row.sampler.sample, seed=0), []).append(at)
-        for sample, places in alike.items():
-            uniforms = torch.cat([rows[at].sampler.uniforms(1)[:, 0] for at in places])
-            newest[places] = choose(logits[places], uniforms.to(logits.device), sample)
-        for at, (row, token) in enumerate(zip(rows, newest.tolist(), strict=True)):
-            told = logs is not None and row.job.ask.likeliest is not None
-            row.take(token, logs[at] if told and logs is not None else None)
-        return newest
+        """Choose the next token of each row."""
+        reports = [row.request.logprobs is not None for row in rows]
+        log_probs = logits.log_softmax(-1) if any(reports) else None
+        tokens = logits.new_zeros(len(rows), dtype=torch.long)
+        self.generator.constraints.apply(logits, torch.full_like(tokens[:1], length))
+        groups: dict[Sample, list[int]] = {}  # rows with the same settings of sampling
+        for index, row in enumerate(rows):
+            groups.setdefault(replace(row.sampler.sample, seed=0), []).append(index)
+        for sample, group in groups.items():
+            uniforms = torch.cat([rows[index].sampler.uniforms(1)[:, 0] for index in group])
+            tokens[group] = choose(logits[group], uniforms.to(logits.device), sample)
+        for index, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
+            reported = log_probs is not None and reports[index]
+            row.take(token, log_probs[index] if reported and log_probs is not None else None)
+        return tokens
 
 
-def _goes_on(row: Row) -> bool:
-    return row.finish is None and not row.job.gone
+def _width(requests: Sequence[CompletionRequest]) -> int:
+    """The longest prompt and the longest continuation, which may be of different requests."""
+    longest = max(request.prompt_length for request in requests)
+    return longest + max(request.max_tokens for request in requests)
 
 
 def _end_jobs(rows: Sequence[Row]) -> None:
-    """Who has all its rows need not wait for the others of the batch."""
-    going = {id(row.job) for row in rows if _goes_on(row)}
+    """A request with all its rows need not wait for the rest of the batch."""
+    active = {id(row.job) for row in rows if row.is_active}
     for row in rows:
-        if id(row.job) not in going:
+        if id(row.job) not in active:
             row.job.end()

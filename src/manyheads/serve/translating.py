@@ -1,20 +1,19 @@
-"""Translations for programs: which languages a run knows, and texts put together into batches."""
+"""Translations: the languages of a run, and texts of several requests in one batch."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
-from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Hypothesis
-from manyheads.decode.translate import BREAKS, BaseTranslator
+from manyheads.decode.lines import BREAKS, pieces
+from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.run import Run
 from manyheads.serve.batching import Bounds, Job, Work
+from manyheads.tasks.translation import LANGUAGE, language_pair
 from manyheads.web.responses import Problem
 
-CODE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})?")
 LISTED = """
     ar Arabic, cs Czech, da Danish, de German, el Greek, en English, es Spanish, et Estonian,
     fi Finnish, fr French, hi Hindi, hu Hungarian, it Italian, ja Japanese, ko Korean,
@@ -22,7 +21,7 @@ LISTED = """
     ru Russian, sv Swedish, tr Turkish, uk Ukrainian, vi Vietnamese, zh Chinese
 """
 NAMES = dict(pair.split() for pair in LISTED.split(","))
-MOST_ALTERNATIVES = 10
+MAX_ALTERNATIVES = 10
 
 
 @dataclass(frozen=True)
@@ -31,51 +30,34 @@ class Languages:
     target: str
 
     def __post_init__(self) -> None:
-        for name in ("source", "target"):
-            code = getattr(self, name)
-            if not CODE.fullmatch(code):
-                raise UserError(f"--{name} {code} is no code of a language: give one like en or de")
-
-    @property
-    def read(self) -> str:
-        return base(self.source)
-
-    @property
-    def written(self) -> str:
-        return base(self.target)
+        for name, code in (("source", self.source), ("target", self.target)):
+            if not LANGUAGE.fullmatch(code):
+                raise UserError(f"--{name} {code} is not a language code: use e.g. en or de")
 
 
 def base(code: str) -> str:
-    """`en` of en-US, EN_gb and en."""
+    """`en` for en-US, EN_gb and en."""
     return re.split("[-_]", code.lower())[0]
 
 
 def languages_of(run: Run, source: str | None, target: str | None) -> Languages:
-    """Those of the options, else those that the settings of the run's data name."""
-    found: tuple[str, str] = ("", "")
-    if isinstance(run.data, PhrasebookData):
-        first, _, second = run.data.pair.partition("-")
-        found = first, second
-    elif isinstance(run.data, FilesData):
-        found = _ending(run.data.source), _ending(run.data.target)
-    given = (source or found[0]).lower(), (target or found[1]).lower()
-    if not all(given):
+    """Those of the options, or those that the run's data names."""
+    of_data = language_pair(run.data)
+    pair = (source or of_data[0]).lower(), (target or of_data[1]).lower()
+    if not all(pair):
         raise UserError(
-            "the settings of the run do not say its languages: give --source and --target, "
-            "e.g. --source en --target de"
+            "the run does not name its languages: add --source and --target, e.g. --source en "
+            "--target de"
         )
-    return Languages(*given)
-
-
-def _ending(name: str) -> str:
-    """The language in `en`, `train.en` or `train.en.gz`; nothing where there is none."""
-    ending = PurePath(name.removesuffix(".gz")).name.rpartition(".")[2].lower()
-    return ending if CODE.fullmatch(ending) else ""
+    return Languages(*pair)
 
 
 @dataclass(frozen=True)
-class Texts:
-    """What one request wants translated: texts of lines of parts that the model reads at once."""
+class TranslationRequest:
+    """Texts, each a list of lines, each a list of parts that fit the model.
+
+    `rows` and `tokens` are their size in a batch; `ranks` is how many translations of each.
+    """
 
     texts: tuple[tuple[tuple[str, ...], ...], ...]
     rows: int
@@ -87,66 +69,60 @@ class Texts:
         return [part for text in self.texts for line in text for part in line]
 
 
-class Translations(Work[Texts]):
-    def __init__(self, opened: LoadedRun, languages: Languages, bounds: Bounds, beam: int | None):
-        self.opened, self.languages, self.bounds = opened, languages, bounds
-        self.beam = opened.run.decode.beam if beam is None else beam
-        self._translators = {self.beam: opened.translator(beam=self.beam)}
+class Translations(Work[TranslationRequest]):
+    def __init__(self, loaded: LoadedRun, languages: Languages, bounds: Bounds, beam: int | None):
+        self.loaded, self.languages, self.bounds = loaded, languages, bounds
+        self.beam = loaded.run.decode.beam if beam is None else beam
+        self._translators = {self.beam: loaded.translator(beam=self.beam)}
 
-    def ask(self, texts: Sequence[str], alternatives: int = 0) -> Texts:
-        """Refuse here what cannot be computed: in a batch it would be its neighbours' fault too."""
+    def make_request(self, texts: Sequence[str], alternatives: int = 0) -> TranslationRequest:
+        """Refuse a request that cannot be computed: in a batch, others would fail with it."""
         translator = self._translators[self.beam]
         tokens = sum(len(ids) for ids in translator.tokenizer.encode_batch(texts))
         if tokens > self.bounds.tokens:
             raise Problem(
                 413,
-                f"the text has {tokens} tokens, at most {self.bounds.tokens} are taken at once: "
+                f"the text has {tokens} tokens, more than the limit of {self.bounds.tokens}: "
                 "send it in parts",
             )
-        cut = tuple(
-            tuple(
-                tuple(translator.split(line)) if line.strip() else () for line in text.split("\n")
-            )
-            for text in texts
-        )
-        rows = sum(len(line) for text in cut for line in text)
-        return Texts(cut, rows, tokens, 1 + alternatives)
 
-    def fits(self, asks: Sequence[Texts]) -> bool:
-        rows, tokens = sum(ask.rows for ask in asks), sum(ask.tokens for ask in asks)
+        def parts(line: str) -> tuple[str, ...]:
+            return tuple(pieces(translator, line)) if line.strip() else ()
+
+        split = tuple(tuple(parts(line) for line in text.split("\n")) for text in texts)
+        rows = sum(len(line) for text in split for line in text)
+        return TranslationRequest(split, rows, tokens, 1 + alternatives)
+
+    def fits(self, requests: Sequence[TranslationRequest]) -> bool:
         return (
-            rows <= self.bounds.rows
-            and tokens <= self.bounds.tokens
-            and len({ask.ranks for ask in asks}) == 1
+            sum(request.rows for request in requests) <= self.bounds.rows
+            and sum(request.tokens for request in requests) <= self.bounds.tokens
+            and len({request.ranks for request in requests}) == 1
         )
 
-    def compute(self, jobs: Sequence[Job[Texts]]) -> None:
-        ranks = jobs[0].ask.ranks
-        translator = self._translator(max(self.beam, ranks))
-        found = translator.search([part for job in jobs for part in job.ask.parts], n_best=ranks)
-        written = iter(self._decoded(translator, found, ranks))
+    def compute(self, jobs: Sequence[Job[TranslationRequest]]) -> None:
+        ranks = jobs[0].request.ranks
+        beam = max(self.beam, ranks)
+        if beam not in self._translators:  # at most MAX_ALTERNATIVES of them
+            self._translators[beam] = self.loaded.translator(beam=beam)
+        translator = self._translators[beam]
+        parts = [part for job in jobs for part in job.request.parts]
+        translations = iter(_decoded(translator, translator.search(parts, n_best=ranks), ranks))
         for job in jobs:
-            for text in job.ask.texts:
-                lines = [[next(written) for _ in line] for line in text]
-                job.tell([_joined(lines, rank) for rank in range(ranks)])
+            for text in job.request.texts:
+                lines = [[next(translations) for _ in line] for line in text]
+                job.send([_joined(lines, rank) for rank in range(ranks)])
 
-    def _translator(self, beam: int) -> BaseTranslator:
-        if beam not in self._translators:  # at most as many as alternatives may be asked for
-            self._translators[beam] = self.opened.translator(beam=beam)
-        return self._translators[beam]
 
-    @staticmethod
-    def _decoded(
-        translator: BaseTranslator, found: Sequence[Sequence[Hypothesis]], ranks: int
-    ) -> list[list[str]]:
-        """The texts of each part, best first; where there are fewer, the last one again."""
-        chosen = [
-            [h[min(rank, len(h) - 1)].tokens if h else [] for rank in range(ranks)] for h in found
-        ]
-        texts = iter(
-            translator.tokenizer.decode_batch([ids for ranked in chosen for ids in ranked])
-        )
-        return [[next(texts) for _ in range(ranks)] for _ in found]
+def _decoded(
+    translator: BaseTranslator, hypotheses: Sequence[Sequence[Hypothesis]], ranks: int
+) -> list[list[str]]:
+    """The translations of each part, best first; the last one is repeated if there are fewer."""
+    ids = [
+        h[min(rank, len(h) - 1)].tokens if h else [] for h in hypotheses for rank in range(ranks)
+    ]
+    texts = iter(translator.tokenizer.decode_batch(ids))
+    return [[next(texts) for _ in range(ranks)] for _ in hypotheses]
 
 
 def _joined(lines: Sequence[Sequence[Sequence[str]]], rank: int) -> str:

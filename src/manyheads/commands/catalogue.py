@@ -1,0 +1,256 @@
+"""Commands to discover what can be trained and set: recipes, settings; and --version.
+
+The list of recipes comes from the comments at the top of their files, so that --help and shell
+completion need neither torch nor the settings classes.
+"""
+
+import platform
+import re
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata, resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from manyheads.commands import options
+from manyheads.commands.help import two_columns
+from manyheads.commands.options import argument
+from manyheads.commands.shared import print_json, say, write
+from manyheads.errors import UserError
+
+if TYPE_CHECKING:
+    from manyheads.config import Setting
+    from manyheads.run import Run
+
+# What people search for, and the words that the settings use.
+OTHER_NAMES = {
+    "batch size": "batch",
+    "lr": "learning rate",
+    **dict.fromkeys(("amp", "bf16", "fp16", "autocast"), "mixed precision"),
+    **dict.fromkeys(("pretrained", "finetune", "fine-tune", "fine-tuning"), "init"),
+    "logging": "log",
+    "early stopping": "train.checkpoint",  # there is none; the best weights are kept
+}
+FACT = re.compile(r"(Data|Time|Score): (.+)")
+
+
+@dataclass(frozen=True)
+class RecipeHeader:
+    """The comment at the top of a recipe.
+
+    Its first sentence is the summary. Lines that begin with `Data:`, `Time:` or `Score:` name
+    the data it needs, how long it trains and the score to expect.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        text = " ".join(line for line in self.lines if not line.startswith(" "))
+        return re.split(r"(?<=[^.])\. |\.$|: (?=manyheads)", text)[0]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        matches = (FACT.fullmatch(line) for line in self.lines)
+        return {match[1].lower(): match[2] for match in matches if match}
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def headers() -> Iterator[RecipeHeader]:
+    """The built-in recipes, by name."""
+    folder = resources.files("manyheads") / "recipes"
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            lines = []
+            for line in file.read_text("utf-8").splitlines():
+                if not line.startswith("#"):
+                    break
+                lines.append(line.removeprefix("#").removeprefix(" "))
+            yield RecipeHeader(file.name.removesuffix(".toml"), tuple(lines))
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """For shell completion."""
+    return [header.name for header in headers() if header.name.startswith(incomplete)]
+
+
+_RECIPE = "A built-in recipe (manyheads recipes) or a TOML file"
+_RECIPE_OR_RUN = "A built-in recipe, a TOML file or a run folder"
+_PREFIX = "The beginning of a name, or a word to search for; settings to apply first"
+Recipe = Annotated[str, argument("RECIPE", _RECIPE, autocompletion=complete_recipe)]
+
+
+def recipes(
+    name: Annotated[
+        str | None, argument("NAME", "Describe one", autocompletion=complete_recipe)
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the built-in recipes: task, data, time, expected score.
+
+    Examples
+      $ manyheads recipes
+      $ manyheads recipes phrasebook
+    """
+    known = {header.name: header for header in headers()}
+    if name is not None and name not in known:
+        from manyheads.config import nearest
+
+        raise UserError(f"there is no recipe '{name}': {nearest(name, known)}")
+    chosen = list(known.values()) if name is None else [known[name]]
+    tables = [
+        tomllib.loads((resources.files("manyheads") / f"recipes/{one.name}.toml").read_text())
+        for one in chosen
+    ]
+    if as_json:
+        rows = [
+            {"name": one.name, "task": table["task"], "summary": one.summary, **one.facts}
+            for one, table in zip(chosen, tables, strict=True)
+        ]
+        print_json({"recipes": rows})
+    elif name is not None:
+        write(f"{chosen[0].text}\n\nTrain     manyheads train {name}\n")
+        write(f"Settings  manyheads settings {name}\n")
+    else:
+        for one, table in zip(chosen, tables, strict=True):
+            write(f"{one.name}  ({table['task']})\n")
+            facts = {"about": one.summary, **one.facts}
+            write(two_columns((title.capitalize(), text) for title, text in facts.items()) + "\n")
+        write("\nTrain one: manyheads train NAME. Its settings: manyheads settings NAME\n")
+
+
+def settings(
+    recipe: Annotated[str, argument("RECIPE", _RECIPE_OR_RUN, autocompletion=complete_recipe)],
+    words: Annotated[list[str] | None, argument("[PREFIX] [KEY=VALUE]...", _PREFIX)] = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the settings of a recipe: name, value, meaning, type or choices.
+
+    Examples
+      $ manyheads settings phrasebook train
+      $ manyheads settings phrasebook "learning rate"
+      $ manyheads settings language model.attention model.attention=performer
+    """
+    from manyheads.config import describe
+    from manyheads.recipes import read_recipe
+
+    overrides = [word for word in words or [] if "=" in word]
+    prefix = " ".join(word for word in words or [] if "=" not in word)
+    run_file = Path(recipe) / "run.toml"
+    run = read_recipe(str(run_file) if run_file.is_file() else recipe, overrides)
+    if prefix.lower() in OTHER_NAMES:
+        say(f"{prefix}: see {OTHER_NAMES[prefix.lower()]}")
+        prefix = OTHER_NAMES[prefix.lower()]
+    every = list(describe(run))
+    chosen = [setting for setting in every if _is_below(setting.name, prefix)]
+    chosen = chosen or [setting for setting in every if _mentions(setting, prefix)]
+    if not chosen:
+        raise UserError(
+            f"no setting of {recipe} begins with or mentions '{prefix}': leave it out to list all"
+        )
+    if as_json:
+        print_json({"settings": [setting._asdict() for setting in chosen]})
+    else:
+        write(_settings_text(chosen, sys.stdout.isatty()))
+
+
+def _is_below(name: str, prefix: str) -> bool:
+    return not prefix or name == prefix or name.startswith(f"{prefix.rstrip('.')}.")
+
+
+def _mentions(setting: "Setting", words: str) -> bool:
+    text = f"{setting.name} {setting.meaning}".lower().replace("_", " ")
+    return words.lower().replace("_", " ") in text
+
+
+def _explained(setting: "Setting") -> str:
+    type_text = re.sub(r"\|none$", " or none", setting.type).replace("|", " | ")
+    return f"{setting.meaning} ({type_text})".lstrip()
+
+
+def _settings_text(chosen: "list[Setting]", wrapped: bool) -> str:
+    """`name=value  meaning (type)`; on a terminal wrapped, in a pipe one line each."""
+    rows = [(f"{setting.name}={setting.default}", _explained(setting)) for setting in chosen]
+    if wrapped:
+        return two_columns(rows, widest_name=34) + "\n"
+    width = max(len(name) for name, _ in rows if len(name) <= 40 or len(rows) == 1)
+    return "".join(f"{name:<{width}}  {text}\n" for name, text in rows)
+
+
+def commented_toml(run: "Run") -> str:
+    """The settings of a run as TOML, each after a comment with its meaning and type."""
+    from manyheads.config import describe, dump, to_toml, unset
+
+    settings = {setting.name: setting for setting in describe(run)}
+    lines: list[str] = []
+    table = ""
+    for line in to_toml(dump(run)).splitlines():
+        if header := re.fullmatch(r"\[(.+)\]", line):
+            table = f"{header[1]}."
+        name, equals, _ = line.partition(" = ")
+        name = table.removesuffix(".") if name == "kind" else f"{table}{name}"
+        if equals and name in settings and not line.startswith(" "):
+            lines += _comment(_explained(settings[name]))
+        lines.append(line)
+    if nothing := unset(run):
+        lines += ["", "# Not set (TOML has no null):"]
+    for name, word in nothing.items():
+        lines += [f"# {name}={word}"]
+        lines += [f"#   {line}" for line in textwrap.wrap(_explained(settings[name]), 92)]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> Iterable[str]:
+    return textwrap.wrap(text, 96, initial_indent="# ", subsequent_indent="#   ")
+
+
+def version_text() -> str:
+    """Version, Python, torch, device and the optional extras."""
+    import torch
+
+    from manyheads import __version__
+    from manyheads.run import choose_device
+
+    device = choose_device("auto")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    rows = {
+        "manyheads": __version__,
+        "Python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "device": f"{device.type} ({name})",
+    }
+    complete, missing = _extras()
+    rows["extras"] = ", ".join(complete) or "none"
+    if missing:
+        rows["not installed"] = ", ".join(missing)
+    return "\n".join(f"{title:<13}  {value}" for title, value in rows.items()) + "\n"
+
+
+def _extras() -> tuple[list[str], list[str]]:
+    """The extras of this package for users, with all their requirements here, and the others."""
+    try:
+        about = metadata.distribution("manyheads")
+    except metadata.PackageNotFoundError:  # from a source folder, not installed
+        return [], []
+    packages: dict[str, list[str]] = {}
+    for requirement in about.requires or []:
+        if match := re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", requirement):
+            packages.setdefault(match[2], []).append(match[1])
+    for_users = {extra: names for extra, names in packages.items() if extra not in ("test", "lint")}
+    complete = [extra for extra, names in for_users.items() if all(map(_is_installed, names))]
+    return complete, [extra for extra in for_users if extra not in complete]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,160 @@
+"""The command that scores a run: evaluate."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from manyheads.commands import options
+from manyheads.commands.options import argument, option
+from manyheads.commands.shared import (
+    check_image,
+    is_bfloat16,
+    open_model,
+    print_json,
+    refuse_torchrun,
+    say,
+    write,
+)
+from manyheads.errors import UserError
+
+if TYPE_CHECKING:
+    from manyheads.run import Run
+
+TOKENIZERS = ("auto", "13a", "zh", "ja-mecab", "ko-mecab", "char")
+
+_STRIDE = "Language models: tokens that the window moves [default: its length; music: ½]"
+_TOKENIZE = f"Tokenizer of BLEU: {', '.join(TOKENIZERS)}; auto: by target language"
+
+
+def evaluate(
+    run: options.RunFolder,
+    overrides: Annotated[
+        list[str] | None, argument("KEY=VALUE", "Settings of data.* and decode.*")
+    ] = None,
+    split: options.Split = "test",
+    beam: options.Beam = None,
+    others: options.Ensemble = None,
+    stride: Annotated[int | None, option(_STRIDE, panel="Scores")] = None,
+    tokenize: Annotated[str, option(_TOKENIZE, metavar="NAME", panel="Scores")] = "auto",
+    int8: options.Int8 = False,
+    dtype: options.Dtype = "float32",
+    half: options.Half = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+    plot: Annotated[
+        Path | None, options.plot_option("Image models: save a confusion matrix (.png, .svg, .pdf)")
+    ] = None,
+) -> None:
+    """Score a run on one split of its data, each score with its signature.
+
+    Examples
+      $ manyheads evaluate runs/demo --split compositional
+      $ manyheads evaluate runs/demo --beam 8 --json
+      $ manyheads evaluate runs/lm --stride 32
+      $ manyheads evaluate runs/mine data.folder=newstest
+
+    The scores of the run itself are saved as scores.json. Scores of other data,
+    another search, precision or BLEU tokenizer, and of ensembles, are only printed.
+    """
+    from manyheads.config import override_all
+    from manyheads.run import SETTINGS, save_scores
+    from manyheads.view.figures import confusion
+
+    refuse_torchrun("evaluate")
+    bfloat16 = is_bfloat16(dtype, half)
+    for setting in overrides or []:
+        if not setting.startswith(("data", "decode.")):
+            raise UserError(f"'{setting}' cannot change after training: only data and decode can")
+    loaded = open_model(
+        run, device, threads, say, int8=int8, bfloat16=bfloat16, others=others or ()
+    )
+    trained = loaded.run
+    _refuse_unsupported(trained, beam, plot, int8, tokenize)
+    changed = _with_overrides(trained, overrides or [])
+    if beam is not None:
+        changed = override_all(changed, [f"decode.beam={beam}"])
+    if changed.data is None:
+        raise UserError(f"{run} came without data: add data.folder=... or other data.*")
+    variant = {"computed_in": "int8" if int8 else "bfloat16"} if int8 or bfloat16 else {}
+    variant |= {"written_with": " ".join(map(str, others))} if others else {}
+    variant |= _changes("decoded_with", "decode", trained.decode, changed.decode)
+    if trained.data is not None:
+        variant |= _changes("evaluated_on", "data", trained.data, changed.data)
+    # Another program's folder is left unchanged.
+    saves = not variant and tokenize == "auto" and (run / SETTINGS).is_file()
+    if saves and not os.access(run, os.W_OK):
+        say(f"{run} is read-only: scores are printed, scores.json is not written")
+        saves = False
+    options = {} if tokenize == "auto" else {"tokenize": tokenize}
+    scores = dataclasses.replace(loaded, run=changed).evaluate(
+        changed.data, split, stride, **options
+    )
+    _show_scores(scores | variant, as_json)
+    if "loss" not in scores and changed.task == "translation":
+        reason = "an ensemble" if others else "an exported model"
+        say(f"loss and perplexity are not computed with {'int8' if int8 else reason}")
+    if saves:
+        save_scores(run, scores)
+    if plot is not None:
+        matrix = scores["confusion"]
+        confusion(matrix["counts"], matrix["classes"], f"{run}, {split}", plot)
+        say(f"plot: {plot}")
+
+
+def _with_overrides(run: "Run", overrides: Sequence[str]) -> "Run":
+    """The run on other data or with another search."""
+    from manyheads.config import override_all
+    from manyheads.data.language import TextData
+
+    if run.data is None and overrides:
+        run = dataclasses.replace(run, data=run.spec.data_for(run.model))
+    names = {setting.partition("=")[0] for setting in overrides}
+    for name, other in (("data.folder", "data.file"), ("data.file", "data.folder")):
+        if isinstance(run.data, TextData) and name in names and other not in names:
+            # Another text; the run's file is not looked for in the new folder.
+            run = override_all(run, [f"{other}="])
+    return override_all(run, overrides)
+
+
+def _changes(key: str, section: str, old: object, new: object) -> dict[str, str]:
+    if type(old) is not type(new):
+        return {key: f"{section}={getattr(new, 'kind', '')}"}
+    names = [name for name, value in vars(new).items() if getattr(old, name) != value]
+    text = " ".join(f"{section}.{name}={getattr(new, name)}" for name in names)
+    return {key: text} if text else {}
+
+
+def _refuse_unsupported(
+    run: "Run", beam: int | None, plot: Path | None, int8: bool, tokenize: str
+) -> None:
+    translates = "translate" in run.spec.offers
+    if beam is not None and not translates:
+        raise UserError("--beam works only with translators: leave it out")
+    if int8 and not translates:
+        raise UserError("--int8 works only with models that generate: leave it out")
+    if tokenize not in TOKENIZERS:
+        raise UserError(f"--tokenize {tokenize} must be one of {', '.join(TOKENIZERS)}")
+    if tokenize != "auto" and run.task != "translation":
+        raise UserError("--tokenize works only with translators (BLEU): leave it out")
+    if plot is not None and "label" not in run.spec.offers:
+        raise UserError("--plot works only with image models: leave it out")
+    check_image("--plot", plot)
+
+
+def _show_scores(scores: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(scores)
+        return
+    rows = []
+    for name, value in scores.items():
+        if isinstance(value, float):
+            rows.append((name, f"{value:.4f}"))
+        elif isinstance(value, (str, int)):
+            rows.append((name, str(value)))
+    for layer, rates in enumerate(scores.get("alignment_error_by_head", []), start=1):
+        rows.append((f"AER by head, layer {layer}", "  ".join(f"{rate:.3f}" for rate in rates)))
+    rows += [(f"{name} signature", text) for name, text in scores["signature"].items()]
+    write("".join(f"{name:>21}  {value}\n" for name, value in rows))
