@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from manyheads.data.batching import batches_by_length
-from manyheads.evaluate.scores import spearman
+from manyheads.evaluate.labels import spearman
 from manyheads.loading import load_run
 from manyheads.tasks.encode import BATCH_TOKENS, TextEncoder
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from manyheads.data.labelled import GLUE, LabelledData, class_indices
-from manyheads.evaluate.scores import label_scores
+from manyheads.evaluate.labels import label_scores
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer

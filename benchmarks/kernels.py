@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from manyheads.nn.attention import attend
-from manyheads.nn.exact_attention import Fused
+from manyheads.nn.attend import attend
+from manyheads.nn.attention import Fused
 from manyheads.nn.flex import Flex
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import Buckets, Position, PositionSizes, bias_by_distance

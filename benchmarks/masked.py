@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.data.masking import hide
+from manyheads.data.masking import mask_tokens
 from manyheads.data.mlm import MaskedBatch
 from manyheads.models.bert import Bert
 from manyheads.recipes import read_recipe
@@ -41,13 +41,13 @@ SEED = 1
 def a_batch(rows: int, device: torch.device) -> MaskedBatch:
     random = np.random.default_rng(SEED)
     local = random.integers(SPECIAL, VOCABULARY, (rows, LENGTH))
-    inputs, places = hide(
+    inputs, places = mask_tokens(
         local,
         np.ones_like(local, dtype=bool),
         random,
         rate=RATE,
-        mask_share=0.8,
-        random_share=0.1,
+        mask_fraction=0.8,
+        random_fraction=0.1,
         mask=MASK,
         ordinary=np.arange(SPECIAL, VOCABULARY),
     )
@@ -65,7 +65,7 @@ def at_the_places(model: Bert, batch: MaskedBatch) -> Tensor:
 
 def of_all_logits(model: Bert, batch: MaskedBatch) -> Tensor:
     labels = torch.full_like(batch.tokens.flatten(), -100)
-    labels[batch.places] = batch.wanted
+    labels[batch.positions] = batch.labels
     return F.cross_entropy(model(batch.tokens).flatten(0, 1), labels, ignore_index=-100)
 
 
@@ -130,7 +130,7 @@ def main() -> None:
         "dim": config.dim,
         "vocabulary": VOCABULARY,
         "batch": list(batch.tokens.shape),
-        "masked": len(batch.places),
+        "masked": len(batch.positions),
         "seed": SEED,
         "rounds": given.rounds,
         "first_losses": first,

@@ -19,9 +19,8 @@ from manyheads.models.bert import Bert, BertConfig
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.masks import causal, make_mask
 from manyheads.recipes import read_recipe
-from manyheads.run import Run, save_run
+from manyheads.run import Run, make_trainer, save_run
 from manyheads.summary import BACKWARD, summarize
-from manyheads.training import train
 from table_runs import Asked, Row, fitted, lengths_seen, sizes, training_flops
 
 UNLABELLED = """data.lines=sentences data.short=skip tokens=wordpiece tokens.vocab_size=8000
@@ -65,7 +64,9 @@ def pretrain(requested: Asked, name: str) -> Row:
     settings = _pretraining(requested, name)
     reported: Row = {"table": "pretraining", "system": name, "command": _command(settings)}
     folder = requested.keep / name
-    trainer = train(read_recipe(settings[0], settings[1:]), folder, torch.device(requested.device))
+    trainer = make_trainer(
+        read_recipe(settings[0], settings[1:]), folder, torch.device(requested.device)
+    )
     reported |= fitted(trainer)
     run = load_torch_run(folder).run
     length, seen = run.model.max_length, requested.steps * run.train.batch_tokens
@@ -182,7 +183,7 @@ def classify(requested: Asked, system: str, task: str, seed: int) -> Row:
         run = read_recipe("classify", [f"model={start}", *settings])
         if kind == "gpt":
             run = replace(run, model=CausalConfig(**vars(run.model)))
-        trainer = train(run, folder, torch.device(requested.device))
+        trainer = make_trainer(run, folder, torch.device(requested.device))
         actual = fitted(trainer)
         opened = replace(load_torch_run(folder, requested.device), model=trainer.saved_model.eval())
         data: Any = run.data

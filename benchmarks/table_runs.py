@@ -17,10 +17,10 @@ from manyheads.loading import load_torch_run
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.summary import BACKWARD, summarize
 from manyheads.tasks.translation import evaluate_translation
 from manyheads.train.loop import Trainer
-from manyheads.training import train
 
 Row = dict[str, Any]
 
@@ -119,7 +119,7 @@ def translate(requested: Asked, system: str, seed: int, rate: str = "") -> Row:
     run = read_recipe("translation", settings)
     named = {"table": "bleu", "system": system, "seed": seed}
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = train(run, Path(scratch), torch.device(requested.device))
+        trainer = make_trainer(run, Path(scratch), torch.device(requested.device))
         actual = fitted(trainer)
         if rate:
             return {**named, "table": "rates", "rate": rate, **actual}

@@ -50,7 +50,7 @@ class Stream(LanguageBatch):
     """One that can be moved."""
 
     def to(self, device: torch.device) -> "Stream":
-        moved = (x.to(device, non_blocking=True) for x in (self.tokens, self.wanted))
+        moved = (x.to(device, non_blocking=True) for x in (self.tokens, self.labels))
         return Stream(*moved, self.count)
 
 
@@ -158,7 +158,7 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
 
     def feed(batch: MaskedBatch) -> Feed:
         labels = torch.full((rows * length,), -100)
-        labels[batch.places[: batch.predictions]] = batch.wanted[: batch.predictions]
+        labels[batch.positions[: batch.predictions]] = batch.labels[: batch.predictions]
         inputs = {"input_ids": batch.tokens, "token_type_ids": batch.segments}
         inputs |= {"labels": labels.view(rows, length), "next_sentence_label": batch.other}
         return inputs, rows * length  # type: ignore[return-value]

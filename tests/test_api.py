@@ -20,7 +20,7 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Masked
 from manyheads.run import Run, save_run
-from manyheads.tasks.table import default_task
+from manyheads.tasks.table import TASKS
 from manyheads.tokenizer.train import Bpe, WordPiece
 
 PUBLIC = "attend attention_weights build capture from_huggingface load presets to_huggingface train"
@@ -45,7 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedRun]:
         ("masked", words, BertConfig(**encoder, head=Masked())),
         ("classifier", words, BertConfig(**encoder, head=Classify(labels=("a", "b")))),
     ):
-        run = Run(task=default_task(config), data=None, tokens=None, model=config)
+        run = Run(task=TASKS.default(config), data=None, tokens=None, model=config)
         save_run(run, tokenizer, config.build(), folder / name)
         runs[name] = manyheads.load(folder / name)
     return runs

@@ -610,7 +610,7 @@ def test_tokenize_shows_the_merges(run: Path) -> None:
     assert printed[-1] == f"{len(ids)} tokens: {' '.join(map(str, ids))}"
     values = json.loads(result("tokens", run / "tokenizer.json", "the dog", "--json"))
     assert (values["text"], values["ids"]) == ("the dog", ids)
-    assert values["pieces"] == values["steps"][-1]["pieces"] == tokenizer.pieces(ids)
+    assert values["pieces"] == values["steps"][-1]["pieces"] == tokenizer.subwords(ids)
     assert "".join(values["pieces"]) == "the dog"
 
 

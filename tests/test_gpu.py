@@ -26,9 +26,10 @@ from manyheads.kernels import attention, dispatch, linear_cross_entropy
 from manyheads.kernels.dispatch import first_supported, relative_error, verified
 from manyheads.kernels.sdpa import AttentionCall
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import CrossAttention, SelfAttention, attend
+from manyheads.nn.attend import attend
+from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.feedforward import Plain
+from manyheads.nn.layers import Norm, Plain, Residual
 from manyheads.nn.masks import AttentionMask, SameDocument, both, causal, full, make_mask, window
 from manyheads.nn.positions import (
     Alibi,
@@ -39,14 +40,13 @@ from manyheads.nn.positions import (
     Rotary,
     Sinusoidal,
 )
-from manyheads.nn.residual import Norm, Residual
 from manyheads.optimize import fused as fused_modules
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.tokenizer.train import Bpe
 from manyheads.train import cuda_graphs
 from manyheads.train.loop import Trainer
-from manyheads.train.loss import cross_entropy
-from manyheads.training import train
+from manyheads.train.step import cross_entropy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -300,7 +300,7 @@ def test_a_translator_learns_with_kernels_and_resumes(tmp_path: Path) -> None:
     ]  # fmt: skip
     for steps in (30, 300):
         run = read_recipe("phrasebook", [*settings, f"train.steps={steps}"])
-        trainer = train(run, tmp_path, CUDA)
+        trainer = make_trainer(run, tmp_path, CUDA)
         assert trainer.dtype == BF16
         parts = trainer.model.modules()
         assert any(isinstance(part, fused_modules.FusedResidual) for part in parts)
@@ -316,7 +316,7 @@ def test_pretraining_in_bfloat16_resumes_with_the_same_bits(name: str, tmp_path:
 
     def trainer(out: str) -> Trainer:
         run = read_recipe(case.recipe, [*case.all(texts), *sizes])
-        return train(run, tmp_path / out, CUDA)
+        return make_trainer(run, tmp_path / out, CUDA)
 
     class Killed(Exception):
         pass
@@ -341,7 +341,7 @@ def test_bidirectional_language_models_train(tmp_path: Path) -> None:
     settings = ["model.dim=16", "model.max_length=32", "train.steps=6", "train.batch_tokens=256"]
     settings += ["train.warmup_steps=2"]
     run = read_recipe("elmo-mini", [f"data.folder={texts}", WORDS, *settings])
-    assert train(run, tmp_path / "run", CUDA).run().step == 6
+    assert make_trainer(run, tmp_path / "run", CUDA).run().step == 6
 
 
 def trained_weights(
@@ -349,7 +349,7 @@ def trained_weights(
 ) -> dict[str, Tensor]:
     """After training with CUDA graphs from the second pass of a shape on, or never."""
     monkeypatch.setattr(cuda_graphs, "WARMUP", 1 if graphs else 10**9)
-    trainer = train(run, folder, CUDA)
+    trainer = make_trainer(run, folder, CUDA)
     assert isinstance(trainer.forward_backward, cuda_graphs.CudaGraphs)
     trainer.run()
     assert bool(trainer.forward_backward.graphs) == graphs

@@ -15,9 +15,9 @@ from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
-from manyheads.nn.attention import AttentionFunctionConfig
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense
+from manyheads.nn.layers import EmbeddingConfig
 from manyheads.nn.local import Longformer
 from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer

@@ -24,11 +24,12 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.masks import Globals, Prefix, Window
 from manyheads.recipes import read_recipe, recipes
 from manyheads.run import Run
-from manyheads.tasks.table import TASKS, kinds, rows_of
+from manyheads.tasks.spec import kinds
+from manyheads.tasks.table import TASKS
 
 PACKAGE = Path(manyheads.__file__).parent
 ANY_PARTS = {
@@ -104,7 +105,7 @@ def test_a_number_without_sense_is_refused(name: str) -> None:
     if isinstance(config, Run):
         other -= {f"model={config.model.kind}"}
         objectives = {kind for row in TASKS.values() for kind in kinds(row.objectives)}
-        fitting = {kind for row in rows_of(config.task) for kind in kinds(row.data)}
+        fitting = {kind for row in TASKS.rows(config.task) for kind in kinds(row.data)}
         other |= {f"data={kind}" for kind in DATA - fitting}
         other |= {f"objective={kind}" for kind in objectives if not trains(config, kind)}
     found: dict[tuple[str, ...], list[str]] = {}
@@ -138,7 +139,7 @@ def test_every_part_is_looked_at() -> None:
     """The walk of the test above reaches the alternatives, and the sides of a model."""
     found = {path for _, path in numbers(Run)}
     for path in (
-        *("seed", "data.train_pairs", "data.held_out", "tokens.vocab_size", "train.clip"),
+        *("seed", "data.train_pairs", "data.valid_fraction", "tokens.vocab_size", "train.clip"),
         *(
             "model.attention.block",
             "model.score.rank",
@@ -181,7 +182,7 @@ def test_limits_of_rules_and_lengths() -> None:
             rule(-1)
     assert Decode(max_length_ratio=1e308).limit(1000, 128) == 128
     for fraction in ("0", "1"):  # something must be left on both sides
-        with pytest.raises(UserError, match="held_out"):
+        with pytest.raises(UserError, match="valid_fraction"):
             read_recipe("translation", [f"data.held_out={fraction}"])
 
 

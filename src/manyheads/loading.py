@@ -17,7 +17,7 @@ from torch import nn
 
 from manyheads.config import dump, parse
 from manyheads.decode.beam import Decode, SpecialTokens
-from manyheads.decode.cuda_graphs import GraphCache, supports_cuda_graph
+from manyheads.decode.decoder import GraphCache, supports_cuda_graph
 from manyheads.decode.ensemble import ensemble as ensemble_of
 from manyheads.decode.generate import BaseGenerator, Generator, as_text, ignore
 from manyheads.decode.linears import to_int8
@@ -27,12 +27,17 @@ from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange import DECODER, ENCODER
 from manyheads.exchange.ctranslate2 import WEIGHTS as CTRANSLATE2
-from manyheads.exchange.folder import decode_of, in_frame, not_done, special_of
+from manyheads.exchange.folder import (
+    decode_from_hf,
+    frame_for_model,
+    special_token_ids,
+    unsupported_generation,
+)
 from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, is_huggingface
 from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
-from manyheads.models.vit import ReadsImages, Vit, VitConfig
+from manyheads.models.vit import ImageClassifier, Vit, VitConfig
 from manyheads.optimize import optimize
 from manyheads.presets import ModelConfig
 from manyheads.run import (
@@ -45,9 +50,9 @@ from manyheads.run import (
     read_run,
     read_tokenizer,
 )
-from manyheads.tasks.encode import Answer, Guess, Pool, TextEncoder, segments_of
+from manyheads.tasks.encode import Guess, HeadOutput, Pool, TextEncoder, segments_of
 from manyheads.tasks.spec import Ability, LoadedModel
-from manyheads.tasks.table import default_task, find_task
+from manyheads.tasks.table import TASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train import checkpoint
 
@@ -115,7 +120,7 @@ class LoadedRun(LoadedModel):
         """
         return self.encoder().embed(_check_texts(texts), pool)
 
-    def classify(self, texts: Sequence[str]) -> list[list[Answer]]:
+    def classify(self, texts: Sequence[str]) -> list[list[HeadOutput]]:
         """The label and the probabilities of all labels for each text; a tagger has one per token.
 
         A tab separates the two texts of a pair.
@@ -146,7 +151,7 @@ class LoadedRun(LoadedModel):
         self.require("encode")
         return self._encoder()
 
-    def labeller(self) -> ReadsImages:
+    def labeller(self) -> ImageClassifier:
         """Classifies pictures."""
         self.require("label")
         if getattr(self.run.model, "head", None) is None:
@@ -157,7 +162,7 @@ class LoadedRun(LoadedModel):
 
     def evaluate(self, data: Data, split: str, stride: int | None = None, **options: Any) -> Scores:
         """The scores of the task on a split, each with its signature."""
-        spec = find_task(self.run.task, data, self.run.objective)
+        spec = TASKS.find(self.run.task, data, self.run.objective)
         refuse_unscored(self.run, str(self.folder))
         assert spec.evaluate is not None
         if stride is None:
@@ -191,7 +196,7 @@ class LoadedRun(LoadedModel):
     def _encoder(self) -> TextEncoder:
         raise self._exported("gives no vectors or labels")
 
-    def _labeller(self) -> ReadsImages:
+    def _labeller(self) -> ImageClassifier:
         raise self._exported("labels nothing")
 
     def _exported(self, problem: str) -> UserError:
@@ -222,7 +227,7 @@ class LoadedRun(LoadedModel):
             empty = None
         return TextEncoder(
             model,
-            in_frame(self.tokenizer, self.run.decode, config),
+            frame_for_model(self.tokenizer, self.run.decode, config),
             max_length=config.max_length,
             segments=segments_of(config),
             empty=empty,
@@ -291,7 +296,7 @@ class TorchRun(LoadedRun):
     def _encoder(self) -> TextEncoder:
         return self._text_encoder(self.model)
 
-    def _labeller(self) -> ReadsImages:
+    def _labeller(self) -> ImageClassifier:
         return cast(Vit, self.model)
 
 
@@ -316,7 +321,7 @@ class OnnxRun(LoadedRun):
             return super()._encoder()
         return self._text_encoder(OnnxEncoder(self.folder))
 
-    def _labeller(self) -> ReadsImages:
+    def _labeller(self) -> ImageClassifier:
         from manyheads.exchange.onnx import OnnxVit
 
         return OnnxVit(self.folder, cast(VitConfig, self.run.model))
@@ -401,7 +406,7 @@ def _load_huggingface(
         run = dataclasses.replace(read_run(folder), model=config)
     else:
         run = run_of(imported)
-        for note in not_done(imported):
+        for note in unsupported_generation(imported):
             warn(note)
     chosen = choose_device(str(device))
     model = cast(Model, imported.model)
@@ -464,7 +469,7 @@ def load(run: str | Path, device: str = "cpu") -> LoadedRun:
     if isinstance(loaded, TorchRun):
         model: Any = loaded.model  # `to_huggingface` reads these
         model.tokenizer, model.run = loaded.own_tokenizer, loaded.run
-        model.special = special_of(loaded.own_tokenizer, loaded.run.decode, model)
+        model.special = special_token_ids(loaded.own_tokenizer, loaded.run.decode, model)
     return loaded
 
 
@@ -472,13 +477,17 @@ def run_of(imported: ImportedModel) -> Run:
     """The settings of a run for an imported model, which decodes as it did elsewhere."""
     config: Any = imported.model.config
     return Run(
-        task=default_task(config), data=None, tokens=None, model=config, decode=decode_of(imported)
+        task=TASKS.default(config),
+        data=None,
+        tokens=None,
+        model=config,
+        decode=decode_from_hf(imported),
     )
 
 
-def notes_of(imported: ImportedModel) -> list[str]:
+def import_notes(imported: ImportedModel) -> list[str]:
     """Remarks for the user on an imported model."""
-    notes = not_done(imported)
+    notes = unsupported_generation(imported)
     if imported.tokenizer is None and run_of(imported).spec.reads_text:
         notes.append(f"the folder has no {TOKENIZER}: put one next to the weights to use texts")
     return notes

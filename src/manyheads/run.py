@@ -27,14 +27,14 @@ from manyheads.data.summaries import SummaryData
 from manyheads.data.translation import FilesData, PhrasebookData
 from manyheads.decode.beam import Decode
 from manyheads.errors import DataError, UserError
-from manyheads.exchange.folder import in_frame
+from manyheads.exchange.folder import frame_for_model
 from manyheads.fileio import PARTIAL, check_sound, drop_partials, with_sums, write_text
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.attention import Dense
 from manyheads.nn.local import LocalAttention
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
-from manyheads.tasks.spec import RunSettings, TaskSpec
-from manyheads.tasks.table import TASKS, find_task, kinds, rows_of
+from manyheads.tasks.spec import RunSettings, TaskSpec, kinds
+from manyheads.tasks.table import TASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Tokens
 from manyheads.train import checkpoint
@@ -79,10 +79,10 @@ class Run(RunSettings):
     @property
     def spec(self) -> TaskSpec:
         """The row of the task table for this run."""
-        return find_task(self.task, self.data, self.objective)
+        return TASKS.find(self.task, self.data, self.objective)
 
     def __post_init__(self) -> None:
-        rows = rows_of(self.task)
+        rows = TASKS.rows(self.task)
         self._check_part("data", self.data, [kind for row in rows for kind in row.data])
         objectives = [kind for row in rows for kind in row.objectives]
         self._check_part("objective", self.objective, objectives)
@@ -139,7 +139,7 @@ def _default_model(table: dict[str, Any]) -> str:
     objective = table.get("objective")
     word = objective.get("kind") if isinstance(objective, dict) else objective
     rows = [row for row in TASKS.values() if word in kinds(row.objectives)]
-    rows = rows or rows_of(table.get("task", "translation"))
+    rows = rows or TASKS.rows(table.get("task", "translation"))
     return kinds(rows[0].models)[0]
 
 
@@ -419,7 +419,7 @@ def _start_tokenizer(run: Run) -> Tokenizer:
     tokenizer = start.tokenizer
     if starts_from_encoder_decoder(run.model, start.run.model):
         # An encoder keeps the special tokens around a text that it was trained with.
-        tokenizer = in_frame(tokenizer, start.run.decode, start.run.model)
+        tokenizer = frame_for_model(tokenizer, start.run.decode, start.run.model)
     try:
         return _fit_tokenizer(tokenizer, run)
     except UserError as error:

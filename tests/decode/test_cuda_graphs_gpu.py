@@ -12,7 +12,7 @@ from test_generate import LIMIT, PROMPTS, schemes, toy_gpt
 from toys import END, same, toy_model, toy_tokenizer
 
 from manyheads.decode.beam import Decode, SpecialTokens
-from manyheads.decode.cuda_graphs import GraphCache
+from manyheads.decode.decoder import GraphCache
 from manyheads.decode.generate import Generator
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import Translator

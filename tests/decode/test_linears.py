@@ -22,8 +22,7 @@ from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.embedding import HeadConfig
-from manyheads.nn.feedforward import ACTIVATIONS, Plain
+from manyheads.nn.layers import ACTIVATIONS, HeadConfig, Plain
 
 SIZES: Any = {"vocab_size": 50, "dim": 32, "layers": 2, "heads": 4, "dropout": 0.0}
 GPT = GptConfig(**SIZES)

@@ -19,11 +19,11 @@ from manyheads.evaluate.scores import Scores, loss_scores
 from manyheads.loading import load_run
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.tasks.spec import BaseTask, LoadedModel, TaskSpec, total_nll
 from manyheads.tasks.table import TASKS
 from manyheads.tasks.translation import translation_loss
-from manyheads.train.loss import Loss
-from manyheads.training import train
+from manyheads.train.step import Loss
 
 # ----------------------------------------------------------------------- tasks/reversal.py
 
@@ -125,7 +125,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_new_task_trains_and_is_scored(recipe: str, tmp_path: Path) -> None:
     run, folder = read_recipe(recipe), tmp_path / "run"
-    trainer = train(run, folder, torch.device("cpu"))
+    trainer = make_trainer(run, folder, torch.device("cpu"))
     before = trainer.task.validate(trainer.model)["loss"]
     trainer.run()
     loaded: Any = load_run(folder)

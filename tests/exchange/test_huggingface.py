@@ -35,17 +35,14 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify
 from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
 from manyheads.models.vit import VitConfig
-from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.embedding import EmbeddingConfig, HeadConfig
-from manyheads.nn.exact_attention import Dense
-from manyheads.nn.feedforward import Gated, Plain
+from manyheads.nn.layers import EmbeddingConfig, Gated, HeadConfig, Norm, Plain
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
 from manyheads.nn.performer import Performer
-from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw, Sinusoidal
-from manyheads.nn.relative import Relative
-from manyheads.nn.residual import Norm
+from manyheads.nn.positions import Alibi, Buckets, Learned, Relative, Rotary, Shaw, Sinusoidal
 from manyheads.nn.scores import Additive, Bilinear, Dot
 from manyheads.nn.tiled import Tiled
 from manyheads.presets import preset

@@ -15,9 +15,8 @@ import torch
 from tests.checks import unchecked
 from torch import Tensor, nn
 
-from manyheads.decode.beam import BeamSearch, Decode, DecoderSession
-from manyheads.decode.constraints import LogitsConstraints
-from manyheads.decode.session import GptSession, Seq2SeqSession
+from manyheads.decode.beam import BeamSearch, Decode, DecoderSession, LogitsConstraints
+from manyheads.decode.decoder import GptSession, Seq2SeqSession
 from manyheads.errors import DataError, UserError
 from manyheads.exchange import onnx as exchange
 from manyheads.exchange.onnx import Graph, OnnxEncoder, OnnxGpt, OnnxSeq2Seq, write_onnx
@@ -26,22 +25,19 @@ from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Detect, Masked, Pooler, Tag
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import VitConfig
-from manyheads.nn.attention import SelfAttention
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.exact_attention import Dense, Fused
-from manyheads.nn.feedforward import Gated, Plain
+from manyheads.nn.attention import Dense, Fused, SelfAttention
+from manyheads.nn.layers import EmbeddingConfig, Gated, Norm, Plain
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
     Learned,
     NoPosition,
     Position,
+    Relative,
     Rotary,
     Shaw,
     Sinusoidal,
 )
-from manyheads.nn.relative import Relative
-from manyheads.nn.residual import Norm
 from manyheads.nn.scores import Additive, Bilinear, Dot, ReducedRank, ScaledDot
 from manyheads.nn.tiled import Tiled
 

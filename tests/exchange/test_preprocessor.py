@@ -17,7 +17,7 @@ from manyheads.exchange.folder import write_huggingface
 from manyheads.exchange.huggingface import import_model
 from manyheads.models.heads import Classify
 from manyheads.models.vit import Vit, VitConfig
-from manyheads.tasks.images import class_chances, from_pixels, seen
+from manyheads.tasks.images import class_probabilities, from_pixels, normalize
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
@@ -29,7 +29,7 @@ TINY = VitConfig(
     image_size=12,
     patch_size=4,
     pixel_mean=MEAN,
-    pixel_deviation=DEVIATION,
+    pixel_std=DEVIATION,
     head=Classify(labels=("cat", "dog", "cow")),
 )
 
@@ -58,13 +58,13 @@ def test_their_processor_gives_the_input_of_our_model(
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     theirs = processor(image.open(picture), return_tensors="pt")["pixel_values"]
     pixels = read_image(picture, 12, 3)[None]
-    ours = seen(from_pixels(pixels, torch.device("cpu")), model.config)
+    ours = normalize(from_pixels(pixels, torch.device("cpu")), model.config)
     assert theirs.shape == ours.shape
     assert float((theirs - ours).abs().max()) <= 1.01 / 255 / min(DEVIATION)
     answer = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         chances = answer(theirs).logits.softmax(-1)[0].tolist()
-    assert chances == pytest.approx([*class_chances(model, pixels)[0].values()], abs=0.01)
+    assert chances == pytest.approx([*class_probabilities(model, pixels)[0].values()], abs=0.01)
 
 
 def test_pixel_statistics_are_imported_again(model: Vit, tmp_path: Path) -> None:
@@ -72,13 +72,13 @@ def test_pixel_statistics_are_imported_again(model: Vit, tmp_path: Path) -> None
     config = import_model(tmp_path).model.config
     assert isinstance(config, VitConfig)
     assert config.pixel_mean == pytest.approx(MEAN)
-    assert config.pixel_deviation == pytest.approx(DEVIATION)
+    assert config.pixel_std == pytest.approx(DEVIATION)
     (tmp_path / PREPROCESSOR).unlink()
-    assert import_model(tmp_path).model.config == replace(config, pixel_mean=(), pixel_deviation=())
+    assert import_model(tmp_path).model.config == replace(config, pixel_mean=(), pixel_std=())
 
 
 def test_unknown_pixel_statistics_are_not_written(model: Vit, tmp_path: Path) -> None:
-    model.config = replace(model.config, pixel_mean=(), pixel_deviation=())
+    model.config = replace(model.config, pixel_mean=(), pixel_std=())
     write_huggingface(model, None, Decode(), tmp_path)
     assert not (tmp_path / PREPROCESSOR).exists()
 
@@ -106,7 +106,7 @@ def test_every_form_is_read_as_theirs(table: dict[str, Any]) -> None:
         pixels, return_tensors="pt", input_data_format="channels_first"
     )["pixel_values"]
     spread = read_pixel_statistics(table, 3)
-    mean, deviation = (torch.tensor(spread[n]) for n in ("pixel_mean", "pixel_deviation"))
+    mean, deviation = (torch.tensor(spread[n]) for n in ("pixel_mean", "pixel_std"))
     ours = (torch.from_numpy(pixels) / 255 - mean[:, None, None]) / deviation[:, None, None]
     torch.testing.assert_close(ours, theirs[0].float(), atol=1e-5, rtol=1e-5)
 

@@ -16,7 +16,7 @@ from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe
 from manyheads.run import make_trainer
 from manyheads.train import checkpoint
-from manyheads.view.figures import measured
+from manyheads.view.figures import metric_curves
 from manyheads.web.runs import all_records, summary
 
 TEXT = "red dog, blue tree"
@@ -90,7 +90,7 @@ def judged(
         with contextlib.redirect_stderr(io.StringIO()):
             after = as_it_was(recipe, folder, room)
             list(all_records(folder / "metrics.jsonl"))
-            measured(folder)
+            metric_curves(folder)
         assert "error" not in summary(folder.name, folder), where
     except UserError as mistake:
         line = str(mistake)

@@ -19,7 +19,7 @@ from manyheads.recipes import read_recipe
 from manyheads.run import read_run
 from manyheads.train import checkpoint
 from manyheads.train.step import ONE_PROCESS
-from manyheads.view.figures import measured
+from manyheads.view.figures import metric_curves
 from manyheads.web.runs import read_metrics
 
 
@@ -191,7 +191,7 @@ def test_a_broken_line_of_metrics_stops_nothing(recipe: Path, hurt: Path) -> Non
     assert read_metrics(path)["broken"] == 3
     assert len(read_metrics(path)["records"]) == len(lines) - 2
     said: list[str] = []
-    assert len(measured(hurt, said.append)["train", "loss"]) == 3
+    assert len(metric_curves(hurt, said.append)["train", "loss"]) == 3
     assert said == [f"{path}: lines that could not be read, and are left out: 3"]
     code, _, printed = again(recipe, hurt)
     assert code == 0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from manyheads import ops
 from manyheads.kernels import dispatch
 from manyheads.kernels.dispatch import Implementation, first_supported, has_hooks, passes, verified
-from manyheads.nn.feedforward import FeedForward
+from manyheads.nn.layers import FeedForward
 from manyheads.optimize import optimize
 
 EXPECTED = torch.tensor([3.0, 4.0], dtype=torch.float64)

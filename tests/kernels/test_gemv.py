@@ -11,8 +11,7 @@ from manyheads.kernels import gemv as kernels
 from manyheads.kernels.dispatch import ACTIVATION_KINDS
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.feedforward import ACTIVATIONS, Gated, Plain
-from manyheads.nn.residual import Norm, Residual
+from manyheads.nn.layers import ACTIVATIONS, Gated, Norm, Plain, Residual
 from manyheads.optimize.gemv import FusedResidualAdd, GemvLinear, with_gemv
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's sigmoid

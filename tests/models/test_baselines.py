@@ -29,7 +29,7 @@ from manyheads.evaluate.alignment import alignment_error
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture, has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
-from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.scores import Additive, Bilinear, Dot
 from manyheads.nn.tiled import Tiled
@@ -38,7 +38,7 @@ from manyheads.presets import ModelConfig
 from manyheads.recipes import read_recipe
 from manyheads.run import model_digest
 from manyheads.summary import summarize
-from manyheads.view.maps import maps_of
+from manyheads.view.maps import attention_maps
 
 CONFIGS: dict[str, Any] = {
     config.kind: config for config in (ConvS2SConfig, ByteNetConfig, GnmtConfig, RnnConfig)
@@ -392,7 +392,7 @@ def test_a_run_is_used_like_any_other(run: Path) -> None:
     single = opened.encoder().embed(texts[:1])
     torch.testing.assert_close(torch.tensor(vectors[:1]), torch.tensor(single))
     if has_cross_attention(model):
-        drawn = maps_of(opened, "red dog", "dog red")["decoder.cross"]
+        drawn = attention_maps(opened, "red dog", "dog red")["decoder.cross"]
         assert drawn.weights.shape[2:] == (len(drawn.rows), len(drawn.columns))
         spans = ((0, 3), (4, 7))
         pair = Pair("red dog", "dog red", spans, spans, frozenset({(0, 1), (1, 0)}))
@@ -401,7 +401,7 @@ def test_a_run_is_used_like_any_other(run: Path) -> None:
         assert 0 <= error.best <= 1
     else:
         with pytest.raises(UserError, match="a model with attention"):
-            maps_of(opened, "red dog")
+            attention_maps(opened, "red dog")
 
 
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])

@@ -10,18 +10,19 @@ from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vit import Vit, resize_weights
-from manyheads.nn.attention import AttentionFunctionConfig
-from manyheads.nn.exact_attention import Dense, Fused
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
     Learned,
     NoPosition,
+    PositionConfig,
+    Relative,
     Rotary,
     Shaw,
     Sinusoidal,
 )
-from manyheads.nn.relative import PositionConfig, Relative
 from manyheads.nn.tiled import Tiled
 
 VOCAB = 17

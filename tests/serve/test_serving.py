@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from tests.web.small_pages import SENTENCE, make_runs
 
 from manyheads.data.translation import FilesData
-from manyheads.decode.lines import translate_whole
+from manyheads.decode.translate import translate_whole
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of

@@ -159,7 +159,7 @@ def test_log_probabilities_are_those_of_the_model(client: TestClient, work: Comp
     prompt = list(work.encode(PROMPTS[1]))
     sample = Sample(temperature=1.0, seed=2)
     ids = prompt + work.generator.sample([prompt], 16, sample)[0]
-    assert logprobs["tokens"] == work.generator.tokenizer.pieces(ids)
+    assert logprobs["tokens"] == work.generator.tokenizer.subwords(ids)
     with torch.no_grad():
         logs = work.generator.model(torch.tensor([ids]))[0].log_softmax(-1)
     expected = [float(logs[at - 1, token]) for at, token in enumerate(ids)][1:]

@@ -26,7 +26,7 @@ def examples(task: DenoisingTask, steps: int = 5) -> Iterator[Example]:
         [batch] = task.batches(step)
         for row, start in enumerate(task.rows(step).tolist()):
             source = batch.source[row][batch.source_real[row]].tolist()[:-1]
-            target = batch.wanted[row][batch.real[row]].tolist()[:-1]
+            target = batch.labels[row][batch.loss_mask[row]].tolist()[:-1]
             window = task.text.flat[start : start + task.data.length].tolist()
             yield source, target, window, start
 

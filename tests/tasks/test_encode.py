@@ -185,7 +185,7 @@ def test_words_for_masks_are_those_of_transformers(family: str, load: Load) -> N
         best = logits.softmax(-1).topk(3)
         for words, tokens, values in zip(guesses, best.indices, best.values, strict=True):
             assert [word.probability for word in words] == pytest.approx(values.tolist(), abs=1e-5)
-            assert [word.word for word in words] == ours.tokenizer.pieces(tokens.tolist())
+            assert [word.word for word in words] == ours.tokenizer.subwords(tokens.tolist())
 
 
 def test_a_mask_may_be_spelled_as_in_the_tokenizer(load: Load, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_tagger_labels_the_tokens_of_the_text(family: str, name: str, load: Lo
         pairs = zip(inputs["input_ids"][0].tolist(), best, strict=True)
         tokens = [(token, LABELS[label]) for token, label in pairs if token not in special]
         assert [prediction.label for prediction in predictions] == [label for _, label in tokens]
-        subwords = ours.tokenizer.pieces([token for token, _ in tokens])
+        subwords = ours.tokenizer.subwords([token for token, _ in tokens])
         assert [p.piece for p in predictions] == [subword.strip() for subword in subwords]
     assert ours.classify([""]) == [[]]
 

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.models.tiny import resized
 from tests.tasks.small_texts import CPU, QUARTERS, SIZES, STEPS, recipe_trainer, write_pictures
 from tests.test_cli import call, mistake, result
 from tests.train.small_runs import assert_same_bits
 
 from manyheads.commands.encode import classify_pictures
-from manyheads.data.images import ImageData, Pictures
+from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import UserError
 from manyheads.lab.compare import table_of
 from manyheads.loading import load_torch_run
 from manyheads.models.heads import Classify
-from manyheads.models.vit import Vit, VitConfig, resized
+from manyheads.models.vit import Vit, VitConfig
 from manyheads.run import Run, read_run
 from manyheads.tasks.images import (
     ImageTask,
@@ -51,10 +52,10 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def make_images(count: int = 12, channels: int = 2, classes: int = 3) -> Pictures:
+def make_images(count: int = 12, channels: int = 2, classes: int = 3) -> ImageSet:
     random = np.random.default_rng(1)
     pixels = random.integers(0, 256, (count, channels, 8, 8), dtype=np.uint8)
-    return Pictures(pixels, np.arange(count) % classes, [f"c{n}" for n in range(classes)])
+    return ImageSet(pixels, np.arange(count) % classes, [f"c{n}" for n in range(classes)])
 
 
 def tiny(classes: int = 3, channels: int = 2, **changes: Any) -> VitConfig:
@@ -63,7 +64,7 @@ def tiny(classes: int = 3, channels: int = 2, **changes: Any) -> VitConfig:
     return VitConfig(**{**sizes, "channels": channels, "head": head, "dropout": 0.0, **changes})
 
 
-def make_task(seed: int = 1, part: Pictures | None = None, **train: Any) -> ImageTask:
+def make_task(seed: int = 1, part: ImageSet | None = None, **train: Any) -> ImageTask:
     data = ImageData()
     data = replace(data, augment=replace(data.augment, crop_padding=2, flip=0.5))
     data = replace(data, mixing=replace(data.mixing, mixup=0.3, chance=0.5))
@@ -108,9 +109,9 @@ def test_normalized_pixels_have_mean_zero_and_deviation_one() -> None:
     assert means == pytest.approx([0, 0, 0], abs=1e-4)
     assert deviations == pytest.approx([1, 1, 0], abs=1e-4)
     assert model.head == Classify(labels=("c0", "c1", "c2"))
-    preset = replace(model, pixel_mean=(0.5,) * 3, pixel_deviation=(0.25,) * 3, head=Classify())
+    preset = replace(model, pixel_mean=(0.5,) * 3, pixel_std=(0.25,) * 3, head=Classify())
     assert fit_config(preset, part).pixel_mean == (0.5,) * 3  # kept
-    assert pixel_statistics(part.pixels) == (model.pixel_mean, model.pixel_deviation)
+    assert pixel_statistics(part.pixels) == (model.pixel_mean, model.pixel_std)
 
 
 def test_scores_by_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +135,7 @@ def test_scores_by_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_classes_are_matched_by_name() -> None:
-    part = Pictures(make_images(4).pixels, np.array([0, 1, 1, 0]), ["c2", "c0"])
+    part = ImageSet(make_images(4).pixels, np.array([0, 1, 1, 0]), ["c2", "c0"])
     assert class_indices(part, ("c0", "c1", "c2")).tolist() == [2, 0, 0, 2]
     with pytest.raises(UserError, match="no class 'c2'"):
         class_indices(part, ("c0", "c1"))
@@ -143,7 +144,7 @@ def test_classes_are_matched_by_name() -> None:
 def test_a_run_keeps_what_its_data_decided(trained: Path) -> None:
     model: Any = read_run(trained).model
     assert model.head.labels == QUARTERS
-    assert len(model.pixel_mean) == len(model.pixel_deviation) == 1
+    assert len(model.pixel_mean) == len(model.pixel_std) == 1
     assert not (trained / "tokenizer.json").exists()
 
 

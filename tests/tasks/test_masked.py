@@ -15,7 +15,7 @@ from manyheads.data.mlm import MaskedBatch
 from manyheads.models.bert import Bert, BertConfig, NextSentence
 from manyheads.models.electra import Electra
 from manyheads.models.heads import Detect, Masked, Pooler
-from manyheads.nn.embedding import EmbeddingConfig
+from manyheads.nn.layers import EmbeddingConfig
 from manyheads.tasks import masked
 from manyheads.tasks.masked import MaskedTask, masked_loss, masked_pass, replaced_pass
 
@@ -51,13 +51,13 @@ def test_the_loss_at_the_positions_is_that_of_all_logits(shape: str, smoothing: 
     model: Bert = tiny(BertConfig, **SHAPES[shape]).build().double()
     batch = make_batch(padded=True)
     labels = torch.full_like(batch.tokens.flatten(), -100)
-    labels[batch.places] = batch.wanted
+    labels[batch.positions] = batch.labels
     logits = model(batch.tokens, batch.real, batch.segments).flatten(0, 1)
     expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
     for some in (batch, batch.padded(16)):
         hidden = model.hidden(batch.tokens, batch.real, batch.segments)
         loss = masked_loss(model, hidden, some, smoothing)
-        assert loss.count == len(batch.places)
+        assert loss.count == len(batch.positions)
         torch.testing.assert_close(loss.objective, expected, rtol=0, atol=1e-12)
         ours = gradients(loss.objective, model)
         theirs = torch.autograd.grad(
@@ -73,7 +73,7 @@ def test_only_masked_positions_enter_the_output_layer() -> None:
     model.head.project.register_forward_hook(lambda module, given, out: inputs.append(given[0]))  # type: ignore[union-attr]
     hidden = model.hidden(batch.tokens)
     masked_loss(model, hidden, batch)
-    assert torch.equal(inputs[0], hidden.flatten(0, 1)[batch.places])
+    assert torch.equal(inputs[0], hidden.flatten(0, 1)[batch.positions])
 
 
 def test_a_pair_has_two_terms() -> None:
@@ -83,7 +83,7 @@ def test_a_pair_has_two_terms() -> None:
     batch = make_batch(padded=True)
     result = masked_pass(model, batch)
     counts = {name: loss.count for name, loss in result.losses.items()}
-    assert counts == {"masked": len(batch.places), "next_sentence": 3}
+    assert counts == {"masked": len(batch.positions), "next_sentence": 3}
     hidden = model.hidden(batch.tokens, batch.real, batch.segments)
     logits = model.next_sentence_logits(hidden, batch.real)
     assert batch.other is not None
@@ -107,18 +107,18 @@ def test_a_token_is_replaced_if_the_sample_differs(
 ) -> None:
     model, batch = electra().double(), make_batch(padded=padded)
     # Every second sample is the original token, which does not count as replaced.
-    is_original = torch.arange(len(batch.wanted)) % 2 == 0
-    samples = torch.where(is_original, batch.wanted, (batch.wanted + 1) % VOCAB)
+    is_original = torch.arange(len(batch.labels)) % 2 == 0
+    samples = torch.where(is_original, batch.labels, (batch.labels + 1) % VOCAB)
     monkeypatch.setattr(torch, "multinomial", lambda chances, count: samples[:, None])
     seen: list[Tensor] = []
     model.model.register_forward_hook(lambda module, inputs, out: seen.extend([inputs[0], out]))
     result = replaced_pass(model, batch, weight=50.0)
     tokens, logits = seen
     expected = batch.tokens.flatten().clone()
-    expected[batch.places] = samples
+    expected[batch.positions] = samples
     assert torch.equal(tokens.flatten(), expected)
     is_replaced = torch.zeros(tokens.numel())
-    is_replaced[batch.places[1::2]] = 1.0
+    is_replaced[batch.positions[1::2]] = 1.0
     mask = torch.ones_like(tokens, dtype=torch.bool) if batch.real is None else batch.real
     outputs, targets = logits.float()[mask], is_replaced.view_as(tokens)[mask]
     loss = result.losses["replaced"]
@@ -127,7 +127,7 @@ def test_a_token_is_replaced_if_the_sample_differs(
     assert (loss.count, loss.weight) == (int(mask.sum()), 50.0)
     assert int(result.correct["replaced"]) == int(((outputs > 0) == (targets > 0)).sum())
     generator = result.losses["masked"]
-    assert (generator.count, generator.weight) == (len(batch.places), 1.0)
+    assert (generator.count, generator.weight) == (len(batch.positions), 1.0)
 
 
 def test_the_detector_trains_only_shared_tables_of_the_generator() -> None:
@@ -174,7 +174,7 @@ def test_validation_counts_all_rows_and_does_not_depend_on_the_seed(
     torch.manual_seed(1)
     first = found.task.validate(found.model)
     assert len(passes) > 1
-    assert passes[0][0].places.tolist() != passes[1][0].places.tolist()
+    assert passes[0][0].positions.tolist() != passes[1][0].positions.tolist()
     [term] = passes[0][1].correct
     correct = sum(int(result.correct[term]) for _, result in passes)
     count = sum(result.losses[term].count for _, result in passes)

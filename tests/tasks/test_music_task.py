@@ -20,7 +20,7 @@ from tests.train.small_runs import assert_same_bits, records
 from tests.view.test_figures import png
 
 import manyheads.loading
-from manyheads.data.events import VOICES, ChoraleGrid, events_of
+from manyheads.data.events import VOICES, ChoraleGrid, encode_events
 from manyheads.data.midi import read_midi, write_midi
 from manyheads.data.music import MusicData
 from manyheads.decode.compose import compose, prompt_of
@@ -186,7 +186,7 @@ def test_a_run_writes_music_that_reads_back(trained: dict[str, Path], tmp_path: 
     notes = read_midi(out)
     assert notes
     write_midi([notes], again)
-    assert events_of(read_midi(again)) == events_of(notes)
+    assert encode_events(read_midi(again)) == encode_events(notes)
 
 
 def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path
         *("--max-new-tokens", 60, "--temperature", 2),
     )
     assert code == 0, said
-    assert "it goes on after the last" in said  # of 16 tokens
+    assert "the model continues the last" in said  # of 16 tokens
     begun = scale_up(2)
     found = read_midi(out)
     assert found[: len(begun)] == begun

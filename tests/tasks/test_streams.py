@@ -13,7 +13,7 @@ from manyheads.data.language import Document, EncodedText, Texts
 from manyheads.data.masking import Causal
 from manyheads.errors import DataError, UserError
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.nn.relative import Relative
+from manyheads.nn.positions import Relative
 from manyheads.tasks.language import LanguageBatch, SlidingWindows, language_loss, stream_nll
 from manyheads.tokenizer.train import Words
 

@@ -10,11 +10,11 @@ from tests.train.small_runs import assert_same_bits, hurt
 from manyheads.data.translation import Corpus, EncodedPairs, PhrasebookData
 from manyheads.errors import UserError
 from manyheads.recipes import read_recipe
+from manyheads.run import make_trainer
 from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Bpe, WordPiece
 from manyheads.train.loop import Trainer
-from manyheads.training import train
 
 TEXTS = ["the dogs were sleeping", " Ünïcode 漢字 🙂\t x", "", "the the the the", "1234567 ... ---"]
 
@@ -73,7 +73,7 @@ def test_only_bpe_has_merges_to_drop(corpus: Corpus) -> None:
 
 def test_copies_follow_the_original_pairs(bpe: Tokenizer, corpus: Corpus) -> None:
     plain, more = (EncodedPairs(corpus, bpe, 64) for _ in range(2))
-    more.cut_anew(corpus, BpeDropout(bpe, 0.3, seed=1), 2, max_length=64)
+    more.add_bpe_dropout(corpus, BpeDropout(bpe, 0.3, seed=1), 2, max_length=64)
     count = len(corpus.sources)
     for side, others in ((plain.sources, more.sources), (plain.targets, more.targets)):
         rows, all_rows = side.rows(), others.rows()
@@ -86,7 +86,7 @@ def test_copies_follow_the_original_pairs(bpe: Tokenizer, corpus: Corpus) -> Non
     assert more.numbers == plain.numbers * 3
     longest = int(plain.lengths.max())
     tight = EncodedPairs(corpus, bpe, longest)
-    tight.cut_anew(corpus, BpeDropout(bpe, 0.9, seed=1), 1, max_length=longest)
+    tight.add_bpe_dropout(corpus, BpeDropout(bpe, 0.9, seed=1), 1, max_length=longest)
     assert int(tight.lengths.max()) == longest  # a longer copy is the original
     assert tight.sources.rows()[count:] != plain.sources.rows()
 
@@ -98,7 +98,7 @@ def test_a_run_trains_on_all_copies_and_resumes(tmp_path: Path) -> None:
 
     def trainer(folder: str, *more: str) -> Trainer:
         run = read_recipe("phrasebook", [*settings, "train.steps=8", "train.save_every=4", *more])
-        return train(run, tmp_path / folder, torch.device("cpu"))
+        return make_trainer(run, tmp_path / folder, torch.device("cpu"))
 
     one, broken, other = trainer("one"), trainer("broken"), trainer("other", "seed=2")
     tasks: Any = one.task, broken.task, other.task

@@ -20,19 +20,15 @@ from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.heads import Classify, Detect
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.nn.attention import SelfAttention
+from manyheads.nn.attention import Dense, SelfAttention, dense_weights
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.embedding import EmbeddingConfig
-from manyheads.nn.exact_attention import Dense, dense_weights
 from manyheads.nn.experts import Experts
-from manyheads.nn.feedforward import Gated
+from manyheads.nn.layers import EmbeddingConfig, Gated, Norm
 from manyheads.nn.linformer import Linformer
-from manyheads.nn.positions import Alibi, Buckets, Learned, Rotary, Shaw
-from manyheads.nn.relative import Relative
-from manyheads.nn.residual import Norm
+from manyheads.nn.positions import Alibi, Buckets, Learned, Relative, Rotary, Shaw
 from manyheads.nn.scores import Additive, Dot
 from manyheads.run import Run, save_run
-from manyheads.tasks.table import default_task
+from manyheads.tasks.table import TASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Words
 from manyheads.web.app import build_app
@@ -80,7 +76,7 @@ def opened(config: Any, tokenizer: Tokenizer, folder: Path = Path()) -> TorchRun
     torch.manual_seed(2)
     inputs = {"vocab_size": tokenizer.vocab_size, "dropout": 0.0}
     config = type(config)(**{**vars(config), **inputs})
-    run = Run(task=default_task(config), data=None, tokens=None, model=config)
+    run = Run(task=TASKS.default(config), data=None, tokens=None, model=config)
     model = config.build().eval()
     for one in model.parameters():  # norms and biases that do something
         if one.ndim == 1:
@@ -192,9 +188,11 @@ def test_the_likeliest_tokens_are_those_of_the_model(name: str, tokenizer: Token
     best, tokens = chances.topk(10)
     near(trace.tensors[f"{stack}.distribution"], best)
     near(trace.tensors[f"{stack}.logits"].softmax(-1), best / best.sum(-1, keepdim=True))
-    assert [list(row) for row in box["words"]] == [tokenizer.pieces(row) for row in tokens.tolist()]
+    assert [list(row) for row in box["words"]] == [
+        tokenizer.subwords(row) for row in tokens.tolist()
+    ]
     assert box["shape"] == list(chances.shape)
-    assert list(box["rows"]) == tokenizer.pieces(ids[-1][0].tolist())
+    assert list(box["rows"]) == tokenizer.subwords(ids[-1][0].tolist())
 
 
 def test_heads_of_an_encoder_are_shown(tokenizer: Tokenizer) -> None:
@@ -237,7 +235,7 @@ def test_code_is_the_text_of_our_own_functions(tokenizer: Tokenizer) -> None:
     assert all(box["code"] and box["formula"] for box in boxes)
     assert all(name.startswith("manyheads.") for name in reported["code"])
     assert all(one["at"].startswith("manyheads/") for one in reported["code"].values())
-    assert reported["code"]["manyheads.nn.exact_attention.dense_weights"] == source(dense_weights)
+    assert reported["code"]["manyheads.nn.attention.dense_weights"] == source(dense_weights)
     at, text = source(dense_weights).values()
     path, _, line = at.rpartition(":")
     lines = Path(inspect.getfile(inspect.unwrap(dense_weights))).read_text().splitlines()

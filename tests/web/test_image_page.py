@@ -14,10 +14,10 @@ from tests.web.small_models import make_models
 from tests.web.test_server import HERE, ask, problem, tensor
 from torch.nn import functional as F
 
-from manyheads.data.images import ImageData, read_picture
+from manyheads.data.images import ImageData, read_image
 from manyheads.loading import TorchRun, load_torch_run
 from manyheads.models.capture import capture
-from manyheads.tasks.images import class_chances, from_pixels, seen
+from manyheads.tasks.images import class_probabilities, from_pixels, normalize
 from manyheads.web import image
 from manyheads.web.app import build_app
 from manyheads.web.guard import Limits
@@ -51,11 +51,11 @@ def test_maps_and_classes_are_those_of_the_model(client: TestClient, folder: Pat
     valid = pictures(opened)
     actual = ask(client, "/api/image", run="pictures", picture=2)
     with torch.no_grad(), capture(model) as maps:
-        model(seen(from_pixels(valid.pixels[2:3], torch.device("cpu")), model.config))
+        model(normalize(from_pixels(valid.pixels[2:3], torch.device("cpu")), model.config))
     weights = tensor(client, actual["trace"], "encoder.self.weights")
     assert torch.allclose(weights, torch.cat(maps["self"]), atol=1e-6)
     assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
-    [expected] = class_chances(model, valid.pixels[2:3])
+    [expected] = class_probabilities(model, valid.pixels[2:3])
     inputs = {item["label"]: item["probability"] for item in actual["output"]["classes"]}
     assert inputs == pytest.approx(expected, abs=1e-6)
     assert actual["label"] == valid.classes[valid.labels[2]]
@@ -86,7 +86,7 @@ def test_an_upload_is_read_as_a_file_is(client: TestClient, folder: Path, tmp_pa
         pixels = tensor(client, shown["trace"], "image.pixels")[..., 0]
         file = tmp_path / f"own.{form.lower()}"
         file.write_bytes(base64.b64decode(packed(larger, form)))
-        expected = read_picture(file, size=8, channels=1)[0]
+        expected = read_image(file, size=8, channels=1)[0]
         assert torch.equal(pixels, torch.from_numpy(expected) / 255)
 
 

@@ -60,7 +60,7 @@ def test_the_last_row_is_what_the_model_says(client: TestClient, folder: Path, n
     first = 0 if opened.run.task != "language" else 1
     chances = [float(expected[at, token]) for at, token in enumerate(wanted[first:])]
     assert actual["wanted"][-1][: len(chances)] == pytest.approx(chances, abs=1e-6)
-    assert actual["pieces"][str(int(ids[0, 0]))] == opened.tokenizer.pieces([int(ids[0, 0])])[0]
+    assert actual["pieces"][str(int(ids[0, 0]))] == opened.tokenizer.subwords([int(ids[0, 0])])[0]
     # And the rows before are others: a layer does something.
     assert actual["probabilities"][0] != actual["probabilities"][-1]
 
@@ -103,7 +103,7 @@ def test_a_translator_writes_by_itself(client: TestClient, folder: Path) -> None
     translator = Translator(opened.model, opened.tokenizer, opened.run.decode)  # type: ignore[arg-type]
     written = translator.search([SENTENCE], n_best=1)[0][0].tokens
     actual = ask(client, "/api/lens", run="translator", text=SENTENCE)
-    assert actual["given"][1:] == opened.tokenizer.pieces(written)
+    assert actual["given"][1:] == opened.tokenizer.subwords(written)
 
 
 def test_entropy_is_in_bits(client: TestClient) -> None:

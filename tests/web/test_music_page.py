@@ -13,7 +13,7 @@ from tests.web.small_models import make_models
 from tests.web.test_server import HERE, ask, problem, tensor
 
 from manyheads.data.events import ChoraleGrid, PerformanceEvents
-from manyheads.data.midi import performance_in, voices_in, write_midi
+from manyheads.data.midi import parse_performance, parse_voices, write_midi
 from manyheads.decode.beam import SpecialTokens
 from manyheads.loading import load_torch_run
 from manyheads.models.capture import capture
@@ -64,7 +64,7 @@ def test_a_chorale_has_its_voices_in_time(client: TestClient, folder: Path) -> N
         frames = range(note["start"] // step, note["end"] // step)
         assert {piece[frame][note["part"]] for frame in frames} == {note["pitch"]}
     content = base64.b64decode(actual["midi"])
-    voices = voices_in(content, "download")
+    voices = parse_voices(content, "download")
     read = {(n.start * step, n.end * step, n.pitch) for voice in voices for n in voice}
     assert read == {(n["start"], n["end"], n["pitch"]) for n in actual["notes"]}
 
@@ -81,7 +81,7 @@ def test_an_upload_is_read_as_a_file_is(client: TestClient, tmp_path: Path) -> N
     assert {(n["start"], n["end"], n["pitch"]) for n in actual["notes"]} == notes
     struck = {(e["time"], e["pitch"]) for e in actual["events"] if e["word"].startswith("on")}
     assert struck == {(start, pitch) for start, _, pitch in notes}
-    again = performance_in(base64.b64decode(actual["midi"]), "download")
+    again = parse_performance(base64.b64decode(actual["midi"]), "download")
     assert again == scale_up(2)
 
 

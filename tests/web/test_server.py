@@ -438,7 +438,7 @@ def test_tokens_end_as_the_tokenizer_splits(client: TestClient, folder: Path) ->
     actual = ask(client, "/api/tokens", run="translator", text="unbelievable trees")
     tokenizer = load_torch_run(folder / "translator").tokenizer
     assert actual["ids"] == tokenizer.encode("unbelievable trees")
-    assert actual["steps"][-1]["pieces"] == actual["pieces"] == tokenizer.pieces(actual["ids"])
+    assert actual["steps"][-1]["pieces"] == actual["pieces"] == tokenizer.subwords(actual["ids"])
     assert [len(step["pieces"]) for step in actual["steps"]] == sorted(
         (len(step["pieces"]) for step in actual["steps"]), reverse=True
     )

@@ -127,7 +127,7 @@ def test_the_next_token_is_the_models(client: TestClient, folder: Path) -> None:
     best, ids = logits.softmax(-1).topk(10)
     assert [item["token"] for item in actual["top"]] == ids.tolist()
     assert [item["before"] for item in actual["top"]] == pytest.approx(best.tolist(), rel=1e-4)
-    assert actual["left"] == len(logits) - len(marks.banned)
+    assert actual["left"] == len(logits) - len(marks.suppressed)
 
 
 def test_gold_links_stand_beside_the_words_of_an_own_sentence(

@@ -26,8 +26,8 @@ from manyheads.config import Between, Count, Natural
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import LMHead
-from manyheads.nn.shapes import Hidden, Real
+from manyheads.nn.layers import LMHead
+from manyheads.nn.shapes import Hidden, PaddingMask
 from manyheads.nn.states import StateCache
 
 DILATIONS = (1, 2, 4, 8, 16)
@@ -72,7 +72,7 @@ class DilatedBlock(nn.Module):
         self.leave = nn.Linear(half, dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Hidden, real: Real | None, cache: StateCache | None) -> Hidden:
+    def forward(self, x: Hidden, real: PaddingMask | None, cache: StateCache | None) -> Hidden:
         first, second, third = self.norms
         y = self.enter(F.relu(first(x)))
         y = self.convolution(F.relu(second(y)), real, cache)
@@ -90,7 +90,7 @@ class DilatedStack(nn.Module):
         )
 
     def forward(
-        self, x: Hidden, real: Real | None = None, cache: StateCache | None = None
+        self, x: Hidden, real: PaddingMask | None = None, cache: StateCache | None = None
     ) -> Hidden:
         for block in self.blocks:
             x = block(x, real, cache)

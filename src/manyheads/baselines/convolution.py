@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.errors import UserError
-from manyheads.nn.shapes import Hidden, Real
+from manyheads.nn.shapes import Hidden, PaddingMask
 from manyheads.nn.states import StateCache
 
 
@@ -34,7 +34,7 @@ class Convolution(nn.Module):
         nn.init.zeros_(self.inner.bias)  # type: ignore[arg-type]
 
     def forward(
-        self, x: Hidden, real: Real | None = None, cache: StateCache | None = None
+        self, x: Hidden, real: PaddingMask | None = None, cache: StateCache | None = None
     ) -> Tensor:
         if real is not None:
             x = zero_padding(x, real)
@@ -51,6 +51,6 @@ class Convolution(nn.Module):
         return rearrange(self.inner(rearrange(x, "b t d -> b d t")), "b d t -> b t d")
 
 
-def zero_padding(x: Hidden, real: Real) -> Hidden:
+def zero_padding(x: Hidden, real: PaddingMask) -> Hidden:
     """Zeros at padding, as beyond the ends of a text without padding."""
     return x.masked_fill(~real[..., None], 0.0)

@@ -28,14 +28,14 @@ from manyheads.baselines.luong_attention import LuongAttention, check_exact_atte
 from manyheads.baselines.rnn import text_lengths
 from manyheads.config import Count
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
-from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import LMHead
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import LearnedPosition
 from manyheads.nn.scores import Dot
-from manyheads.nn.shapes import Hidden, Real
+from manyheads.nn.shapes import Hidden, PaddingMask
 from manyheads.nn.states import StateCache
 
 ROOT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two vectors
@@ -105,7 +105,7 @@ class ConvEncoder(nn.Module):
         self.layers = nn.ModuleList(config.convolution(causal=False) for _ in range(config.layers))
         self.leave = nn.Linear(config.width, config.dim)
 
-    def forward(self, e: Hidden, real: Real | None) -> Hidden:
+    def forward(self, e: Hidden, real: PaddingMask | None) -> Hidden:
         h = self.enter(e)
         for layer in self.layers:
             h = ROOT_HALF * (F.glu(layer(self.dropout(h), real)) + h)
@@ -152,7 +152,7 @@ class ConvS2S(EncoderDecoderBase):
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """[z; e]."""
         length = source.shape[1]
-        self.encoder_position.refuse_past(length)
+        self.encoder_position.check_length(length)
         if source_real is not None:
             text_lengths(source_real)
         positions = torch.arange(length, device=source.device)[None]
@@ -171,7 +171,7 @@ class ConvS2S(EncoderDecoderBase):
             text_lengths(target_real)  # causal: padding after a text does not change it
         start = 0 if cache is None else cache.length
         end = start + target.shape[1]
-        self.decoder_position.refuse_past(end)
+        self.decoder_position.check_length(end)
         positions = torch.arange(start, end, device=target.device)[None]
         g = self.dropout(self.decoder_position.embed(self.target_table(target), positions))
         hidden = self.decoder(g, memory, cache)

@@ -24,8 +24,8 @@ from manyheads.errors import UserError
 from manyheads.models.base import Model
 from manyheads.models.heads import Classify, HeadOutput
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import LMHead
-from manyheads.nn.shapes import Hidden, Real, Tokens
+from manyheads.nn.layers import LMHead
+from manyheads.nn.shapes import Hidden, PaddingMask, Tokens
 
 Layers = Float[Tensor, "layers b t d"]
 
@@ -73,7 +73,7 @@ class ContextHead(nn.Module):
     def mixed(self, layers: Layers) -> Hidden:
         return self.gamma * einsum(self.weights.softmax(0), layers, "j, j b t d -> b t d")
 
-    def forward(self, layers: Layers, real: Real | None = None) -> HeadOutput:
+    def forward(self, layers: Layers, real: PaddingMask | None = None) -> HeadOutput:
         x = run_bidirectional(self.reader, self.dropout(self.mixed(layers)), real)
         if real is not None:
             x = x.masked_fill(~real[..., None], -math.inf)
@@ -105,7 +105,7 @@ class Elmo(Model):
             if isinstance(module, nn.LSTM):
                 initialise_lstm(module)
 
-    def directions(self, tokens: Tokens, real: Real | None = None) -> tuple[Layers, Layers]:
+    def directions(self, tokens: Tokens, real: PaddingMask | None = None) -> tuple[Layers, Layers]:
         """→h and ←h of every layer, embeddings first; no text depends on its padding."""
         train = torch.is_grad_enabled() and not self.config.frozen
         with torch.set_grad_enabled(train):
@@ -122,26 +122,26 @@ class Elmo(Model):
             layers.append(x)
         return torch.stack(layers)
 
-    def contexts(self, tokens: Tokens, real: Real | None = None) -> Layers:
+    def contexts(self, tokens: Tokens, real: PaddingMask | None = None) -> Layers:
         """h_j of every layer."""
         return torch.cat(self.directions(tokens, real), dim=-1)
 
     def hidden(
-        self, tokens: Tokens, real: Real | None = None, segments: Tensor | None = None
+        self, tokens: Tokens, real: PaddingMask | None = None, segments: Tensor | None = None
     ) -> Hidden:
         """Contextual vectors: the head's mixture of layers, or the top layer."""
         layers = self.contexts(tokens, real)
         return layers[-1] if self.config.head is None else self.head.mixed(layers)
 
     def forward(
-        self, tokens: Tokens, real: Real | None = None, segments: Tensor | None = None
+        self, tokens: Tokens, real: PaddingMask | None = None, segments: Tensor | None = None
     ) -> HeadOutput:
         if self.config.head is None:
             return self.hidden(tokens, real)
         return self.head(self.contexts(tokens, real), real)
 
 
-def reverse_texts(x: Hidden, real: Real | None) -> Hidden:
+def reverse_texts(x: Hidden, real: PaddingMask | None) -> Hidden:
     """Each text in reverse order; padding stays at the end."""
     if real is None:
         return x.flip(1)

@@ -7,8 +7,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyheads.errors import UserError
-from manyheads.nn.attention import AttentionFunctionConfig, check_parts
-from manyheads.nn.exact_attention import AttentionFunction, AttentionSizes
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import AttentionFunction, AttentionSizes, check_combination
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScoreConfig
@@ -36,7 +36,7 @@ class LuongAttention(nn.Module):
             heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=max_length
         )
         self.core: AttentionFunction = attention.build(sizes)
-        check_parts(self.core, self.score, self.position)
+        check_combination(self.core, self.score, self.position)
 
     def context(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
         """c at each position of x [b·n, t, d], with keys and values [b, s, d]."""

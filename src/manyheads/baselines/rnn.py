@@ -24,13 +24,13 @@ from manyheads.baselines.baseline import BaselineSizes
 from manyheads.baselines.luong_attention import LuongAttention, check_exact_attention
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
-from manyheads.nn.attention import AttentionFunctionConfig
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Dense
 from manyheads.nn.block import initialise
-from manyheads.nn.embedding import LMHead
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.scores import Bilinear, ScoreConfig
-from manyheads.nn.shapes import Hidden, Real
+from manyheads.nn.shapes import Hidden, PaddingMask
 from manyheads.nn.states import StateCache, States
 
 
@@ -143,7 +143,7 @@ class Rnn(EncoderDecoderBase):
         return self.dropout(self.attention(x, memory.states, memory.mask))
 
 
-def run_bidirectional(lstm: nn.LSTM, x: Hidden, real: Real | None) -> Hidden:
+def run_bidirectional(lstm: nn.LSTM, x: Hidden, real: PaddingMask | None) -> Hidden:
     """[→h; ←h] at each position; no direction reads padding, whose states are zero."""
     if real is None:
         states: Tensor = lstm(x)[0]
@@ -153,7 +153,7 @@ def run_bidirectional(lstm: nn.LSTM, x: Hidden, real: Real | None) -> Hidden:
     return pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
 
-def text_lengths(real: Real) -> Int[Tensor, " b"]:
+def text_lengths(real: PaddingMask) -> Int[Tensor, " b"]:
     """The length of each text; refuses an empty text, and padding that is not at the end."""
     lengths = real.sum(1)
     is_prefix = torch.arange(real.shape[1], device=real.device) < lengths[:, None]

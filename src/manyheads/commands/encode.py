@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from manyheads.loading import LoadedRun
-    from manyheads.tasks.encode import Answer
+    from manyheads.tasks.encode import Prediction
 
 POOLS = ("mean", "cls", "tokens")
 _FILES = "Text: lines to read in place of standard input. Images: files or folders"
@@ -45,9 +45,9 @@ def embed(
     With --pool tokens: [lines, longest, dim], NaN in place of padding.
     """
     from manyheads.config import nearest
-    from manyheads.decode.lines import read_lines
+    from manyheads.decode.translate import read_lines
     from manyheads.fileio import replace_file
-    from manyheads.train.progress import Bar
+    from manyheads.train.metrics import Bar
 
     if pool not in POOLS:
         raise UserError(f"--pool {pool}: {nearest(pool, POOLS)}")
@@ -103,7 +103,7 @@ def fill_mask(
       --top N   the same, then for each mask N lines: mask, probability, word
       --json    line, text, masks (for each a list of N words with probabilities)
     """
-    from manyheads.decode.lines import BREAKS
+    from manyheads.decode.translate import BREAKS
 
     check_at_least("--top", top, 1)
     encoder = open_model(run, device, threads).encoder()
@@ -162,7 +162,7 @@ def classify(
     data = loaded.run.data
     for first, lines in _chunks(files[0] if files else None):
         if isinstance(data, LabelledData):
-            _warn_of_pairs(lines, first, bool(data.columns.pair))
+            _warn_of_pairs(lines, first, len(data.columns) > 2)
         for at, answers in enumerate(encoder.classify(lines), start=first):
             if not as_json:
                 write(_labelled(answers, scores, encoder.tags))
@@ -175,8 +175,8 @@ def classify(
 
 def classify_pictures(loaded: "LoadedRun", files: list[Path], scores: bool, as_json: bool) -> None:
     """One line a file, in order of names; one that cannot be read is reported and skipped."""
-    from manyheads.data.images import pictures_in, read_picture
-    from manyheads.tasks.images import class_chances
+    from manyheads.data.images import find_images, read_image
+    from manyheads.tasks.images import class_probabilities
 
     model = loaded.labeller()
     if not files:
@@ -186,14 +186,14 @@ def classify_pictures(loaded: "LoadedRun", files: list[Path], scores: bool, as_j
     if model.config.unseen:
         say(f"the model ignores the last {model.config.unseen} rows and columns of an image")
     exit_code = 0
-    for file in [file for path in files for file in pictures_in(path)]:
+    for file in [file for path in files for file in find_images(path)]:
         try:
-            pixels = read_picture(file, model.config.image_size, model.config.channels)
+            pixels = read_image(file, model.config.image_size, model.config.channels)
         except UserError as error:
             say(f"manyheads: {error}")
             exit_code = error.exit_code
             continue
-        chances = class_chances(model, pixels[None])[0]
+        chances = class_probabilities(model, pixels[None])[0]
         label = max(chances, key=chances.__getitem__)
         if as_json:
             write(_object(file=str(file), label=label, scores=chances))
@@ -214,7 +214,7 @@ def _warn_of_pairs(lines: list[str], first: int, pairs: bool) -> None:
         say(f"line {others[0]}{more}: the run was trained on {expected}")
 
 
-def _labelled(answers: "list[Answer]", scores: bool, tags: bool) -> str:
+def _labelled(answers: "list[Prediction]", scores: bool, tags: bool) -> str:
     """The labels of a text, readable."""
     numbers = [[f"{name}={value:.4f}" for name, value in a.scores.items()] for a in answers]
     if tags and scores:
@@ -235,7 +235,7 @@ def _object(**values: Any) -> str:
 
 def _chunks(file: Path | None) -> Iterator[tuple[int, list[str]]]:
     """Lines of the input, as many as are encoded at once, and the number of the first."""
-    from manyheads.decode.lines import LINES_AT_ONCE, read_lines
+    from manyheads.decode.translate import LINES_AT_ONCE, read_lines
 
     with input_lines(file) as stream:
         lines, first = read_lines(stream), 1

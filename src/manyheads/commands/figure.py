@@ -101,9 +101,9 @@ def _maps(
 ) -> None:
     from manyheads.config import nearest
     from manyheads.view.figures import head_grid, heat_map
-    from manyheads.view.maps import maps_of
+    from manyheads.view.maps import attention_maps
 
-    all_maps = maps_of(loaded, text, target)
+    all_maps = attention_maps(loaded, text, target)
     name = which or list(all_maps)[-1]
     if name not in all_maps:
         raise UserError(f"--map {name}: {nearest(name, list(all_maps))}")
@@ -134,13 +134,13 @@ def _alignment(
 
     from manyheads.models.seq2seq import Seq2Seq
     from manyheads.view.figures import heat_map
-    from manyheads.view.maps import TextMaps, maps_of
+    from manyheads.view.maps import TextMaps, attention_maps
 
     if not isinstance(loaded.model, Seq2Seq):
         raise loaded.unsupported("aligns words", "an encoder–decoder with cross-attention")
     pair = _known_pair(loaded, text) if target is None else None
     if pair is None:
-        maps = maps_of(loaded, text, target)["decoder.cross"]
+        maps = attention_maps(loaded, text, target)["decoder.cross"]
         at = len(maps.weights) if layer is None else layer
         title = _title("cross-attention", at, head)
         heat_map(maps.head(at, head), maps.rows, maps.columns, title, path)
@@ -181,11 +181,11 @@ def _positions(loaded: "TorchRun", length: int, path: Path) -> None:
 
 def _curves(runs: list[Path], metric: str, split: str, path: Path) -> None:
     from manyheads.config import nearest
-    from manyheads.view.figures import curves, measured
+    from manyheads.view.figures import curves, metric_curves
 
     lines = {}
     for run in runs:
-        metrics = measured(run, say)
+        metrics = metric_curves(run, say)
         names = sorted({name for of, name in metrics if of == split})
         if (split, metric) not in metrics:
             raise UserError(f"{run} has no metric {metric} of {split}: {nearest(metric, names)}")
@@ -195,7 +195,7 @@ def _curves(runs: list[Path], metric: str, split: str, path: Path) -> None:
 
 def _landscape(loaded: "TorchRun", size: int, reach: float, seed: int, path: Path) -> None:
     from manyheads.lab.landscape import landscape
-    from manyheads.train.progress import Bar
+    from manyheads.train.metrics import Bar
     from manyheads.view.figures import surfaces
 
     check_above_zero("--reach", reach)

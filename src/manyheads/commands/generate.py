@@ -147,7 +147,7 @@ def make_generator(
         if getattr(loaded, "compiles", False):
             raise UserError("--draft has steps of many sizes: leave out --compile")
         generator = with_draft(generator, draft.generator())
-    if not generator.draws and sample == type(sample)(temperature=TEMPERATURE):
+    if not generator.supports_seed and sample == type(sample)(temperature=TEMPERATURE):
         sample = replace(sample, temperature=0.0)
         if beam is None:
             say("CTranslate2 cannot sample by a seed: the most probable token is taken")
@@ -171,7 +171,7 @@ def _continue_texts(
 ) -> None:
     """Continue the prompt, or each line of the input."""
     from manyheads.decode.generate import as_text, until
-    from manyheads.decode.lines import read_lines
+    from manyheads.decode.translate import read_lines
 
     def continue_text(number: int, text: str) -> None:
         ids = [*generator.tokenizer.frame()[0], *generator.tokenizer.encode(text)]

@@ -65,15 +65,15 @@ def tokenize(
     joined = " ".join(text)
     ids = tokenizer.encode(joined)
     try:
-        steps = tokenizer.replay(joined)
+        steps = tokenizer.trace(joined)
     except UserError as reason:  # an imported tokenizer: its result can be shown
         say(f"{reason}; the tokens are:")
-        steps = [Step(pieces=tuple(tokenizer.pieces(ids)))]
+        steps = [Step(subwords=tuple(tokenizer.subwords(ids)))]
     if as_json:
-        states = [{"pieces": s.pieces, "merged": s.merged, "rank": s.rank} for s in steps]
-        print_json({"text": joined, "ids": ids, "pieces": tokenizer.pieces(ids), "steps": states})
+        states = [{"pieces": s.subwords, "merged": s.merged, "rank": s.rank} for s in steps]
+        print_json({"text": joined, "ids": ids, "pieces": tokenizer.subwords(ids), "steps": states})
         return
     for step in steps:
         merge = f"{step.merged}" + ("" if step.rank is None else f"  (merge {step.rank + 1})")
-        write("  " + "|".join(step.pieces) + (f"    ← {merge}" if step.merged else "") + "\n")
+        write("  " + "|".join(step.subwords) + (f"    ← {merge}" if step.merged else "") + "\n")
     write(f"{len(ids)} tokens: {' '.join(map(str, ids))}\n")

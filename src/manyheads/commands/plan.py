@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from manyheads.run import Run
+from manyheads.run import make_trainer as prepare_training
 from manyheads.summary import count_parameters, human_bytes, summarize
-from manyheads.training import train as prepare_training
 
 MEASURED_STEPS = 3
 

@@ -118,7 +118,7 @@ def choose(name: str, threads: int | None) -> "torch.device":
 
 
 def refuse_torchrun(command: str) -> None:
-    from manyheads.train.parallel import World
+    from manyheads.train.step import World
 
     if World.of_environment().is_distributed:
         raise UserError(f"torchrun works only with `manyheads train`: start {command} without it")

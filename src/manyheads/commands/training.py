@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from manyheads.run import Run
-    from manyheads.train.parallel import World
+    from manyheads.train.step import World
 
 _RECIPE = "A built-in recipe (below) or a TOML file"
 
@@ -48,11 +48,11 @@ def _train(
     `fresh` deletes the run in the folder first; other files stay.
     """
     from manyheads.run import SETTINGS, check_folder, forget, locked
+    from manyheads.run import make_trainer as prepare_training
     from manyheads.train.loop import Stopped
-    from manyheads.train.parallel import ALONE
-    from manyheads.training import train as prepare_training
+    from manyheads.train.parallel import ONE_PROCESS
 
-    world = world or ALONE
+    world = world or ONE_PROCESS
     if world.is_main:
         check_folder(out)
         if fresh:
@@ -144,7 +144,7 @@ def train(
 
     {recipes}
     """
-    from manyheads.train.parallel import World
+    from manyheads.train.step import World
 
     if recipe is None:
         say(f"Recipes (manyheads recipes has more about them):\n{recipe_list()}")

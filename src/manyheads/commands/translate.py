@@ -53,7 +53,7 @@ def translate(
     from manyheads.config import override_all
     from manyheads.decode.sample import Sample
     from manyheads.decode.translate import translate_lines
-    from manyheads.tasks.summaries import beginnings
+    from manyheads.tasks.summaries import truncate_lines
 
     file, settings = split_words(words, "decode.")
     if not sample and (temperature, top_k, top_p, seed) != (1.0, 0, 1.0, 0):
@@ -76,7 +76,7 @@ def translate(
     sampling = Sample(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     with input_lines(file) as lines:
         if loaded.run.task == "summaries":
-            lines = beginnings(translator, lines, say)
+            lines = truncate_lines(translator, lines, say)
         for line in translate_lines(
             *(translator, lines, n_best),
             sample=sampling if sample else None,

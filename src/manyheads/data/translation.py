@@ -25,7 +25,7 @@ from manyheads.data.corpus import (
 )
 from manyheads.errors import DataError, UserError
 from manyheads.phrasebook import Pair, sentences
-from manyheads.tokenizer.bpe_dropout import Segmenter
+from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 
@@ -260,7 +260,9 @@ class EncodedPairs:
         self.sources = Ragged.of([_truncate(sources[row], max_length) for row in self.kept])
         self.targets = Ragged.of([_truncate(targets[row], max_length) for row in self.kept])
 
-    def add_bpe_dropout(self, corpus: Corpus, cut: Segmenter, copies: int, max_length: int) -> None:
+    def add_bpe_dropout(
+        self, corpus: Corpus, cut: BpeDropout, copies: int, max_length: int
+    ) -> None:
         """BPE-dropout: append copies of all pairs with other segmentations.
 
         A copy that would be too long keeps the segmentation without dropout.

@@ -23,9 +23,8 @@ from manyheads.decode.linears import for_inference
 from manyheads.decode.static_cache import StaticCache
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
-from manyheads.nn.attention import CrossAttention
+from manyheads.nn.attention import CrossAttention, Dense, Fused
 from manyheads.nn.block import Stack
-from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.masks import full, make_mask
 from manyheads.nn.shapes import Hidden
 from manyheads.train.prefetch import capture_graph

@@ -28,9 +28,8 @@ from manyheads.decode.static_cache import StaticCache
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
-from manyheads.nn.attention import CrossAttention, SelfAttention
+from manyheads.nn.attention import CrossAttention, Dense, Fused, SelfAttention
 from manyheads.nn.block import Stack
-from manyheads.nn.exact_attention import Dense, Fused
 from manyheads.nn.experts import ExpertFeedForward
 from manyheads.nn.flex import Flex
 from manyheads.nn.shapes import Hidden

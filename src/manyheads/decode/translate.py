@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.data.batching import Ragged, in_order_of_length
+from manyheads.data.batching import Ragged, batches_by_length
 from manyheads.decode.beam import Decode, DecoderSession, Hypothesis
 from manyheads.decode.decoder import BaseDecoder, GraphCache, ModelDecoder, Seq2SeqSession
 from manyheads.decode.sample import Sample, Sampler
@@ -81,7 +81,7 @@ class BaseTranslator(BaseDecoder):
         encoded = self.tokenizer.encode_batch(sentences)
         ragged = Ragged.of([special.source(ids) for ids in encoded])
         budget = max(1, self.decode.decode_tokens(self.device) // beam)
-        for rows in in_order_of_length(ragged.lengths, budget):
+        for rows in batches_by_length(ragged.lengths, budget):
             lengths = ragged.lengths[rows].tolist()
             limits = [self.decode.limit(length, self.max_length) for length in lengths]
             source, padding = (x.to(self.device) for x in ragged.padded(rows, special.padding))

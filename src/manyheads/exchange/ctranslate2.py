@@ -38,8 +38,7 @@ from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
-from manyheads.nn.embedding import Embedding
-from manyheads.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+from manyheads.nn.layers import ACTIVATIONS, Embedding, FeedForward, GatedFeedForward
 from manyheads.nn.positions import (
     AlibiPosition,
     BucketPosition,
@@ -456,11 +455,11 @@ class Ctranslate2Decoder(BaseDecoder):
             # With a penalty all of them: CTranslate2 ranks by |y|^α, we by decode.penalty.
             "num_hypotheses": decode.beam if decode.length_penalty else self._count(n_best),
             "length_penalty": decode.length_penalty,
-            "suppress_sequences": [[names[x]] for x in special.banned if x != special.end],
+            "suppress_sequences": [[names[x]] for x in special.suppressed if x != special.end],
             "end_token": [special.end],
             "return_end_token": True,  # so that it counts in |y|, as ours does
             "return_scores": True,
-            "max_batch_size": max(1, decode.read_at_once // decode.beam),
+            "max_batch_size": max(1, decode.forward_tokens // decode.beam),
             "batch_type": "tokens",
         }
 

@@ -252,7 +252,9 @@ def set_generation(theirs: Any, model: Seq2Seq | Gpt, special: SpecialTokens) ->
     generation.max_length = model.config.max_length + 1  # the last token is generated, never read
     generation.min_new_tokens = decode.min_length or None
     generation.eos_token_id = special.end
-    generation.bad_words_ids = [[token] for token in special.banned if token != special.end] or None
+    generation.bad_words_ids = [
+        [token] for token in special.suppressed if token != special.end
+    ] or None
     if isinstance(model, Seq2Seq):
         generation.decoder_start_token_id = special.start
         generation.forced_eos_token_id = None if decode.at_limit == "truncate" else special.end

@@ -41,11 +41,10 @@ from manyheads.exchange.family import refuse_approximations
 from manyheads.fileio import replace_files
 from manyheads.models.bert import Bert
 from manyheads.models.gpt import Gpt
-from manyheads.models.heads import Answer
+from manyheads.models.heads import HeadOutput
 from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
 from manyheads.models.vit import Images, Vit, VitConfig
-from manyheads.nn.attention import CrossAttention, KeysAndValues, SelfAttention
-from manyheads.nn.exact_attention import Dense
+from manyheads.nn.attention import CrossAttention, Dense, KeysAndValues, SelfAttention
 from manyheads.nn.masks import AttentionMask, Rule, full, make_mask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -266,7 +265,7 @@ def _encode(model: Any, inputs: Named) -> Tensor:
 
 
 def _head(model: Any, inputs: Named) -> Tensor:
-    return model.answer(inputs["hidden"])
+    return model.head_output(inputs["hidden"])
 
 
 def _graphs(model: nn.Module) -> dict[str, Graph]:
@@ -397,7 +396,7 @@ class OnnxDecoder(OnnxGraph):
         self, tokens: Int[Tensor, "n k t"], at: Int[Tensor, " a"], past: list[Tensor], others: Named
     ) -> tuple[Float[Tensor, "n k a v"], list[Tensor]]:
         """Logits at the positions `at` among the new tokens, and the past that includes them."""
-        self.position.refuse_past(past[0].shape[-2] + tokens.shape[-1])
+        self.position.check_length(past[0].shape[-2] + tokens.shape[-1])
         names = [name for name in self.inputs if name.startswith("past")]
         hypotheses = tokens.shape[:2]
         flat = len(self.inputs["tokens"]) == 2  # a decoder-only model has no axis of hypotheses
@@ -456,7 +455,7 @@ class OnnxSeq2Seq:
 
     def begin(self, source: Tokens, real: Bool[Tensor, "b t"]) -> OnnxSession:
         """A session that has read the sources."""
-        self.encoder.position.refuse_past(source.shape[1])
+        self.encoder.position.check_length(source.shape[1])
         cross = self.encoder({"source": source, "real": real})
         others = {"real": real, **dict(zip(self.encoder.outputs, cross, strict=True))}
         return OnnxSession(self.decoder, self.decoder.empty_past(len(source)), others)
@@ -475,7 +474,7 @@ class OnnxEncoder:
         first = torch.as_tensor(tokens)
         if "images" in self.graph.inputs:
             return self.graph({"images": first})[0]
-        self.graph.position.refuse_past(first.shape[1])
+        self.graph.position.check_length(first.shape[1])
         inputs = {
             "tokens": first,
             "real": (torch.ones_like(first) if real is None else torch.as_tensor(real)).bool(),
@@ -483,14 +482,14 @@ class OnnxEncoder:
         }
         return self.graph({name: inputs[name] for name in self.graph.inputs})[0]
 
-    def answer(self, hidden: Hidden) -> Answer:
+    def head_output(self, hidden: Hidden) -> HeadOutput:
         """The model's output for hidden states, e.g. for those of the masked positions only."""
         return hidden if self.head is None else self.head({"hidden": hidden})[0]
 
     def __call__(
         self, tokens: Array, real: Array | None = None, segments: Array | None = None
-    ) -> Answer:
-        return self.answer(self.hidden(tokens, real, segments))
+    ) -> HeadOutput:
+        return self.head_output(self.hidden(tokens, real, segments))
 
 
 class OnnxVit(OnnxEncoder):
@@ -506,7 +505,7 @@ class OnnxVit(OnnxEncoder):
                 "the size in run.toml: export it again"
             )
 
-    def __call__(self, images: Images) -> Answer:  # type: ignore[override]
+    def __call__(self, images: Images) -> HeadOutput:  # type: ignore[override]
         return super().__call__(images)
 
 

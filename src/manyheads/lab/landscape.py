@@ -25,7 +25,7 @@ from manyheads.loading import TorchRun
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.nn.layers import Residual
-from manyheads.tasks.language import LanguageBatch, Passes, language_loss
+from manyheads.tasks.language import LanguageBatch, SlidingWindows, language_loss
 from manyheads.tasks.translation import translation_loss
 
 PAIRS = 64  # of the held-out batch
@@ -48,7 +48,7 @@ def held_out_loss(opened: TorchRun) -> Callable[[], float]:
     if isinstance(run.data, TextData) and isinstance(model, Gpt):
         text = EncodedText(run.data.read("valid"), opened.tokenizer, ends=True)
         objective = run.objective if isinstance(run.objective, Causal) else Causal()
-        passes = Passes.over(len(text.flat), min(STRETCH, model.config.max_length))
+        passes = SlidingWindows.over(len(text.flat), min(STRETCH, model.config.max_length))
         starts = passes.starts[:STRETCHES]
         stretches = LanguageBatch.of(text, starts, passes.length, objective, opened.device)
         return lambda: _mean(language_loss(model, stretches))

@@ -26,9 +26,9 @@ from manyheads.models.seq2seq import (
     Source,
 )
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Embedding, HeadConfig
+from manyheads.nn.layers import Embedding, HeadConfig
 from manyheads.nn.masks import AttentionMask, causal, make_mask
-from manyheads.nn.shapes import Hidden, Real, Tokens
+from manyheads.nn.shapes import Hidden, PaddingMask, Tokens
 from manyheads.nn.states import StateCache
 
 Lengths = Int[Tensor, " b"]
@@ -79,7 +79,7 @@ class DecoderOnlySeq2Seq(EncoderDecoderBase):
     def embeddings(self) -> dict[str, Embedding]:
         return {"decoder": self.embedding}
 
-    def encode(self, source: Source, source_real: Real | None = None) -> EncoderOutput:
+    def encode(self, source: Source, source_real: PaddingMask | None = None) -> EncoderOutput:
         """The source tokens themselves; `decode` puts them before the target."""
         if source_real is not None:
             text_lengths(source_real)  # the target continues where the source's text ends
@@ -113,7 +113,7 @@ class DecoderOnlySeq2Seq(EncoderDecoderBase):
         return hidden.gather(1, repeat(positions, "b t -> b t d", d=hidden.shape[2]))
 
     def _continue(
-        self, source: Source, real: Real | None, target: Tokens, cache: StateCache
+        self, source: Source, real: PaddingMask | None, target: Tokens, cache: StateCache
     ) -> Hidden:
         """A decoding step. The cache holds the sources with their padding, then the targets.
 
@@ -125,7 +125,7 @@ class DecoderOnlySeq2Seq(EncoderDecoderBase):
         counter = torch.arange(max(width, generated), device=source.device)
         after = _lengths(source, real)[:, None] + counter[:generated]
         positions = torch.cat([counter[:width].expand(len(source), -1), after], dim=1)
-        self.decoder.position.refuse_past(width + generated)
+        self.decoder.position.check_length(width + generated)
         if real is not None:
             real = torch.cat([real, real.new_ones(len(source), generated)], dim=1)
         mask = AttentionMask(causal, positions[:, -tokens.shape[1] :], positions, real)
@@ -136,13 +136,13 @@ class DecoderOnlySeq2Seq(EncoderDecoderBase):
 
     def hidden(self, tokens: Tokens, real: Tensor | None = None) -> Hidden:
         """Hidden states of one sequence."""
-        self.decoder.position.refuse_past(tokens.shape[1])
+        self.decoder.position.check_length(tokens.shape[1])
         mask = make_mask(causal, tokens.shape[1], padding_mask=real, device=tokens.device)
         x = self.embedding(self.tokens, tokens, self.decoder.position, mask.query_positions)
         return self.decoder(x, mask)
 
 
-def _lengths(source: Source, real: Real | None) -> Lengths:
+def _lengths(source: Source, real: PaddingMask | None) -> Lengths:
     """The length of each source without its padding."""
     if real is None:
         return torch.full((len(source),), source.shape[1], device=source.device)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from manyheads.models.base import Model
 from manyheads.nn.attention import Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Embedding, HeadConfig
+from manyheads.nn.layers import Embedding, HeadConfig
 from manyheads.nn.masks import SameDocument, both, causal
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
@@ -57,7 +57,7 @@ class Gpt(Model):
         """With `documents`, the document number of each token, rows are packed documents that do
         not attend to each other."""
         length = tokens.shape[1]
-        self.decoder.position.refuse_past(length if cache is None else cache.end(length))
+        self.decoder.position.check_length(length if cache is None else cache.end(length))
         packed = None if documents is None else SameDocument(documents)
         rule = causal if packed is None else both(causal, packed)
         mask = next_mask(cache, rule, length, real, tokens.device)

@@ -14,10 +14,8 @@ from manyheads.config import Count, Probability
 from manyheads.errors import UserError
 from manyheads.models.base import Model
 from manyheads.nn.block import Architecture
-from manyheads.nn.embedding import HeadConfig
-from manyheads.nn.feedforward import ACTIVATIONS, Activation
-from manyheads.nn.residual import Norm
-from manyheads.nn.shapes import Hidden, Real
+from manyheads.nn.layers import ACTIVATIONS, Activation, HeadConfig, Norm
+from manyheads.nn.shapes import Hidden, PaddingMask
 
 Vectors = Float[Tensor, "*n d"]
 HeadOutput = Float[Tensor, "b *n"]
@@ -57,12 +55,12 @@ class PoolerLayer(nn.Module):
         self.project = nn.Linear(dim, config.width(dim))
         self.activation = ACTIVATIONS[config.activation]
 
-    def forward(self, hidden: Hidden, real: Real | None = None) -> Float[Tensor, "b p"]:
+    def forward(self, hidden: Hidden, real: PaddingMask | None = None) -> Float[Tensor, "b p"]:
         pooled = mean_of(hidden, real) if self.mean else hidden[:, 0]
         return self.activation(self.project(pooled))
 
 
-def mean_of(hidden: Hidden, real: Real | None) -> Float[Tensor, "b d"]:
+def mean_of(hidden: Hidden, real: PaddingMask | None) -> Float[Tensor, "b d"]:
     """The mean over positions that are not padding."""
     if real is None:
         return hidden.mean(1)
@@ -203,6 +201,6 @@ class EncoderWithHead(Model):
             self.head = head.build(sizes)
         return pooled_dim
 
-    def pool(self, hidden: Hidden, real: Real | None = None) -> Float[Tensor, "b p"]:
+    def pool(self, hidden: Hidden, real: PaddingMask | None = None) -> Float[Tensor, "b p"]:
         """One vector per text: the pooler's, or the first position's without a pooler."""
         return hidden[:, 0] if self.pooler is None else self.pooler(hidden, real)

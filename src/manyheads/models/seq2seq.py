@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from manyheads.config import Count, Probability
 from manyheads.errors import UserError
 from manyheads.models.base import Model
-from manyheads.nn.attention import AttentionFunctionConfig, Cache, next_mask
+from manyheads.nn.attend import AttentionFunctionConfig
+from manyheads.nn.attention import Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
-from manyheads.nn.embedding import Embedding, HeadConfig, LMHead
 from manyheads.nn.experts import FeedForwardConfig
+from manyheads.nn.layers import Embedding, HeadConfig, LMHead
 from manyheads.nn.masks import AttentionMask, causal, full, make_mask
-from manyheads.nn.relative import PositionConfig
-from manyheads.nn.shapes import Hidden, Logits, Real, Tokens
+from manyheads.nn.positions import PositionConfig
+from manyheads.nn.shapes import Hidden, Logits, PaddingMask, Tokens
 
 Source = Int[Tensor, "b s"]
 
@@ -95,7 +96,7 @@ class EncoderOutput:
     mask: AttentionMask
 
     @classmethod
-    def of(cls, states: Tensor, real: Real | None) -> "EncoderOutput":
+    def of(cls, states: Tensor, real: PaddingMask | None) -> "EncoderOutput":
         mask = make_mask(full, states.shape[1], padding_mask=real, device=states.device)
         return cls(states, mask)
 
@@ -136,7 +137,7 @@ class EncoderDecoderBase(Model):
         self,
         source: Source,
         target: Tokens,
-        source_real: Real | None = None,
+        source_real: PaddingMask | None = None,
         target_real: Bool[Tensor, "b t"] | None = None,
     ) -> Logits:
         return self.logits(self.decode(target, self.encode(source, source_real), target_real))
@@ -168,7 +169,7 @@ class Seq2Seq(EncoderDecoderBase):
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         length = source.shape[1]
-        self.encoder.position.refuse_past(length)
+        self.encoder.position.check_length(length)
         mask = make_mask(full, length, padding_mask=source_real, device=source.device)
         x = self.encoder_embedding(self.tokens, source, self.encoder.position, mask.query_positions)
         return EncoderOutput(self.encoder(x, mask), mask)
@@ -182,7 +183,7 @@ class Seq2Seq(EncoderDecoderBase):
     ) -> Hidden:
         """Hidden states of the decoder; with a cache, of the positions after the cached ones."""
         length = target.shape[1]
-        self.decoder.position.refuse_past(length if cache is None else cache.end(length))
+        self.decoder.position.check_length(length if cache is None else cache.end(length))
         mask = next_mask(cache, causal, length, target_real, target.device)
         positions = mask.query_positions
         x = self.decoder_embedding(self.target_table, target, self.decoder.position, positions)

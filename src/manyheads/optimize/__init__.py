@@ -21,8 +21,8 @@ from manyheads.errors import UserError
 from manyheads.kernels.dispatch import ACTIVATION_KINDS, runs_triton
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Block, Stack
+from manyheads.nn.layers import Residual
 from manyheads.nn.masks import AttentionMask
-from manyheads.nn.residual import Residual
 from manyheads.nn.shapes import Hidden
 from manyheads.optimize.fused import (
     FUSED,

@@ -19,12 +19,10 @@ from manyheads.kernels.dispatch import (
     runs_triton,
     verified,
 )
-from manyheads.nn.attention import Cache, CrossAttention, SelfAttention
-from manyheads.nn.exact_attention import Fused
-from manyheads.nn.feedforward import FeedForward
+from manyheads.nn.attention import Cache, CrossAttention, Fused, SelfAttention
+from manyheads.nn.layers import FeedForward, Residual
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
-from manyheads.nn.residual import Residual
 from manyheads.nn.scores import InnerScore
 from manyheads.nn.shapes import Hidden
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from manyheads.decode.linears import InferenceLinear, fuse_activations, replace_linears
 from manyheads.kernels.dispatch import ACTIVATION_KINDS, runs_triton, verified
 from manyheads.nn.block import Block
-from manyheads.nn.feedforward import FeedForward, GatedFeedForward
+from manyheads.nn.layers import FeedForward, GatedFeedForward
 
 M = TypeVar("M", bound=nn.Module)
 

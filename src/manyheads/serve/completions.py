@@ -170,7 +170,7 @@ def _choice(chunk: Chunk, work: Completions, request: CompletionRequest) -> dict
 
 def _logprobs(entries: Sequence[TokenLogProb], work: Completions) -> dict[str, Any]:
     """Lists of equal length: tokens, log P, alternatives, offsets."""
-    pieces = work.generator.tokenizer.pieces
+    pieces = work.generator.tokenizer.subwords
 
     def alternatives(entry: TokenLogProb) -> dict[str, float] | None:
         if entry.log_prob is None:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyheads.decode.beam import Hypothesis
-from manyheads.decode.lines import BREAKS, pieces
-from manyheads.decode.translate import BaseTranslator
+from manyheads.decode.translate import BREAKS, BaseTranslator, pieces
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.run import Run

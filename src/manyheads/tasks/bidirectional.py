@@ -14,7 +14,7 @@ from torch import Tensor
 from manyheads.baselines.elmo import Elmo, ElmoConfig
 from manyheads.data.batching import Rows
 from manyheads.data.language import EncodedText, TextData, Texts, gather
-from manyheads.data.masking import BothWays
+from manyheads.data.masking import Bidirectional
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, loss_scores
 from manyheads.tasks.language import WindowTask, held_out_windows
@@ -75,7 +75,7 @@ class BidirectionalTask(WindowTask[TokenBatch]):
         )
         self.text = self.data.text
         self.set_order(len(self.text.flat), self.data.length)
-        self.valid.text.stretches(self.valid.length)  # refuse a short text before training
+        self.valid.text.count_windows(self.valid.length)  # refuse a short text before training
 
     def batch(self, rows: Rows) -> TokenBatch:
         return self.data.batch(rows, self.device)
@@ -109,7 +109,7 @@ SPEC = TaskSpec(
     task="pretraining",
     models=(ElmoConfig,),
     data=(TextData,),
-    objectives=(BothWays,),
+    objectives=(Bidirectional,),
     recipe="elmo-mini",
     fit_tokenizer=add_frame,
     prepare=BidirectionalTask,

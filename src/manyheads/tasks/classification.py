@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.data.batching import Batches, Ragged, Rows, Shuffled, in_order_of_length
-from manyheads.data.labelled import Labelled, LabelledData, places
+from manyheads.data.batching import Batches, Ragged, Rows, Shuffled, batches_by_length
+from manyheads.data.labelled import Labelled, LabelledData, class_indices
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.labels import label_scores
 from manyheads.evaluate.scores import Scores
@@ -73,7 +73,7 @@ class EncodedLabels:
         has_segments = segments_of(model) > 1
         self.segments = Ragged.of([segments for _, segments in framed]) if has_segments else None
         numbers = np.array(part.numbers, dtype=np.float32)
-        self.labels = numbers if part.numbers else places(part, model.head.labels)
+        self.labels = numbers if part.numbers else class_indices(part, model.head.labels)
         self.lines, self.name = part.lines, part.name
 
     def digest(self) -> str:
@@ -100,7 +100,7 @@ class EncodedLabels:
         model.eval()
         device = next(model.parameters()).device
         outputs = torch.empty(len(self.labels), model.head.output.out_features)
-        for rows in in_order_of_length(self.tokens.lengths, batch_tokens):
+        for rows in batches_by_length(self.tokens.lengths, batch_tokens):
             batch = self.batch(rows, device)
             outputs[rows] = model(batch.tokens, batch.mask, batch.segments).float().cpu()
         return outputs
@@ -191,7 +191,7 @@ def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores
             )
         values, labels = [p.scores[p.label] for p in predictions], part.numbers
     else:
-        places(part, names)  # refuses labels that the model does not know
+        class_indices(part, names)  # refuses labels that the model does not know
     scores = label_scores(data.metrics(names), values, labels, names[-1])
     return scores | {"split": split_name, "examples": len(lines)}
 

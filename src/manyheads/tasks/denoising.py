@@ -10,15 +10,15 @@ from manyheads.data.batching import Ragged, Rows, split
 from manyheads.data.language import EncodedText, TextData, Texts, gather
 from manyheads.data.masking import (
     Denoising,
-    Spans,
+    SpanCorruption,
     corrupt_spans,
     delete,
     infill,
     permute,
-    span_places,
+    sample_spans,
     span_sizes,
 )
-from manyheads.data.mlm import BREAKING, drawing
+from manyheads.data.mlm import CORRUPTION, make_rng
 from manyheads.data.translation import Batch
 from manyheads.decode.beam import SpecialTokens
 from manyheads.errors import UserError
@@ -45,9 +45,9 @@ class CorruptedText:
         """Corrupted windows; they do not depend on the number of parts."""
         objective, frame = self.objective, self.frame
         windows = gather(self.text.flat, starts, self.length)
-        if isinstance(objective, Spans):
+        if isinstance(objective, SpanCorruption):
             rates = {"rate": objective.rate, "mean_length": objective.mean_length}
-            positions = span_places(len(windows), self.length, random, **rates)
+            positions = sample_spans(len(windows), self.length, random, **rates)
             sources, targets = map(list, corrupt_spans(windows, positions, self.sentinels))
         else:
             pairs = zip(starts.tolist(), windows, strict=True)
@@ -92,10 +92,10 @@ class DenoisingTask(WindowTask[Batch]):
         self.valid = CorruptedText(valid, self.tokenizer, self.run)
         self.text = self.data.text
         self.set_order(len(self.text.flat), self.data.length)
-        self.valid.text.stretches(self.valid.length)  # refuse a short text before training
+        self.valid.text.count_windows(self.valid.length)  # refuse a short text before training
 
     def batches(self, step: int) -> list[Batch]:
-        random = drawing(self.run.seed, BREAKING, step)
+        random = make_rng(self.run.seed, CORRUPTION, step)
         batches = self.data.batches(self.rows(step), random, self.train.accumulate)
         return [batch.to(self.device) for batch in batches]
 
@@ -152,4 +152,6 @@ DENOISING = TaskSpec(
     prepare=DenoisingTask,
     evaluate=evaluate,
 )
-SPANS = replace(DENOISING, objectives=(Spans,), special_tokens=(), fit_tokenizer=add_sentinels)
+SPANS = replace(
+    DENOISING, objectives=(SpanCorruption,), special_tokens=(), fit_tokenizer=add_sentinels
+)

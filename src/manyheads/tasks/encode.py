@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.data.batching import Ragged, Rows, in_order_of_length
+from manyheads.data.batching import Ragged, Rows, batches_by_length
 from manyheads.errors import UserError
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq, EncoderDecoder
 from manyheads.models.gpt import Gpt
@@ -139,7 +139,7 @@ class TextEncoder:
             hidden = self._encode(batch)[is_mask]
             if not len(hidden):  # every mask was truncated
                 continue
-            guesses = iter(self.model.answer(hidden[None])[0])
+            guesses = iter(self.model.head_output(hidden[None])[0])
             for row, count in zip(batch.rows.tolist(), is_mask.sum(1).tolist(), strict=True):
                 results[masked[row]] = [self._guesses(next(guesses), top) for _ in range(count)]
         for number, (line, words) in enumerate(zip(lines, results, strict=True), start=first):
@@ -158,7 +158,7 @@ class TextEncoder:
 
     def _guesses(self, logits: Float[Tensor, " v"], top: int) -> list[Guess]:
         probabilities, tokens = logits.float().softmax(-1).topk(min(top, len(logits)))
-        words = self.tokenizer.pieces(tokens.tolist())
+        words = self.tokenizer.subwords(tokens.tolist())
         return [Guess(word, float(p)) for word, p in zip(words, probabilities, strict=True)]
 
     def filled(self, line: str, guesses: list[list[Guess]]) -> str:
@@ -207,7 +207,7 @@ class TextEncoder:
                 is_text = torch.isin(tokens, special, invert=True)
                 if batch.mask is not None:
                     is_text &= batch.mask[index]
-                subwords = self.tokenizer.pieces(tokens[is_text].tolist())
+                subwords = self.tokenizer.subwords(tokens[is_text].tolist())
                 results[row] = [
                     _predict(logits, labels, subword.strip())
                     for logits, subword in zip(outputs[index][is_text], subwords, strict=True)
@@ -225,7 +225,7 @@ class TextEncoder:
         tokens = Ragged.of([ids for ids, _ in framed])
         segments = Ragged.of([parts for _, parts in framed])
         budget = BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
-        for rows in in_order_of_length(tokens.lengths, budget):
+        for rows in batches_by_length(tokens.lengths, budget):
             ids, mask = tokens.padded(rows, 0)
             # Some tokenizers number the texts for models without segment embeddings.
             parts = segments.padded(rows, 0)[0].clamp(max=self.segments - 1)

@@ -16,14 +16,14 @@ from torch.nn import functional as F
 
 from manyheads.data.augmentation import augment, mix
 from manyheads.data.batching import Shuffled, split
-from manyheads.data.images import ImageData, Pictures
+from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.models.heads import Classify
-from manyheads.models.vit import Images, ReadsImages, VitConfig
+from manyheads.models.vit import ImageClassifier, Images, VitConfig
 from manyheads.tasks.classification import label_loss, with_labels
 from manyheads.tasks.spec import BaseTask, LoadedModel, TaskSpec
-from manyheads.train.loss import Loss
+from manyheads.train.step import Loss
 
 Pixels = UInt8[np.ndarray, "n channels height width"]
 
@@ -33,7 +33,7 @@ TOP = 5
 DEFAULT_MEAN = 0.5  # and standard deviation, as published models have them
 
 
-def check_size(model: VitConfig, part: Pictures) -> None:
+def check_size(model: VitConfig, part: ImageSet) -> None:
     """Refuse images of another size than the model's, with the settings that fix it."""
     shape, size = part.pixels.shape[1:], model.image_size
     if shape != (model.channels, size, size):
@@ -46,20 +46,20 @@ def check_size(model: VitConfig, part: Pictures) -> None:
         )
 
 
-def fit_config(model: VitConfig, part: Pictures) -> VitConfig:
+def fit_config(model: VitConfig, part: ImageSet) -> VitConfig:
     """The settings with what the training data decides: classes, pixel mean and deviation.
 
     A trained model keeps its mean and deviation, which its weights depend on.
     """
     if not model.pixel_mean:  # not a trained model: the size was chosen here
-        model.check_whole()
+        model.check_image_size()
     check_size(model, part)
     if model.head is None:
         raise UserError("task=images needs model.head=classify: leave model.head out")
     head = with_labels(model.head, tuple(part.classes), "the images")
     if not model.pixel_mean:
         mean, deviation = pixel_statistics(part.pixels)
-        model = replace(model, pixel_mean=mean, pixel_deviation=deviation)
+        model = replace(model, pixel_mean=mean, pixel_std=deviation)
     return replace(model, head=head)
 
 
@@ -87,7 +87,7 @@ def from_pixels(pixels: Pixels, device: torch.device) -> Images:
 def normalize(images: Images, config: VitConfig) -> Images:
     """(pixel − mean) / deviation of each channel."""
     default = (DEFAULT_MEAN,) * config.channels
-    means, deviations = config.pixel_mean or default, config.pixel_deviation or default
+    means, deviations = config.pixel_mean or default, config.pixel_std or default
     # Channel by channel: the numbers need not be copied to the device.
     channels = zip(images.unbind(1), means, deviations, strict=True)
     return torch.stack([(channel - mean) / deviation for channel, mean, deviation in channels], 1)
@@ -106,7 +106,7 @@ class ImageTask(BaseTask[ImageBatch]):
 
     examples = "training images"
 
-    def load(self, part: Pictures, valid: Pictures) -> None:
+    def load(self, part: ImageSet, valid: ImageSet) -> None:
         model, train = self.run.model, self.train
         names = model.head.labels
         self.pixels, self.labels = part.pixels, class_indices(part, names)
@@ -147,7 +147,7 @@ class ImageTask(BaseTask[ImageBatch]):
         return {"loss": float(F.cross_entropy(logits, labels)), "accuracy": float(correct)}
 
 
-def class_indices(part: Pictures, names: Sequence[str]) -> Int[np.ndarray, " n"]:
+def class_indices(part: ImageSet, names: Sequence[str]) -> Int[np.ndarray, " n"]:
     """The index of each image's class among the names."""
     unknown = [name for name in part.classes if name not in names]
     if unknown:
@@ -161,7 +161,7 @@ def class_indices(part: Pictures, names: Sequence[str]) -> Int[np.ndarray, " n"]
 
 
 @torch.no_grad()
-def predict(model: ReadsImages, pixels: Pixels) -> Float[Tensor, "n labels"]:
+def predict(model: ImageClassifier, pixels: Pixels) -> Float[Tensor, "n labels"]:
     """Logits of images, without augmentation."""
     like = torch.empty(0)  # for an ONNX graph
     if isinstance(model, nn.Module):
@@ -174,7 +174,7 @@ def predict(model: ReadsImages, pixels: Pixels) -> Float[Tensor, "n labels"]:
     return torch.cat(logits)
 
 
-def class_probabilities(model: ReadsImages, pixels: Pixels) -> list[dict[str, float]]:
+def class_probabilities(model: ImageClassifier, pixels: Pixels) -> list[dict[str, float]]:
     """The probability of every class for each image."""
     assert model.config.head is not None
     names = model.config.head.labels

@@ -220,7 +220,7 @@ def evaluate(
     text = EncodedText(texts, loaded.tokenizer, ends=True)
     windows = SlidingWindows.over(len(text.flat), context, stride)
     with Bar("evaluate", len(text.flat) - 1) as bar:
-        batch_tokens = run.decode.read_at_once
+        batch_tokens = run.decode.forward_tokens
         nll, tokens = stream_nll(model, text, [windows], objective, batch_tokens, bar)
     scores = _scores(texts, loaded.tokenizer, nll, tokens)
     settings = f"context:{context}|stride:{stride or context}|packing:{objective.packing}"
@@ -236,7 +236,7 @@ def check(run: RunSettings) -> None:
     if run.objective is None or run.objective.packing == "stream":
         return
     attention = run.model.attention
-    if not getattr(attention, "keeps_apart", attention.exact):
+    if not getattr(attention, "separates_documents", attention.exact):
         raise UserError(
             f"model.attention={attention.kind} cannot separate packed documents: choose "
             "objective.packing=stream, or another model.attention"

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from manyheads.data.batching import split
 from manyheads.data.language import TextData, Texts
-from manyheads.data.masking import Masked, Replaced
+from manyheads.data.masking import Masked, ReplacedToken
 from manyheads.data.mlm import MaskedBatch, MaskedOrder, MaskedText
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores, perplexity
@@ -31,7 +31,7 @@ from manyheads.tasks.spec import (
     add_frame,
     token_unit,
 )
-from manyheads.train.loss import Loss, cross_entropy
+from manyheads.train.step import Loss, cross_entropy
 
 MULTIPLE = 64  # of masked positions in a batch on a GPU: few shapes to capture as CUDA graphs
 
@@ -39,11 +39,11 @@ MULTIPLE = 64  # of masked positions in a batch on a GPU: few shapes to capture 
 def masked_loss(model: Bert, hidden: Tensor, batch: MaskedBatch, smoothing: float = 0.0) -> Loss:
     """−log P of the masked tokens; the output layer is computed at their positions only."""
     head: Any = model.head
-    masked = hidden.flatten(0, 1)[batch.places]
+    masked = hidden.flatten(0, 1)[batch.positions]
     return cross_entropy(
         head.output.enter(head.enter(masked)),
         head.output.matrix(model.tokens),
-        batch.wanted,
+        batch.labels,
         bias=head.output.bias,
         smoothing=smoothing,
         count=batch.predictions,
@@ -70,7 +70,7 @@ def masked_pass(model: Bert, batch: MaskedBatch, smoothing: float = 0.0) -> Pass
     losses = {"masked": masked_loss(model, hidden, batch, smoothing)}
     if batch.other is None:
         return PassResult(losses, {})
-    logits = model.follows(hidden, batch.real)
+    logits = model.next_sentence_logits(hidden, batch.real)
     losses["next_sentence"] = next_sentence_loss(logits, batch.other)
     return PassResult(losses, {"next_sentence": (logits.argmax(-1) == batch.other).sum()})
 
@@ -79,11 +79,11 @@ def replaced_pass(model: Electra, batch: MaskedBatch, weight: float) -> PassResu
     """The generator's loss at the masks, and the model's at every token: was it replaced?"""
     hidden = model.generator.hidden(batch.tokens, batch.real, batch.segments)
     masked = masked_loss(model.generator, hidden, batch)
-    tokens, samples = model.fill(batch.tokens, batch.places, hidden)
+    tokens, samples = model.fill(batch.tokens, batch.positions, hidden)
     # A sample that equals the original token does not count as replaced.
     is_replaced = torch.zeros_like(tokens, dtype=torch.float32)
-    differs = (samples != batch.wanted).float()
-    is_replaced = is_replaced.flatten().scatter(0, batch.places, differs).view_as(is_replaced)
+    differs = (samples != batch.labels).float()
+    is_replaced = is_replaced.flatten().scatter(0, batch.positions, differs).view_as(is_replaced)
     logits = model.model(tokens, batch.real, batch.segments).float()
     losses = F.binary_cross_entropy_with_logits(logits, is_replaced, reduction="none")
     correct = (logits > 0) == (is_replaced > 0.5)
@@ -95,9 +95,9 @@ def replaced_pass(model: Electra, batch: MaskedBatch, weight: float) -> PassResu
 
 
 def forward_pass(
-    model: nn.Module, batch: MaskedBatch, objective: Masked | Replaced, smoothing: float = 0.0
+    model: nn.Module, batch: MaskedBatch, objective: Masked | ReplacedToken, smoothing: float = 0.0
 ) -> PassResult:
-    if isinstance(objective, Replaced):
+    if isinstance(objective, ReplacedToken):
         assert isinstance(model, Electra)
         return replaced_pass(model, batch, objective.weight)
     assert isinstance(model, Bert)
@@ -109,7 +109,7 @@ class MaskedTask(BaseTask[MaskedBatch]):
 
     def load(self, part: Texts, valid: Texts) -> None:
         train, max_length = self.train, self.run.model.max_length
-        self.objective: Masked | Replaced = self.run.objective
+        self.objective: Masked | ReplacedToken = self.run.objective
         settings: Any = {"objective": self.objective, "max_length": max_length}
         text = MaskedText(part, self.tokenizer, **settings, short=self.run.data.short)
         self.valid = MaskedText(valid, self.tokenizer, **settings, short="skip")
@@ -117,7 +117,7 @@ class MaskedTask(BaseTask[MaskedBatch]):
         self.order = MaskedOrder(text, rows * train.accumulate, self.run.seed, part.name)
         self.per_epoch = self.order.per_epoch
         self.digest = text.text.digest()
-        self.valid.text.stretches(self.valid.room)  # refuse a short text before training
+        self.valid.text.count_windows(self.valid.room)  # refuse a short text before training
 
     def batches(self, step: int) -> list[MaskedBatch]:
         framed, inputs, positions = self.order.at(step)
@@ -132,7 +132,7 @@ class MaskedTask(BaseTask[MaskedBatch]):
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
         counts = {"masked": batch.predictions}
-        if isinstance(self.objective, Replaced):
+        if isinstance(self.objective, ReplacedToken):
             counts["replaced"] = batch.size
         elif batch.other is not None:
             counts["next_sentence"] = len(batch.tokens)
@@ -150,7 +150,7 @@ class MaskedTask(BaseTask[MaskedBatch]):
 
 @torch.no_grad()
 def masked_scores(
-    model: nn.Module, text: MaskedText, objective: Masked | Replaced, device: torch.device
+    model: nn.Module, text: MaskedText, objective: Masked | ReplacedToken, device: torch.device
 ) -> dict[str, float]:
     """The losses of held-out text, masked at the same positions for every run."""
     model.eval()
@@ -162,7 +162,7 @@ def masked_scores(
     for starts, random in held_out_windows(text.text, text.room):
         rows = len(starts)
         framed = text.stretches(starts) if text.pairs is None else text.drawn_pairs(rows, random)
-        inputs, positions = text.hide(framed, random)
+        inputs, positions = text.mask_tokens(framed, random)
         batch = framed.hidden(inputs, positions, np.arange(rows)).to(device)
         result = forward_pass(model, batch, objective)
         for name, loss in result.losses.items():
@@ -193,7 +193,7 @@ def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     text = MaskedText(texts, tokenizer, objective, max_length=max_length, short="skip")
     signature = (
         f"of hidden tokens ({token_unit(tokenizer)})|rate:{objective.rate}|"
-        f"mask:{objective.mask_share}|random:{objective.random_share}|unit:{objective.unit}|"
+        f"mask:{objective.mask_fraction}|random:{objective.random_fraction}|unit:{objective.unit}|"
         f"pairs:{objective.pairs}|length:{max_length}|hidden by seed {HELD_OUT_SEED}"
     )
     return {
@@ -211,7 +211,7 @@ def has_pairs(run: RunSettings) -> bool:
 def check(run: RunSettings) -> None:
     """The model needs the heads of the objective."""
     model, objective = run.model, run.objective
-    head = "detect" if isinstance(objective, Replaced) else "masked"
+    head = "detect" if isinstance(objective, ReplacedToken) else "masked"
     if model.head is None or model.head.kind != head:
         raise UserError(f"objective={objective.kind} needs model.head={head}")
     if has_pairs(run) and (model.next_sentence is None or (model.embed.segments or 1) < 2):
@@ -224,12 +224,12 @@ def check(run: RunSettings) -> None:
 def with_generator(model: nn.Module, run: RunSettings) -> nn.Module:
     """ELECTRA trains a generator together with the model."""
     assert isinstance(model, Bert)
-    return Electra(model, run.objective.generator_share)
+    return Electra(model, run.objective.generator_fraction)
 
 
 def finetune(config: BertConfig, run: RunSettings) -> BertConfig:
     """With the head of the objective, and for pairs that of next-sentence prediction."""
-    head_kind = heads.Detect if isinstance(run.objective, Replaced) else heads.Masked
+    head_kind = heads.Detect if isinstance(run.objective, ReplacedToken) else heads.Masked
     paired = has_pairs(run)
     return replace(
         config,
@@ -266,7 +266,7 @@ MASKED = TaskSpec(
 )
 REPLACED = replace(
     MASKED,
-    objectives=(Replaced,),
+    objectives=(ReplacedToken,),
     recipe="electra-mini",
     wrap=with_generator,
     evaluate=None,

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyheads.data.batching import Rows, split
-from manyheads.data.events import ChoraleGrid, transposed
+from manyheads.data.events import ChoraleGrid, transpose_word
 from manyheads.data.language import EncodedText
 from manyheads.data.masking import Causal
 from manyheads.data.music import Music, MusicData
@@ -51,7 +51,7 @@ def transposition_table(music: Music, tokenizer: Tokenizer, semitones: int) -> T
     table = np.tile(np.arange(tokenizer.vocab_size), (2 * semitones + 1, 1))
     for row, shift in enumerate(range(-semitones, semitones + 1)):
         for word, token in ids.items():
-            moved = ids.get(transposed(word, shift) or "")
+            moved = ids.get(transpose_word(word, shift) or "")
             table[row, token] = -1 if moved is None else moved
     return torch.from_numpy(table)
 
@@ -148,7 +148,7 @@ def evaluate(
     windows = piece_windows(text, music.closing, context, step)
     events = sum(int(group.new.sum()) for group in windows)
     with Bar("evaluate", events) as bar:
-        batch_tokens = loaded.run.decode.read_at_once
+        batch_tokens = loaded.run.decode.forward_tokens
         nll, _ = stream_nll(model, text, windows, Causal(), batch_tokens, bar)
     scores = loss_scores(nll, events)
     signature = (

@@ -19,13 +19,12 @@ from manyheads.decode.beam import Decode
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores
-from manyheads.exchange.folder import in_frame
+from manyheads.exchange.folder import frame_for_model
 from manyheads.models.vit import ImageClassifier
 from manyheads.tasks.encode import TextEncoder
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss
 from manyheads.train.optimizer import Train
-from manyheads.train.step import Task
+from manyheads.train.step import Loss, Task
 
 Ability = Literal["translate", "generate", "encode", "label"]
 B = TypeVar("B")  # a batch
@@ -135,7 +134,7 @@ def token_unit(tokenizer: Tokenizer) -> str:
 
 def add_frame(tokenizer: Tokenizer, run: RunSettings) -> Tokenizer:
     """Add the special tokens around a text that an encoder was trained with ([CLS] … [SEP])."""
-    return in_frame(tokenizer, run.decode, run.model)
+    return frame_for_model(tokenizer, run.decode, run.model)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,13 @@ from dataclasses import replace
 
 from manyheads.data.summaries import SummaryData, as_lines
 from manyheads.data.translation import Corpus, FilesData
-from manyheads.decode.lines import pieces, read_lines
-from manyheads.decode.translate import BaseTranslator
+from manyheads.decode.translate import BaseTranslator, pieces, read_lines
 from manyheads.evaluate.rouge import has_rouge, rouge_scorer, rouge_scores
 from manyheads.evaluate.scores import Scores
 from manyheads.tasks import translation
 from manyheads.tasks.spec import LoadedModel, token_unit
 from manyheads.tasks.translation import TranslationTask, target_likelihood
-from manyheads.train.progress import Bar
+from manyheads.train.metrics import Bar
 
 
 class SummaryTask(TranslationTask):

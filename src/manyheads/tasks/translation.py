@@ -6,7 +6,7 @@ L = −Σ_t log P(y_t | y_1, …, y_{t−1}, x)
 from dataclasses import dataclass, replace
 from typing import Any
 
-from manyheads.data.batching import Batches, in_order_of_length, split
+from manyheads.data.batching import Batches, batches_by_length, split
 from manyheads.data.translation import (
     Batch,
     Corpus,
@@ -16,23 +16,22 @@ from manyheads.data.translation import (
     TranslationData,
 )
 from manyheads.decode.beam import SpecialTokens
-from manyheads.decode.cuda_graphs import GraphCache
-from manyheads.decode.lines import translate_whole
-from manyheads.decode.translate import BaseTranslator, Translator
+from manyheads.decode.decoder import GraphCache
+from manyheads.decode.translate import BaseTranslator, Translator, translate_whole
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
 from manyheads.evaluate.scores import Scores, loss_scores, translation_scores
-from manyheads.models.capture import looks_across
+from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
-from manyheads.nn.embedding import LMHead
+from manyheads.nn.layers import LMHead
 from manyheads.nn.shapes import Hidden
 from manyheads.tasks.spec import BaseTask, LoadedModel, RunSettings, TaskSpec, total_nll
-from manyheads.tokenizer.bpe_dropout import Segmenter
+from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.train.loss import Loss, cross_entropy
+from manyheads.train.metrics import Bar
 from manyheads.train.optimizer import TooLong
-from manyheads.train.progress import Bar
 from manyheads.train.rdrop import rdrop_kl
+from manyheads.train.step import Loss, cross_entropy
 
 COMPOSITIONAL = "compositional"
 MULTIPLE = 2  # of lengths on a GPU: few shapes to capture as CUDA graphs, and little padding
@@ -56,7 +55,7 @@ def translation_losses(
     divergence = rdrop_kl(
         model.head.enter(hidden),
         model.head.matrix(model.target_table),
-        batch.real,
+        batch.loss_mask,
         bias=model.head.bias,
         count=batch.target_tokens,
         weight=rdrop_alpha / 2,
@@ -77,10 +76,10 @@ def _cross_entropy(model: EncoderDecoder, hidden: Hidden, batch: Batch, smoothin
     return cross_entropy(
         model.head.enter(hidden),
         model.head.matrix(model.target_table),
-        batch.wanted,
+        batch.labels,
         bias=model.head.bias,
         smoothing=smoothing,
-        loss_mask=batch.real,
+        loss_mask=batch.loss_mask,
         count=batch.target_tokens,
     )
 
@@ -89,7 +88,7 @@ def corpus_nll(model: EncoderDecoder, data: EncodedPairs, batch_tokens: int) -> 
     """Σ −log P of all targets, and their number of tokens."""
     device = next(model.parameters()).device
     batches = (
-        data.batch(rows).to(device) for rows in in_order_of_length(data.lengths, batch_tokens)
+        data.batch(rows).to(device) for rows in batches_by_length(data.lengths, batch_tokens)
     )
     return total_nll(model, (translation_loss(model, batch, 0.0) for batch in batches))
 
@@ -110,8 +109,8 @@ class TranslationTask(BaseTask[Batch]):
         )
         copies = train.bpe_dropout_copies
         if copies > 1:
-            segmenter = Segmenter(self.tokenizer, train.bpe_dropout, self.run.seed)
-            self.data.cut_anew(part, segmenter, copies - 1, max_length)
+            segmenter = BpeDropout(self.tokenizer, train.bpe_dropout, self.run.seed)
+            self.data.add_bpe_dropout(part, segmenter, copies - 1, max_length)
         self.digest = self.data.digest()
         self.notes += [*self.data.notes, *self.valid.notes]
         budget = train.batch_tokens * train.accumulate
@@ -177,7 +176,7 @@ def target_likelihood(translator: BaseTranslator, corpus: Corpus, too_long: TooL
         pairs = EncodedPairs(corpus, tokenizer, translator.max_length, too_long, frame)
     except DataError:
         return {}
-    return dict(loss_scores(*corpus_nll(translator.model, pairs, translator.decode.read_at_once)))
+    return dict(loss_scores(*corpus_nll(translator.model, pairs, translator.decode.forward_tokens)))
 
 
 def evaluate_translation(
@@ -208,8 +207,8 @@ def evaluate_translation(
     if (
         corpus.aligned is not None
         and isinstance(translator, Translator)
-        and translator.special_tokens.own
-        and looks_across(translator.model)
+        and translator.special_tokens.are_default
+        and has_cross_attention(translator.model)
     ):
         aligned = corpus.aligned[:ALIGNED_PAIRS]
         error = alignment_error(translator.model, translator.tokenizer, aligned)

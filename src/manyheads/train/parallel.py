@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from manyheads.errors import UserError
 from manyheads.nn.block import Block
-from manyheads.nn.performer import PerformerCore
+from manyheads.nn.performer import PerformerAttention
 from manyheads.train.checkpoint import Checkpointer
 from manyheads.train.step import (
     Batches,
@@ -186,7 +186,7 @@ class Distributed(ForwardBackward):
         self.random_features = [
             buffer
             for part in objective.modules()
-            if isinstance(part, PerformerCore) and part.settings.redraw is not None
+            if isinstance(part, PerformerAttention) and part.settings.redraw is not None
             for buffer in part.buffers(recurse=False)
         ]
         if parallel == "fsdp":

@@ -24,12 +24,13 @@ from manyheads.nn.positions import (
     Learned,
     NoPosition,
     Position,
+    PositionConfig,
     PositionSizes,
+    Relative,
     Rotary,
     Shaw,
     Sinusoidal,
 )
-from manyheads.nn.relative import PositionConfig, Relative
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> di
         with capture(model) as maps:
             model(*inputs)
         keys, queries, predicted = map(
-            tokenizer.pieces, (source, [special.start, *output], [*output, special.end])
+            tokenizer.subwords, (source, [special.start, *output], [*output, special.end])
         )
         labels = {
             ("encoder", "self"): (keys, keys),
@@ -101,7 +102,7 @@ def attention_maps(loaded: TorchRun, text: str, target: str | None = None) -> di
             [(ids, _)] = tokenizer.framed([text])
         with capture(model) as maps:
             model.hidden(batch(ids))
-        labels = {(stack, "self"): (tokenizer.pieces(ids), tokenizer.pieces(ids))}
+        labels = {(stack, "self"): (tokenizer.subwords(ids), tokenizer.subwords(ids))}
     else:
         raise loaded.unsupported("has maps of a text", "a model that reads one")
     result = {}

@@ -195,7 +195,7 @@ def _read(opened: TorchRun, text: str, room: Room) -> Pass:
     segments = [min(part, encoder.segments - 1) for part in parts]
     with recorded(model) as record:
         hidden = model.hidden(_batch(ids, opened), None, _batch(segments, opened))
-        answer = model.answer(hidden)[0].float()
+        answer = model.head_output(hidden)[0].float()
     pieces = tokenizer.subwords(ids)
     output: dict[str, Any] = {"kind": "states"}
     if isinstance(head, Masked):

@@ -130,7 +130,7 @@ def looked_at(opened: TorchRun, pixels: Picture, about: dict[str, Any], room: Ro
     pictured = from_pixels(pixels[None], like.device)
     with torch.inference_mode(), recorded(model) as record:
         hidden = model.hidden(normalize(pictured, config).to(like.dtype))
-        answer = model.answer(hidden)
+        answer = model.head_output(hidden)
     classes: list[dict[str, Any]] = []
     if config.head is not None:
         chances = answer[0].float().softmax(-1).tolist()
