@@ -48,8 +48,8 @@ T = TypeVar("T")
 class Between:
     """Declares the range of a number; `open_low` and `open_high` exclude the end points."""
 
-    low: float
-    high: float = math.inf
+    low: float | int
+    high: float | int = math.inf
     open_low: bool = False
     open_high: bool = False
 

@@ -50,7 +50,7 @@ from manyheads.run import (
     read_run,
     read_tokenizer,
 )
-from manyheads.tasks.encode import Guess, HeadOutput, Pool, TextEncoder, segments_of
+from manyheads.tasks.encode import Guess, Pool, Prediction, TextEncoder, segments_of
 from manyheads.tasks.spec import Ability, LoadedModel
 from manyheads.tasks.table import TASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -120,7 +120,7 @@ class LoadedRun(LoadedModel):
         """
         return self.encoder().embed(_check_texts(texts), pool)
 
-    def classify(self, texts: Sequence[str]) -> list[list[HeadOutput]]:
+    def classify(self, texts: Sequence[str]) -> list[list[Prediction]]:
         """The label and the probabilities of all labels for each text; a tagger has one per token.
 
         A tab separates the two texts of a pair.

@@ -440,7 +440,7 @@ def _write_settings(run: Run, folder: Path) -> None:
         changes = differences(dump(run), dump(read_run(folder)))
         if changes:
             raise UserError(
-                f"{folder} holds another run ({changes[0]}): keep that, or choose another --out"
+                f"{folder} holds another run ({changes[0]}): choose another --out, or add --fresh"
             )
     text = settings_text(run, folder)
     if not path.exists() or path.read_text("utf-8") != text:

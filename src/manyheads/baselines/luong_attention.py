@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from manyheads.errors import UserError
 from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import AttentionFunction, AttentionSizes, check_combination
+from manyheads.nn.attention import (
+    AttentionFunction,
+    AttentionInputs,
+    AttentionSizes,
+    check_combination,
+)
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScoreConfig
@@ -45,5 +50,5 @@ class LuongAttention(nn.Module):
         q = rearrange(x, "(b n) t d -> b 1 (n t) d", n=beams)
         k, v = (rearrange(tensor, "b s d -> b 1 s d") for tensor in (keys, values))
         mask = mask.for_cross_attention(q.shape[2])
-        out = self.core(q, k, v, mask, self.score, self.position)
+        out = self.core(AttentionInputs(q, k, v, mask, self.score, self.position))
         return rearrange(out, "b 1 (n t) d -> (b n) t d", n=beams)

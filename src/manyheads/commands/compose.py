@@ -143,8 +143,9 @@ def _write_music(
     limit: int | None,
     sample: "Sample | None",
 ) -> None:
+    from manyheads.data.corpus import read_bytes
     from manyheads.data.events import Statistics
-    from manyheads.data.midi import read_bytes, write_midi
+    from manyheads.data.midi import write_midi
     from manyheads.decode.compose import compose
 
     encoding, prime = data.encoding, music.prime

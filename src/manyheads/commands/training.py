@@ -5,7 +5,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,44 +46,22 @@ def _train(
 
     `fresh` deletes the run in the folder first; other files stay.
     """
-    from manyheads.run import SETTINGS, check_folder, forget, locked
-    from manyheads.run import make_trainer as prepare_training
+    from manyheads.run import check_folder, train_run
     from manyheads.train.loop import Stopped
-    from manyheads.train.parallel import ONE_PROCESS
+    from manyheads.train.step import ONE_PROCESS
 
     world = world or ONE_PROCESS
-    if world.is_main:
+    if fresh and world.is_main:
         check_folder(out)
-        if fresh:
-            _delete_run(out)
-    is_new, has_begun = not out.exists(), (out / SETTINGS).exists()
-    with locked(out) if world.is_main else nullcontext():
-        try:
-            trainer = prepare_training(run, out, device, world)
-        except UserError:
-            # Leave nothing that would refuse other settings later.
-            if not has_begun and world.is_main:
-                forget(out, folder_too=is_new)
-            raise
-        report: Callable[[str], None] = say if world.is_main else lambda line: None
-        try:
-            for note in trainer.task.notes:
-                report(note)
-            count = sum(p.numel() for p in trainer.model.parameters())
-            where = f"{world.size} × {device.type}, {run.train.parallel}"
-            where = where if world.is_distributed else str(device)
-            report(f"{count:,} parameters on {where}, {trainer.dtype}".replace("torch.", ""))
-            if run.train.compile == "yes" and not world.is_distributed:
-                report("torch.compile: the first steps take up to a minute each")
-            trainer.run()
-            if trainer.train.average_checkpoints > 1:
-                steps = ", ".join(map(str, trainer.progress.snapshots))
-                report(f"the weights are the average of the checkpoints at steps {steps}")
-        except Stopped as stopped:
-            same = f"{command_name()} {shlex.join(sys.argv[1:])}"
-            how = "the same command" if world.is_distributed else same
-            report(f"manyheads: {stopped}; resume with: {how}")
-            raise typer.Exit(stopped.exit_code) from None
+        _delete_run(out)
+    report: Callable[[str], None] = say if world.is_main else lambda line: None
+    try:
+        train_run(run, out, device, world, report)
+    except Stopped as stopped:
+        command = f"{command_name()} {shlex.join(sys.argv[1:])}"
+        how = "the same command" if world.is_distributed else command
+        report(f"manyheads: {stopped}; resume with: {how}")
+        raise typer.Exit(stopped.exit_code) from None
 
 
 def demo(
@@ -172,15 +149,15 @@ def train(
 
 
 def _delete_run(folder: Path) -> None:
-    from manyheads.run import SCORES, SETTINGS, forget, locked
-    from manyheads.train.checkpoint import WEIGHTS
+    from manyheads.run import SCORES, SETTINGS, TOKENIZER, locked
+    from manyheads.train.checkpoint import STATE, WEIGHTS
 
     if not (folder / SETTINGS).exists():
         return
     with locked(folder):  # refuses a folder that another process trains into
         pass
-    forget(folder, folder_too=False)
-    for name in (WEIGHTS, SCORES, "metrics.jsonl"):
+    shutil.rmtree(folder / STATE, ignore_errors=True)
+    for name in (SETTINGS, TOKENIZER, WEIGHTS, SCORES, "metrics.jsonl"):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
 

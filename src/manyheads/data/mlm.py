@@ -252,7 +252,7 @@ class MaskedText:
         for number, run in enumerate(runs):
             end = begin + run.size[:, None]
             inside = (columns >= begin) & (columns < end)
-            source = np.where(inside, run.init[:, None] + columns - begin, source)
+            source = np.where(inside, run.start[:, None] + columns - begin, source)
             segments[(columns >= begin) & (columns < end + after)] = number
             is_text |= inside
             for index, token in enumerate(self.after):

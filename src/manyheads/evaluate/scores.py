@@ -15,13 +15,39 @@ from manyheads.errors import UserError
 Scores = dict[str, Any]
 
 
-def translation_scores(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
+def make_bleu(tokenize: str) -> BLEU:
+    """sacreBLEU with one of its tokenizers."""
+    try:
+        return BLEU(tokenize=tokenize)
+    except RuntimeError:  # MeCab is not installed
+        language = tokenize.partition("-")[0]
+        raise UserError(
+            f"--tokenize {tokenize} needs MeCab: pip install 'sacrebleu[{language}]', or use char"
+        ) from None
+
+
+def bleu_tokenizer(language: str) -> str:
+    """sacreBLEU's tokenizer for a target language: 13a unless words have no spaces between them.
+
+    Without MeCab, Japanese and Korean are compared by characters.
+    """
+    tokenize = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(language, "13a")
+    try:
+        make_bleu(tokenize)
+    except UserError:
+        return "char"
+    return tokenize
+
+
+def translation_scores(
+    hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a"
+) -> Scores:
     """sacreBLEU and chrF of a test set with their signatures, and the share of exact matches."""
     if len(hypotheses) != len(references) or not hypotheses:
         raise UserError(f"{len(hypotheses)} translations do not match {len(references)} references")
     scores: Scores = {}
     signatures = {}
-    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+    for name, metric in (("bleu", make_bleu(tokenize)), ("chrf", CHRF())):
         scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
         signatures[name] = str(metric.get_signature())
     exact = sum(h == r for h, r in zip(hypotheses, references, strict=True))

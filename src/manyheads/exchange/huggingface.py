@@ -245,6 +245,7 @@ def _weight_files(folder: Path) -> Iterator[Path]:
 
 def to_huggingface(model: nn.Module) -> Any:
     """A `transformers` model with our weights, of the first family that has all its parts."""
+    model = getattr(model, "torch_model", lambda: model)()  # a loaded run
     special = special_tokens(model)
     model, plan = _plan(model)
     family = plan.family

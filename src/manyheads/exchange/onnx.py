@@ -19,7 +19,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,15 @@ from manyheads.models.gpt import Gpt
 from manyheads.models.heads import HeadOutput
 from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
 from manyheads.models.vit import Images, Vit, VitConfig
-from manyheads.nn.attention import CrossAttention, Dense, KeysAndValues, SelfAttention
+from manyheads.nn.attention import (
+    AttentionInputs,
+    CrossAttention,
+    Dense,
+    KeysAndValues,
+    SelfAttention,
+)
 from manyheads.nn.masks import AttentionMask, Rule, full, make_mask
 from manyheads.nn.positions import Position
-from manyheads.nn.scores import Score
 from manyheads.nn.shapes import Hidden, Tokens
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -169,18 +174,9 @@ class ExportAttention(Dense):
     exporter would turn into constants.
     """
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        score: Score,
-        position: Position,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        mask.square = False
-        return super().__call__(q, k, v, mask, score, position)
+    def __call__(self, inputs: AttentionInputs) -> Tensor:
+        inputs.mask.square = False
+        return super().__call__(replace(inputs, dropout=0.0))
 
 
 class ExportCache:

@@ -61,7 +61,7 @@ class Gpt(Model):
         packed = None if documents is None else SameDocument(documents)
         rule = causal if packed is None else both(causal, packed)
         mask = next_mask(cache, rule, length, real, tokens.device)
-        positions = mask.query_positions if packed is None else packed.places()
+        positions = mask.query_positions if packed is None else packed.positions()
         x = self.embedding(self.tokens, tokens, self.decoder.position, positions)
         hidden: Tensor = self.decoder(x, mask, cache=cache)
         if cache is not None:

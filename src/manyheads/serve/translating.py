@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyheads.decode.beam import Hypothesis
-from manyheads.decode.translate import BREAKS, BaseTranslator, pieces
+from manyheads.decode.translate import BREAKS, BaseTranslator
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.run import Run
@@ -86,7 +86,7 @@ class Translations(Work[TranslationRequest]):
             )
 
         def parts(line: str) -> tuple[str, ...]:
-            return tuple(pieces(translator, line)) if line.strip() else ()
+            return tuple(translator.split(line)) if line.strip() else ()
 
         split = tuple(tuple(parts(line) for line in text.split("\n")) for text in texts)
         rows = sum(len(line) for text in split for line in text)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.config import dump
+from manyheads.config import dump, kinds_of
 from manyheads.data.batching import Ragged, Rows, split
 from manyheads.data.language import EncodedText, TextData, Texts, gather
 from manyheads.data.masking import (
@@ -117,8 +117,10 @@ def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     run, model, tokenizer = loaded.run, loaded.torch_model(), loaded.tokenizer
     text = CorruptedText(data.read(split_name), tokenizer, run)
     settings = dump(run.objective)
+    name = kinds_of(run.objective)[-1]  # as 0.1 called it: signatures stay comparable
+    del settings["kind"]
     signature = (
-        f"of {settings.pop('kind')} targets ({token_unit(tokenizer)})|"
+        f"of {name} targets ({token_unit(tokenizer)})|"
         + "".join(f"{name}:{value}|" for name, value in settings.items())
         + f"length:{model.config.max_length}|broken by seed {HELD_OUT_SEED}"
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from manyheads.data.batching import Rows
 from manyheads.data.language import EncodedText, TextData, Texts, Windows, gather
 from manyheads.data.masking import Causal
-from manyheads.data.mlm import HELD_OUT, drawing
+from manyheads.data.mlm import HELD_OUT, make_rng
 from manyheads.errors import DataError, UserError, check_at_least
 from manyheads.evaluate.scores import Scores, language_scores
 from manyheads.models.gpt import Gpt, GptConfig
@@ -141,10 +141,10 @@ def held_out_windows(text: EncodedText, length: int) -> Iterator[tuple[Rows, np.
 
     Held-out text is corrupted in the same way for every run.
     """
-    count = text.stretches(length)
+    count = text.count_windows(length)
     for begin in range(0, count, HELD_OUT_ROWS):
         rows = np.arange(begin, min(begin + HELD_OUT_ROWS, count))
-        yield rows * length, drawing(HELD_OUT_SEED, HELD_OUT, begin)
+        yield rows * length, make_rng(HELD_OUT_SEED, HELD_OUT, begin)
 
 
 class WindowTask(BaseTask[B]):

@@ -120,9 +120,9 @@ class MaskedTask(BaseTask[MaskedBatch]):
         self.valid.text.count_windows(self.valid.room)  # refuse a short text before training
 
     def batches(self, step: int) -> list[MaskedBatch]:
-        framed, inputs, positions = self.order.at(step)
-        parts = split(np.arange(len(framed.tokens)), self.train.accumulate)
-        batches = [framed.hidden(inputs, positions, rows) for rows in parts]
+        rows = self.order.at(step)
+        parts = split(np.arange(len(rows.tokens)), self.train.accumulate)
+        batches = [rows.batch(part) for part in parts]
         if self.device.type == "cuda" and isinstance(self.objective, Masked):
             batches = [batch.padded(MULTIPLE) for batch in batches]
         return [batch.to(self.device) for batch in batches]
@@ -160,10 +160,7 @@ def masked_scores(
     correct: Counter[str] = Counter()
     weights: dict[str, float] = {}
     for starts, random in held_out_windows(text.text, text.room):
-        rows = len(starts)
-        framed = text.stretches(starts) if text.pairs is None else text.drawn_pairs(rows, random)
-        inputs, positions = text.mask_tokens(framed, random)
-        batch = framed.hidden(inputs, positions, np.arange(rows)).to(device)
+        batch = text.rows(starts, random, random).batch(np.arange(len(starts))).to(device)
         result = forward_pass(model, batch, objective)
         for name, loss in result.losses.items():
             sums[name] += float(loss.nll)  # type: ignore[assignment]
@@ -191,9 +188,10 @@ def evaluate(loaded: LoadedModel, data: TextData, split_name: str) -> Scores:
     objective, max_length = loaded.run.objective or Masked(), model.config.max_length
     texts = data.read(split_name)
     text = MaskedText(texts, tokenizer, objective, max_length=max_length, short="skip")
+    unit = "pieces" if objective.unit == "subwords" else objective.unit  # 0.1's signature
     signature = (
         f"of hidden tokens ({token_unit(tokenizer)})|rate:{objective.rate}|"
-        f"mask:{objective.mask_fraction}|random:{objective.random_fraction}|unit:{objective.unit}|"
+        f"mask:{objective.mask_fraction}|random:{objective.random_fraction}|unit:{unit}|"
         f"pairs:{objective.pairs}|length:{max_length}|hidden by seed {HELD_OUT_SEED}"
     )
     return {

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from manyheads.data.summaries import SummaryData, as_lines
 from manyheads.data.translation import Corpus, FilesData
-from manyheads.decode.translate import BaseTranslator, pieces, read_lines
+from manyheads.decode.translate import BaseTranslator, read_lines
 from manyheads.evaluate.rouge import has_rouge, rouge_scorer, rouge_scores
 from manyheads.evaluate.scores import Scores
 from manyheads.tasks import translation
@@ -38,7 +38,7 @@ def references(corpus: Corpus) -> list[list[str]]:
 
 def truncate(translator: BaseTranslator, document: str) -> str:
     """As much of a document as the model can encode at once."""
-    return pieces(translator, document)[0]
+    return translator.split(document)[0]
 
 
 def truncate_lines(

@@ -3,7 +3,9 @@
 L = −Σ_t log P(y_t | y_1, …, y_{t−1}, x)
 """
 
+import re
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 from manyheads.data.batching import Batches, batches_by_length, split
@@ -17,10 +19,10 @@ from manyheads.data.translation import (
 )
 from manyheads.decode.beam import SpecialTokens
 from manyheads.decode.decoder import GraphCache
-from manyheads.decode.translate import BaseTranslator, Translator, translate_whole
+from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.alignment import AlignmentError, alignment_error
-from manyheads.evaluate.scores import Scores, loss_scores, translation_scores
+from manyheads.evaluate.scores import Scores, bleu_tokenizer, loss_scores, translation_scores
 from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.layers import LMHead
@@ -34,6 +36,7 @@ from manyheads.train.rdrop import rdrop_kl
 from manyheads.train.step import Loss, cross_entropy
 
 COMPOSITIONAL = "compositional"
+LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})?")
 MULTIPLE = 2  # of lengths on a GPU: few shapes to capture as CUDA graphs, and little padding
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
 
@@ -148,7 +151,7 @@ class TranslationTask(BaseTask[Batch]):
 
     def text_scores(self, translator: BaseTranslator, rows: list[int]) -> dict[str, float]:
         """Scores of the model's translations of some validation pairs."""
-        translations = translate_whole(translator, [self.valid_corpus.sources[row] for row in rows])
+        translations = translator.translate_long([self.valid_corpus.sources[row] for row in rows])
         targets = [self.valid_corpus.targets[row] for row in rows]
         return {"bleu": translation_scores(translations, targets)["bleu"]}
 
@@ -179,29 +182,47 @@ def target_likelihood(translator: BaseTranslator, corpus: Corpus, too_long: TooL
     return dict(loss_scores(*corpus_nll(translator.model, pairs, translator.decode.forward_tokens)))
 
 
+def language_pair(data: Any) -> tuple[str, str]:
+    """The codes of source and target language that data names; "" if it names none."""
+    if isinstance(data, PhrasebookData):
+        source, _, target = data.pair.partition("-")
+        return source, target
+    if isinstance(data, FilesData):
+        return _language_of(data.source), _language_of(data.target)
+    return "", ""
+
+
+def _language_of(file: str) -> str:
+    """The language in `en`, `train.en` or `train.en.gz`."""
+    suffix = PurePath(file.removesuffix(".gz")).name.rpartition(".")[2].lower()
+    return suffix if LANGUAGE.fullmatch(suffix) else ""
+
+
 def evaluate_translation(
-    translator: BaseTranslator, data: TranslationData, split_name: str
+    translator: BaseTranslator, data: TranslationData, split_name: str, tokenize: str = "auto"
 ) -> Evaluation:
     """BLEU, chrF, exact match and, if the model gives them, loss and perplexity of a split.
 
+    BLEU's tokenizer follows from the target language unless `tokenize` names one.
     A test set of the phrasebook adds the BLEU of its compositional split. Gold alignments add the
     alignment error of every head, for PyTorch models with cross-attention and our special tokens.
     """
+    if tokenize == "auto":
+        tokenize = bleu_tokenizer(re.split("[-_]", language_pair(data)[1])[0])
     corpus = data.read(split_name)
     with Bar("evaluate", len(corpus.sources)) as bar:
-        translations = translate_whole(
-            translator, corpus.sources, lambda done: bar.update(done, "sentences")
+        translations = translator.translate_long(
+            corpus.sources, lambda done: bar.update(done, "sentences")
         )
-    scores = translation_scores(translations, corpus.targets)
+    scores = translation_scores(translations, corpus.targets, tokenize)
     scores |= target_likelihood(translator, corpus, "skip")
     scores |= {"split": split_name, "examples": len(corpus.sources)}
     if corpus.name:
         scores["files"] = corpus.name
     if split_name == "test" and COMPOSITIONAL in data.splits():
         unseen = data.read(COMPOSITIONAL)
-        unseen_scores = translation_scores(
-            translate_whole(translator, unseen.sources), unseen.targets
-        )
+        translated = translator.translate_long(unseen.sources)
+        unseen_scores = translation_scores(translated, unseen.targets, tokenize)
         scores["compositional_bleu"] = unseen_scores["bleu"]
     error = None
     if (
@@ -217,8 +238,10 @@ def evaluate_translation(
     return Evaluation(scores, corpus, translations, error)
 
 
-def evaluate(loaded: LoadedModel, data: TranslationData, split_name: str) -> Scores:
-    return evaluate_translation(loaded.translator(), data, split_name).scores
+def evaluate(
+    loaded: LoadedModel, data: TranslationData, split_name: str, tokenize: str = "auto"
+) -> Scores:
+    return evaluate_translation(loaded.translator(), data, split_name, tokenize).scores
 
 
 def has_dropout(model: Any) -> bool:
