@@ -11,7 +11,7 @@ from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation
 from tests.checks import checked, unchecked
 
-from manyheads.nn import attention
+from manyheads.nn import attend as attention
 from manyheads.nn.shapes import Hidden, Logits
 
 Rows = jaxtyping.Float[torch.Tensor, "b"]

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from manyheads import cli
 from manyheads.commands import training
 from manyheads.config import parse
-from manyheads.decode import lines
+from manyheads.decode import translate as translate_module
 from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe, recipes
 from manyheads.run import Run, read_run
@@ -468,13 +468,13 @@ def test_an_ensemble_of_one_model_translates_as_the_model(run: Path) -> None:
 
 def test_the_beam_is_as_wide_as_the_list(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
-    translate_lines = lines.translate_lines
+    translate_lines = translate_module.translate_lines
 
     def watched(translator: Any, *positional: Any, **named: Any) -> Any:
         widths.append(translator.decode.beam)
         return translate_lines(translator, *positional, **named)
 
-    monkeypatch.setattr(lines, "translate_lines", watched)
+    monkeypatch.setattr(translate_module, "translate_lines", watched)
     for options in (["decode.beam=5"], ["decode.beam=5", "--n-best", "9"], ["--n-best", "3"]):
         result("translate", run, *options, stdin=b"The dog sleeps.\n")
     result("translate", run, "--beam", "1", stdin=b"The dog sleeps.\n")

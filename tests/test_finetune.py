@@ -97,12 +97,12 @@ def test_the_encoder_of_an_encoder_decoder_has_the_states_that_it_had(
     assert isinstance(before, Seq2Seq)
     assert isinstance(found.model, Bert)
     [batch] = found.task.batches(0)
-    assert batch.real is not None
+    assert batch.mask is not None
     found.model.eval()
     with torch.no_grad():
-        ours = found.model.hidden(batch.tokens, batch.real)
-        theirs = before.encode(batch.tokens, batch.real).states
-    assert torch.equal(ours[batch.real], theirs[batch.real])
+        ours = found.model.hidden(batch.tokens, batch.mask)
+        theirs = before.encode(batch.tokens, batch.mask).states
+    assert torch.equal(ours[batch.mask], theirs[batch.mask])
     # No position of it was made a summary: the mean of all is.
     assert found.model.config.pooler is not None
     assert found.model.config.pooler.over == "mean"
@@ -116,8 +116,8 @@ def test_an_imported_encoder(texts: Path, tmp_path: Path) -> None:
     [batch] = found.task.batches(0)
     found.model.eval()
     with torch.no_grad():
-        ours = found.model.hidden(batch.tokens, batch.real, batch.segments)  # type: ignore[operator]
-        real = torch.ones_like(batch.tokens) if batch.real is None else batch.real
+        ours = found.model.hidden(batch.tokens, batch.mask, batch.segments)  # type: ignore[operator]
+        real = torch.ones_like(batch.tokens) if batch.mask is None else batch.mask
         given = {"input_ids": batch.tokens, "attention_mask": real.long()}
         expected = theirs.bert(**given, token_type_ids=batch.segments).last_hidden_state
     torch.testing.assert_close(ours[real.bool()], expected[real.bool()], rtol=1e-4, atol=1e-4)
@@ -332,7 +332,7 @@ def test_an_encoder_reads_on_in_the_frame_that_it_was_pretrained_with(
     found = classifier(starts["spans"], texts, tmp_path / "run")
     tokenizer = load_torch_run(starts["spans"]).tokenizer
     [batch] = found.task.batches(0)
-    real = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.real is None else batch.real
+    real = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.mask is None else batch.mask
     for row, own in zip(batch.tokens, real, strict=True):
         ids = row[own].tolist()
         assert ids[-1] == tokenizer.end

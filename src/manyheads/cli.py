@@ -74,10 +74,11 @@ for _name, _function in OLD_NAMES.items():
     app.command(_name, cls=Command, hidden=True)(_function)
 
 
-def _print_version(requested: bool) -> None:
+def _print_version(requested: bool) -> bool:
     if requested:
         write(version_text())
         raise typer.Exit
+    return requested
 
 
 @app.callback()

@@ -74,8 +74,8 @@ def test_half_follow_and_the_others_are_from_another_document(
     documents = []
     for run in (first, second):
         assert run.size.min() >= 1
-        assert np.isin(run.init, text.sentence_starts).all()
-        documents.append(text.document_of(run.init))
+        assert np.isin(run.start, text.sentence_starts).all()
+        documents.append(text.document_of(run.start))
         assert (text.document_of(run.stop - 1) == documents[-1]).all()
     assert ((documents[0] == documents[1]) == is_next).all()
     # The second of a real pair begins where the first stops, unless the first was truncated.
@@ -149,7 +149,7 @@ def test_a_pair_in_its_frame_token_by_token(texts: Texts, tokenizer: Tokenizer) 
     first, second, is_next = data.pairs.draw(40, np.random.default_rng(3))
     assert rows.segments is not None
     for row in range(40):
-        parts = [data.text.flat[run.init[row] : run.stop[row]].tolist() for run in (first, second)]
+        parts = [data.text.flat[run.start[row] : run.stop[row]].tolist() for run in (first, second)]
         sep = [tokenizer.separator]
         tokens = [tokenizer.classify, *parts[0], *sep, *parts[1], *sep]
         padding = rows.tokens.shape[1] - len(tokens)

@@ -172,7 +172,7 @@ def test_warm_up_depends_where_another_rate_does_as_well() -> None:
 @pytest.mark.usefixtures("tiny")
 def test_heads_that_look_nowhere_are_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several_heads, "pass_of", lambda *_: lambda: None)
-    monkeypatch.setattr(Fused, "__call__", lambda self, q, *_: torch.zeros_like(q))
+    monkeypatch.setattr(Fused, "__call__", lambda self, inputs: torch.zeros_like(inputs.q))
     measured = several_heads.measure(ONCE)
     assert measured.numbers["parameters"] == measured.numbers["FLOPs"] == [1.0]
     assert several_heads.judge(measured).verdict == "fails"

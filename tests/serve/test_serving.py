@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 from tests.web.small_pages import SENTENCE, make_runs
 
 from manyheads.data.translation import FilesData
-from manyheads.decode.translate import translate_whole
 from manyheads.errors import UserError
 from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
@@ -54,7 +53,7 @@ def writer(folder: Path) -> TestClient:
 def expected(folder: Path) -> dict[str, str]:
     """The translations of the run's translator."""
     translator = load_torch_run(folder / "translator").translator()
-    translations = translate_whole(translator, [SENTENCE, OTHER])
+    translations = translator.translate_long([SENTENCE, OTHER])
     return dict(zip((SENTENCE, OTHER), translations, strict=True))
 
 

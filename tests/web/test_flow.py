@@ -239,7 +239,7 @@ def test_code_is_the_text_of_our_own_functions(tokenizer: Tokenizer) -> None:
     at, text = source(dense_weights).values()
     path, _, line = at.rpartition(":")
     lines = Path(inspect.getfile(inspect.unwrap(dense_weights))).read_text().splitlines()
-    assert path == "manyheads/nn/exact_attention.py"
+    assert path == "manyheads/nn/attention.py"
     assert text.splitlines()[-1] in lines
     assert lines[int(line) - 1].startswith("def dense_weights")
 

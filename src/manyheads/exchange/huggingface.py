@@ -243,9 +243,12 @@ def _weight_files(folder: Path) -> Iterator[Path]:
         yield folder / name
 
 
-def to_huggingface(model: nn.Module) -> Any:
-    """A `transformers` model with our weights, of the first family that has all its parts."""
-    model = getattr(model, "torch_model", lambda: model)()  # a loaded run
+def to_huggingface(model: Any) -> Any:
+    """A `transformers` model with the weights of a model or a loaded run.
+
+    It is of the first family that has all its parts.
+    """
+    model = getattr(model, "torch_model", lambda: model)()
     special = special_tokens(model)
     model, plan = _plan(model)
     family = plan.family

@@ -258,7 +258,7 @@ def _sum_over_processes(stats: StepStats) -> None:
     stats.extra = {name: (next(totals), next(totals)) for name in stats.extra}
 
 
-def split_microbatches(task: Task[Any], ways: int) -> Task[Any]:
+def split_microbatches(task: Any, ways: int) -> Task[Any]:
     """The same task with every micro-batch of a step split into so many.
 
     A task fixes the rows of a step when it is made, and splits them by `train.accumulate`.
