@@ -233,7 +233,7 @@ def short(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str,
     ]
     known = torch.arange(length, device="cuda") < length - length // 4
     real = None if past else known.expand(len(inputs[0]), -1).contiguous()
-    added = make_mask(full, length, padding_mask=real, device="cuda").as_bias(torch.bfloat16)
+    added = make_mask(full, length, padding_mask=real, device="cuda").added(torch.bfloat16)
     runs: dict[str, Run] = {
         "ours": lambda q, k, v: short_attention(q, k, v, real, past, head_dim**-0.5, None, 0.0)
     }

@@ -9,8 +9,9 @@ from tests.kernels.cases import CASES, worst_error
 
 from manyheads import ops
 from manyheads.kernels import biased_attention, decode_attention, gemv, topk
+from manyheads.kernels.common import sum_rows
 from manyheads.kernels.dispatch import passes
-from manyheads.kernels.mlp import fused_mlp, sum_rows
+from manyheads.kernels.mlp import fused_mlp
 from manyheads.kernels.selftests import SELFTESTS, dropout_mask, run_selftest
 from manyheads.kernels.short_attention import attend_parts
 from manyheads.kernels.softmax_grad import cross_entropy_grad

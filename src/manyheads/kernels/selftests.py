@@ -17,6 +17,7 @@ from manyheads.kernels import gemv as gemv_module
 from manyheads.kernels.append_attention import append_attention
 from manyheads.kernels.attention import SHORT_LENGTHS
 from manyheads.kernels.biased_attention import biased_attention
+from manyheads.kernels.common import merge_heads
 from manyheads.kernels.decode_attention import decode_attention
 from manyheads.kernels.dispatch import ACTIVATION_KINDS, Comparison
 from manyheads.kernels.gemv import gemv, norm_row
@@ -92,11 +93,6 @@ def _masks(
     return padding_mask, allowed & padding_mask[:, None, None]
 
 
-def _merge_heads(x: Tensor) -> Tensor:
-    """[b h n c] as [b n hc]."""
-    return x.transpose(1, 2).flatten(2)
-
-
 def dropout_mask(q: Tensor, k: Tensor, seed: Tensor, p: float) -> Tensor:
     """Of a call of `short_attention` [b h t s], found by scale 0 and unit vectors as values."""
     rows, heads, length, width = k.shape
@@ -133,12 +129,12 @@ def short_attention_case(
         return short_attention(*qkv, *settings)
 
     def separate(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        memory = torch.cat([_merge_heads(k), _merge_heads(v)], -1)
-        out = short_projected(_merge_heads(q), memory, 2, *settings)
+        memory = torch.cat([merge_heads(k), merge_heads(v)], -1)
+        out = short_projected(merge_heads(q), memory, 2, *settings)
         return out.unflatten(-1, (2, -1)).transpose(1, 2)
 
     def joint(*qkv: Tensor) -> Any:
-        out = short_projected(torch.cat([_merge_heads(x) for x in qkv], -1), None, 2, *settings)
+        out = short_projected(torch.cat([merge_heads(x) for x in qkv], -1), None, 2, *settings)
         return out.unflatten(-1, (2, -1)).transpose(1, 2)
 
     for kernel in (by_heads, separate, joint) if queries == keys else (by_heads, separate):

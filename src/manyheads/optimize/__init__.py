@@ -79,7 +79,7 @@ class CompiledStack(Stack):
     """A stack whose blocks are compiled one by one: the first takes seconds and serves for all.
 
     Activations that are cheap to recompute are not kept, unless there is dropout (PyTorch 2.13
-    would draw another mask when it recomputes) or the MLP kernel runs (it keeps little already).
+    would draw another mask when it recomputes) or our kernels run (they keep little already).
     """
 
     budget: float | None

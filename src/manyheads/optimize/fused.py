@@ -29,6 +29,16 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
+def _trains_in_half_precision(module: nn.Module, x: Tensor) -> bool:
+    """True in training under autocast on a GPU, for which the training kernels are made."""
+    return (
+        runs_triton(x)
+        and module.training
+        and torch.is_autocast_enabled(x.device.type)
+        and compute_dtype(x) in HALF_PRECISION
+    )
+
+
 def _attention_dropout(module: SelfAttention | CrossAttention) -> float:
     return module.config.dropout if module.training else 0.0
 
@@ -108,10 +118,7 @@ class FusedFeedForward(FeedForward):
     def _supports_kernel(self, x: Hidden) -> bool:
         linears = (self.inner, self.outer)
         return (
-            runs_triton(x)
-            and self.training
-            and torch.is_autocast_enabled(x.device.type)
-            and compute_dtype(x) in HALF_PRECISION
+            _trains_in_half_precision(self, x)
             and not (self.dropout.p and self.dropout.training)
             and self.activation_name in ACTIVATION_KINDS
             and all(type(linear) is nn.Linear and linear.bias is not None for linear in linears)
