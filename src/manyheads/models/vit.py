@@ -48,7 +48,7 @@ class VitConfig(Architecture):
     pooler: Annotated[Pooler | None, "Projection of the class token or of the mean"] = None
     kind: ClassVar[str] = "vit"
 
-    RENAMED: ClassVar[dict[str, str]] = {**Architecture.RENAMED, "pixel_std": "pixel_std"}
+    RENAMED: ClassVar[dict[str, str]] = {**Architecture.RENAMED, "pixel_deviation": "pixel_std"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
