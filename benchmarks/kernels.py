@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from manyheads.nn.attend import attend
-from manyheads.nn.attention import Fused
+from manyheads.nn.attention import AttentionInputs, Fused
 from manyheads.nn.flex import Flex
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import Buckets, Position, PositionSizes, bias_by_distance
@@ -85,9 +85,11 @@ def tensors(length: int, head_dim: int) -> list[Tensor]:
 
 def fused(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str, object]]:
     inputs = tensors(length, head_dim)
-    sight = make_mask(causal if past else full, length, device="cuda")
+    mask = make_mask(causal if past else full, length, device="cuda")
     score, position = ScaledDot().build(WIDTH // head_dim, head_dim), Position()
-    runs: dict[str, Run] = {"ours": lambda q, k, v: Fused()(q, k, v, sight, score, position)}
+    runs: dict[str, Run] = {
+        "ours": lambda q, k, v: Fused()(AttentionInputs(q, k, v, mask, score, position))
+    }
     for name, backend in BACKENDS.items():
 
         def theirs(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend = backend) -> Tensor:
@@ -231,7 +233,7 @@ def short(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str,
     ]
     known = torch.arange(length, device="cuda") < length - length // 4
     real = None if past else known.expand(len(inputs[0]), -1).contiguous()
-    added = make_mask(full, length, padding_mask=real, device="cuda").added(torch.bfloat16)
+    added = make_mask(full, length, padding_mask=real, device="cuda").as_bias(torch.bfloat16)
     runs: dict[str, Run] = {
         "ours": lambda q, k, v: short_attention(q, k, v, real, past, head_dim**-0.5, None, 0.0)
     }

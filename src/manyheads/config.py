@@ -188,11 +188,15 @@ def describe(config: Any, prefix: str = "") -> Iterator[Setting]:
             continue
         if hasattr(value, "kind"):
             yield Setting(name, _type_text(hint), value.kind, _meaning(hint))
-        yield from describe(value, f"{name}.")
+        chosen = list(describe(value, f"{name}."))
+        yield from chosen
+        others: dict[str, tuple[list[str], Setting]] = {}
         for part in parts if prefix else ():
-            if not isinstance(value, part):
-                for setting in describe(part(), f"{name}."):
-                    yield setting._replace(meaning=f"{name}={part.kind}: {setting.meaning}")
+            for setting in describe(part(), f"{name}.") if not isinstance(value, part) else ():
+                others.setdefault(setting.name, ([], setting))[0].append(part.kind)
+        for kinds, setting in others.values():
+            if setting.name not in {row.name for row in chosen}:
+                yield setting._replace(meaning=f"{name}={'|'.join(kinds)}: {setting.meaning}")
 
 
 def _meaning(hint: Any) -> str:

@@ -316,13 +316,17 @@ def train_run(
     device: torch.device,
     world: World = ONE_PROCESS,
     report: Callable[[str], None] = lambda line: None,
+    *,
+    fresh: bool = False,
 ) -> None:
     """Train a run into a folder, to the end, from where the folder stands; `Stopped` by a signal.
 
-    `report` gets remarks on the data and the model.
+    `report` gets remarks on the data and the model; `fresh` deletes the run in the folder first.
     """
     if world.is_main:
         check_folder(folder)
+        if fresh:
+            delete_run(folder)
     is_new, is_begun = not folder.exists(), (folder / SETTINGS).exists()
     with locked(folder) if world.is_main else contextlib.nullcontext():
         try:
@@ -345,6 +349,18 @@ def train_run(
         if trainer.train.average_checkpoints > 1:
             steps = ", ".join(map(str, trainer.progress.snapshots))
             report(f"the weights are the mean of those after steps {steps}")
+
+
+def delete_run(folder: Path) -> None:
+    """Delete the files of a run; other files in its folder stay."""
+    if not (folder / SETTINGS).exists():
+        return
+    with locked(folder):  # refuses a folder that another process trains into
+        pass
+    shutil.rmtree(folder / checkpoint.STATE, ignore_errors=True)
+    for name in (SETTINGS, TOKENIZER, checkpoint.WEIGHTS, SCORES, "metrics.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
 
 
 def make_trainer(

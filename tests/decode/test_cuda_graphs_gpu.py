@@ -37,12 +37,7 @@ def assert_captured(decoder: Any) -> None:
     functions = [
         function
         for entry in entries
-        for function in (
-            entry.graphed,
-            *getattr(entry.session, "readers", {}).values(),
-            getattr(entry.session, "reader", None),
-        )
-        if function is not None
+        for function in (entry.graphed, *entry.session.encoders.values())
     ]
     assert any(entry.graphed.graph is not None for entry in entries)
     assert all(function.graph is not None for function in functions if function.calls > 2)
@@ -123,7 +118,7 @@ def test_in_half_precision_every_token_is_nearly_the_best(norm: Norm, compiled: 
     with torch.no_grad():
         logits, half_logits = exact(tokens)[0], half(tokens.cuda())[0].cpu()
     rounding = float((logits - half_logits).abs().max())
-    logits[:, [*SpecialTokens(toy_tokenizer(), decode).banned, END]] = -torch.inf
+    logits[:, [*SpecialTokens(toy_tokenizer(), decode).suppressed, END]] = -torch.inf
     chosen = logits[len(prompt) - 1 :].gather(-1, torch.tensor(text)[:, None])[:, 0]
     assert len(text) == 16
     assert float((logits[len(prompt) - 1 :].amax(-1) - chosen).max()) < 3 * rounding

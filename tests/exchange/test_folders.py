@@ -413,7 +413,7 @@ SETTINGS: list[tuple[str, dict[str, Any], type[UserError], str]] = [
     ("vit", {"image_size": HUGE}, DataError, "config.json"),
     ("llama", {"intermediate_size": HUGE}, DataError, "1000000000"),
     ("bert", {"num_attention_heads": 7}, DataError, "does not divide"),
-    ("llama", {"num_key_value_heads": 7}, DataError, "key/value heads"),
+    ("llama", {"num_key_value_heads": 7}, DataError, "model.kv_heads=7"),
     ("bert", {"layer_norm_eps": float("nan")}, DataError, "norm.eps"),
     ("bert", {"hidden_dropout_prob": 1.5}, DataError, "dropout"),
     ("bert", {"tie_word_embeddings": "yes"}, DataError, "tie_word_embeddings"),

@@ -71,10 +71,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for module, name in (
         ("short_attention", "short_projected"),
         ("short_attention", "short_attention"),
-        ("qkv", "split_qkv"),
         ("mlp", "fused_mlp"),
-        ("layer_norm", "add_norm"),
-        ("layer_norm", "prenorm"),
         ("gemv", "gemv"),
         ("gemv", "norm_row"),
         ("append_attention", "append_attention"),

@@ -31,6 +31,7 @@ from manyheads.tasks.images import (
     pixel_statistics,
     predict,
 )
+from manyheads.tasks.spec import LoadedModel
 from manyheads.train.optimizer import Train
 
 SMALL = (*STEPS, *SIZES, "model.image_size=8", "train.log_every=20")
@@ -117,7 +118,7 @@ def test_normalized_pixels_have_mean_zero_and_deviation_one() -> None:
 def test_scores_by_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     part, model = make_images(40, classes=7), tiny(classes=7).build()
     monkeypatch.setattr(ImageData, "read", lambda self, split: part)
-    loaded: Any = type("Loaded", (), {"labeller": lambda self: model})()
+    loaded: Any = type("Loaded", (LoadedModel,), {"labeller": lambda self: model})()
     scores = evaluate(loaded, ImageData(), "test")
     logits = predict(model, part.pixels)
     hits = hits_in_top = 0
@@ -247,12 +248,12 @@ def test_compare_shows_top5() -> None:
 def test_evaluate_draws_the_confusion_matrix(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot = tmp_path / "confusion.png"
-    words = ("evaluate", trained, "--split", "valid", "--json", "--picture", plot)
+    words = ("evaluate", trained, "--split", "valid", "--json", "--plot", plot)
     scores = json.loads(result(*words))
     assert scores["accuracy"] == 1.0
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert json.loads((trained / "scores.json").read_text()) == scores
-    assert "--picture" in mistake("evaluate", trained, "--picture", tmp_path / "drawn.txt")
+    assert "--plot" in mistake("evaluate", trained, "--picture", tmp_path / "drawn.txt")
 
 
 @pytest.mark.parametrize(
@@ -284,5 +285,5 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 def test_commands_for_texts_refuse_images(trained: Path) -> None:
     assert "classify RUN a.png" in mistake("classify", trained)
-    assert "images" in mistake("embed", trained, "--out", "x.npy", stdin=b"a\n")
+    assert "image model" in mistake("embed", trained, "--out", "x.npy", stdin=b"a\n")
     assert "--beam" in mistake("evaluate", trained, "--beam", "2")

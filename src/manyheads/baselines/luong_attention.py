@@ -24,7 +24,7 @@ def check_exact_attention(attention: AttentionFunctionConfig, model: str) -> Non
     if not attention.exact:
         raise UserError(
             f"model.attention={attention.kind} approximates self-attention, and {model} has none: "
-            "set model.attention=dense"
+            "choose an exact implementation (model.attention=dense)"
         )
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -46,17 +45,14 @@ def _train(
 
     `fresh` deletes the run in the folder first; other files stay.
     """
-    from manyheads.run import check_folder, train_run
+    from manyheads.run import train_run
     from manyheads.train.loop import Stopped
     from manyheads.train.step import ONE_PROCESS
 
     world = world or ONE_PROCESS
-    if fresh and world.is_main:
-        check_folder(out)
-        _delete_run(out)
     report: Callable[[str], None] = say if world.is_main else lambda line: None
     try:
-        train_run(run, out, device, world, report)
+        train_run(run, out, device, world, report, fresh=fresh)
     except Stopped as stopped:
         command = f"{command_name()} {shlex.join(sys.argv[1:])}"
         how = "the same command" if world.is_distributed else command
@@ -146,20 +142,6 @@ def train(
     if world.is_main:
         say(f"trained: {folder}; {_next_step(run, folder)}")
     world.exit()
-
-
-def _delete_run(folder: Path) -> None:
-    from manyheads.run import SCORES, SETTINGS, TOKENIZER, locked
-    from manyheads.train.checkpoint import STATE, WEIGHTS
-
-    if not (folder / SETTINGS).exists():
-        return
-    with locked(folder):  # refuses a folder that another process trains into
-        pass
-    shutil.rmtree(folder / STATE, ignore_errors=True)
-    for name in (SETTINGS, TOKENIZER, WEIGHTS, SCORES, "metrics.jsonl"):
-        (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
 
 
 def _check_parallel(overrides: Sequence[str]) -> None:

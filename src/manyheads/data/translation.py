@@ -115,8 +115,11 @@ class FilesData(SplitData[tuple[Path, Path]]):
     def _find(self, split: str) -> tuple[Path, Path] | None:
         """The two files of a split: the configured ones, or those found by their stem."""
         folder = check_folder(self.folder)
-        names = [getattr(self, f"{split}_{side}", "") for side in ("source", "target")]
-        names = [self.source, self.target] if split == "train" else names
+        names = {
+            "train": (self.source, self.target),
+            "valid": (self.valid_source, self.valid_target),
+            "test": (self.test_source, self.test_target),
+        }.get(split, ("", ""))
         if any(names) and not all(names):
             raise UserError(f"data.{split}_source and data.{split}_target go together: set both")
         if all(names) and (split != "train" or is_here(folder / names[0])):

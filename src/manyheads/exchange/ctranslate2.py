@@ -550,7 +550,7 @@ class Ctranslate2Generator(Ctranslate2Decoder, BaseGenerator):
     A text ends with the model's max_length at the latest.
     """
 
-    draws: ClassVar[bool] = False
+    supports_seed: ClassVar[bool] = False
     model: Ctranslate2Model
     tokenizer: Tokenizer
     decode: Decode

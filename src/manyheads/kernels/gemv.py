@@ -32,7 +32,7 @@ BLOCK_ELEMENTS, MAX_COLUMNS, WARPS = 4096, 4096, 4  # of W in a program; columns
 MAX_REGISTERS = 64  # per thread: eight programs then fit on a multiprocessor of an H200
 MAX_CAPPED_NORM_COLUMNS = 1024  # with a fused norm, wider blocks need more registers
 MAX_ROW_NORM_WIDTH = 8192  # that the one program of `norm_row` holds
-MAX_FUSED_NORM_ELEMENTS = 2**22  # of a matrix whose product computes the norm, too
+MAX_FUSED_NORM_ELEMENTS = 2**22  # largest matrix whose product also computes the norm
 
 
 @triton.jit

@@ -17,12 +17,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.kernels.common import device_guard, sum_rows
+from manyheads.kernels.common import device_guard
 from manyheads.kernels.dispatch import ACTIVATION_KINDS
 
 ROWS, COLUMNS, WARPS = 16, 128, 4  # block of a program: 16 elements per thread
 ROWS_PER_PROGRAM = 256
 ACTIVATION_BLOCK = 2048  # elements of a program of `_activate`
+SUM_ROWS, SUM_COLUMNS = 64, 16  # block of a program of `_sum_rows`
 
 
 @triton.jit
@@ -80,6 +81,31 @@ def _gelu(h: Tensor, kind: str) -> Tensor:
             h, a, n, KIND=ACTIVATION_KINDS.index(kind), C=ACTIVATION_BLOCK
         )
     return a
+
+
+@triton.jit
+def _sum_rows(PARTIAL, TOTAL, rows, width, M: tl.constexpr, C: tl.constexpr):
+    columns = tl.program_id(0) * C + tl.arange(0, C)
+    total = tl.zeros([M, C], tl.float32)
+    for start in range(0, rows, M):
+        row = start + tl.arange(0, M)
+        mask = (row < rows)[:, None] & (columns < width)[None, :]
+        total += tl.load(PARTIAL + row[:, None] * width + columns[None, :], mask=mask, other=0.0)
+    tl.store(TOTAL + columns, tl.sum(total, 0), mask=columns < width)
+
+
+def sum_rows(partial: Tensor) -> Tensor:
+    """Σ over the rows of partial sums [n d] that programs wrote, float32 and contiguous.
+
+    PyTorch's own sum of so few rows takes longer, and clears a semaphore first.
+    """
+    rows, width = partial.shape
+    total = partial.new_empty(width)
+    with device_guard(partial):
+        _sum_rows[(triton.cdiv(width, SUM_COLUMNS),)](
+            partial, total, rows, width, M=SUM_ROWS, C=SUM_COLUMNS
+        )
+    return total
 
 
 @torch.library.custom_op("manyheads::fused_mlp", mutates_args=())

@@ -17,15 +17,12 @@ from manyheads.kernels import gemv as gemv_module
 from manyheads.kernels.append_attention import append_attention
 from manyheads.kernels.attention import SHORT_LENGTHS
 from manyheads.kernels.biased_attention import biased_attention
-from manyheads.kernels.common import merge_heads
 from manyheads.kernels.decode_attention import decode_attention
 from manyheads.kernels.dispatch import ACTIVATION_KINDS, Comparison
 from manyheads.kernels.gemv import gemv, norm_row
 from manyheads.kernels.kv_write import write_kv
-from manyheads.kernels.layer_norm import add_norm, prenorm
 from manyheads.kernels.linear_cross_entropy import cross_entropy_grad_by_torch
 from manyheads.kernels.mlp import fused_mlp
-from manyheads.kernels.qkv import split_qkv
 from manyheads.kernels.short_attention import short_attention, short_projected
 from manyheads.kernels.softmax_grad import cross_entropy_grad
 from manyheads.kernels.topk import logsumexp, topk
@@ -95,6 +92,11 @@ def _masks(
     return padding_mask, allowed & padding_mask[:, None, None]
 
 
+def _merge_heads(x: Tensor) -> Tensor:
+    """[b h n c] as [b n hc]."""
+    return x.transpose(1, 2).flatten(2)
+
+
 def dropout_mask(q: Tensor, k: Tensor, seed: Tensor, p: float) -> Tensor:
     """Of a call of `short_attention` [b h t s], found by scale 0 and unit vectors as values."""
     rows, heads, length, width = k.shape
@@ -131,12 +133,12 @@ def short_attention_case(
         return short_attention(*qkv, *settings)
 
     def separate(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        memory = torch.cat([merge_heads(k), merge_heads(v)], -1)
-        out = short_projected(merge_heads(q), memory, 2, *settings)
+        memory = torch.cat([_merge_heads(k), _merge_heads(v)], -1)
+        out = short_projected(_merge_heads(q), memory, 2, *settings)
         return out.unflatten(-1, (2, -1)).transpose(1, 2)
 
     def joint(*qkv: Tensor) -> Any:
-        out = short_projected(torch.cat([merge_heads(x) for x in qkv], -1), None, 2, *settings)
+        out = short_projected(torch.cat([_merge_heads(x) for x in qkv], -1), None, 2, *settings)
         return out.unflatten(-1, (2, -1)).transpose(1, 2)
 
     for kernel in (by_heads, separate, joint) if queries == keys else (by_heads, separate):
@@ -222,23 +224,6 @@ def write_kv_case(
     yield from zip(caches, expected, strict=True)
 
 
-def qkv_case(
-    new: Inputs, rows: int, length: int, heads: int, kv_heads: int, head_dim: int
-) -> Iterator[Comparison]:
-    """q, k, v and the gradients of projection and bias."""
-    parts = [heads, kv_heads, kv_heads]
-    width = sum(parts) * head_dim
-
-    def formula(x: Tensor, bias: Tensor) -> Any:
-        return (x + bias).unflatten(-1, (-1, head_dim)).transpose(1, 2).split(parts, 1)
-
-    yield from compare(
-        lambda x, bias: split_qkv(x + bias.detach(), bias, heads, kv_heads),
-        formula,
-        new.randn((rows, length, width), (width,)),
-    )
-
-
 def mlp_case(new: Inputs, kind: str, *shape: int) -> Iterator[Comparison]:
     """One activation; 72 hidden channels."""
 
@@ -247,27 +232,6 @@ def mlp_case(new: Inputs, kind: str, *shape: int) -> Iterator[Comparison]:
 
     shapes = shape, (72, shape[-1]), (72,), (16, 72), (16,)
     yield from compare(lambda *x: fused_mlp(*x, kind)[0], formula, new.randn(*shapes))
-
-
-def layer_norm_case(new: Inputs, p: float, *shape: int) -> Iterator[Comparison]:
-    """`add_norm`, whose dropout mask is where the update reaches the sum, and `prenorm`."""
-    x, f = new.randn(shape, shape)
-    weight, bias = new.randn(shape[-1:], shape[-1:], dtype=torch.float32)
-    seed = torch.tensor([2**40 + 7], device=new.device) if p else None
-    mask = (add_norm(0 * x, f, weight, bias, seed, p, EPS)[1] != 0).double()
-    _check_dropped(mask, p)
-
-    def formula(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.layer_norm(x + mask / (1 - p) * f, weight.shape, weight, bias, EPS)
-
-    yield from compare(
-        lambda *inputs: add_norm(*inputs, seed, p, EPS)[0], formula, (x, f, weight, bias)
-    )
-    yield from compare(
-        lambda x, weight, bias: prenorm(x, weight, bias, EPS, x.dtype),
-        lambda x, weight, bias: (formula(x, torch.zeros_like(x), weight, bias), x.clone()),
-        (x, weight, bias),
-    )
 
 
 @torch.no_grad()
@@ -336,9 +300,7 @@ SELFTESTS: dict[str, tuple[Callable[..., Iterator[Comparison]], list[tuple[Any, 
         [(2, 4, 2, 3, 150, None), (2, 4, 2, 3, 150, (2, 3)), (2, 4, 2, 3, 40, None)],
     ),
     "gemv": (gemv_case, [(7, 40), (130, 1100), (60, 4600)]),
-    "layer_norm": (layer_norm_case, [(0.0, 37, 48), (0.25, 37, 48)]),
     "mlp": (mlp_case, [(kind, 40, 16) for kind in ACTIVATION_KINDS]),
-    "qkv": (qkv_case, [(2, 70, 3, 3, 16), (2, 70, 4, 2, 64)]),
     "short_attention": (short_attention_case, [(*sizes, 0.0) for sizes in SHORT]),
     "short_attention_dropout": (short_attention_case, [(*sizes, 0.25) for sizes in SHORT]),
     "softmax_grad": (softmax_grad_case, [(151, 41, x, 1.0, True) for x in (0.0, 0.1)]),

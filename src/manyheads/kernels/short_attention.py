@@ -25,11 +25,11 @@ from manyheads.kernels.common import (
     LOG2_E,
     contiguous_channels,
     device_guard,
-    dropout_scale,
-    empty_contiguous,
     load_rows,
     store_rows,
 )
+
+PHILOX_ROUNDS = tl.constexpr(7)  # the fewest that pass the tests of the authors of Philox 4×32
 
 Parts = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -52,6 +52,22 @@ def _weights(
     return p / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
+@triton.jit
+def _dropout_scale(SEED, rows, p, D: tl.constexpr):
+    """1 / (1 − p) where an element is kept, 0 where it is dropped: D columns of these rows.
+
+    The mask is a function of a seed and of the element's index (Philox). The forward and the
+    backward pass compute the same mask, so none is stored.
+    """
+    quarter = tl.arange(0, D // 4)
+    counters = rows[:, None] * (D // 4) + quarter[None, :]
+    a, b, c, d = tl.randint4x(tl.load(SEED), counters, PHILOX_ROUNDS)
+    bits = tl.join(tl.join(a, c), tl.join(b, d)).reshape(rows.shape[0], D)
+    # The upper 24 bits, which float32 holds exactly.
+    uniform = ((bits >> 8) & 0xFFFFFF).to(tl.float32) * (1.0 / 16777216)
+    return tl.where(uniform >= p, 1.0 / (1.0 - p), 0.0)
+
+
 # These sizes change from batch to batch and must not cause a recompilation.
 @triton.jit(do_not_specialize=["queries", "keys", "mask_row"])
 def _forward(
@@ -67,7 +83,7 @@ def _forward(
     v = load_rows(V + row * v_row + head * v_head, at_k, v_step, keys, D)
     p = _weights(q, k, MASK + row * mask_row, at_q, at_k, keys, scale, CAUSAL, PADDED)
     if DROPS:
-        p = p * dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
+        p = p * _dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
     o = tl.dot(p.to(v.dtype), v)
     out = OUT + row * queries * heads * D + head * D
     store_rows(out, at_q, heads * D, queries, o, D)
@@ -91,7 +107,7 @@ def _backward(
     dp = tl.dot(do, tl.trans(v))
     dropped = p
     if DROPS:
-        mask = dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
+        mask = _dropout_scale(SEED, tl.program_id(0) * M + at_q, dropout_p, N)
         dropped = p * mask
         dp = dp * mask
     dv = tl.dot(tl.trans(dropped.to(do.dtype)), do)
@@ -133,6 +149,11 @@ def _map(f: Callable[[Tensor], Tensor], parts: Parts) -> Parts:
     return first, second, third
 
 
+def _empty_contiguous(like: Tensor) -> Tensor:
+    """An empty tensor of the same shape, contiguous whatever the strides of the other."""
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
 @torch.library.custom_op("manyheads::short_attention", mutates_args=())
 def attend_parts(
     a: Tensor, b: Tensor | None, c: Tensor | None, heads: int, padding_mask: Tensor | None,
@@ -160,7 +181,7 @@ def attend_parts_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of a, b and c, in their layout; empty for those that are None."""
     q, k, v = _split(_map(contiguous_channels, (a, b, c)), heads)
-    grads, drops = _map(empty_contiguous, (a, b, c)), seed is not None
+    grads, drops = _map(_empty_contiguous, (a, b, c)), seed is not None
     dq, dk, dv = _split(grads, heads)
     do = contiguous_channels(do.transpose(1, 2))
     mask, mask_stride = _mask_bytes(padding_mask, q)
@@ -188,7 +209,7 @@ def _(a, b, c, heads, padding_mask, causal, scale, seed, p):
 
 @attend_parts_backward.register_fake
 def _(do, a, b, c, heads, padding_mask, causal, scale, seed, p):
-    return _or_empty(_map(empty_contiguous, (a, b, c)))
+    return _or_empty(_map(_empty_contiguous, (a, b, c)))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

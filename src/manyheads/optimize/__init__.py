@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.errors import UserError
@@ -24,13 +24,7 @@ from manyheads.nn.block import Block, Stack
 from manyheads.nn.layers import Residual
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.shapes import Hidden
-from manyheads.optimize.fused import (
-    FUSED,
-    FusedFeedForward,
-    FusedLayerNorm,
-    FusedResidual,
-    compute_dtype,
-)
+from manyheads.optimize.fused import FUSED, FusedFeedForward, compute_dtype
 from manyheads.optimize.gemv import has_gemv, with_gemv
 
 __all__ = [
@@ -54,8 +48,6 @@ def optimize(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) in FUSED:
             module.__class__ = FUSED[type(module)]
-        if isinstance(module, Stack) and type(module.last_norm) is nn.LayerNorm:
-            module.last_norm.__class__ = FusedLayerNorm
 
 
 def _stacks(model: nn.Module) -> Iterator[tuple[Stack, bool]]:
@@ -72,11 +64,22 @@ def _stacks(model: nn.Module) -> Iterator[tuple[Stack, bool]]:
             )
 
 
+class CompiledResidual(Residual):
+    """A residual connection whose sum has the dtype of the matrix products.
+
+    Autocast would leave the sum in float32, which PyTorch would convert back and forth.
+    """
+
+    def forward(self, x: Hidden, f: Callable[[Tensor], Tensor]) -> Hidden:
+        y = super().forward(x, f)
+        return y.to(compute_dtype(y))
+
+
 class CompiledStack(Stack):
     """A stack whose blocks are compiled one by one: the first takes seconds and serves for all.
 
     Activations that are cheap to recompute are not kept, unless there is dropout (PyTorch 2.13
-    would draw another mask when it recomputes) or our kernels run (they keep little already).
+    would draw another mask when it recomputes) or the MLP kernel runs (it keeps little already).
     """
 
     budget: float | None
@@ -104,7 +107,7 @@ def compile_blocks(model: nn.Module) -> None:
         stack.budget = None if fused_mlp or uses_dropout else ACTIVATION_BUDGET  # type: ignore[assignment]
         for module in stack.modules():
             if type(module) is Residual:
-                module.__class__ = FusedResidual
+                module.__class__ = CompiledResidual
         for block in stack.blocks:
             block.compile()
 
