@@ -77,23 +77,23 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="names of pictures that begin so")
-    given = parser.parse_args()
+    options = parser.parse_args()
     browser_path = shutil.which("chromium")
     if browser_path is None:
-        sys.exit("there is no chromium here: install it")
-    run = next(iter(Library(given.runs).folders()))
-    given.out.mkdir(parents=True, exist_ok=True)
-    with serving(given.runs) as address, sync_playwright() as playwright:
+        sys.exit("chromium not found: install it")
+    run = next(iter(Library(options.runs).folders()))
+    options.out.mkdir(parents=True, exist_ok=True)
+    with serving(options.runs) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
         for size, (width, height) in SIZES.items():
             page = browser.new_page(viewport={"width": width, "height": height})
             for name, place in VIEWS.items():
-                if not name.startswith(given.only):
+                if not name.startswith(options.only):
                     continue
                 page.goto(address + place.replace("RUN", run))
                 page.locator("main h1").wait_for()
                 page.locator("main:not([aria-busy])").wait_for()
-                path = given.out / f"{name}-{size}.png"
+                path = options.out / f"{name}-{size}.png"
                 # A phone scrolls: its pictures show the whole page.
                 page.screenshot(path=path, full_page=size == "phone")
                 make_small(path)

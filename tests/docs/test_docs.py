@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if path.exists()]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+NOTES = sorted(ROOT.glob("docs/research-notes/*.md"))  # history: it may name what is gone
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 COMMAND_LINE = ROOT / "docs" / "command-line.md"
@@ -65,8 +66,8 @@ def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
         if line.startswith(PROMISE)
     ]
     printed = done.stdout.splitlines()
-    for (number, expected), found in zip(promised, printed, strict=False):
-        assert found == expected, f"{name}:{number} promises another line than is printed"
+    for (number, expected), line in zip(promised, printed, strict=False):
+        assert line == expected, f"{name}:{number} promises another line than is printed"
     assert len(printed) == len(promised), f"{name} prints {len(printed)} lines"
 
 
@@ -91,8 +92,8 @@ def commands(page: Path) -> Iterator[list[str]]:
     code = [line for _, kind, line in fenced(page) if kind != "python"]
     code += re.findall(r"`([^`\n]+)`", outside) + re.findall(r"^ {4}(.+)$", outside, flags=re.M)
     for line in code:
-        for found in re.findall(r"(?:^|[|;$(]\s*|-m )manyheads ([a-z][^|<>#;)]*)", line):
-            yield found.split()
+        for command in re.findall(r"(?:^|[|;$(]\s*|-m )manyheads ([a-z][^|<>#;)]*)", line):
+            yield command.split()
 
 
 @pages
@@ -158,7 +159,7 @@ def test_nothing_is_left_to_fill_in(page: Path) -> None:
     )
 
 
-@pages
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
