@@ -1,4 +1,4 @@
-"""The plan of a sweep: what it costs, how its runs differ, and what it refuses."""
+"""The plan of a sweep: its cost, the differences between its runs, and its errors."""
 
 from dataclasses import replace
 from itertools import pairwise
