@@ -294,9 +294,15 @@ def test_exponents_are_of_lengths_beyond_a_window() -> None:
     [
         ("flex", "flex is the fused core here: FlexAttention is for a GPU"),
         ("packed", "packed equals the fused core here: nothing is padded"),
-        ("longformer window=16", "longformer window=16 computes exact attention up to 17 positions"),
+        (
+            "longformer window=16",
+            "longformer window=16 computes exact attention up to 17 positions",
+        ),
         ("local size=16", "local size=16 computes exact attention up to 16 positions"),
-        ("memory-compressed size=16 layers=L", "layers=L computes exact attention up to 16 positions"),
+        (
+            "memory-compressed size=16 layers=L",
+            "layers=L computes exact attention up to 16 positions",
+        ),
         ("longformer window=8", ""),
         ("fused", ""),
     ],

@@ -135,4 +135,4 @@ def test_what_does_not_scale_is_refused() -> None:
     with pytest.raises(UserError, match="language models of text"):
         check_recipe(read_recipe("phrasebook"))
     with pytest.raises(UserError, match="leave out model=FOLDER"):
-        check_recipe(replace(recipe(), start="runs/other"))
+        check_recipe(replace(recipe(), init="runs/other"))
