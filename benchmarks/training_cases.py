@@ -220,7 +220,7 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
     def feed(item: Batch) -> Feed:
         inputs = {"input_ids": item.source, "attention_mask": item.source_real.long()}
         inputs |= {"decoder_input_ids": item.target}
-        inputs |= {"labels": item.wanted.masked_fill(~item.real, -100)}
+        inputs |= {"labels": item.labels.masked_fill(~item.loss_mask, -100)}
         return inputs, item.source_tokens + item.target_tokens
 
     def feeds() -> dict[str, list[Feed]]:
