@@ -3,8 +3,8 @@
     python benchmarks/chorales.py jsb_chorales --seeds 1,2,3 --device cuda > chorales.jsonl
     python benchmarks/chorales.py --table chorales.jsonl
 
-A token is one voice at one sixteenth note; the figure is −log P in nats, the mean over all tokens
-of all pieces of a split, each piece read from its beginning, its end not counted (docs/music.md).
+A token is one voice at one sixteenth note; the figure is the mean −log P in nats over all tokens in
+a split. Each chorale is scored from its beginning, without its end token (docs/music.md).
 The weights are those of the best validation loss. One JSON object a line.
 """
 
@@ -55,12 +55,12 @@ def measure(scheme: str, seed: int, folder: str, device: str, more: list[str]) -
 
 def table(path: Path) -> None:
     """Mean ± standard deviation over the seeds, and each seed's own test figure."""
-    actual = defaultdict(list)
+    by_scheme = defaultdict(list)
     for line in path.read_text().splitlines():
         row = json.loads(line)
-        actual[row["scheme"]].append(row)
+        by_scheme[row["scheme"]].append(row)
     print("| scheme | parameters | valid | test | test by seed |\n|---|---|---|---|---|")
-    for scheme, rows in actual.items():
+    for scheme, rows in by_scheme.items():
         cells = []
         for key in SHOWN:
             values = [row[key] for row in rows]

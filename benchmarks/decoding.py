@@ -1,18 +1,18 @@
-"""Decoding by recorded steps (compiled or not), as it is, and by `transformers`, in one process.
+"""Decoding with CUDA graphs (compiled or not), eager, and by `transformers`, in one process.
 
 Language models of 124M and 1.3B parameters, greedy, one text and 32; the base Transformer in
 Marian's form, beam 5, 64 sentences. Weights are random, carried over by the exchange; ends are
 banned, so that everyone writes as many tokens. Sides take turns, and a figure is the median of
 the rounds. One JSON object a line, of each side:
 
-    tokens_per_second   of a search those of the best hypothesis alone
+    tokens_per_second   for beam search, tokens of the best hypothesis only
     first_seconds       of its first call: kernels compiled, steps recorded
     compiled            graphs that were compiled in it
     equal, same_until   share of texts that are the same as ours, and of a text until it differs
 
 and of the row
 
-    equal_float32       share of texts that are the same by steps recorded and as they are, float32
+    equal_float32       share of texts that CUDA graphs and eager steps generate alike, float32
     weights             bytes of weights that our steps read a second, and as a share of a copy's
 
     python benchmarks/decoding.py --rows runs/bench-decoding.jsonl    all, on a GPU
@@ -47,7 +47,7 @@ from manyheads.presets import preset
 from manyheads.tokenizer.tokenizer import Tokenizer
 from speed import Row, Rows, compared, compilations, device_of, in_turns, options, reported
 
-OURS, COMPILED, AS_IT_IS = "ours", "ours compiled", "ours as it is"
+OURS, COMPILED, OURS_EAGER = "ours", "ours compiled", "ours as it is"
 EAGER, STATIC = "transformers", "transformers compiled"
 PAD, START, END = 0, 1, 2  # as models without a tokenizer leave for `transformers`
 Texts = list[list[int]]
@@ -149,7 +149,7 @@ def measured(
     torch.manual_seed(1)
     with device:
         model = work.config.build().to(dtype).eval()
-    texts = torch.randint(3, work.config.vocabulary, (work.batch, work.read), device=device)
+    texts = torch.randint(3, work.config.vocab_size, (work.batch, work.read), device=device)
     errors: dict[str, str] = {}
     runners = ours(work, model, texts)
     try:
@@ -165,7 +165,7 @@ def measured(
                 before = compilations()
                 first[name], written[name] = timed(run, device)
                 compiled[name] = compilations() - before
-                if name != AS_IT_IS:  # the second time anything late is compiled
+                if name != OURS_EAGER:  # the second time anything late is compiled
                     timed(run, device)
         except Exception as error:  # what one side cannot do is a result too
             errors[name] = reported(error)
@@ -174,7 +174,7 @@ def measured(
     sides = {
         name: lambda _, run=runners[name]: tokens / timed(run, device)[0]
         for name in written
-        if name != AS_IT_IS
+        if name != OURS_EAGER
     }
     row = compared(in_turns(sides, rounds, errors), [OURS, COMPILED])
     for name, texts_of in written.items():
@@ -194,21 +194,21 @@ def measured(
 
 def weights(work: Work, model: nn.Module, row: Row, copied: float) -> Row:
     """How fast our steps read them."""
-    actual = {}
+    speeds = {}
     for name in (OURS, COMPILED):
         rate = row["sides"].get(name, {}).get("tokens_per_second")
         if rate is not None:
             speed = bytes_of_a_step(model) * rate / work.batch
             share = {"bytes_per_second": int(speed), "of_a_copy": round(speed / copied, 3)}
-            actual[name] = share
-    return actual
+            speeds[name] = share
+    return speeds
 
 
 def ours(work: Work, model: nn.Module, texts: Tensor) -> dict[str, Run]:
-    """By recorded steps, the same of a compiled model, and by steps as they are."""
+    """Our decoding with CUDA graphs, the same with a compiled model, and eager."""
     return {
         OURS: writing(work, model, texts, GraphCache(True)),
-        AS_IT_IS: writing(work, model, texts, GraphCache(False)),
+        OURS_EAGER: writing(work, model, texts, GraphCache(False)),
         COMPILED: writing(work, model, texts, GraphCache(True, compiled=True)),
     }
 
@@ -224,8 +224,8 @@ def writing(work: Work, model: Any, texts: Tensor, graphs: GraphCache) -> Run:
 
     def run() -> Texts:
         with torch.no_grad():
-            actual = translator._search(inputs, START, limits, 1)
-        return [line[0].tokens for line in actual]
+            hypotheses = translator._search(inputs, START, limits, 1)
+        return [line[0].tokens for line in hypotheses]
 
     return run
 
@@ -237,7 +237,7 @@ def theirs(
     device: torch.device,
     without: set[str],
 ) -> dict[str, Run]:
-    """`transformers` with the same weights: as it is, and with its static cache, compiled."""
+    """`transformers` with the same weights: eager, and with its static cache, compiled."""
     if {EAGER, STATIC} <= without:
         return {}
     with device:
@@ -268,12 +268,12 @@ def theirs(
 
 
 def equal_in_float32(work: Work, model: nn.Module, texts: Tensor) -> float:
-    """Whether recorded steps write what steps as they are write, where rounding is small."""
+    """The share of texts that CUDA graphs and eager steps generate alike, in float32."""
     precise = copy.deepcopy(model).float()
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     runners = ours(work, precise, texts)
-    item, other = runners[OURS](), runners[AS_IT_IS]()
+    item, other = runners[OURS](), runners[OURS_EAGER]()
     torch.backends.cuda.matmul.allow_tf32 = allowed
     return float(likeness(item, other)["equal"])
 
@@ -304,7 +304,7 @@ def copy_speed(device: torch.device) -> float:
     a = torch.ones(size, dtype=torch.uint8, device=device)
     b = torch.empty_like(a)
 
-    def several() -> None:  # so that waiting for the device is no part of it
+    def several() -> None:  # several copies, so that synchronization does not count
         for _ in range(5):
             b.copy_(a)
 
@@ -318,10 +318,10 @@ def timed(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
-    actual = work()
+    result = work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - began, actual
+    return time.perf_counter() - began, result
 
 
 def kind(device: torch.device) -> str:

@@ -1,12 +1,12 @@
-"""A corpus of translation whose training pairs are told again by models that learned from it.
+"""Data diversification: adds model translations of its training pairs to a parallel corpus.
 
     python benchmarks/diversified.py multi30k-prepared more --source en --target de \\
         --runs kept/literature-ours-en-de-1 kept/literature-ours-de-en-1
 
-Data diversification (Nguyen et al., 2020): a run from source to target writes other targets for
-the sources, one from target to source writes other sources for the targets. The new folder has the
-pairs that were there first, then what each run adds to them, no pair twice. All other files of the
-two languages are copied. Only training pairs are translated, as the runs' own recipes say (beam).
+After Nguyen et al. (2020): a run from source to target translates the sources, one from target to
+source translates the targets. The new folder has the original pairs, then the new pairs of each
+run, without duplicates. All other files of the two languages are copied. Only training pairs are
+translated, with the decoding settings of each run (beam).
 """
 
 import argparse
@@ -83,8 +83,8 @@ def diversify(
         for stem in there:
             if stem != "train":
                 name = f"{stem}.{end}"
-                actual = folder / name if (folder / name).is_file() else folder / f"{name}.gz"
-                shutil.copy(actual, out / actual.name)
+                file = folder / name if (folder / name).is_file() else folder / f"{name}.gz"
+                shutil.copy(file, out / file.name)
     print(f"{out}: {len(pairs):,} training pairs, {len(first):,} before", file=sys.stderr)
 
 

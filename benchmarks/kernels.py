@@ -1,4 +1,4 @@
-"""Our choice of a fused kernel beside each of PyTorch's, and our own kernel beside FlexAttention.
+"""Our choice of a fused kernel against each of PyTorch's, and our kernel against FlexAttention.
 
     python benchmarks/kernels.py fused  [--lengths 1024,4096,16384] [--rounds 7]
     python benchmarks/kernels.py biased [--lengths 1024,4096,16384] [--rounds 7]
@@ -32,7 +32,7 @@ from manyheads.nn.positions import Buckets, Position, PositionSizes, bias_by_dis
 from manyheads.nn.scores import ScaledDot
 
 TOKENS, WIDTH = 16384, 2048
-REPLAYS = 20  # of a graph, timed together
+REPLAYS = 20  # replays of a CUDA graph that are timed together
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -45,7 +45,7 @@ def times(
     runs: dict[str, Run], inputs: list[Tensor], expected: list[Tensor], rounds: int
 ) -> dict[str, float]:
     """Seconds of one call of each with the gradients wanted, the median of interleaved rounds."""
-    actual: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     direction = torch.randn_like(inputs[0])
     calls = 50 * 1024 // inputs[0].shape[2] + 2
     for number in range(rounds + 1):
@@ -70,8 +70,8 @@ def times(
                     print(json.dumps({"left_out": name, "why": str(error).split("\n")[0][:120]}))
                 continue
             if number:  # the first round compiles
-                actual.setdefault(name, []).append(begin.elapsed_time(end) / 1000 / calls)
-    return {name: statistics.median(each) for name, each in actual.items()}
+                seconds.setdefault(name, []).append(begin.elapsed_time(end) / 1000 / calls)
+    return {name: statistics.median(each) for name, each in seconds.items()}
 
 
 def tensors(length: int, head_dim: int) -> list[Tensor]:
@@ -172,7 +172,7 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
 
 
 def graphed(run: Callable[..., Tensor], inputs: list[Tensor], train: bool) -> Callable[[], None]:
-    """One call, and its gradients, as a graph; what it gives is shaped like its first input."""
+    """One call and its gradients as a CUDA graph; the output has the shape of the first input."""
     direction = torch.randn_like(inputs[0])
 
     def work() -> None:
@@ -213,12 +213,12 @@ def compared(
             end.record()
             torch.cuda.synchronize()
             spent[name].append(begin.elapsed_time(end) / REPLAYS)
-    actual = {name: round(statistics.median(each), 4) for name, each in spent.items()}
+    milliseconds = {name: round(statistics.median(each), 4) for name, each in spent.items()}
     row: dict[str, object] = {"pass": "forward and backward" if train else "forward"}
-    row["milliseconds"] = actual
-    others = [value for name, value in actual.items() if name != "ours"]
-    if others and "ours" in actual:
-        row["times_as_fast_as_the_best"] = round(min(others) / actual["ours"], 2)
+    row["milliseconds"] = milliseconds
+    others = [value for name, value in milliseconds.items() if name != "ours"]
+    if others and "ours" in milliseconds:
+        row["times_as_fast_as_the_best"] = round(min(others) / milliseconds["ours"], 2)
     return row
 
 

@@ -1,10 +1,10 @@
-"""Masked language modelling: loss at the masked places alone against logits for every token.
+"""Masked language modelling: logits of the masked positions only against logits for every token.
 
 A step is forward, backward and update of a BERT-mini (4 layers of 256) with BERT's vocabulary.
-The usual way computes the logits of all positions and lets cross-entropy ignore those that were
-not hidden; ours lets the masked ones alone into the output layer. Both have the same weights and
-the same batch to begin with, so that their first losses are the same number; then they take turns
-in one process, and a figure is the median ratio of paired rounds.
+The usual way computes the logits of all positions and lets cross-entropy ignore the unmasked ones;
+ours applies the output layer to the masked positions only. Both begin with the same weights and the
+same batch, so their first losses are equal; then they take turns in one process, and a figure is
+the median ratio of paired rounds.
 
     OMP_NUM_THREADS=1 python benchmarks/masked.py
     python benchmarks/masked.py --device cuda
@@ -69,8 +69,8 @@ def of_all_logits(model: Bert, batch: MaskedBatch) -> Tensor:
     return F.cross_entropy(model(batch.tokens).flatten(0, 1), labels, ignore_index=-100)
 
 
-class StackOverrides:
-    """One of the two, with weights and an optimizer of its own."""
+class Contender:
+    """One of the two methods, with its own weights and optimizer."""
 
     def __init__(self, model: Bert, loss: Callable[[Bert, MaskedBatch], Tensor]) -> None:
         train = read_recipe("bert-mini").train
@@ -91,7 +91,7 @@ class StackOverrides:
         return loss.detach()
 
     def seconds(self, batch: MaskedBatch, steps: int) -> float:
-        """Of a step, as the mean of some."""
+        """Mean seconds per step."""
         begun = time.perf_counter()
         for _ in range(steps):
             self.step(batch)
@@ -101,27 +101,27 @@ class StackOverrides:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--device", default="cpu")
-    options.add_argument("--rounds", type=int, default=7)
-    options.add_argument("--rows", type=int, help="texts a batch; 32 on a CPU, 512 on a GPU")
-    given = options.parse_args()
-    device = torch.device(given.device)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows", type=int, help="texts a batch; 32 on a CPU, 512 on a GPU")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
     torch.manual_seed(SEED)
     config = read_recipe("bert-mini").model
     model = dataclasses.replace(
         config, vocab_size=VOCABULARY, max_length=LENGTH, dropout=0.0, next_sentence=None
     ).build()
     assert isinstance(model, Bert)
-    batch = a_batch(given.rows or ROWS[device.type], device)
-    ours, usual = (
-        StackOverrides(model.to(device), loss) for loss in (at_the_places, of_all_logits)
-    )
+    batch = a_batch(arguments.rows or ROWS[device.type], device)
+    ours, usual = (Contender(model.to(device), loss) for loss in (at_the_places, of_all_logits))
     first = [float(side.step(batch)) for side in (ours, usual)]  # also warms up
     closeness = 1e-3 if ours.dtype == torch.bfloat16 else 1e-5
     assert abs(first[0] - first[1]) < closeness * first[1], first
     steps = STEPS[device.type]
-    times = [(ours.seconds(batch, steps), usual.seconds(batch, steps)) for _ in range(given.rounds)]
+    times = [
+        (ours.seconds(batch, steps), usual.seconds(batch, steps)) for _ in range(arguments.rounds)
+    ]
     result = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "precision": str(ours.dtype).removeprefix("torch."),
@@ -132,7 +132,7 @@ def main() -> None:
         "batch": list(batch.tokens.shape),
         "masked": len(batch.positions),
         "seed": SEED,
-        "rounds": given.rounds,
+        "rounds": arguments.rounds,
         "first_losses": first,
         "seconds_at_the_places": statistics.median(item for item, _ in times),
         "seconds_of_all_logits": statistics.median(other for _, other in times),

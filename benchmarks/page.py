@@ -32,7 +32,7 @@ WORDS = [f"w{number}" for number in range(500)]
 
 
 def make_run(folder: Path) -> None:
-    """First weights: how long drawing takes does not hang on what is drawn."""
+    """Untrained weights: the time to draw a map does not depend on its values."""
     torch.manual_seed(1)
     tokenizer = Words().train([" ".join(WORDS)])
     sizes = {"dim": DIM, "layers": LAYERS, "heads": HEADS, "max_length": LONGEST}
@@ -43,7 +43,7 @@ def make_run(folder: Path) -> None:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """`manyheads view` over a folder, as a person starts it; its address."""
+    """Run `manyheads view` on a folder, as a user does, and give its address."""
     command = [sys.executable, "-m", "manyheads", "view", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -79,7 +79,7 @@ def main() -> None:
     inputs = parser.parse_args()
     browser_path = shutil.which("chromium")
     if browser_path is None:
-        sys.exit("there is no chromium here: install it")
+        sys.exit("chromium not found: install it")
     with tempfile.TemporaryDirectory() as folder:
         make_run(Path(folder))
         with serving(Path(folder)) as address, sync_playwright() as playwright:
@@ -88,16 +88,16 @@ def main() -> None:
             session = page.context.new_cdp_session(page)
             opened(page, session, f"{address}/attention?text=w1+w2")  # files, model, first kernels
             for tokens in inputs.tokens:
-                actual = []
+                visits = []
                 for seed in range(inputs.times):
                     text = " ".join(random.Random(seed).choices(WORDS, k=tokens))
-                    actual.append(opened(page, session, f"{address}/attention?text={quote(text)}"))
-                maps, full = (min(item[at] for item in actual) for at in (0, 1))
+                    visits.append(opened(page, session, f"{address}/attention?text={quote(text)}"))
+                maps, full = (min(item[at] for item in visits) for at in (0, 1))
                 print(
                     f"{LAYERS} × {HEADS} heads, {tokens} tokens: "
                     f"maps {maps:.2f} s, all {full:.2f} s "
-                    f"(maps of {', '.join(f'{item[0]:.2f}' for item in actual)}), "
-                    f"heap at most {max(item[2] for item in actual):.0f} MB, {actual[0][3]} nodes"
+                    f"(maps of {', '.join(f'{item[0]:.2f}' for item in visits)}), "
+                    f"heap at most {max(item[2] for item in visits):.0f} MB, {visits[0][3]} nodes"
                 )
             browser.close()
 

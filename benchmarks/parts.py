@@ -69,8 +69,8 @@ def norms(rounds: int) -> Iterator[Row]:
 
         def ours(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             seed = torch.randint(2**62, (1,), device="cuda")
-            actual: Tensor = add_norm(x, f, weight, bias, seed, 0.1, 1e-5)[0]
-            return actual
+            output: Tensor = add_norm(x, f, weight, bias, seed, 0.1, 1e-5)[0]
+            return output
 
         def plain(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             summed = (x + F.dropout(f, 0.1)).float()
@@ -91,9 +91,9 @@ def feeds(rounds: int) -> Iterator[Row]:
         inputs += [drawn(width, hidden) / 20, drawn(width)]
         inputs = [x.requires_grad_() for x in inputs]
 
-        def ours(*given: Tensor, kind: str = kind) -> Tensor:
-            actual: Tensor = fused_mlp(*given, kind)[0]
-            return actual
+        def ours(*tensors: Tensor, kind: str = kind) -> Tensor:
+            output: Tensor = fused_mlp(*tensors, kind)[0]
+            return output
 
         def plain(
             x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, kind: str = kind
@@ -128,10 +128,10 @@ def singles(rounds: int) -> Iterator[Row]:
     from manyheads.kernels.gemv import gemv
 
     for outputs, inputs in SINGLES:
-        given = [drawn(1, 1, inputs), drawn(outputs, inputs), drawn(outputs)]
+        tensors = [drawn(1, 1, inputs), drawn(outputs, inputs), drawn(outputs)]
         runs = {"ours": lambda *x: gemv(*x, -1, None), "plain": F.linear}
         about = {"part": "single", "outputs": outputs, "inputs": inputs}
-        yield about | {"bytes": 2 * outputs * inputs} | compared(runs, given, False, rounds)
+        yield about | {"bytes": 2 * outputs * inputs} | compared(runs, tensors, False, rounds)
 
 
 def losses(rounds: int) -> Iterator[Row]:
@@ -156,16 +156,16 @@ def losses(rounds: int) -> Iterator[Row]:
         yield about | {"bytes": 4 * rows * columns} | compared(runs, [logits], False, rounds)
 
 
-def _first(call: Callable[..., Any], *given: Tensor) -> Tensor:
-    actual: Tensor = call(*given)[0]
-    return actual
+def _first(call: Callable[..., Any], *tensors: Tensor) -> Tensor:
+    output: Tensor = call(*tensors)[0]
+    return output
 
 
 def joins(rounds: int) -> Iterator[Row]:
     from manyheads.kernels.qkv import pack_qkv_grad
 
     for batch, heads, length, head in JOINS:
-        given = [drawn(batch, heads, length, head) for _ in range(3)]
+        tensors = [drawn(batch, heads, length, head) for _ in range(3)]
 
         def apart(*parts: Tensor) -> tuple[Tensor, Tensor]:
             full = torch.cat([part.transpose(1, 2).flatten(2) for part in parts], -1)
@@ -178,7 +178,7 @@ def joins(rounds: int) -> Iterator[Row]:
         }
         about = {"part": "join", "batch": batch, "heads": heads, "length": length}
         about |= {"head_dim": head, "bytes": 12 * batch * heads * length * head}
-        yield about | compared(runs, given, False, rounds)
+        yield about | compared(runs, tensors, False, rounds)
 
 
 PARTS = {
@@ -197,8 +197,8 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", default=[*PARTS], help=f"of {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
-    for name in given.parts:
+    arguments = parser.parse_args()
+    for name in arguments.parts:
         if name not in PARTS:
             parser.error(f"there is no {name}: choose among {', '.join(PARTS)}")
     if not torch.cuda.is_available():
@@ -206,8 +206,8 @@ def main() -> None:
     torch.manual_seed(1)
     speed = copy_speed()
     print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}))
-    for name in given.parts:
-        for row in PARTS[name](given.rounds):
+    for name in arguments.parts:
+        for row in PARTS[name](arguments.rounds):
             moved = row.pop("bytes", None)
             if moved is not None:
                 row["ideal"] = round(1000 * moved / speed, 4)

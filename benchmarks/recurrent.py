@@ -100,12 +100,12 @@ def rows_of(folder: Path, split: str) -> list[dict[str, Any]]:
 def by_length(sources: list[str], written: list[str], expected: list[str]) -> list[dict[str, Any]]:
     """BLEU of the shortest fifth of the sentences to the longest."""
     order = np.argsort([len(source.split()) for source in sources], kind="stable")
-    actual = []
+    buckets = []
     for part in np.array_split(order, BUCKETS):
         words = [len(sources[row].split()) for row in part]
         scores = translation_scores([written[row] for row in part], [expected[row] for row in part])
-        actual.append({"words": [min(words), max(words)], "bleu": scores["bleu"]})
-    return actual
+        buckets.append({"words": [min(words), max(words)], "bleu": scores["bleu"]})
+    return buckets
 
 
 def main() -> None:

@@ -97,12 +97,12 @@ def compare(
     figures: dict[str, dict[str, object]] = {}
     for name in runners:
         pairs = zip(times[OURS], times[name], strict=True)
-        actual = differences(ours, sentences, texts[OURS], texts[name])
+        unequal = differences(ours, sentences, texts[OURS], texts[name])
         figures[name] = {
             "sentences_per_second": len(sentences) / statistics.median(times[name]),
             "times_as_fast_as_ours": statistics.median(a / b for a, b in pairs),
-            "equal": 1 - len(actual) / len(sentences),
-            "differences": actual,
+            "equal": 1 - len(unequal) / len(sentences),
+            "differences": unequal,
         }
     return figures
 
@@ -111,14 +111,14 @@ def differences(
     ours: Translator, sentences: list[str], mine: Texts, other: Texts
 ) -> list[dict[str, object]]:
     """Where the texts differ: both, with their scores by our model, and what that says."""
-    actual: list[dict[str, object]] = []
+    unequal: list[dict[str, object]] = []
     for sentence, item, two in zip(sentences, mine, other, strict=True):
         if item == two:
             continue
         scores = [score(ours, sentence, tokens) for tokens in (item, two)]
         gap = scores[1] - scores[0]
         verdict = "near tie" if abs(gap) < NEAR else f"{'theirs' if gap > 0 else 'ours'} is better"
-        actual.append(
+        unequal.append(
             {
                 "source": sentence,
                 "ours": ours.tokenizer.decode(item),
@@ -127,7 +127,7 @@ def differences(
                 "verdict": verdict,
             }
         )
-    return actual
+    return unequal
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@
 
 A row is one comparison: `bench` and `row` say of what, `sides` has the figures of each side with
 its tokens a second round by round, `ratios` of ours to the others (medians over paired rounds),
-`errors` what went wrong on a side. Of several rows of one name the last without errors counts.
+`errors` the error of a side. If several rows have one name, the last without errors counts.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from typing import Any
 
 Row = dict[str, Any]
 Rates = dict[str, list[float]]
-TINY = "tiny: "  # begins the name of a row that shows the program alone
-# What is told of a side beside its tokens a second: the title of a column, and its digits.
-TOLD = {
+TINY = "tiny: "  # prefix of rows of --tiny, which only show that the program works
+# Figures of a side in addition to its tokens per second: column title and digits.
+COLUMNS = {
     "training": {
         "first_step_seconds": ("first step, s", 1),
         "compile_seconds": ("compiling, s", 1),
@@ -59,7 +59,7 @@ def reported(error: BaseException) -> str:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What every benchmark of speed is told."""
+    """Add the options that all speed benchmarks share."""
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="small models: the program itself")
     parser.add_argument(
@@ -74,31 +74,31 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def device_of(parser: argparse.ArgumentParser, inputs: argparse.Namespace) -> Any:
-    """The device that is asked for, refused where it is not there or would take days."""
+    """The requested device; an error if it is missing or would take days."""
     import torch
 
     device = torch.device(inputs.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no CUDA device here: --tiny --device cpu shows the program itself")
+        parser.error("no CUDA device: use --tiny --device cpu to try the program")
     if device.type == "cpu" and not inputs.tiny and not inputs.names:
         parser.error("this needs a GPU: --tiny shows the program itself")
     return device
 
 
 def compilations() -> int:
-    """How many graphs were compiled so far: one for a frame, and for each time it did not fit."""
+    """The number of graphs compiled so far: one per frame and per recompilation."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
 
 
 class Rows:
-    """The rows of one benchmark: which are wanted still, and where they go."""
+    """The rows of one benchmark: those still to measure, and the file to append them to."""
 
     def __init__(self, bench: str, inputs: argparse.Namespace, where: Row) -> None:
-        self.bench, self.given, self.begun = bench, inputs, time.perf_counter()
+        self.bench, self.arguments, self.begun = bench, inputs, time.perf_counter()
         self.where = where | {"versions": versions(), "tiny": inputs.tiny}
-        # What an earlier process has compiled would not be compiled again.
+        # A fresh cache, so that compilation times do not depend on earlier processes.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
         old = read(inputs.skip)
         self.done = {row["row"] for row in old if row["bench"] == bench and full(row)}
@@ -110,40 +110,40 @@ class Rows:
             print("no row has that in its name: --names lists all", file=sys.stderr)
 
     def add(self, name: str, measure: Callable[[], Row]) -> None:
-        """Measure a row if it is wanted. An error is a row too, and the next one goes on."""
-        name = TINY + name if self.given.tiny else name
-        if not any(part in name for part in self.given.only):
+        """Measure a row if it is selected. An error gives a row too, and the next row follows."""
+        name = TINY + name if self.arguments.tiny else name
+        if not any(part in name for part in self.arguments.only):
             return
         self.met = True
         if name in self.done:
             return
-        if self.given.names:
+        if self.arguments.names:
             print(name)
             return
         begun = time.perf_counter()
-        if begun - self.begun > self.given.seconds:
+        if begun - self.begun > self.arguments.seconds:
             print(json.dumps({"bench": self.bench, "left": name}), flush=True)
             return
         try:
-            actual = measure()
-        except Exception as error:  # nothing of one row may cost the others
-            actual = {"errors": {"all": reported(error)}}
+            figures = measure()
+        except Exception as error:  # an error in one row must not stop the others
+            figures = {"errors": {"all": reported(error)}}
         seconds = round(time.perf_counter() - begun, 1)
-        row = {"bench": self.bench, "row": name, "seconds": seconds, **self.where, **actual}
+        row = {"bench": self.bench, "row": name, "seconds": seconds, **self.where, **figures}
         line = json.dumps(row, ensure_ascii=False)
         print(line, flush=True)
-        if self.given.rows:
-            self.given.rows.parent.mkdir(parents=True, exist_ok=True)
-            with self.given.rows.open("a", encoding="utf-8") as file:
+        if self.arguments.rows:
+            self.arguments.rows.parent.mkdir(parents=True, exist_ok=True)
+            with self.arguments.rows.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
 
 
 def versions() -> dict[str, str]:
-    actual = {}
+    installed = {}
     for name in NAMED:
         with suppress(PackageNotFoundError):
-            actual[name] = version(name)
-    return actual
+            installed[name] = version(name)
+    return installed
 
 
 def full(row: Row) -> bool:
@@ -151,7 +151,7 @@ def full(row: Row) -> bool:
 
 
 def read(files: Iterable[Path]) -> Iterator[Row]:
-    """The rows of files; a line that was cut off when its run was ended is none."""
+    """The rows of files; incomplete lines of interrupted runs are skipped."""
     for file in files:
         if file.is_file():
             for line in file.read_text(encoding="utf-8").splitlines():
@@ -164,9 +164,9 @@ def read(files: Iterable[Path]) -> Iterator[Row]:
 def in_turns(
     sides: dict[str, Callable[[int], float]], rounds: int, errors: dict[str, str]
 ) -> Rates:
-    """Tokens a second of each side, round by round, whoever is first changing by turns.
+    """Tokens per second of each side, round by round, in alternating order.
 
-    A side that fails is left out from there on, and told in `errors`.
+    A side that fails is left out from then on and reported in `errors`.
     """
     rates: Rates = {name: [] for name in sides}
     for turn in range(rounds):
@@ -180,9 +180,9 @@ def in_turns(
 
 
 def kernels_of(work: Callable[[], object], device: Any, times: int = 1) -> list[Any]:
-    """What work is made of: kernels by the milliseconds that each takes, and how often it is there.
+    """The kernels of some work, by milliseconds, with their number of calls.
 
-    Of work that does the same several times, what one time takes.
+    `times` is how often the work repeats itself; figures are per repetition.
     """
     from torch import profiler
 
@@ -224,7 +224,7 @@ def median(values: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure that was set: where it stands in which row, and how much it is to be."""
+    """A target value: its path in which row, and the value to reach."""
 
     bench: str
     row: str
@@ -236,15 +236,15 @@ class Goal:
 
     def shown(self, rows: list[Row]) -> str:
         """A line of the table of goals for each row that has it."""
-        actual = []
+        lines = []
         for row in rows:
             value: Any = row
             for key in self.path:
                 value = value.get(key) if isinstance(value, dict) else None
             name = row["row"].removeprefix(TINY)
             if row["bench"] == self.bench and self.row in ("", name) and value is not None:
-                actual.append(self._line(row, value))
-        return "\n".join(actual or [f"| {self.what} | {self._set()} | not measured | | |"])
+                lines.append(self._line(row, value))
+        return "\n".join(lines or [f"| {self.what} | {self._set()} | not measured | | |"])
 
     def _set(self) -> str:
         return f"{'≤' if self.at_most else '≥'} {self.goal:g} {self.unit}"
@@ -261,14 +261,14 @@ class Goal:
 
 
 def goals() -> list[Goal]:
-    """What was set for speed, in the order of the page."""
+    """The targets for speed, in the order of the page."""
 
     def ratio(peer: str, ours: str = "ours") -> tuple[str, ...]:
         return ("ratios", ours, peer)
 
     later = ("sides", "ours", "compiled_later")
     base, beam = "transformer-base", "transformer-base beam 5 batch 64"
-    actual = [
+    listed = [
         Goal("training", "gpt 124M", "GPT 124M training", ratio("transformers"), 1.25),
         Goal(
             *("training", "gpt 124M, theirs aligned", "GPT 124M training, theirs aligned"),
@@ -286,7 +286,7 @@ def goals() -> list[Goal]:
         name, static = f", {who}", "transformers compiled"
         share = ("weights", who, "of_a_copy")
         eager = ratio("transformers", who)
-        actual += [
+        listed += [
             Goal("decoding", "gpt 124M batch 1", f"124M, one text{name}", ratio(static, who), 4),
             Goal("decoding", "gpt 1.3B batch 1", f"1.3B, one text{name}", ratio(static, who), 3),
             Goal("decoding", "gpt 1.3B batch 1", f"weights read{name}", share, 0.5, "of a copy"),
@@ -295,18 +295,18 @@ def goals() -> list[Goal]:
             Goal("decoding", beam, f"beam 5, 64 sentences{name}", eager, 8),
         ]
     equal = ("equal_float32", "ours")
-    actual.append(Goal("decoding", "", "equal to eager in float32", equal, 1, "of the texts"))
+    listed.append(Goal("decoding", "", "equal to eager in float32", equal, 1, "of the texts"))
     for batches in ("own batches", "same batches"):
         for peer, goal in (("transformers", 1.5), ("x-transformers", 1.3)):
             what = f"CPU, training, {batches}, {peer}"
-            actual.append(Goal("translator", f"training, {batches}", what, ratio(peer), goal))
+            listed.append(Goal("translator", f"training, {batches}", what, ratio(peer), goal))
         for peer, goal in (("transformers", 2.0), ("ctranslate2", 1.0)):
             what = f"CPU, beam 5, {batches}, {peer}"
-            actual.append(Goal("translator", f"decoding, {batches}", what, ratio(peer), goal))
+            listed.append(Goal("translator", f"decoding, {batches}", what, ratio(peer), goal))
         eight, what = ratio("ours", "ours in eight bits"), f"CPU, int8, {batches}, our float32"
-        actual.append(Goal("translator", f"decoding, {batches}", what, eight, 1.3))
+        listed.append(Goal("translator", f"decoding, {batches}", what, eight, 1.3))
     lost = Goal("translator", "int8", "CPU, int8, what it costs", ("cost",), 0.3, "BLEU", True)
-    return [*actual, lost]
+    return [*listed, lost]
 
 
 def table(head: list[str], lines: Iterable[list[str]]) -> str:
@@ -319,16 +319,18 @@ def number(value: Any, digits: int = 0) -> str:
 
 
 def sides_table(rows: list[Row], bench: str) -> str:
-    """Each side of each row: its tokens a second, and what else is told of it."""
+    """Each side of each row: its tokens per second and its other figures."""
     lines = []
     for row in rows:
         if row["bench"] == bench and not is_size(row):
             for name, side in row.get("sides", {}).items():
                 ratio = row["ratios"].get("ours", {}).get(name, {}).get("median")
                 cells = [number(side.get("tokens_per_second")), number(ratio, 2)]
-                cells += [number(side.get(key), digits) for key, (_, digits) in TOLD[bench].items()]
+                cells += [
+                    number(side.get(key), digits) for key, (_, digits) in COLUMNS[bench].items()
+                ]
                 lines.append([row["row"], name, *cells, str(row["rounds"])])
-    titles = [title for title, _ in TOLD[bench].values()]
+    titles = [title for title, _ in COLUMNS[bench].values()]
     return table(["", "", "tokens/s", "ours is × as fast", *titles, "rounds"], lines)
 
 
@@ -337,8 +339,8 @@ def is_size(row: Row) -> bool:
 
 
 def sizes(rows: list[Row]) -> list[Row]:
-    actual = [row for row in rows if is_size(row) and "teraflops" in row]
-    return sorted(actual, key=lambda row: row["parameters"])
+    chosen = [row for row in rows if is_size(row) and "teraflops" in row]
+    return sorted(chosen, key=lambda row: row["parameters"])
 
 
 def sizes_table(rows: list[Row]) -> str:
@@ -362,17 +364,17 @@ def draw(rows: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    actual = sizes(rows)
-    sides = [row["sides"]["ours"] for row in actual]
+    ordered = sizes(rows)
+    sides = [row["sides"]["ours"] for row in ordered]
     shown = {
         "tokens a second": [side["tokens_per_second"] for side in sides],
-        "share of the matrix product's FLOP/s": [row["of_ceiling"] for row in actual],
+        "share of the matrix product's FLOP/s": [row["of_ceiling"] for row in ordered],
         "peak memory, GiB": [side.get("peak_gib") for side in sides],
     }
     shown = {label: up for label, up in shown.items() if None not in up}
     figure, axes = pyplot.subplots(1, len(shown), figsize=(11, 3.4), layout="constrained")
     for place, (label, up) in zip(axes, shown.items(), strict=True):
-        place.plot([row["parameters"] for row in actual], up, marker="o")
+        place.plot([row["parameters"] for row in ordered], up, marker="o")
         place.set(xscale="log", xlabel="parameters", title=label)
         place.set_yscale("linear" if label.startswith("share") else "log")
         place.set_ylim(bottom=0 if label.startswith("share") else None)
@@ -390,7 +392,7 @@ def main() -> None:
     inputs = parser.parse_args()
     missing = [str(path) for path in inputs.files if not path.is_file()]
     if missing:
-        parser.error(f"there is no {missing[0]}: make bench and make bench-gpu write such files")
+        parser.error(f"{missing[0]} not found: make bench and make bench-gpu write such files")
     latest: dict[tuple[str, str], Row] = {}
     for row in read(inputs.files):
         key = (row["bench"], row["row"])
@@ -399,8 +401,8 @@ def main() -> None:
     rows = list(latest.values())
     if not rows:
         other = "leave out --tiny" if inputs.tiny else "rows of tiny models are shown with --tiny"
-        parser.error(f"there are no such rows in these files: {other}")
-    if not inputs.tiny:  # of weights that are nobody's goal
+        parser.error(f"these files have no such rows: {other}")
+    if not inputs.tiny:  # targets hold for full sizes
         print("## Goals\n")
         head = ["", "goal", "measured", "least and most", "held"]
         print(table(head, []), *(goal.shown(rows) for goal in goals()), sep="\n")
@@ -421,14 +423,14 @@ def main() -> None:
 
 
 def measured_on(rows: list[Row], bench: str) -> str:
-    """Where, and with what: once, if all rows agree."""
-    actual = {
+    """Devices, precisions and versions, without duplicates."""
+    machines = {
         f"{row['device']}, {row.get('dtype', '')}, "
         + ", ".join(f"{name} {item}" for name, item in row["versions"].items())
         for row in rows
         if row["bench"] == bench
     }
-    return "; ".join(sorted(actual))
+    return "; ".join(sorted(machines))
 
 
 if __name__ == "__main__":

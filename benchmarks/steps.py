@@ -1,13 +1,13 @@
-"""Where the time of writing goes: what is read before it, each step, and the rest.
+"""The time of decoding, split into prefill, steps, and the rest.
 
     python benchmarks/steps.py                                  the works of benchmarks/decoding.py
     python benchmarks/steps.py --only "1.3B batch 1" --profile  its kernels too, by their time
     python benchmarks/steps.py --variants "attention.MAX_DECODE_QUERIES=16"
     python benchmarks/steps.py --tiny                           small models, anywhere
 
-Recorded steps of random weights, bfloat16, not compiled. The variants of a work take turns: as it
-is, and with other constants of modules in manyheads.kernels (on a GPU, whose kernels they are
-of). One JSON object a line, of each variant:
+Decoding uses CUDA graphs and random weights in bfloat16, not compiled. The variants of a work take
+turns: the default, and with other constants of modules in manyheads.kernels (GPU kernels). One
+JSON object a line, of each variant:
 
     tokens_per_second   of a whole text, medians as all figures
     milliseconds        of a whole text
@@ -37,13 +37,13 @@ from speed import Row, device_of, in_turns, kernels_of, reported
 
 @contextmanager
 def changed(variant: str) -> Iterator[None]:
-    """The numbers of rooms set as `room.NAME=number …` says, until it ends."""
+    """Set constants of modules as in `module.NAME=number …` within this context."""
     before = []
     for setting in variant.split():
-        place, _, value = setting.partition("=")
-        room, _, name = place.partition(".")
+        path, _, value = setting.partition("=")
+        module_name, _, name = path.partition(".")
         try:
-            module = import_module(f"manyheads.kernels.{room}")
+            module = import_module(f"manyheads.kernels.{module_name}")
             before.append((module, name, getattr(module, name)))
             setattr(module, name, type(before[-1][2])(int(value)))
         except (ImportError, AttributeError, ValueError) as error:
@@ -73,9 +73,9 @@ class Clock:
 
     def __call__(self, *inputs: Any) -> Any:
         begin = self._now()
-        actual = self.work(*inputs)
+        result = self.work(*inputs)
         self.marks.append((begin, self._now()))
-        return actual
+        return result
 
     def seconds(self) -> list[float]:
         if not self.on_gpu:
@@ -115,7 +115,7 @@ def measured(
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with device:
         model = work.config.build().to(dtype).eval()
-    texts = torch.randint(3, work.config.vocabulary, (work.batch, work.read), device=device)
+    texts = torch.randint(3, work.config.vocab_size, (work.batch, work.read), device=device)
     runs: dict[str, tuple[Callable[[], Texts], GraphCache]] = {}
     written: dict[str, Texts] = {}
     for variant in variants:

@@ -26,12 +26,12 @@ TRAIN = """train.batch_tokens=16000 train.steps=1200 train.warmup_steps=300 trai
     train.validate_every=300 train.save_every=1200 decode.bleu_sentences=0"""
 SIZES = """model.dim=256 model.heads=4 model.ffn_dim=1024 model.max_length=512 model.dropout=0.2
     model.embed.scale=sqrt-dim"""
-ONE = f"model=decoder-only-seq2seq model.layers=9 {SIZES}"
-DMCA = f"{ONE} model.attention=memory-compressed model.attention.size=128"
+DECODER_ONLY = f"model=decoder-only-seq2seq model.layers=9 {SIZES}"
+DMCA = f"{DECODER_ONLY} model.attention=memory-compressed model.attention.size=128"
 SYSTEMS = {
     "rnn": "model=rnn model.dim=416 model.max_length=512 model.dropout=0.3",
     "ed": f"model.layers=4 {SIZES}",
-    "d": ONE,
+    "d": DECODER_ONLY,
     "dmca": DMCA,
     "moe": f"{DMCA} model.feedforward=experts model.feedforward.experts=4",
 }
@@ -47,13 +47,13 @@ def measure(system: str, seed: int, folder: str, device: str, more: list[str]) -
         begun = time.monotonic()
         _manyheads(*command, "--out", str(run), "--device", device)
         seconds = time.monotonic() - begun
-        actual = _manyheads("evaluate", str(run), "--split", "test", "--json", "--device", device)
+        scores = _manyheads("evaluate", str(run), "--split", "test", "--json", "--device", device)
         parameters = json.loads(_manyheads("info", str(run), "--json"))["parameters"]
         rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
         valid = min(row["loss"] for row in rows if row["split"] == "valid")
     named = {"system": system, "seed": seed, "parameters": parameters, "seconds": seconds}
     reported = {"valid_loss": valid, "command": shlex.join(["manyheads", *command])}
-    return {**named, **reported, **json.loads(actual)}
+    return {**named, **reported, **json.loads(scores)}
 
 
 def _manyheads(*arguments: str) -> str:
@@ -64,15 +64,15 @@ def _manyheads(*arguments: str) -> str:
 
 def table(path: Path) -> None:
     """Mean ± standard deviation over the seeds, and each seed's own where there are several."""
-    actual = defaultdict(list)
+    by_system = defaultdict(list)
     for line in path.read_text().splitlines():
         row = json.loads(line)
-        actual[row["system"]].append(row)
+        by_system[row["system"]].append(row)
     print(f"| system | parameters | {' | '.join(SHOWN)} |")
     print("|---" * (len(SHOWN) + 2) + "|")
     for system in SYSTEMS:
-        if system in actual:
-            rows = sorted(actual[system], key=lambda row: row["seed"])
+        if system in by_system:
+            rows = sorted(by_system[system], key=lambda row: row["seed"])
             cells = [_cell([row[key] for row in rows], key != "loss") for key in SHOWN]
             print(f"| {system} | {rows[0]['parameters'] / 1e6:.1f}M | {' | '.join(cells)} |")
 

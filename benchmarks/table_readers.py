@@ -57,10 +57,10 @@ QUIET = "train.validate_every=100000 train.save_every=100000 train.compile=no"
 
 
 def pretrain(requested: Asked, name: str) -> Row:
-    """A reader of unlabelled text in the folder --keep, with what it has cost beside it."""
-    actual = saved(requested, name)
-    if actual is not None:
-        return actual
+    """Pretrain an encoder on unlabelled text in the folder --keep, and save its cost next to it."""
+    earlier = saved(requested, name)
+    if earlier is not None:
+        return earlier
     settings = _pretraining(requested, name)
     reported: Row = {"table": "pretraining", "system": name, "command": _command(settings)}
     folder = requested.keep / name
@@ -71,7 +71,7 @@ def pretrain(requested: Asked, name: str) -> Row:
     run = load_torch_run(folder).run
     length, seen = run.model.max_length, requested.steps * run.train.batch_tokens
     flops = training_flops(run.model, {"token": np.full(seen // length, float(length))})
-    if isinstance(run.objective, Masked):  # the output layer is computed at hidden places alone
+    if isinstance(run.objective, Masked):  # the output layer is computed at masked positions only
         head = (1 + BACKWARD) * summarize(run.model, length).flops["token"]["head"]
         flops -= (1 - run.objective.rate) * head * seen
     reported |= {"flops": flops, **sizes(run.model)}
@@ -80,7 +80,7 @@ def pretrain(requested: Asked, name: str) -> Row:
 
 
 def saved(requested: Asked, name: str) -> Row | None:
-    """What a pretraining has cost, where it is done already; another one is refused."""
+    """The cost of a finished pretraining, or None; an error if it had other settings."""
     beside = requested.keep / f"{name}.json"
     if not beside.is_file():
         return None
@@ -142,7 +142,7 @@ class CausalConfig(BertConfig):
 
 
 def begin(requested: Asked, name: str, seed: int, out: Path) -> Path:
-    """The folder of the model to fine-tune; from scratch, with weights drawn anew.
+    """The folder of the model to fine-tune; from scratch, with new random weights.
 
     `manyheads train classify` begins with no decoder: its weights go into a folder of an encoder.
     """
@@ -184,19 +184,19 @@ def classify(requested: Asked, system: str, task: str, seed: int) -> Row:
         if kind == "gpt":
             run = replace(run, model=CausalConfig(**vars(run.model)))
         trainer = make_trainer(run, folder, torch.device(requested.device))
-        actual = fitted(trainer)
+        cost = fitted(trainer)
         opened = replace(load_torch_run(folder, requested.device), model=trainer.saved_model.eval())
         data: Any = run.data
         scores = opened.evaluate(data, "valid")
-    del actual["valid_loss"]  # the best, and the scores are of the last weights
+    del cost["valid_loss"]  # the best, and the scores are of the last weights
     reads: Any = trainer.task
-    texts = lengths_seen(reads.order, actual["steps"], {"token": reads.data.tokens})
+    texts = lengths_seen(reads.order, cost["steps"], {"token": reads.data.tokens})
     named = {"table": "glue", "system": system, "task": task, "seed": seed}
     return {
         **named,
         **sizes(opened.run.model),
         "flops": training_flops(opened.run.model, texts),
-        **actual,
+        **cost,
         "scores": {metric: value for metric, value in scores.items() if isinstance(value, float)},
         "signature": scores["signature"],
         "begins_with": name,
@@ -205,7 +205,7 @@ def classify(requested: Asked, system: str, task: str, seed: int) -> Row:
 
 
 def _commands(requested: Asked, name: str, settings: list[str]) -> list[str]:
-    """What comes to the same: a pretraining and, but for a decoder, a fine-tuning of it."""
+    """The equivalent commands: a pretraining and, except for a decoder, its fine-tuning."""
     folder = str(requested.keep / name)
     before = [*_pretraining(requested, name), "--out", folder]
     if name.startswith("gpt"):

@@ -1,4 +1,4 @@
-"""What a run in the tables of `tables.py` has cost, and one run of a system that translates."""
+"""The cost of a run in the tables of `tables.py`, and one run of a translation system."""
 
 import json
 import shlex
@@ -40,7 +40,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says of all runs."""
+    """The command-line arguments that all runs share."""
 
     folder: str
     device: str
@@ -105,7 +105,7 @@ def training_flops(config: ModelConfig, texts: dict[str, Any]) -> float:
 
 
 def translate(requested: Asked, system: str, seed: int, rate: str = "") -> Row:
-    """Train a system and score its translations; with a rate, its validation loss alone."""
+    """Train a system and score its translations; with a rate, only its validation loss."""
     settings = [*PAIRS.split(), *SYSTEMS[system].split(), f"data.folder={requested.folder}"]
     settings += [
         f"train.steps={requested.steps}",
@@ -120,9 +120,9 @@ def translate(requested: Asked, system: str, seed: int, rate: str = "") -> Row:
     named = {"table": "bleu", "system": system, "seed": seed}
     with tempfile.TemporaryDirectory() as scratch:
         trainer = make_trainer(run, Path(scratch), torch.device(requested.device))
-        actual = fitted(trainer)
+        cost = fitted(trainer)
         if rate:
-            return {**named, "table": "rates", "rate": rate, **actual}
+            return {**named, "table": "rates", "rate": rate, **cost}
         task: Any = trainer.task
         sides = {"source": task.data.sources, "target": task.data.targets}
         texts = lengths_seen(task.order, trainer.train.steps, sides)
@@ -136,7 +136,7 @@ def translate(requested: Asked, system: str, seed: int, rate: str = "") -> Row:
         **named,
         **sizes(opened.run.model),
         "flops": flops,
-        **actual,
+        **cost,
         **reported,
         "command": command,
     }

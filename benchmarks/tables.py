@@ -67,61 +67,61 @@ def each(jobs: list[Callable[[], Row]], until: float) -> bool:
 
 
 def rows_of(paths: list[Path]) -> list[Row]:
-    """What was measured, line by line."""
-    actual: list[Row] = []
+    """The measured rows of files."""
+    rows: list[Row] = []
     for path in paths:
         try:
-            actual += map(json.loads, path.read_text("utf-8").splitlines())
+            rows += map(json.loads, path.read_text("utf-8").splitlines())
         except OSError:
             raise UserError(f"{path} cannot be read (seen from here): give files of rows") from None
         except ValueError:
             raise UserError(f"{path} holds other lines than rows of this program") from None
-    return actual
+    return rows
 
 
 def table(paths: list[Path]) -> None:
-    """The tables of what was measured; of a run that was measured twice, the last."""
+    """Print the tables; if a run was measured twice, the last row counts."""
     last: dict[tuple[Any, ...], Row] = {}
     for row in rows_of(paths):
         last[tuple(row.get(key) for key in ("table", "system", "task", "seed", "rate"))] = row
-    actual: defaultdict[str, defaultdict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    by_table: defaultdict[str, defaultdict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in sorted(last.values(), key=lambda row: row.get("seed", 0)):
-        actual[row["table"]][row["system"]].append(row)
-    if actual["bleu"]:
-        bleu_table(actual["bleu"])
-    if actual["glue"]:
-        before = {name: rows[0]["flops"] for name, rows in actual["pretraining"].items()}
-        glue_table(actual["glue"], before)
+        by_table[row["table"]][row["system"]].append(row)
+    if by_table["bleu"]:
+        bleu_table(by_table["bleu"])
+    if by_table["glue"]:
+        before = {name: rows[0]["flops"] for name, rows in by_table["pretraining"].items()}
+        glue_table(by_table["glue"], before)
 
 
-def bleu_table(actual: dict[str, list[Row]]) -> None:
+def bleu_table(by_system: dict[str, list[Row]]) -> None:
     shown = ("parameters", "training FLOPs", "seconds", "target tokens/s", "valid loss", "BLEU")
     print(f"| system | {' | '.join(shown)} |")
     print("|---" * (1 + len(shown)) + "|")
     shapes = {"seconds": ".0f", "tokens_per_second": ",.0f", "valid_loss": ".3f", "bleu": ".1f"}
-    for system in filter(actual.get, SYSTEMS):
-        rows = actual[system]
+    for system in filter(by_system.get, SYSTEMS):
+        rows = by_system[system]
         cells = [_size(rows[0]), f"{statistics.mean(row['flops'] for row in rows):.2e}"]
         cells += [_cell([row[key] for row in rows], shape) for key, shape in shapes.items()]
         print(f"| {system} | {' | '.join(cells)} |")
 
 
-def glue_table(actual: dict[str, list[Row]], before: dict[str, float]) -> None:
+def glue_table(by_system: dict[str, list[Row]], before: dict[str, float]) -> None:
     """Fine-tuning FLOPs are those of all tasks together."""
     names = " | ".join(f"{task} {metric}" for task, metric in SHOWN)
     print(f"\n| system | parameters | pretraining FLOPs | fine-tuning FLOPs | {names} |")
     print("|---" * (4 + len(SHOWN)) + "|")
-    for system in filter(actual.get, READERS):
+    for system in filter(by_system.get, READERS):
         tuning, cells = 0.0, []
         for task in TASKS:
-            flops = [row["flops"] for row in actual[system] if row["task"] == task]
+            flops = [row["flops"] for row in by_system[system] if row["task"] == task]
             tuning += statistics.mean(flops) if flops else 0.0
         for task, metric in SHOWN:
-            rows = [row for row in actual[system] if row["task"] == task]
+            rows = [row for row in by_system[system] if row["task"] == task]
             cells.append(_cell([100 * row["scores"][metric] for row in rows], ".1f"))
         name = READERS[system][0]
         pretraining = "0" if name.endswith(SCRATCH) else f"{before.get(name, math.nan):.2e}"
-        costs = [_size(actual[system][0]), pretraining, f"{tuning:.2e}"]
+        costs = [_size(by_system[system][0]), pretraining, f"{tuning:.2e}"]
         print(f"| {system} | {' | '.join([*costs, *cells])} |")
 
 

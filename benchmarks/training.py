@@ -1,4 +1,4 @@
-"""Training steps of ours beside `transformers` compiled: the same sizes, the same tokens, in turns.
+"""Training steps of ours against compiled `transformers`: equal sizes and tokens, in turns.
 
     python benchmarks/training.py gpt translation bert --rows runs/bench-training.jsonl
     python benchmarks/training.py sizes                      # tokens/s and memory from 1M to 1.3B
@@ -60,7 +60,7 @@ PROFILED = 3  # steps of a profile
 
 @dataclass
 class Fixed:
-    """A task whose batches were drawn before: what the loop asks of any task."""
+    """A task with batches drawn in advance, with the interface that the training loop needs."""
 
     drawn: list[Any]
     loss: Losses
@@ -90,8 +90,8 @@ class Fixed:
 
 
 @dataclass
-class StackOverrides:
-    """Who trains: an update by its number, and the real tokens in it."""
+class Contender:
+    """One of the compared trainers: a step by its number, and the real tokens in it."""
 
     step: Callable[[int], object]
     tokens: Callable[[int], int]
@@ -99,7 +99,7 @@ class StackOverrides:
     parameters: int = 0
 
 
-def ours(case: Case, device: torch.device) -> StackOverrides:
+def ours(case: Case, device: torch.device) -> Contender:
     torch.manual_seed(SEED)
     with device:
         model = case.config.build()
@@ -109,7 +109,7 @@ def ours(case: Case, device: torch.device) -> StackOverrides:
     trainer = Trainer(model, task, train, dim=case.config.dim, seed=SEED, folder=folder)
     compile_blocks(model)
     graphs: dict[Any, Any] = getattr(trainer.forward_backward, "graphs", {})
-    return StackOverrides(
+    return Contender(
         trainer.step,
         lambda number: case.of(case.drawn[number % len(case.drawn)])[0],
         lambda: len(graphs),
@@ -136,12 +136,10 @@ def their_update(case: Case, device: torch.device) -> Callable[[dict[str, Tensor
     return update
 
 
-def fed(
-    update: Callable[[dict[str, Tensor]], None], feeds: list[Feed], device: Any
-) -> StackOverrides:
+def fed(update: Callable[[dict[str, Tensor]], None], feeds: list[Feed], device: Any) -> Contender:
     """Theirs, its batches on the device."""
-    here = [({name: x.to(device) for name, x in given.items()}, n) for given, n in feeds]
-    return StackOverrides(
+    here = [({name: x.to(device) for name, x in inputs.items()}, n) for inputs, n in feeds]
+    return Contender(
         lambda number: update(here[number % len(here)][0]),
         lambda number: here[number % len(here)][1],
     )
@@ -163,9 +161,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def ready(
-    make: Callable[[], StackOverrides], epoch: int, device: torch.device
-) -> tuple[StackOverrides, dict[str, float]]:
-    """A side after its first epochs, and what they took."""
+    make: Callable[[], Contender], epoch: int, device: torch.device
+) -> tuple[Contender, dict[str, float]]:
+    """A contender after its warm-up epochs, and their time, compilations and memory."""
     on_gpu, before = device.type == "cuda", 0
     gc.collect()
     if on_gpu:
@@ -173,31 +171,31 @@ def ready(
         torch.cuda.reset_peak_memory_stats()
         before, taken = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     graphs = compilations()
-    side = make()
-    first = timed(side.step, 0, 1, device)
-    seconds = first + timed(side.step, 1, epoch - 1, device)
+    contender = make()
+    first = timed(contender.step, 0, 1, device)
+    seconds = first + timed(contender.step, 1, epoch - 1, device)
     after = compilations()
-    seconds += timed(side.step, epoch, (WARM - 1) * epoch, device)
-    actual = {"first_step_seconds": first, "ready_seconds": seconds, "warm_steps": WARM * epoch}
-    actual |= {"compiled_first_epoch": after - graphs, "compiled_later": compilations() - after}
-    actual["recorded"] = side.recorded()
+    seconds += timed(contender.step, epoch, (WARM - 1) * epoch, device)
+    figures = {"first_step_seconds": first, "ready_seconds": seconds, "warm_steps": WARM * epoch}
+    figures |= {"compiled_first_epoch": after - graphs, "compiled_later": compilations() - after}
+    figures["recorded"] = contender.recorded()
     if on_gpu:
-        actual["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
-        actual["reserved_gib"] = (torch.cuda.max_memory_reserved() - taken) / 2**30
-    return side, actual
+        figures["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
+        figures["reserved_gib"] = (torch.cuda.max_memory_reserved() - taken) / 2**30
+    return contender, figures
 
 
 def measured(
     case: Case, device: torch.device, rounds: int, ceiling: float, profile: bool = False
 ) -> Row:
-    """Both in turns, ours made first; what fails on one side is told, and the others go on."""
+    """All contenders in turns, ours made first; the error of one is reported, others continue."""
     errors: dict[str, str] = {}
-    sides: dict[str, StackOverrides] = {}
-    actual: dict[str, dict[str, float]] = {}
+    contenders: dict[str, Contender] = {}
+    figures: dict[str, dict[str, float]] = {}
 
-    def prepare(name: str, make: Callable[[], StackOverrides]) -> None:
+    def prepare(name: str, make: Callable[[], Contender]) -> None:
         try:
-            sides[name], actual[name] = ready(make, case.epoch[name], device)
+            contenders[name], figures[name] = ready(make, case.epoch[name], device)
         except Exception as error:  # a figure of the other side is still one
             errors[name] = reported(error)
 
@@ -207,27 +205,27 @@ def measured(
         prepare(name, lambda feeds=feeds: fed(update(), feeds, device))
 
     def rate(name: str, turn: int) -> float:
-        side, count, graphs = sides[name], case.round[name], compilations()
+        side, count, graphs = contenders[name], case.round[name], compilations()
         at = WARM * case.epoch[name] + turn * count
         seconds = timed(side.step, at, count, device)
-        actual[name]["compiled_later"] += compilations() - graphs
+        figures[name]["compiled_later"] += compilations() - graphs
         return sum(side.tokens(at + n) for n in range(count)) / seconds
 
     rates = in_turns(
-        {name: lambda turn, name=name: rate(name, turn) for name in sides}, rounds, errors
+        {name: lambda turn, name=name: rate(name, turn) for name in contenders}, rounds, errors
     )
     row = compared(rates, [OURS])
     for name, side in row["sides"].items():
-        more, mine = actual[name], sides[name]
+        more, mine = figures[name], contenders[name]
         tokens = sum(mine.tokens(n) for n in range(int(more["warm_steps"])))
         more["compile_seconds"] = more["ready_seconds"] - tokens / side["tokens_per_second"]
         more["recorded_later"] = mine.recorded() - more["recorded"]
         side |= {key: round(value, 3) for key, value in more.items()}
-    if OURS in sides:
-        row["parameters"] = sides[OURS].parameters
+    if OURS in contenders:
+        row["parameters"] = contenders[OURS].parameters
     if OURS in rates and profile:
         first = WARM * case.epoch[OURS] + rounds * case.round[OURS]
-        several = partial(timed, sides[OURS].step, first, PROFILED, device)
+        several = partial(timed, contenders[OURS].step, first, PROFILED, device)
         row["kernels"] = kernels_of(several, device, PROFILED)
     if OURS in rates and case.length:
         config = case.config
@@ -238,7 +236,7 @@ def measured(
 
 
 def matmul_teraflops(device: torch.device) -> float:
-    """Of the largest plain matrix product: the ceiling of whatever is made of such products."""
+    """TFLOP/s of a large matrix product: the ceiling for models made of matrix products."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     timed(lambda _: a @ b, 0, 10, device)
@@ -261,7 +259,7 @@ def works(kind: str, tiny: bool, rounds: int) -> Iterator[tuple[str, Callable[[]
     elif kind == "translation":
         budget = 400 if tiny else 32_768
         yield "transformer-base", lambda: translation(budget, WARM, rounds, tiny)
-    else:  # what was set first, then from both ends
+    else:  # the size with a target first, then from both ends
         for name in ("350M", "1.3B", "1M", "12M", "124M", "34M", "760M", "4M"):
             some = rows // 2 if name in ("760M", "1.3B") else rows
             how = (sized(name, tiny, length), some, length)
@@ -277,16 +275,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="also which kernels a step is")
     options(parser)
-    given = parser.parse_args()
-    device = device_of(parser, given)
-    torch.set_num_threads(given.threads)
+    arguments = parser.parse_args()
+    device = device_of(parser, arguments)
+    torch.set_num_threads(arguments.threads)
     on_gpu = device.type == "cuda"
     name, dtype = (torch.cuda.get_device_name(), "bfloat16") if on_gpu else ("CPU", "float32")
-    rows = Rows("training", given, {"device": name, "dtype": dtype})
+    rows = Rows("training", arguments, {"device": name, "dtype": dtype})
     ceiling = matmul_teraflops(device)
-    for kind in given.kinds:
-        for row, make in works(kind, given.tiny, given.rounds):
-            how = (device, given.rounds, ceiling, given.profile)
+    for kind in arguments.kinds:
+        for row, make in works(kind, arguments.tiny, arguments.rounds):
+            how = (device, arguments.rounds, ceiling, arguments.profile)
             rows.add(row, lambda make=make, how=how: measured(make(), *how))
             torch._dynamo.reset()
             gc.collect()

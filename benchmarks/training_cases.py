@@ -1,4 +1,4 @@
-"""What the benchmark of training compares: models, batches of ours, and the same as theirs.
+"""The cases of the training benchmark: models, our batches, and the same for `transformers`.
 
 Tokens are drawn at random. GPT and BERT have batches of one shape; sentences of a translation
 have drawn lengths, in buckets or as they come.
@@ -76,19 +76,19 @@ class Case:
 
 
 def gpt(config: GptConfig, rows: int, length: int, peer: bool, *, aligned: bool = False) -> Case:
-    """`aligned`: their vocabulary is filled up to a multiple of 64, as whoever wants speed does."""
+    """`aligned` pads the vocabulary of `transformers` to a multiple of 64, which is faster."""
     random = np.random.default_rng(SEED)
     drawn = []
     for _ in range(DRAWN):
-        whole = torch.from_numpy(random.integers(0, config.vocabulary, (rows, length + 1)))
-        drawn.append(Stream(whole[:, :-1].contiguous(), whole[:, 1:].contiguous(), rows * length))
+        tokens = torch.from_numpy(random.integers(0, config.vocab_size, (rows, length + 1)))
+        drawn.append(Stream(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), rows * length))
 
     def their_model() -> nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel
 
         sizes = {"n_embd": config.dim, "n_layer": config.layers, "n_head": config.heads}
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        vocabulary = config.vocabulary + (-config.vocabulary % 64 if aligned else 0)
+        vocabulary = config.vocab_size + (-config.vocab_size % 64 if aligned else 0)
         named = GPT2Config(
             vocab_size=vocabulary, n_positions=length, use_cache=False, **sizes, **dropout
         )
@@ -133,9 +133,9 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
     random = np.random.default_rng(SEED)
     drawn = []
     for _ in range(DRAWN):
-        tokens = torch.from_numpy(random.integers(5, config.vocabulary, (rows, length)))
+        tokens = torch.from_numpy(random.integers(5, config.vocab_size, (rows, length)))
         places = np.sort(random.permutation(rows * length)[: int(0.15 * rows * length)])
-        expected = torch.from_numpy(random.integers(5, config.vocabulary, len(places)))
+        expected = torch.from_numpy(random.integers(5, config.vocab_size, len(places)))
         segments = (torch.arange(length) >= length // 2).long().expand(rows, -1).contiguous()
         other = torch.from_numpy(random.integers(0, 2, rows))
         at = torch.from_numpy(places)
@@ -147,7 +147,7 @@ def bert(rows: int, length: int, tiny: bool) -> Case:
 
         return BertForPreTraining(
             BertConfig(
-                vocab_size=config.vocabulary,
+                vocab_size=config.vocab_size,
                 hidden_size=config.dim,
                 num_hidden_layers=config.layers,
                 num_attention_heads=config.heads,
@@ -194,7 +194,7 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
     config = preset("transformer-base")
     if tiny:
         config = replace(config, layers=1, dim=32, heads=2, vocab_size=500)
-    sources, targets = sentences(config.vocabulary, SENTENCES // 100 if tiny else SENTENCES)
+    sources, targets = sentences(config.vocab_size, SENTENCES // 100 if tiny else SENTENCES)
     lengths = np.maximum(sources.lengths, targets.lengths)
     order = Batches(lengths, batch_tokens, SEED)
     steps = range(warm * order.per_epoch + rounds * BUCKETED)
@@ -212,7 +212,7 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
             sides |= {f"{side}_layers": config.layers, f"{side}_attention_heads": config.heads}
             sides[f"{side}_ffn_dim"] = 4 * config.dim
         settings = MarianConfig(
-            vocab_size=config.vocabulary, d_model=config.dim, pad_token_id=0, eos_token_id=2,
+            vocab_size=config.vocab_size, d_model=config.dim, pad_token_id=0, eos_token_id=2,
             decoder_start_token_id=1, scale_embedding=True, use_cache=False, dropout=0.1, **sides,
         )  # fmt: skip
         return MarianMTModel(settings)
@@ -220,7 +220,7 @@ def translation(batch_tokens: int, warm: int, rounds: int, tiny: bool) -> Case:
     def feed(item: Batch) -> Feed:
         inputs = {"input_ids": item.source, "attention_mask": item.source_real.long()}
         inputs |= {"decoder_input_ids": item.target}
-        inputs |= {"labels": item.wanted.masked_fill(~item.real, -100)}
+        inputs |= {"labels": item.labels.masked_fill(~item.loss_mask, -100)}
         return inputs, item.source_tokens + item.target_tokens
 
     def feeds() -> dict[str, list[Feed]]:

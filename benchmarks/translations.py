@@ -1,4 +1,4 @@
-"""Translation on a GPU: Multi30k as the literature has it and as it is, and Tatoeba.
+"""Translation on a GPU: Multi30k tokenized as in the literature and raw, and Tatoeba.
 
     python benchmarks/translations.py prepare multi30k literature --source en --target de
     python benchmarks/translations.py literature literature --seeds 1,2,3 --device cuda > rows.jsonl
@@ -67,7 +67,7 @@ PUBLISHED = f"""{GPU} tokens.vocab_size=10000 model.dim=128 model.layers=4 model
     train.clip=none train.label_smoothing=0.1 train.save_every=63 train.average_checkpoints=10
     decode.beam=5
     decode.penalty=length decode.length_penalty=1.0"""
-# What is changed of it. `ours` is what is believed best so far; the others change one thing.
+# Overrides of each system. `ours` is the best known setting; the others change one thing.
 PRESETS = {
     "published": "",
     "ours": "model.norm=pre model.position=rotary model.attention_dropout=0.1 train.clip=1",
@@ -136,30 +136,30 @@ def moses(language: str) -> Callable[[str], str]:
 
 
 def stems(folder: Path, source: str, target: str) -> list[str]:
-    """What the files of both languages are called, without their endings."""
+    """The common names of the files of both languages, without their endings."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder (seen from here): give that of the corpus")
     names = {path.name.removesuffix(".gz") for path in folder.iterdir()}
     ends = (f".{source}", f".{target}")
     firsts = {name.removesuffix(ends[0]) for name in names if name.endswith(ends[0])}
-    actual = sorted(stem for stem in firsts if f"{stem}{ends[1]}" in names)
-    if not actual:
+    common = sorted(stem for stem in firsts if f"{stem}{ends[1]}" in names)
+    if not common:
         raise UserError(
             f"{folder} has no files NAME.{source} and NAME.{target}: give --source and --target "
             "as the files end"
         )
-    return actual
+    return common
 
 
 def prepare(folder: Path, out: Path, source: str, target: str) -> None:
     """All files of two languages as the literature has them, under the same names, gzipped."""
-    actual = stems(folder, source, target)
+    names = stems(folder, source, target)
     if out.resolve() == folder.resolve():
         raise UserError(f"{out} is where the raw files are: choose another folder for the prepared")
     out.mkdir(parents=True, exist_ok=True)
     for language in (source, target):
         words = moses(language)
-        for stem in actual:
+        for stem in names:
             lines = [words(line) + "\n" for line in read_lines(folder / f"{stem}.{language}")]
             content = gzip.compress("".join(lines).encode("utf-8"), mtime=0)
             path = out / f"{stem}.{language}.gz"
@@ -202,7 +202,7 @@ def last_loss(folder: Path) -> float:
 def tokenised(
     written: list[str], expected: list[str], words: Callable[[str], str] | None
 ) -> tuple[float, str]:
-    """BLEU of what stands between spaces, and its signature; `words` are put in place before."""
+    """BLEU of space-separated tokens, and its signature; `words` tokenizes the text first."""
     if words is not None:
         written, expected = list(map(words, written)), list(map(words, expected))
     metric = BLEU(tokenize="none", force=True)  # that it is tokenised is meant
@@ -272,7 +272,7 @@ def measure(job: Job, device: str, keep: Path | None) -> Row:
         trainer = make_trainer(run, folder, torch.device(device))
         ready = time.monotonic()
         points = watch(trainer)
-        actual = fitted(trainer)
+        cost = fitted(trainer)
         trained = time.monotonic()
         opened = load_torch_run(folder, device)
         translator = opened.translator()
@@ -284,9 +284,9 @@ def measure(job: Job, device: str, keep: Path | None) -> Row:
         "pair": pair,
         "seed": job.seed,
         **sizes(opened.run.model),
-        **actual,
+        **cost,
         "train_loss": train_loss,
-        "ms_a_step": 1000 * actual["seconds"] / actual["steps"],
+        "ms_a_step": 1000 * cost["seconds"] / cost["steps"],
         "reading_seconds": ready - begun,
         "scoring_seconds": time.monotonic() - trained,
         "scores": scores,
@@ -297,7 +297,7 @@ def measure(job: Job, device: str, keep: Path | None) -> Row:
 
 
 def jobs_of(inputs: argparse.Namespace) -> list[Job]:
-    """What the command line asks for, seed by seed."""
+    """The requested jobs, seed by seed."""
     known = SYSTEMS if inputs.what == "tatoeba" else PRESETS
     first = {"literature": "published,ours", "raw": "ours", "tatoeba": ",".join(SYSTEMS)}
     systems = (inputs.systems or first[inputs.what]).split(",")
@@ -341,22 +341,22 @@ def _words(language: str) -> Callable[[str], str] | None:
 
 
 def table(paths: list[Path], picture: Path | None) -> None:
-    """What it cost and what it scored; of a run that was measured twice, the last."""
+    """Print tables of costs and scores; if a run was measured twice, the last row counts."""
     last = {
         tuple(row[key] for key in ("table", "pair", "system", "seed")): row
         for row in rows_of(paths)
     }
-    actual: defaultdict[tuple[str, str], defaultdict[str, list[Row]]]
-    actual = defaultdict(lambda: defaultdict(list))
+    by_table: defaultdict[tuple[str, str], defaultdict[str, list[Row]]]
+    by_table = defaultdict(lambda: defaultdict(list))
     for row in sorted(last.values(), key=lambda row: row["seed"]):
-        actual[row["table"], row["pair"]][row["system"]].append(row)
-    for (name, pair), systems in actual.items():
+        by_table[row["table"], row["pair"]][row["system"]].append(row)
+    for (name, pair), systems in by_table.items():
         print(f"\n### {name}, {pair}\n")
         _costs(systems)
         _scores(systems)
     drawn = {
         system: [(point["seconds"] / 60, point["bleu"]) for point in rows[0]["curve"]]
-        for (name, _), systems in actual.items()
+        for (name, _), systems in by_table.items()
         if name == "tatoeba"
         for system, rows in systems.items()
         if all("bleu" in point for point in rows[0]["curve"])  # decode.bleu_sentences
@@ -396,7 +396,7 @@ def _scores(systems: dict[str, list[Row]]) -> None:
 
 
 def _cell(values: list[float], shape: str) -> str:
-    """Mean ± standard deviation over the seeds, and each; one alone where all are the same."""
+    """Mean ± standard deviation over the seeds, and each value; one value if all are equal."""
     shown = [f"{value:{shape}}" for value in values]
     if len(set(shown)) < 2:
         return shown[0] if shown else ""
@@ -452,7 +452,7 @@ def main(arguments: list[str] | None = None) -> int:
     if inputs.picture is not None:
         parser.error("--picture goes with --table")
     if inputs.what == "tatoeba" and inputs.pairs is not None:
-        parser.error("tatoeba is German to English alone: leave out --pairs")
+        parser.error("tatoeba is German to English only: leave out --pairs")
     runs: list[Callable[[], Row]] = [
         partial(measure, job, inputs.device, inputs.keep) for job in jobs
     ]

@@ -49,7 +49,7 @@ from speed import Row, Rows, compared, in_turns, options, reported
 
 OURS, EIGHT, THEIRS = "ours", "ours in eight bits", "transformers"
 HALF = "ours in bfloat16"
-SAME, OWN = "same batches", "own batches"
+SAME, SEPARATE = "same batches", "own batches"
 BEAM = 5
 BATCH = 32
 LONGEST = 64
@@ -104,7 +104,7 @@ def main() -> None:
     )
     work = None if inputs.names else prepared(inputs)
     for name, measure in (("training", training), ("decoding", decoding)):
-        for batches in (OWN, SAME):
+        for batches in (SEPARATE, SAME):
             rows.add(f"{name}, {batches}", lambda how=(measure, batches): how[0](work, how[1]))
     rows.add("int8", lambda: cost_of_int8(work))
 
@@ -141,9 +141,9 @@ def warm_up(
     about = {"steps": str(steps), "vocabulary": str(model.config.vocab_size)}
     if saved is not None and saved.exists():
         with safe_open(saved, "pt") as file:
-            actual = file.metadata() or {}
-        if actual != about:
-            sys.exit(f"{saved} holds other weights ({actual}, not {about}): give another --kept")
+            metadata = file.metadata() or {}
+        if metadata != about:
+            sys.exit(f"{saved} holds other weights ({metadata}, not {about}): give another --kept")
         model.load_state_dict({k: v.float() for k, v in load_file(saved).items()})
         return
     train = Train(steps=steps, warmup_steps=400, schedule="linear", learning_rate=1e-3)
@@ -255,8 +255,8 @@ def drawn(work: Work, batches: str) -> tuple[list[list[Batch]], list[list[Batch]
         steps = range(1000 + number * STEPS, 1000 + (number + 1) * STEPS)
         parts = [work.order.rows(step) for step in steps]
         mine.append([work.pairs.batch(rows) for rows in parts])
-        if batches == OWN:
-            # As transformers' Trainer does unless told otherwise: any order, padded.
+        if batches == SEPARATE:
+            # The default of transformers' Trainer: random order, padded.
             mixed = np.random.default_rng(number).permutation(np.concatenate(parts))
             parts = np.array_split(mixed, STEPS)
         others.append([work.pairs.batch(rows) for rows in parts])
@@ -274,7 +274,7 @@ def x_update(config: Seq2SeqConfig) -> Callable[[Batch], None]:
     model = XTransformer(dim=config.dim, tie_token_emb=True, **named)
 
     def loss(batch: Batch) -> torch.Tensor:
-        # It shifts the target by itself, and ignores −100.
+        # The model shifts the target internally and ignores −100.
         target = torch.cat([batch.target[:, :1], labels_of(batch)], dim=1)
         return model(batch.source, target, mask=batch.source_real)
 

@@ -46,7 +46,7 @@ PATTERNS = [(re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in 
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Line numbers and texts; of a Python file its strings and comments."""
+    """Line numbers and texts; for a Python file only its strings and comments."""
     source = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield from enumerate(source.splitlines(), start=1)

@@ -41,7 +41,7 @@ def drawn() -> Draws:
 
 
 def words(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
-    """The words of a text, the first one as it is written inside a sentence."""
+    """The words of a text, the first in its spelling within a sentence."""
     actual = [text[start:end] for start, end in spans]
     return [actual[0][0].lower() + actual[0][1:], *actual[1:]]
 
@@ -119,7 +119,7 @@ def test_every_word_is_aligned(drawn: Draws, pair: str) -> None:
 
 
 def links(p: Pair) -> dict[str, set[str]]:
-    """What each source word is aligned to."""
+    """The target words that each source word is aligned to."""
     actual: dict[str, set[str]] = defaultdict(set)
     for i, j in p.alignment:
         source = p.source[slice(*p.source_words[i])]
@@ -241,7 +241,7 @@ GENDERS = {
     "p": "Hunde Katzen Vögel Pferde Kühe Äpfel Birnen Tische Bücher Häuser Kinder Frauen Ärzte "
     "Bilder Schulen Kirchen Tassen Hüte Jacken Hunden Pferden Häusern Kindern Bäume",
 }  # fmt: skip
-# What an article may be before each gender, and the ending of the adjective that follows it.
+# Possible articles of each gender, and the ending of the adjective that follows.
 ALLOWED = {
     "m": "der:e den:en dem:en des:en ein:er einen:en einem:en eines:en",
     "f": "die:e der:en eine:e einer:en",

@@ -29,7 +29,7 @@ PUBLISHED = {
     "gpt3-6.7b": 6_700,
     "gpt3-13b": 13_000,
     "gpt3-175b": 175_000,
-    "music-transformer": 12.8,  # not printed: of the layers that its table of sizes gives
+    "music-transformer": 12.8,  # not in the paper: computed from its table of sizes
     "vit-tiny": 5.7,  # printed as 5
     "vit-small": 22,
     "vit-base": 86,

@@ -235,7 +235,7 @@ def test_a_recurrent_model_is_counted(config: RnnConfig) -> None:
     with counter, torch.no_grad():
         memory = model.encode(tokens)
         model.logits(model.decode(tokens, memory, cache=cache))
-    once = BATCH * 2 * model.first.weight.numel()  # of a whole source
+    once = BATCH * 2 * model.first.weight.numel()  # once per source
     assert BATCH * counted.sequence_flops + once == counter.get_total_flops()
     assert counted.flops["source"]["recurrent"] == 3 * 2 * 8 * (dim + dim // 2) * dim // 2
     assert counted.flops["target"]["recurrent"] == 3 * 8 * (dim + dim) * dim
@@ -259,7 +259,7 @@ def test_the_table_of_a_recurrent_model() -> None:
     assert "feed-forward" not in text
 
 
-def kept_bytes(model: nn.Module, given: list[Tensor], padded: bool) -> int:
+def kept_bytes(model: nn.Module, arguments: list[Tensor], padded: bool) -> int:
     """What autograd keeps of a forward pass with its loss, each storage once, weights aside."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, Tensor] = {}
@@ -269,12 +269,12 @@ def kept_bytes(model: nn.Module, given: list[Tensor], padded: bool) -> int:
             saved[x.untyped_storage().data_ptr()] = x
         return x
 
-    real = torch.arange(given[0].shape[1]) < given[0].shape[1] - 1
+    real = torch.arange(arguments[0].shape[1]) < arguments[0].shape[1] - 1
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        said = model(*given, *(real.expand(given[0].shape) for _ in given if padded))
-        loss = said.sum()
-        if hasattr(model, "head") and said.ndim == 3:
-            loss = F.cross_entropy(said.flatten(0, 1), given[-1].flatten())
+        output = model(*arguments, *(real.expand(arguments[0].shape) for _ in arguments if padded))
+        loss = output.sum()
+        if hasattr(model, "head") and output.ndim == 3:
+            loss = F.cross_entropy(output.flatten(0, 1), arguments[-1].flatten())
     assert loss.requires_grad
     return sum(x.untyped_storage().nbytes() for x in saved.values())
 
@@ -298,9 +298,9 @@ def test_activations_are_near_what_autograd_keeps(
         feedforward=feedforward,
         norm=Norm(placement=placement),
     )
-    given = inputs(config, batch=2, length=96)
+    arguments = inputs(config, batch=2, length=96)
     # A mask makes the dense core hold its weights twice, and the CPU's kernel borrow floats.
-    measured = kept_bytes(config.build(), given, padded=isinstance(core, Dense))
+    measured = kept_bytes(config.build(), arguments, padded=isinstance(core, Dense))
     counted = summarize(config, length=96, batch=2).training
     assert counted.activations == pytest.approx(measured, rel=0.1)
 
@@ -345,8 +345,8 @@ TOPS: dict[str, ModelConfig] = {
 def test_activations_of_what_stands_below_and_above_the_blocks(name: str) -> None:
     """Sizes that make these the most of it."""
     config = TOPS[name]
-    given = inputs(config, batch=2, length=17)
-    measured = kept_bytes(config.build(), given, padded=False)
+    arguments = inputs(config, batch=2, length=17)
+    measured = kept_bytes(config.build(), arguments, padded=False)
     counted = summarize(config, length=17, batch=2).training
     assert counted.activations == pytest.approx(measured, rel=0.04)
 
@@ -406,18 +406,18 @@ def test_every_preset_has_the_numbers_of_the_first_release(name: str) -> None:
     numbers = (counted.parameters, counted.forward_flops, counted.training.activations, cache)
     assert numbers == PUBLISHED[name]
     assert count_parameters(preset(name)) == counted.parameters
-    given = json.loads(json.dumps(counted.as_dict()))
-    assert isinstance(given["parameters"], int)
-    assert given["parameters"] == sum(given["parts"].values())
-    for token, flops in given["flops"].items():
+    table = json.loads(json.dumps(counted.as_dict()))
+    assert isinstance(table["parameters"], int)
+    assert table["parameters"] == sum(table["parts"].values())
+    for token, flops in table["flops"].items():
         assert flops["forward"] == sum(flops["forward_parts"].values())
         assert flops["training"] == sum(flops["training_parts"].values())
         assert flops["training"] == counted.training_flops[token]
-    assert given["memory"]["training"]["total"] == counted.training.total
+    assert table["memory"]["training"]["total"] == counted.training.total
     # The lectures' claim: most of a block's parameters are in its feed-forward.
     # The Music Transformer's attention is wider than the model, and has as many.
     least = 0.49 if name == "music-transformer" else 0.5
-    assert given["feedforward_share"]["parameters"] > least
+    assert table["feedforward_share"]["parameters"] > least
     assert human(counted.parameters) in shown(counted)
 
 

@@ -89,7 +89,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSummary:
-    """What a model costs. `flops` are those of the forward pass, per token of each kind, by part.
+    """The cost of a model. `flops` are those of the forward pass, per token of each kind, by part.
 
     An encoder–decoder has source and target tokens, an image patches and the class token, other
     models one kind; `tokens` counts them in a sequence. A tensor shared by several parts counts
@@ -222,7 +222,7 @@ def _part(module: nn.Module, name: str, parent: str) -> str | None:
     if name == "feedforward":  # of any class
         return "feed-forward"
     if name == "project" and parent.endswith("embedding"):
-        return "embedding"  # of a table narrower than the model
+        return "embedding"  # the projection of a table narrower than the model
     if name == "first" and isinstance(module, nn.Linear):
         return "recurrent"  # gives a decoder's first state
     if name in ("enter", "leave") and isinstance(module, nn.Linear):
@@ -398,7 +398,7 @@ class _FirstProjection(Projections):
 
 @dataclass(frozen=True, kw_only=True)
 class _CoreCost:
-    """What an attention implementation costs per token, over all heads.
+    """The cost of an attention implementation per token, over all heads.
 
     A query is scored with `keys` keys. An approximation has more products (multiply-adds per
     query and per key), and saves more for the backward pass: values per query and per key, and

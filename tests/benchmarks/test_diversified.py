@@ -1,4 +1,4 @@
-"""Training pairs that are told again by models that learned from them."""
+"""Data diversification: new training pairs by models trained on the corpus."""
 
 import importlib
 import sys
@@ -79,15 +79,15 @@ def test_what_cannot_be_told_again_is_refused(
     uneven.mkdir()
     (uneven / "train.en").write_text("a\nb\n")
     (uneven / "train.de").write_text("a\n")
-    alone, out = tmp_path / "alone", str(tmp_path / "out")
-    alone.mkdir()
+    valid_only, out = tmp_path / "valid_only", str(tmp_path / "out")
+    valid_only.mkdir()
     for end in ("en", "de"):
-        (alone / f"valid.{end}").write_text("a\n")
+        (valid_only / f"valid.{end}").write_text("a\n")
         (corpus / f"train.{'fr' if end == 'en' else 'it'}").write_text("a\n")
     capsys.readouterr()
     for arguments, words in (
-        ([str(corpus), str(alone), "--runs", run], "there already"),
-        ([str(alone), out, "--runs", run], "no train.en"),
+        ([str(corpus), str(valid_only), "--runs", run], "there already"),
+        ([str(valid_only), out, "--runs", run], "no train.en"),
         ([str(corpus), out, "--source", "fr", "--target", "it", "--runs", run], "translates en to"),
         ([str(corpus), out, "--runs", run, other], "translates another text"),
         ([str(uneven), out, "--runs", run], "train.en"),

@@ -1,4 +1,4 @@
-"""The systems that write summaries: what the page says to train is what the table was made of."""
+"""Summarization systems: the commands of the page train the systems of the table."""
 
 import importlib
 import shlex

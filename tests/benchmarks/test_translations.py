@@ -1,4 +1,4 @@
-"""The program that measures translation: what it prepares, trains, scores and shows."""
+"""The translation benchmark: preparation, training, scoring and tables."""
 
 import dataclasses
 import gzip
@@ -196,7 +196,7 @@ def test_every_preset_is_a_recipe_of_its_own(name: str) -> None:
 
 
 def test_tatoeba_base_is_transformer_base() -> None:
-    """But for what the data decides, and more dropout, as it is little data."""
+    """Except for settings that depend on the data, and more dropout for little data."""
     settings = [*translations.TATOEBA.split(), *translations.SYSTEMS["base"].split()]
     model = read_recipe("translation", settings).model
     local = {"vocab_size": None, "dropout": 0.3, "max_length": model.max_length, "ffn_dim": 2048}

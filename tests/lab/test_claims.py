@@ -257,16 +257,16 @@ def test_a_claim_fails_where_nothing_differs_from_anything(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(runner.claims()))
-def test_a_claim_is_told_in_whole_sentences(name: str) -> None:
+def test_a_claim_has_a_sentence_lectures_and_a_criterion(name: str) -> None:
     claim = runner.find(name)
     assert claim.sentence.endswith(".")
-    assert re.fullmatch(r"none|00[0-4](, 00[0-4])*", claim.deck)
+    assert re.fullmatch(r"none|00[0-4](, 00[0-4])*", claim.lectures)
     assert claim.criterion
     assert not claim.criterion.endswith(".")
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_quick_claims_come_out_as_the_decks_say(name: str) -> None:
+def test_quick_claims_hold(name: str) -> None:
     result = runner.run(name, ONCE)
     assert result.verdict == "holds"
     assert result.numbers.keys() >= set(BROKEN[name][0]) - {"rotary", "sinusoidal"}

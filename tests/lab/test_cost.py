@@ -1,4 +1,4 @@
-"""What cores cost: numbers that are right where they are known, and one line for what is not."""
+"""Attention benchmark: numbers are right where they are known, and refusals take one line."""
 
 import json
 import math
@@ -45,7 +45,7 @@ SMALL = Setup(device=CPU, head_dim=8, rounds=1)
 
 
 def times(values: dict[int, float]) -> list[Point]:
-    """Points of which forward and backward took half each."""
+    """Points with equal forward and backward time."""
     return [
         Point(length=n, forward=value / 2, backward=value / 2, forward_memory=n, memory=n)
         for n, value in values.items()
@@ -54,7 +54,7 @@ def times(values: dict[int, float]) -> list[Point]:
 
 @dataclass(frozen=True)
 class Failing(Dense):
-    """Works below a length, fails from it on, when built or when called."""
+    """Works below a length and fails from that length on, when built or when called."""
 
     error: Callable[[], Exception] = MemoryError
     limit: int = 1
@@ -87,7 +87,7 @@ def test_one_point_has_no_exponent() -> None:
 
 
 def test_the_crossover_is_where_two_powers_meet() -> None:
-    """n² against 3000 n meet at 3000, between two lengths; also where lengths are missing."""
+    """n² and 3000 n cross at 3000, between two lengths, also if lengths are missing."""
     lengths = (512, 1024, 2048, 4096, 8192)
     square = times({n: n**2 * 1e-9 for n in lengths})
     line = times({n: 3000 * n * 1e-9 for n in lengths})
@@ -110,7 +110,7 @@ def test_the_crossover_is_the_last() -> None:
 
 
 def test_peak_memory_is_that_of_a_known_pattern() -> None:
-    """1000 and 2000 floats at once, then 500 after both are gone."""
+    """1000 and 2000 floats at once, then 500 after both are freed."""
 
     def act() -> torch.Tensor:
         first, second = torch.empty(1000), torch.empty(2000)
@@ -122,7 +122,7 @@ def test_peak_memory_is_that_of_a_known_pattern() -> None:
 
 
 def test_garbage_of_before_is_not_counted() -> None:
-    """What is in a circle and given back later would hide what is taken meanwhile."""
+    """A reference cycle that is freed later must not hide later allocations."""
     circle: list[object] = [torch.empty(5000)]
     circle.append(circle)
     del circle
@@ -141,7 +141,7 @@ def test_some_memory_is_free() -> None:
 
 
 def test_memory_of_dense_holds_its_scores_and_that_of_tiled_a_block() -> None:
-    """Scores and weights of all pairs in the one, of a block of pairs in the other."""
+    """Dense holds scores and weights of all pairs, tiled those of a block of pairs."""
     n, setup = 256, Setup(device=CPU, head_dim=8)
     inputs = draw(setup, n)
     pairs = setup.heads * n * n * 4
@@ -152,7 +152,7 @@ def test_memory_of_dense_holds_its_scores_and_that_of_tiled_a_block() -> None:
 
 
 def test_memory_grows_as_it_must() -> None:
-    """Dense as n², the others about as n: bytes, not seconds, so that they are always the same."""
+    """Memory of dense grows as n², of the others about as n; bytes are deterministic."""
     cores = {"dense": Dense(), "fused": Fused(), "tiled": Tiled(block=256)}
     setup = Setup(device=CPU, head_dim=32, rounds=1)
     actual = {cost.core: cost for cost in Measurement(cores, [256, 512, 1024], setup).run()}
@@ -173,7 +173,7 @@ def test_what_a_length_needs_is_told_from_those_before() -> None:
 
 
 def test_no_step_is_a_leap() -> None:
-    """However the lengths are chosen, each is at most four times one that was tried before."""
+    """For any lengths, each measured length is at most four times an earlier one."""
     assert rungs([512, 1024, 2048]) == [512, 1024, 2048]
     assert rungs([32]) == [32]
     for lengths in ([131072], [64, 65536], [512, 16384, 131072]):
@@ -187,7 +187,7 @@ def test_no_step_is_a_leap() -> None:
 def test_a_length_that_needs_more_than_there_is_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Dense needs 1.5 MiB at 256 and would need four times as much at 512; tiled goes on."""
+    """Dense needs 1.5 MiB at 256 and would need four times as much at 512; tiled continues."""
     monkeypatch.setattr(cost_module, "free_memory", lambda device: 3 * 2**20)
     cores = {"dense": Dense(), "tiled": Tiled(block=64)}
     dense, tiled = Measurement(cores, [128, 256, 512], SMALL).run()
@@ -221,7 +221,7 @@ def test_a_core_that_fails_is_left_out_with_its_reason(
     built: bool,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The lengths before stay, the other cores go on, and one line says why."""
+    """Earlier lengths stay, the other implementations continue, and one line says why."""
     cores = {"failing": Failing(error=error, limit=64, built=built), "dense": Dense()}
     failing, dense = Measurement(cores, [16, 32, 64, 128], SMALL).run()
     assert [point.length for point in failing.points] == [16, 32]
@@ -257,7 +257,7 @@ def test_a_refusal_names_its_lengths_and_what_this_command_takes(
     Measurement(cores, [8, 16, 64], SMALL).run()
     said = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
     assert said == [
-        "linformer rank=32 is left out at 8, 16: rank=32 is no reduction of 8 positions: choose "
+        "linformer rank=32 is left out at 8, 16: rank=32 does not reduce 8 positions: choose "
         'a smaller one, --cores "linformer rank=4"'
     ]
     (advised,) = read_cores("linformer rank=4").values()
@@ -293,15 +293,21 @@ def test_exponents_are_of_lengths_beyond_a_window() -> None:
     ("core", "note"),
     [
         ("flex", "flex is the fused core here: FlexAttention is for a GPU"),
-        ("packed", "packed is the fused core here: there is no padding to leave out"),
-        ("longformer window=16", "longformer window=16 is exact attention up to 17 positions"),
-        ("local size=16", "local size=16 is exact attention up to 16 positions"),
-        ("memory-compressed size=16 layers=L", "layers=L is exact attention up to 16 positions"),
+        ("packed", "packed equals the fused core here: nothing is padded"),
+        (
+            "longformer window=16",
+            "longformer window=16 computes exact attention up to 17 positions",
+        ),
+        ("local size=16", "local size=16 computes exact attention up to 16 positions"),
+        (
+            "memory-compressed size=16 layers=L",
+            "layers=L computes exact attention up to 16 positions",
+        ),
         ("longformer window=8", ""),
         ("fused", ""),
     ],
 )
-def test_what_is_not_what_its_name_says_is_told(core: str, note: str) -> None:
+def test_fallbacks_are_reported(core: str, note: str) -> None:
     cores = read_cores(core)
     said = notes(cores, Measurement(cores, [12, 32, 64], SMALL).run(), SMALL)
     assert len(said) == bool(note)
@@ -309,7 +315,7 @@ def test_what_is_not_what_its_name_says_is_told(core: str, note: str) -> None:
 
 
 def test_nor_are_lengths_on_the_way_a_measurement() -> None:
-    """One refuses at once, one at a length between: nothing that was asked for is measured."""
+    """One refuses at once, one at an intermediate length: no requested length is measured."""
     cores = {
         "first": Failing(error=lambda: UserError("it refuses: choose another")),
         "second": Failing(limit=2048),
@@ -344,7 +350,7 @@ class Command:
         self.monkeypatch, self.capsys = monkeypatch, capsys
 
     def __call__(self, *words: object, code: int = 0) -> tuple[str, str]:
-        """What it prints and what it says, and that it ends as it should."""
+        """Standard output and standard error of a successful call."""
         self.monkeypatch.setattr("sys.argv", ["manyheads", "cost", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -398,7 +404,7 @@ def test_the_command_that_is_printed_measures_the_same(command: Command, tmp_pat
 def test_heights_of_a_picture_are_told(
     least: float, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two numbers at least stand beside the axis, however little lies between its ends."""
+    """An axis has at least two labels, however narrow its range."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     drawn: list[Any] = []
     monkeypatch.setattr(pyplot, "close", drawn.append)

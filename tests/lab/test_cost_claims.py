@@ -1,4 +1,4 @@
-"""Claims about cost: at a tiny size they measure what they judge, and a broken part is found."""
+"""Claims about cost: tiny runs give the judged numbers, and a broken part changes the verdict."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -68,7 +68,7 @@ def test_parts_that_hold_are_named() -> None:
         return reported.verdict, reported.why
 
     assert judged(True, True, True) == ("holds", "why")
-    assert judged(True, False, True) == ("depends", "holds only in this, that a and c: why")
+    assert judged(True, False, True) == ("depends", "only part of it holds: a and c; why")
     assert judged(False, True, True) == ("fails", "why")
     assert in_parts({"a": False, "b": False}, "why").verdict == "fails"
     assert listed(["a", "b", "c"]) == "a, b and c"
@@ -116,8 +116,8 @@ Timed = Mapping[str, Callable[[], object]]
 def test_exponents_are_those_of_the_times(
     monkeypatch: pytest.MonkeyPatch, power: int, lengths: tuple[int, ...], verdict: str
 ) -> None:
-    """With times as the formulas say, it holds; with attention that is linear, not; and of texts
-    so short that nothing crosses, the exponents hold alone."""
+    """It holds with the times of the formulas and fails with linear attention; with texts too
+    short for a crossover only the exponents hold."""
 
     def acts(rows: int, length: int, width: int, device: torch.device) -> Timed:
         attention = float(length**power * width)

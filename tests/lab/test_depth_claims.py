@@ -1,4 +1,4 @@
-"""Claims about heads, depth, norms and warm-up: measured as told, and broken models are found."""
+"""Claims about heads, depth, norms and warm-up: broken models change the verdict."""
 
 import math
 from contextlib import nullcontext
@@ -46,7 +46,7 @@ TINY: dict[ModuleType, dict[str, object]] = {
         "RATES": (1e-2,),
         "ROWS": 2,
         "DIM": 8,
-        "ASKED": 2,
+        "TEST_TEXTS": 2,
     },
 }
 
@@ -149,7 +149,7 @@ def test_steps_do_not_count_where_nothing_was_learned() -> None:
     judged = layer_norm_speed.judge(Measured(numbers=numbers))
     assert judged.verdict == "depends"
     assert "faster" not in judged.why
-    assert "without norms there is no training with 2 layers, 8 layers and 8" in judged.why
+    assert "models without norms do not train with 2 layers, 8 layers and 8" in judged.why
     numbers |= {f"{case}, loss with": [15.0] for case in layer_norm_speed.CASES}
     assert layer_norm_speed.judge(Measured(numbers=numbers)).verdict == "fails"
 
@@ -184,20 +184,20 @@ def test_the_lengths_are_named_at_which_heads_cost_no_more(slow: str, held: str)
     numbers |= {"errors, 1 head": [0.4], "errors, 4 heads": [0.1], f"time, {slow}": [3.0]}
     judged = several_heads.judge(Measured(numbers=numbers))
     assert judged.verdict == "depends"
-    assert f"they take about its time over {held} words:" in judged.why
+    assert f"they take about its time over {held} words;" in judged.why
     assert judged.why.count("about its time") == 1
 
 
-def test_the_words_asked_for_are_those_before() -> None:
+def test_the_labels_are_the_preceding_words() -> None:
     class Echo(nn.Module):
-        """Scores that point at the word of each place itself, for every place asked for."""
+        """Logits of the word at each position itself, for every predicted offset."""
 
         def forward(self, words: Tensor) -> Tensor:
             hot = nn.functional.one_hot(words, several_heads.WORDS).float()
             return hot.repeat(1, 1, several_heads.PLACES)
 
     random = torch.Generator().manual_seed(1)
-    scores, expected = several_heads.asked(Echo(), 2, random, CPU)
+    scores, expected = several_heads.scores_and_labels(Echo(), 2, random, CPU)
     places = several_heads.LENGTH - several_heads.PLACES
     local = scores.argmax(-1).view(2, places, -1)
     before = expected.view(2, places, -1)
@@ -205,7 +205,7 @@ def test_the_words_asked_for_are_those_before() -> None:
         assert torch.equal(before[:, back:, back - 1], local[:, :-back, 0])
 
 
-def test_the_next_word_is_asked_for() -> None:
+def test_the_label_is_the_next_word() -> None:
     class Counts(nn.Module):
         def forward(self, words: Tensor) -> Tensor:
             return 50 * nn.functional.one_hot((words + 1) % 7, 7).float()

@@ -1,4 +1,4 @@
-"""The frame of the claims: results are kept while they are current, and shown as they are."""
+"""Running claims: current results are reused, and reports show them unchanged."""
 
 import dataclasses
 import inspect
@@ -24,7 +24,7 @@ from manyheads.lab.claims.report import as_html, as_markdown, counted
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A claim of its own that notes each time that it is measured."""
+    """A test claim that records each measurement."""
     calls: list[int] = []
 
     def measure(setting: Setting) -> Measured:
@@ -35,10 +35,10 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     claim = Claim(
         sentence="One & one is <two>.",
-        deck="000",
+        lectures="000",
         criterion="x above 0",
         measure=measure,
-        judge=lambda measured: holds_if(measured.least("x") > 0, f"x is {measured.told('x')}"),
+        judge=lambda measured: holds_if(measured.least("x") > 0, f"x is {measured.reported('x')}"),
     )
     monkeypatch.setattr(runner, "claims", lambda: {"counting": claim})
     return calls
@@ -76,7 +76,7 @@ def test_results_are_kept_and_not_computed_again(counting: list[int], tmp_path: 
 def test_a_report_has_what_was_run_into_it_before(
     counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the same way; what was run with other seeds is left out, and stays in the folder."""
+    """Results with other seeds are left out of the report and stay in the folder."""
     pytest.importorskip("matplotlib")
     claim = runner.find("counting")
     known = dict.fromkeys(("counting", "first-of-two", "second"), claim)
@@ -95,7 +95,7 @@ def test_a_report_has_what_was_run_into_it_before(
     assert "is a file" in call("--run", "second", "--report", str(out / "claims.json"))[1]
 
 
-def test_stopped_by_a_person_it_says_what_is_kept(
+def test_an_interrupt_reports_what_is_saved(
     counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(setting: Setting) -> Measured:
@@ -108,11 +108,11 @@ def test_stopped_by_a_person_it_says_what_is_kept(
     actual = CliRunner().invoke(app, ["claims", "--all", "--report", str(tmp_path / "out")])
     assert actual.exit_code == 130
     assert "stopped in b" in actual.output
-    assert "the same command goes on" in actual.output
+    assert "the same command resumes" in actual.output
     assert (tmp_path / "out" / "a.json").is_file()
 
 
-def test_a_result_is_kept_as_long_as_it_is_what_would_be_found(
+def test_a_result_is_reused_while_setting_and_code_are_the_same(
     counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "draw", lambda name, measured, path: path.write_bytes(b""))
@@ -135,8 +135,8 @@ def test_a_result_is_kept_as_long_as_it_is_what_would_be_found(
     assert runner.kept("counting", setting, tmp_path) is None
 
 
-DECK = """
-from manyheads.lab.claims.{room} import {name}
+LECTURE_FILE = """
+from manyheads.lab.claims.{module} import {name}
 
 def measure(setting):
     return {name}
@@ -146,21 +146,21 @@ def judge(measured):
 """
 
 
-def test_the_code_of_a_claim_is_its_file_and_the_rooms_it_uses(
+def test_the_code_of_a_claim_is_its_file_and_the_modules_it_imports(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rooms: dict[str, str] = {}
-    monkeypatch.setattr(inspect, "getsource", lambda module: rooms[module.__name__])
+    sources: dict[str, str] = {}
+    monkeypatch.setattr(inspect, "getsource", lambda module: sources[module.__name__])
 
     def code(**changed: str) -> str:
-        rooms.clear()
-        rooms["manyheads.lab.claims.lectures.scaled_scores"] = DECK.format(
-            room="report", name="counted", constant=changed.get("constant", "1")
+        sources.clear()
+        sources["manyheads.lab.claims.lectures.scaled_scores"] = LECTURE_FILE.format(
+            module="report", name="counted", constant=changed.get("constant", "1")
         )
-        rooms["manyheads.lab.claims.report"] = (
+        sources["manyheads.lab.claims.report"] = (
             "from manyheads.lab.claims import clock\nimport torch"
         )
-        rooms["manyheads.lab.claims.clock"] = changed.get("clock", "A = 1")
+        sources["manyheads.lab.claims.clock"] = changed.get("clock", "A = 1")
         runner._code.cache_clear()
         return runner.code_of(scaled_scores.CLAIM)
 
@@ -184,7 +184,7 @@ def test_a_gpu_is_named_if_it_was_used(
     assert runner.run("counting", setting).machine.startswith("A large one, ")
 
 
-def test_what_is_infinite_or_no_number_is_told_kept_and_read(
+def test_infinite_values_and_nan_survive_saving_and_loading(
     counting: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -194,27 +194,27 @@ def test_what_is_infinite_or_no_number_is_told_kept_and_read(
     claim = dataclasses.replace(
         runner.find("counting"),
         measure=lambda setting: measured,
-        judge=lambda measured: holds_if(False, " ".join(map(measured.told, "xyz"))),
+        judge=lambda measured: holds_if(False, " ".join(map(measured.reported, "xyz"))),
     )
     monkeypatch.setattr(runner, "claims", lambda: {"counting": claim})
     status, printed = call("--all", "--json", "--report", str(tmp_path))
     assert status == 0
 
     def read(text: str) -> Any:
-        return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+        return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
-    one = read((tmp_path / "counting.json").read_text())
-    assert one["numbers"] == {k: [x if isfinite(x) else str(x) for x in numbers[k]] for k in "xyz"}
-    assert one["why"] == "inf nan nan"
-    assert read((tmp_path / "claims.json").read_text()) == [one]
-    assert read(printed[printed.index("{") : printed.rindex("}") + 1]) == {"claims": [one]}
+    row = read((tmp_path / "counting.json").read_text())
+    assert row["numbers"] == {k: [x if isfinite(x) else str(x) for x in numbers[k]] for k in "xyz"}
+    assert row["why"] == "inf nan nan"
+    assert read((tmp_path / "claims.json").read_text()) == [row]
+    assert read(printed[printed.index("{") : printed.rindex("}") + 1]) == {"claims": [row]}
     actual = runner.kept("counting", Setting(), tmp_path)
     assert actual is not None
     assert str(actual.numbers) == str(numbers)  # NaN is not equal to itself
 
 
-def test_the_clock_on_the_wall_is_read_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clocks, of which one goes on by 1 each time that it is read, the other by 2."""
+def test_wall_selects_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two fake clocks: one advances by 1 at each reading, the other by 2."""
     ours, wall = count(0.0, 1.0), count(0.0, 2.0)
     monkeypatch.setattr("time.thread_time", lambda: next(ours))
     monkeypatch.setattr("time.perf_counter", lambda: next(wall))
@@ -232,7 +232,7 @@ def test_no_seed_is_passed_over() -> None:
     assert spread([2.0]) == spread([2.0, 2.0]) == spread([1.0, inf]) == ""
 
 
-def test_pages_are_made_of_the_results_alone(counting: list[int], tmp_path: Path) -> None:
+def test_pages_are_made_of_the_results_only(counting: list[int], tmp_path: Path) -> None:
     result = runner.run("counting", Setting(seeds=(1, 3)))
     failed = dataclasses.replace(result, name="other", verdict="fails", why="no", deck="none")
     both, command = [result, failed], "manyheads claims --all --seeds 1,3"
@@ -245,10 +245,14 @@ def test_pages_are_made_of_the_results_alone(counting: list[int], tmp_path: Path
         assert command in reported
         assert "seeds 1, 3" in reported
         assert reported.count("x above 0") == 2
-        assert reported.count("in deck 000") == reported.count("in no deck") == 1
+        assert (
+            reported.count("in Aalborg Web Intelligence, Lecture 9: Transformers")
+            == reported.count("in no lecture")
+            == 1
+        )
 
 
-def test_pictures_of_a_page_lie_beside_it(counting: list[int], tmp_path: Path) -> None:
+def test_plots_of_a_page_are_next_to_it(counting: list[int], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert call("--all", "--report", str(tmp_path))[0] == 0
     text = (tmp_path / "claims.md").read_text()
@@ -257,7 +261,7 @@ def test_pictures_of_a_page_lie_beside_it(counting: list[int], tmp_path: Path) -
     assert set(re.findall(r"\(#(.+)\)", text)) == set(re.findall(r"^## (.+)$", text, flags=re.M))
 
 
-def test_mistakes_are_said_before_anything_runs(counting: list[int]) -> None:
+def test_user_errors_are_reported_before_anything_runs(counting: list[int]) -> None:
     for words in (
         ["--run", "countin"],
         ["--run", "counting", "--all"],
@@ -272,7 +276,10 @@ def test_mistakes_are_said_before_anything_runs(counting: list[int]) -> None:
             CliRunner().invoke(app, ["claims", *words], catch_exceptions=False)
         assert "\n" not in str(caught.value)
     assert counting == []
-    assert call()[1] == "counting: One & one is <two>. (in deck 000)\n"
+    assert (
+        call()[1]
+        == "counting: One & one is <two>. (in Aalborg Web Intelligence, Lecture 9: Transformers)\n"
+    )
     [row] = json.loads(call("--json")[1])["claims"]
     assert row == {
         "name": "counting",

@@ -1,4 +1,4 @@
-"""Claims about reading: small runs give the numbers that are judged, broken parts are found."""
+"""Claims about encoders: small runs give the judged numbers, broken parts change the verdict."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -139,7 +139,7 @@ def test_only_words_are_hidden_and_only_they_are_scored() -> None:
 
 
 def test_an_encoder_that_forgets_has_no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretraining that leaves the weights as drawn is no better than none."""
+    """Pretraining that does not change the weights gives no advantage."""
     tiny = tiny_pretraining(monkeypatch)
 
     def untrained(rows: torch.Tensor, words: int, size: reading.Size, *_: object) -> Bert:
@@ -187,7 +187,7 @@ def test_rare_compounds_are_not_in_training() -> None:
 
 
 def test_pieces_that_lose_rare_words_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole words in place of the pieces: what is rare is unknown again."""
+    """Full words in place of subwords: rare words are unknown again."""
     tiny = tiny_rare_words(monkeypatch)
     kinds = {"pieces": Words(vocab_size=300), "words": Words(vocab_size=300)}
     monkeypatch.setattr(tiny, "KINDS", tiny.KINDS | kinds)

@@ -1,4 +1,4 @@
-"""Laws of the loss: they find what points were made by, and say how sure they are."""
+"""Scaling laws: the fit recovers the law that generated the points, with a confidence band."""
 
 from itertools import product
 
@@ -28,7 +28,7 @@ def test_exact_points_give_their_law_back() -> None:
 
 
 def test_noisy_points_give_it_within_the_band() -> None:
-    """A band of nine in ten: of ten sets of points, it may miss a few."""
+    """The band is one of 90 %: it may miss a few of ten sets of points."""
     inside = np.zeros(3)
     for seed in range(10):
         actual = fit(GRID, losses(0.003, seed), draws=60)
@@ -43,7 +43,7 @@ def test_noisy_points_give_it_within_the_band() -> None:
 
 
 def test_an_outlier_moves_the_law_little() -> None:
-    """What the Huber loss is for: squares would follow it four times as far."""
+    """The Huber loss limits an outlier: least squares would follow it four times as far."""
     broken = losses(0.001)
     broken[5] *= 1.2
     actual = fit(GRID, broken, draws=2).law

@@ -1,4 +1,4 @@
-"""The plan of a sweep: what it costs, how its runs differ, and what it refuses."""
+"""The plan of a sweep: its cost, the differences between its runs, and its errors."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -134,5 +134,5 @@ def test_what_does_not_scale_is_refused() -> None:
         check_recipe(recipe("model.kv_heads=2"))
     with pytest.raises(UserError, match="language models of text"):
         check_recipe(read_recipe("phrasebook"))
-    with pytest.raises(UserError, match="leave out model=FOLDER"):
-        check_recipe(replace(recipe(), start="runs/other"))
+    with pytest.raises(UserError, match="leave out init=FOLDER"):
+        check_recipe(replace(recipe(), init="runs/other"))

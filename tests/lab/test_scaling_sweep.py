@@ -1,4 +1,4 @@
-"""A whole sweep, tiny: ordinary runs, nothing trained twice, and no prediction after the fact."""
+"""A tiny sweep: ordinary runs, no run trained twice, and no prediction after the fact."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from manyheads.recipes import read_recipe
 from manyheads.run import read_run
 
 CPU = torch.device("cpu")
-ASKED = Sweep(sizes=2, data=3)
+REQUEST = Sweep(sizes=2, data=3)
 SETTINGS = (
     *("model.dim=32", "model.layers=2", "model.heads=2", "model.max_length=16"),
     *("train.batch_tokens=64", "train.steps=80", "train.warmup_steps=8"),
@@ -44,7 +44,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scaling(text: Path, out: Path, *settings: str) -> Scaling:
     run = read_recipe("shakespeare-char", [f"data.folder={text}", *SETTINGS, *settings])
-    return Scaling(run, ASKED, out, CPU)
+    return Scaling(run, REQUEST, out, CPU)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def out(finished: Path, tmp_path: Path) -> Path:
-    """A finished sweep to do harm to."""
+    """A finished sweep that tests may damage."""
     return Path(shutil.copytree(finished, tmp_path / "out"))
 
 
@@ -89,7 +89,7 @@ def test_what_is_done_is_not_done_again(
 def test_a_sweep_that_was_stopped_goes_on(
     text: Path, finished: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of a run, and with the same losses as if it had never stopped."""
+    """An interrupted sweep resumes within a run and has the losses of an uninterrupted one."""
     full = scaling(text, finished)
     last = full.plan.fitted[-1]
     for name in (last.name, TARGET):
@@ -127,7 +127,7 @@ def test_the_prediction_was_there_before_the_run(text: Path, finished: Path) -> 
 
 
 def drawn_by(law: Law, shortest: float) -> tuple[Trained, ...]:
-    """Four sizes by four amounts of text as a law has them; the shortest are off by a factor."""
+    """Four sizes by four amounts of data that follow a law; the shortest are off by a factor."""
     return tuple(
         Trained(
             name=f"{size}-{tokens}",
@@ -201,7 +201,7 @@ def test_tables_and_picture_and_values(text: Path, finished: Path, tmp_path: Pat
     actual = item.findings()
     assert report.runs_table(actual).row_count == len(item.plan.runs)
     table = json.loads(json.dumps(report.as_dict(item.plan, actual)))
-    assert set(table["laws"]) == {"L(N, D)", "frontier"}  # too few for laws of one alone
+    assert set(table["laws"]) == {"L(N, D)", "frontier"}  # too few points for laws of one variable
     assert table["prediction"]["measured"] == item.results()[TARGET]
     assert table["prediction"]["inside"] == ("inside" in report.said(actual))
     report.draw(item.plan, actual, tmp_path / "scale.png")
@@ -209,7 +209,7 @@ def test_tables_and_picture_and_values(text: Path, finished: Path, tmp_path: Pat
 
 
 def test_what_is_said_of_a_prediction(text: Path, finished: Path) -> None:
-    """Above or below in words; and whether the shortest runs have moved it far."""
+    """The summary says above or below, and whether the shortest runs change it much."""
     actual = scaling(text, finished).findings()
     made = dataclasses.replace(actual.prediction, loss=2.0, low=1.9, high=2.2, measured=1.8)
     single = dataclasses.replace(actual, prediction=made, longer=None)

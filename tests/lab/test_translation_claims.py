@@ -1,4 +1,4 @@
-"""Claims about translation: experiments at a tiny size, and models that are broken are found."""
+"""Claims about translation: tiny experiments, and broken models change the verdict."""
 
 import math
 from functools import cache
@@ -43,7 +43,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "STEPS", 3)
     monkeypatch.setattr(tied_embeddings, "TRAINED", 400)
     monkeypatch.setattr(tied_embeddings, "VALID", 20)
-    monkeypatch.setattr(five_scores, "MEETING", (1, 16, 64))
+    monkeypatch.setattr(five_scores, "TIMED_SHAPE", (1, 16, 64))
     monkeypatch.setattr(five_scores, "ROUNDS", 1)
 
 
@@ -184,7 +184,7 @@ def test_a_wide_beam_may_be_a_little_better_by_chance() -> None:
 def test_an_additive_score_that_is_none_is_found(
     tiny: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(five_scores, "MEETING", (1, 64, 64))  # beside which starting is nothing
+    monkeypatch.setattr(five_scores, "TIMED_SHAPE", (1, 64, 64))  # beside which starting is nothing
     monkeypatch.setattr(five_scores, "ROUNDS", 5)
     assert five_scores.costs(1, ONCE)["additive"] > 2
     monkeypatch.setattr(AdditiveScore, "forward", lambda self, q, k: InnerScore(1.0)(q, k))

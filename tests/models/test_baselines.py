@@ -1,4 +1,4 @@
-"""The translators that the Transformer was compared with: what each computes, what all share."""
+"""The translators that the Transformer was compared with: computations and common properties."""
 
 import json
 import math
@@ -46,7 +46,7 @@ CONFIGS: dict[str, Any] = {
 ATTENTIONS = {"convs2s": 3, "bytenet": 0, "gnmt": 1, "rnn": 1}
 SMALL = ["model.dim=16", "model.layers=2", "model.max_length=64"]
 kinds = pytest.mark.parametrize("kind", CONFIGS)
-# What is proved of "rnn" with every score, in test_rnn.py and test_summary.py.
+# test_rnn.py and test_summary.py test "rnn" with every score.
 others = pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "rnn"])
 attentive = pytest.mark.parametrize("kind", [kind for kind, n in ATTENTIONS.items() if n])
 
@@ -185,7 +185,7 @@ def test_a_source_is_heard_as_far_as_it_is_unfolded(stretch: float, more: int, r
 
 @kinds
 def test_padding_changes_nothing(kind: str) -> None:
-    """Neither what stands there nor how much: of the states, the logits and the gradients."""
+    """Content and amount of padding change neither states nor logits nor gradients."""
     model, target = tiny_model(kind), words(2, 4)
     source = words(2, 9)
     real = torch.arange(9) < torch.tensor([[6], [3]])
@@ -249,7 +249,7 @@ def test_cached_is_full(kind: str, chunks: tuple[int, ...]) -> None:
 @kinds
 @pytest.mark.parametrize("lengths", [(5, 5), (5, 3)])
 def test_cached_hypotheses_can_be_reordered(kind: str, lengths: tuple[int, int]) -> None:
-    """Beams of one memory go on from the hypothesis they were copied from."""
+    """Beams of one memory continue the hypothesis that they were copied from."""
     model, source, start = tiny_model(kind), words(2, 5), words(6, 3)
     real = None if lengths == (5, 5) else torch.arange(5) < torch.tensor(lengths)[:, None]
     rows, step = torch.tensor([1, 1, 0, 5, 3, 5]), words(6, 2)
@@ -281,10 +281,10 @@ def test_a_batch_is_searched_as_one_sentence_at_a_time(kind: str, beam: int) -> 
     source, real = toy_source(*lengths)
     actual = searched(model, source, real, limits, beam=beam)
     for row, length in enumerate(lengths):
-        one = source[row : row + 1, :length]
+        sentence = source[row : row + 1, :length]
         same(
             actual[row : row + 1],
-            searched(model, one, one != PAD, limits[row : row + 1], beam=beam),
+            searched(model, sentence, sentence != PAD, limits[row : row + 1], beam=beam),
         )
     assert len({len(line[0].tokens) for line in actual}) > 2
     if ATTENTIONS[kind]:  # what asks a source begins otherwise for another one
@@ -321,7 +321,7 @@ def test_another_core_is_the_dense_one(kind: str, core: Any) -> None:
 @others
 @pytest.mark.parametrize("tie", ["all", "none"])
 def test_parameters_and_products_are_counted(kind: str, tie: str) -> None:
-    """By part as they are there; FLOPs as the kernels do them; and what is held to write."""
+    """Parameters by part, FLOPs as the kernels count them, and the memory of decoding."""
     model = tiny_model(kind, tie=tie)
     counted, tokens = summarize(model.config, length=10, batch=2), words(2, 10)
     assert sum(counted.parts.values()) == counted.parameters
@@ -377,7 +377,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_run_is_used_like_any_other(run: Path) -> None:
-    """It learns something; opened it translates and embeds, alone as in a batch, and aligns."""
+    """It learns; the loaded run translates and embeds independently of the batch, and aligns."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [r["loss"] for r in map(json.loads, lines) if r["split"] == "valid"]
     assert losses[-1] < losses[0]
@@ -454,9 +454,9 @@ def test_the_exact_core_is_no_part_of_a_models_name() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(setting: str, said: str) -> None:
-    kind, one = setting.split()
+    kind, override = setting.split()
     with pytest.raises(UserError, match=said):
-        read_recipe("phrasebook", [f"model={kind}", f"model.{one}"])
+        read_recipe("phrasebook", [f"model={kind}", f"model.{override}"])
 
 
 @kinds

@@ -49,11 +49,11 @@ def test_compiled_is_eager(kind: Model, position: str) -> None:
     model: Any = tiny(kind, position, "fused", layers=1).build().double()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for length in (5, 7):  # the second length must not need another kind of graph
-        given = inputs(kind, 3, length)
+        arguments = inputs(kind, 3, length)
         gradients = []
         for run in (model, compiled):
             model.zero_grad()
-            logits = run(*given)
+            logits = run(*arguments)
             logits.square().sum().backward()
             actual = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
             gradients.append({"": logits.detach(), **actual})
@@ -79,7 +79,7 @@ def test_compiled_blocks_pass_on_what_products_are_computed_in(
     placement: Literal["pre", "post"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16 they hand each other bfloat16, from the first on, so that one graph serves for
-    all; what comes out is what comes out of eager ones, but for that rounding.
+    all; the outputs equal the eager ones up to rounding.
     """
     compile_ = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self: compile_(self, backend="aot_eager"))
@@ -90,7 +90,7 @@ def test_compiled_blocks_pass_on_what_products_are_computed_in(
         part.norm = Precise(part.norm)
     types: list[torch.dtype] = []
     model.decoder.blocks[1].register_forward_pre_hook(
-        lambda block, given: types.append(given[0].dtype)
+        lambda block, arguments: types.append(arguments[0].dtype)
     )
 
     def logits(precise: bool) -> Tensor:

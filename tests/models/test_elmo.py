@@ -187,7 +187,7 @@ def table_of(folder: Path) -> list[str]:
 
 
 def test_each_token_is_predicted_twice_and_never_seen(folder: Path) -> None:
-    """−log P from all before and from all after; those of the frame are read alone."""
+    """−log P from all before and from all after; frame tokens are only context."""
     run = read_recipe("elmo-mini", [f"data.folder={folder / 'text'}", *SMALL])
     trainer = make_trainer(run, folder / "once", CPU)
     task: Any = trainer.task
@@ -221,7 +221,7 @@ def test_pretraining_learns_and_is_scored(pretrained: Path) -> None:
 def test_a_classifier_begins_with_the_language_models(
     frozen: str, folder: Path, pretrained: Path, tmp_path: Path
 ) -> None:
-    """Frozen ones end as they began; what stands on top has learned, and labels lines."""
+    """Frozen weights do not change; the head has learned, and labels lines."""
     settings = [*table_of(folder), f"model={pretrained}", f"model.frozen={frozen}", *CLASSIFY]
     run = read_recipe("classify", settings)
     assert isinstance(run.model, ElmoConfig)

@@ -115,7 +115,7 @@ def test_it_has_room_for_the_longest_of_both() -> None:
 
 @cores
 def test_padding_changes_nothing(core: str) -> None:
-    """Neither what stands there nor how much: of the logits and of the gradients."""
+    """Content and amount of padding change neither logits nor gradients."""
     model, (source, target, real) = joined(core), pairs()
     actual = []
     for padding, more in ((0, 0), (5, 0), (5, 4)):
@@ -186,7 +186,7 @@ def test_a_step_stands_where_it_would_without_padding(position: PositionConfig) 
 
 @cores
 def test_cached_hypotheses_can_be_reordered(core: str) -> None:
-    """Beams go on from what they were copied from; also when one sentence alone is left."""
+    """Beams continue the hypotheses they were copied from, also with one sentence left."""
     model, (source, start, real) = joined(core), pairs(3)
     start, step, last = start.repeat_interleave(2, 0), words(6, 2), words(1, 2)
     start[1::2] = words(3, 3)
@@ -218,8 +218,8 @@ def test_a_batch_is_searched_as_one_sentence_at_a_time(beam: int, core: str) -> 
     source, real = toy_source(*lengths)
     actual = searched(model, source, real, limits, beam=beam)  # type: ignore[arg-type]
     for row, length in enumerate(lengths):
-        one = source[row : row + 1, :length]
-        single = searched(model, one, one != PAD, limits[row : row + 1], beam=beam)  # type: ignore[arg-type]
+        sentence = source[row : row + 1, :length]
+        single = searched(model, sentence, sentence != PAD, limits[row : row + 1], beam=beam)  # type: ignore[arg-type]
         same(actual[row : row + 1], single)
     search = beam_search(Decode(beam=beam))
     without = Recomputing(full_pass(model, source, real), len(lengths))  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def test_bert_and_the_source_are_read_both_ways() -> None:
 @model_kinds
 @pytest.mark.parametrize(("position", "core"), PARTS)
 def test_padding_changes_nothing(kind: Model, position: str, core: str) -> None:
-    """A text padded on the right beside a longer one has the logits it has alone."""
+    """A text padded on the right in a batch has the logits that it has without padding."""
     model = tiny(kind, position, core).build().double()
     tokens = words(2, 7)
     real = torch.ones(2, 7, dtype=torch.bool)
@@ -197,12 +197,12 @@ def test_cache_counts_its_bytes() -> None:
     ids=lambda config: config.kind,
 )
 def test_settings_survive_a_file(config: GptConfig | BertConfig | Seq2SeqConfig) -> None:
-    """What is dumped parses to the same settings."""
+    """Dumped settings parse to the same settings."""
     assert parse(type(config), dump(config)) == config
 
 
 def test_each_side_has_its_own() -> None:
-    """What a side sets is built on that side alone."""
+    """Overrides of encoder or decoder apply to that stack only."""
     model = tiny(
         Seq2SeqConfig,
         encoder=StackOverrides(layers=1, ffn_dim=20, position=Learned()),

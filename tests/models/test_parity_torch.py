@@ -199,7 +199,7 @@ def test_whole_transformer(first: bool, activation: Activation, dtype: torch.dty
 
 
 def test_multi_head_attention() -> None:
-    """Self-attention alone equals nn.MultiheadAttention, weights included."""
+    """Self-attention equals nn.MultiheadAttention, weights included."""
     stack = Stack(Architecture(**sizes(True, "relu", 1)), causal=True)
     ours = shaken(stack.blocks[0].attention, torch.float64)
     theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True, dtype=torch.float64)

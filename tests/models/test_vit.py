@@ -1,4 +1,4 @@
-"""The Vision Transformer: what stands for an image, where patches stand, another image size."""
+"""The Vision Transformer: image representation, patch positions, and other image sizes."""
 
 import math
 from dataclasses import replace
@@ -163,10 +163,10 @@ def test_an_edge_is_seen_or_refused() -> None:
     advice = r"model\.patch_size=4.* 12 or 16"
     with pytest.raises(UserError, match=advice):
         config.check_image_size()
-    whole = VitConfig(**TINY, head=LABELS)
-    whole.check_image_size()
+    uncropped = VitConfig(**TINY, head=LABELS)
+    uncropped.check_image_size()
     with pytest.raises(UserError, match=advice):
-        resized(whole.build(), 14)
+        resized(uncropped.build(), 14)
     assert resized(model, 16)(images(size=16)).shape == (3, 3)
 
 

@@ -1,13 +1,14 @@
-"""What a core costs against the length: time and peak memory, forward and backward, measured.
+"""Benchmark of attention implementations: time and peak memory against the length.
 
-A core is called alone, on random queries, keys and values that want gradients, with a scaled dot
-product and no position; backward is that of the sum of its output times a fixed random direction.
-It is built for each length anew, as for the second layer of a model: where layers take turns
-(memory-compressed attention begins with a local one), the second kind is what is measured.
+An implementation (core) is called outside of a model, on random queries, keys and values that
+require gradients, with a scaled dot product and no position. Backward is that of the sum of its
+output times a fixed random direction. It is built again for each length, as the second layer of a
+model: where layers alternate (memory-compressed attention begins with a local one), the second
+kind is measured.
 
-Time is the median over rounds that are interleaved over the cores, after a call that warms up.
-Memory is the most that was held at once beyond the inputs and the core's weights: outputs,
-gradients, masks, what is kept for backward, and what kernels take for themselves.
+Time is the median over rounds that are interleaved over the implementations, after a warm-up call.
+Memory is the peak beyond the inputs and the implementation's weights: outputs, gradients, masks,
+tensors saved for backward, and workspaces of kernels.
 """
 
 import gc
@@ -46,7 +47,7 @@ from manyheads.summary import human_bytes
 from manyheads.train.metrics import Bar
 
 OUT_OF_MEMORY = "out of memory"
-LONGEST_STEP = 4  # from one length to the next, where what it needs is told from those before
+LONGEST_STEP = 4  # largest ratio of successive lengths; memory is extrapolated from shorter ones
 SHORTEST = 128
 SHARE_OF_MEMORY = 0.9
 SECONDS_A_ROUND = 0.02
@@ -58,7 +59,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class CoreSettings(Protocol):
-    """What builds a core, and whether that is softmax attention as it is defined."""
+    """Settings that build an implementation; `exact` is true for exact softmax attention."""
 
     exact: ClassVar[bool]
 
@@ -67,7 +68,7 @@ class CoreSettings(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What is the same for every core and every length."""
+    """The settings that all implementations and lengths share."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -85,7 +86,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A core at one length: seconds, and bytes at the peak of forward and of the whole."""
+    """An implementation at one length: seconds, and peak bytes of forward and of both passes."""
 
     length: int
     forward: float
@@ -100,10 +101,9 @@ class Point:
 
 @dataclass(kw_only=True)
 class Cost:
-    """A core at every length that it got to, and why it got no further.
+    """An implementation at every measured length, and why it stopped.
 
-    Up to `reach` positions it computes something else, exact attention: exponents are those of
-    longer lengths.
+    Up to `reach` positions a local one computes exact attention, so exponents use longer lengths.
     """
 
     core: str
@@ -126,10 +126,10 @@ class Cost:
 
 
 def read_cores(text: str | None) -> dict[str, Any]:
-    """Settings of cores, as "dense,tiled block=256" names them; all that there are for None.
+    """Parse implementations as in "dense,tiled block=256"; None selects all.
 
-    All but those that are the fused core in what is measured: packed, as nothing is padded, and
-    flex, which for a rule that kernels know gains nothing.
+    All but the two that equal the fused one in this benchmark: packed, as nothing is padded, and
+    flex, which gains nothing for a mask rule that the fused kernels know.
     """
     if text is None:
         kinds = [
@@ -142,7 +142,7 @@ def read_cores(text: str | None) -> dict[str, Any]:
         for setting in settings:
             if "=" not in setting:
                 raise UserError(
-                    f"--cores: '{setting}' is no setting of {kind}: write it as name=value, "
+                    f"--cores: '{setting}' is not a setting of {kind}: write it as name=value, "
                     "and a comma before another core"
                 )
         table = dict(setting.split("=", 1) for setting in settings)
@@ -153,7 +153,7 @@ def read_cores(text: str | None) -> dict[str, Any]:
 
 
 def read_lengths(text: str) -> list[int]:
-    """Lengths from "512,1024", from the shortest on."""
+    """Parse lengths as in "512,1024" and sort them."""
     lengths = sorted(set(parse(tuple[int, ...], text, "--lengths")))
     if not lengths:
         raise UserError("--lengths names none: write for example --lengths 512,1024,2048")
@@ -161,7 +161,7 @@ def read_lengths(text: str) -> list[int]:
     return lengths
 
 
-# --- what the numbers say ---
+# --- exponents ---
 
 
 def exponent(points: Sequence[tuple[int, float | int]]) -> float | None:
@@ -176,7 +176,7 @@ def exponent(points: Sequence[tuple[int, float | int]]) -> float | None:
 
 
 class Trial:
-    """A core at one length, ready to be called again and again."""
+    """An implementation at one length, ready to be called repeatedly."""
 
     def __init__(self, settings: CoreSettings, setup: Setup, inputs: tuple[Tensor, ...]) -> None:
         self.setup, self.length = setup, inputs[0].shape[2]
@@ -196,16 +196,18 @@ class Trial:
                 layer=1,
             )
         )
-        self.wanted = list(self.inputs)
+        self.differentiated = list(self.inputs)
         if isinstance(self.core, nn.Module):
             self.core.to(setup.device)
-            self.wanted += [weight for weight in self.core.parameters() if weight.requires_grad]
+            self.differentiated += [
+                weight for weight in self.core.parameters() if weight.requires_grad
+            ]
         check_combination(self.core, self.score, self.position)
 
     def forward(self) -> Tensor:
-        """In half precision as a model in training would call it."""
+        """Forward pass, with autocast in half precision as in training."""
         device, dtype = self.setup.device, self.setup.dtype
-        # Anew: a sight keeps the mask that it has computed once.
+        # A new one for each call: an AttentionMask caches the mask that it computes.
         sight = make_mask(causal if self.setup.causal else full, self.length, device=device)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             q, k, v = self.inputs
@@ -213,29 +215,29 @@ class Trial:
 
     def backward(self, mixed: Tensor) -> tuple[Tensor | None, ...]:
         direction = self.direction.to(mixed.dtype)
-        return torch.autograd.grad(mixed, self.wanted, direction, allow_unused=True)
+        return torch.autograd.grad(mixed, self.differentiated, direction, allow_unused=True)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes at the peak of forward, and of forward and backward together."""
+        """Peak bytes of forward, and of forward and backward together."""
         device = self.setup.device
         forward = peak_memory(self.forward, device)
         return forward, peak_memory(lambda: self.backward(self.forward()), device)
 
     def round(self) -> list[tuple[float, float]]:
-        """Seconds of a call, or of as many as a short while holds where calls are short."""
+        """Seconds of one call, or of as many short calls as fit into SECONDS_A_ROUND."""
         began, calls = self._now(), [self.seconds()]
         while self._now() - began < SECONDS_A_ROUND:
             calls.append(self.seconds())
         return calls
 
     def seconds(self) -> tuple[float, float]:
-        """Of forward and of backward."""
+        """Seconds of forward and of backward."""
         began = self._now()
         mixed = self.forward()
         between = self._now()
         gradients = self.backward(mixed)
         ended = self._now()
-        del gradients  # after the clock: giving back is no part of it
+        del gradients  # after the clock, so that freeing them is not timed
         return between - began, ended - between
 
     def _now(self) -> float:
@@ -253,7 +255,7 @@ def draw(setup: Setup, length: int) -> tuple[Tensor, ...]:
 
 
 def refuse(settings: CoreSettings, setup: Setup, length: int) -> None:
-    """What a core would refuse in a model, in the words of this command."""
+    """Raise UserError, with this command's options, for what an implementation cannot do."""
     if not isinstance(settings, Linformer):
         return
     if setup.causal:
@@ -261,13 +263,13 @@ def refuse(settings: CoreSettings, setup: Setup, length: int) -> None:
     if settings.rank > length:
         smaller = max(1, min(64, length // 2))
         raise UserError(
-            f"rank={settings.rank} is no reduction of {length} positions: choose a smaller one, "
+            f"rank={settings.rank} does not reduce {length} positions: choose a smaller one, "
             f'--cores "linformer rank={smaller}"'
         )
 
 
 def attempt(act: Callable[[], T]) -> tuple[T | None, str]:
-    """What comes of it, or why nothing does."""
+    """The result, or None and the reason of the failure."""
     try:
         return act(), ""
     except (UserError, NotImplementedError) as refusal:
@@ -275,16 +277,16 @@ def attempt(act: Callable[[], T]) -> tuple[T | None, str]:
     except (torch.OutOfMemoryError, MemoryError):
         pass
     except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # how the CPU's allocator says it
+        if "can't allocate memory" not in str(error):  # the message of the CPU's allocator
             raise
-    # Outside of the handlers, where no traceback holds tensors any more.
+    # Outside of the handlers, where no traceback references tensors.
     gc.collect()
     torch.cuda.empty_cache()
     return None, OUT_OF_MEMORY
 
 
 def needed(known: Sequence[tuple[int, int]], length: int) -> float:
-    """Bytes at another length, told from the last two: growing at least as n, at most as n²."""
+    """Extrapolate the bytes at another length from the last two: between n and n²."""
     if not known:
         return 0.0
     power = exponent(known[-2:])
@@ -293,7 +295,7 @@ def needed(known: Sequence[tuple[int, int]], length: int) -> float:
 
 
 def rungs(lengths: Sequence[int]) -> list[int]:
-    """The lengths, and others between them where the way from one to the next is long."""
+    """The lengths, with intermediate ones where the ratio of successive lengths is too large."""
     ladder: list[int] = []
     last = SHORTEST
     for length in lengths:
@@ -306,7 +308,7 @@ def rungs(lengths: Sequence[int]) -> list[int]:
 
 
 class Measurement:
-    """Cores side by side, from the shortest length to the longest."""
+    """Measures all implementations, from the shortest length to the longest."""
 
     def __init__(
         self, cores: Mapping[str, CoreSettings], lengths: Sequence[int], setup: Setup
@@ -330,14 +332,14 @@ class Measurement:
         return list(self.costs.values())
 
     def _measure(self, length: int) -> None:
-        """Memory first, which tells what the machine can bear; then the rounds."""
+        """Measure memory first, which shows what fits into the machine; then time."""
         inputs = draw(self.setup, length)
         trials, memory = {}, {}
         for name in self.cores:
             self._step(f"{name}, memory at {length}")
-            # What is refused at one length may be taken at a longer one; what is full stays full.
-            if not self._full(name) and (found := self._prepare(name, length, inputs)):
-                trials[name], memory[name] = found
+            # A refused length may be followed by an accepted one; out of memory is final.
+            if not self._full(name) and (prepared := self._prepare(name, length, inputs)):
+                trials[name], memory[name] = prepared
         if length not in self.lengths:
             return
         rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in trials}
@@ -361,11 +363,13 @@ class Measurement:
     def _prepare(
         self, name: str, length: int, inputs: tuple[Tensor, ...]
     ) -> tuple[Trial, tuple[int, int]] | None:
-        """A trial that has warmed up, and what it holds; none where it is too much or refused."""
+        """A warmed-up trial and its memory; None if it is refused or does not fit."""
         estimate, free = needed(self.peaks[name], length), free_memory(self.setup.device)
         if free is not None and estimate > SHARE_OF_MEMORY * free:
-            wanted, there = human_bytes(int(estimate)), human_bytes(free)
-            self._stop(name, length, f"{OUT_OF_MEMORY}: needs about {wanted}, {there} are free")
+            required, available = human_bytes(int(estimate)), human_bytes(free)
+            self._stop(
+                name, length, f"{OUT_OF_MEMORY}: needs about {required}, {available} are free"
+            )
             return None
 
         def prepared() -> tuple[Trial, tuple[int, int]]:
@@ -373,21 +377,21 @@ class Measurement:
             trial.seconds()
             return trial, trial.memory()
 
-        found, reason = attempt(prepared)
-        if found is None:
+        result, reason = attempt(prepared)
+        if result is None:
             self._stop(name, length, reason)
             return None
-        core = found[0].core
+        core = result[0].core
         self.costs[name].stopped = None
         self.costs[name].reach = core.reach if isinstance(core, LocalAttention) else 0
-        self.peaks[name].append((length, found[1][1]))
-        return found
+        self.peaks[name].append((length, result[1][1]))
+        return result
 
     def _full(self, name: str) -> bool:
         return (self.costs[name].stopped or "").startswith(OUT_OF_MEMORY)
 
     def _stop(self, name: str, length: int, reason: str) -> None:
-        """What is full is said at once; what is refused when it is known at which lengths."""
+        """Report out of memory at once, and collect refusals with their lengths."""
         self.costs[name].stopped = reason
         if self._full(name):
             self.bar.say(f"{name} is left out from {length} on: {reason}")
@@ -395,7 +399,7 @@ class Measurement:
             self.refused[name][length] = reason
 
     def _left_out(self) -> list[str]:
-        """Which cores were refused, where, and why."""
+        """One line for each refused implementation: its lengths and the reason."""
         lines = []
         for name, reasons in self.refused.items():
             some = len(reasons) < len(self.lengths)
@@ -412,12 +416,12 @@ class Measurement:
 
 
 def machine(setup: Setup) -> dict[str, Any]:
-    """The kind of machine that the numbers are of."""
+    """The machine on which the numbers were measured."""
     name = platform.processor() or platform.machine()
     if setup.device.type == "cuda":
         name = torch.cuda.get_device_name(setup.device)
-    elif (told := Path("/proc/cpuinfo")).is_file():
-        lines = told.read_text(encoding="utf-8").splitlines()
+    elif (cpuinfo := Path("/proc/cpuinfo")).is_file():
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
         models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
         name = models[0] if models else name
     return {
@@ -430,9 +434,9 @@ def machine(setup: Setup) -> dict[str, Any]:
 
 
 def crossover(core: Sequence[Point], reference: Sequence[Point]) -> Crossover | None:
-    """The length from which on a core takes less time, straight lines between logarithms."""
+    """The length from which on an implementation is faster, by log-log interpolation."""
     other = {point.length: point.time for point in reference}
-    # Below 0 where the core is faster; both curves are straight between two lengths, and so is it.
+    # Negative where it is faster; the difference of two piecewise linear curves is linear too.
     ahead = [
         (math.log(point.length), math.log(point.time / other[point.length]))
         for point in core
@@ -450,34 +454,34 @@ def crossover(core: Sequence[Point], reference: Sequence[Point]) -> Crossover | 
 
 
 def crossovers(costs: Sequence[Cost]) -> dict[str, Crossover | None]:
-    """From which length on each core that is not exact is faster than the fused one."""
+    """The length from which on each inexact implementation is faster than the fused one."""
     fused = [cost.points for cost in costs if cost.core == REFERENCE and cost.points]
     inexact = [cost for cost in costs if fused and not cost.exact and cost.points]
     return {cost.core: crossover(cost.points, fused[0]) for cost in inexact}
 
 
 def notes(cores: Mapping[str, CoreSettings], costs: Sequence[Cost], setup: Setup) -> list[str]:
-    """Where a number is of another algorithm than its name says."""
-    said = []
+    """Remarks where an implementation falls back to another algorithm."""
+    remarks = []
     for cost in (cost for cost in costs if cost.points):
         core = cores[cost.core]
         if isinstance(core, Flex) and setup.device.type != "cuda":
-            said.append(f"{cost.core} is the fused core here: FlexAttention is for a GPU")
+            remarks.append(f"{cost.core} is the fused core here: FlexAttention is for a GPU")
         elif isinstance(core, Flex) and setup.head_dim < NARROWEST:
             wider = f"--head-dim {NARROWEST} or more"
-            said.append(f"{cost.core} is the fused core here: FlexAttention takes {wider}")
+            remarks.append(f"{cost.core} is the fused core here: FlexAttention takes {wider}")
         if isinstance(core, Packed):
-            said.append(f"{cost.core} is the fused core here: there is no padding to leave out")
+            remarks.append(f"{cost.core} equals the fused core here: nothing is padded")
         if len(cost.growing) < len(cost.points):
-            said.append(
-                f"{cost.core} is exact attention up to {cost.reach} positions, where nothing is "
-                "far: its exponents are those of longer lengths"
+            remarks.append(
+                f"{cost.core} computes exact attention up to {cost.reach} positions: its exponents "
+                "use longer lengths"
             )
-    return said
+    return remarks
 
 
 def as_rows(costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    """One a core, in plain values."""
+    """One row per implementation, in plain values for JSON."""
     crossed = crossovers(costs)
     return [
         {
@@ -491,7 +495,7 @@ def as_rows(costs: Sequence[Cost]) -> list[dict[str, Any]]:
 
 
 def table_of(costs: Sequence[Cost], lengths: Sequence[int]) -> Group:
-    """One line a core, one column a length: a table of time, then one of memory."""
+    """A table of time and one of memory: a row per implementation, a column per length."""
     crossed = crossovers(costs)
     columns = [*map(str, lengths), "exponent"]
     time = _table("milliseconds, forward + backward", columns)

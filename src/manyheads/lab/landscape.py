@@ -4,8 +4,8 @@
 
 δ and η are random directions, normalised filter by filter: d_i ← d_i ‖θ_i‖ / ‖d_i‖, a filter being
 a row of a weight matrix; vectors (biases, norms) stay where they are. Without residuals the same
-weights compute x ← f(x) in place of x ← x + f(x): nothing is trained anew, so that the second
-surface shows what the sum does for these weights, not what another training would find.
+weights compute x ← f(x) in place of x ← x + f(x): nothing is retrained, so that the second
+surface shows the effect of the sum for these weights, not the result of another training.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,15 +28,15 @@ from manyheads.nn.layers import Residual
 from manyheads.tasks.language import LanguageBatch, SlidingWindows, language_loss
 from manyheads.tasks.translation import translation_loss
 
-PAIRS = 64  # of the held-out batch
-STRETCHES, STRETCH = 8, 128  # of a language model's
+PAIRS = 64  # size of the held-out batch
+WINDOWS, WINDOW = 8, 128  # held-out windows of a language model, and their length
 
 Surface = Float[Tensor, "size size"]
 Direction = dict[str, Tensor]
 
 
 def held_out_loss(opened: TorchRun) -> Callable[[], float]:
-    """What gives the model's mean −log P on one batch of the run's validation split."""
+    """A function that computes the mean −log P on one batch of the run's validation split."""
     run, model = opened.run, opened.model.eval()
     if isinstance(run.data, PhrasebookData | FilesData) and isinstance(model, EncoderDecoder):
         frame = SpecialTokens(opened.tokenizer, run.decode).frame
@@ -48,10 +48,10 @@ def held_out_loss(opened: TorchRun) -> Callable[[], float]:
     if isinstance(run.data, TextData) and isinstance(model, Gpt):
         text = EncodedText(run.data.read("valid"), opened.tokenizer, ends=True)
         objective = run.objective if isinstance(run.objective, Causal) else Causal()
-        passes = SlidingWindows.over(len(text.flat), min(STRETCH, model.config.max_length))
-        starts = passes.starts[:STRETCHES]
-        stretches = LanguageBatch.of(text, starts, passes.length, objective, opened.device)
-        return lambda: _mean(language_loss(model, stretches))
+        passes = SlidingWindows.over(len(text.flat), min(WINDOW, model.config.max_length))
+        starts = passes.starts[:WINDOWS]
+        windows = LanguageBatch.of(text, starts, passes.length, objective, opened.device)
+        return lambda: _mean(language_loss(model, windows))
     raise opened.unsupported("has a landscape", "a translator or a language model with its data")
 
 
@@ -61,22 +61,22 @@ def _mean(loss: object) -> float:
 
 
 def direction(model: nn.Module, random: torch.Generator) -> Direction:
-    """A random direction whose filters are as long as those of the weights."""
-    found = {}
+    """A random direction whose filters have the norms of the weights' filters."""
+    directions = {}
     for name, weight in model.named_parameters():
         if weight.dim() < 2:
-            found[name] = torch.zeros_like(weight)
+            directions[name] = torch.zeros_like(weight)
             continue
         drawn = torch.randn(weight.shape, generator=random).to(weight)
-        rows, own = drawn.flatten(1), weight.detach().flatten(1)
-        scale = own.norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        found[name] = (rows * scale).view_as(weight)
-    return found
+        rows, weights = drawn.flatten(1), weight.detach().flatten(1)
+        scale = weights.norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        directions[name] = (rows * scale).view_as(weight)
+    return directions
 
 
 @contextmanager
 def moved(model: nn.Module) -> Iterator[Callable[[float, Direction, float, Direction], None]]:
-    """Gives what puts the weights at θ + α δ + β η; at the end they are θ again, bit by bit."""
+    """Yields a function that sets the weights to θ + α δ + β η; restores θ exactly at the end."""
     weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
     def put(alpha: float, delta: Direction, beta: float, eta: Direction) -> None:
@@ -94,7 +94,7 @@ def moved(model: nn.Module) -> Iterator[Callable[[float, Direction, float, Direc
 
 @contextmanager
 def without_residuals(model: nn.Module) -> Iterator[None]:
-    """While open, every x + f(x) of the model is f(x); the norms stay."""
+    """Within this context every x + f(x) of the model is f(x); the norms stay."""
     residuals = [module for module in model.modules() if isinstance(module, Residual)]
     if not residuals:
         raise UserError("this model has no residual connections to cut")
@@ -113,7 +113,7 @@ def without_residuals(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for residual in residuals:
-            del residual.forward  # the class has it still
+            del residual.forward  # uncovers the method of the class
 
 
 @torch.no_grad()
@@ -132,22 +132,22 @@ def landscape(
     random = torch.Generator().manual_seed(seed)
     delta, eta = direction(opened.model, random), direction(opened.model, random)
     loss = held_out_loss(opened)
-    places = torch.linspace(-reach, reach, size).tolist()
+    offsets = torch.linspace(-reach, reach, size).tolist()
     done = 0
 
     def surface() -> Surface:
         nonlocal done
-        found = torch.zeros(size, size)
+        losses = torch.zeros(size, size)
         with moved(opened.model) as put:
-            for row, beta in enumerate(places):
-                for column, alpha in enumerate(places):
+            for row, beta in enumerate(offsets):
+                for column, alpha in enumerate(offsets):
                     put(alpha, delta, beta, eta)
-                    found[row, column] = loss()
+                    losses[row, column] = loss()
                 done += size
                 advance(done)
-        return found
+        return losses
 
-    whole = surface()
+    with_residuals = surface()
     with without_residuals(opened.model):
-        cut = surface()
-    return {"as it was trained": whole, "the same weights, residuals cut": cut}
+        without = surface()
+    return {"as it was trained": with_residuals, "the same weights, residuals cut": without}

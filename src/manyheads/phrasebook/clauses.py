@@ -237,7 +237,7 @@ class Clauses(Nominals):
     def object(
         self, verb: Verb, use: str, pronouns: float = 0.2, subject: Nominal | None = None
     ) -> Nominal:
-        """What the verb is done to."""
+        """The object of the verb."""
         chance = self.random()
         plain = not verb.german.preposition and not verb.french.indirect
         if use == "denied" and not plain:

@@ -15,7 +15,7 @@ _LONGEST = 26
 
 
 def _split(source: str) -> str:
-    """The split of a sentence without held-out combinations, from its text alone."""
+    """The split of a sentence without held-out combinations, by a hash of its text."""
     part = crc32(source.encode()) % _PARTS
     return "valid" if part == 0 else "test" if part == 1 else "train"
 

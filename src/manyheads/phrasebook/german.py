@@ -186,7 +186,7 @@ def _verbs(tree: Clause) -> tuple[Word, list[Word]]:
 
 
 def _middle(tree: Clause, words: list[Word]) -> None:
-    """What stands between the finite verb and the end of its clause."""
+    """Append the words between the finite verb and the end of its clause (the middle field)."""
     verb = tree.verb.german
     direct = tree.direct if tree.gap != "direct" else None
     indirect = tree.indirect

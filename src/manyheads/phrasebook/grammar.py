@@ -106,7 +106,7 @@ class Grammar(Clauses):
 
     def _wh(self) -> Sentence:
         word = self.pick(("who", "whom", "what", "where", "when", "why", "which", "how many"))
-        asked: Phrase | None = None
+        noun_phrase: Phrase | None = None
         if word == "who":
             who = self.pronoun((2,))
             clause = self.clause(("plain", "acts", "acts", "gives"), denied=0.0, subject=who)
@@ -126,11 +126,11 @@ class Grammar(Clauses):
             clause = Clause(verb, self.subject(verb, "closed"), self.ids(4), gap="direct")
             self.inflect(clause, ("present", "past", "future", "can", "must", "want"))
             if word in ("which", "how many"):
-                asked = self._asked(verb, word)
-            clause.direct = asked or self.pronoun((2,))
-        return Sentence("wh", self.ids(), clause, word=word, word_id=self.ids(), asked=asked)
+                noun_phrase = self._asked_phrase(verb, word)
+            clause.direct = noun_phrase or self.pronoun((2,))
+        return Sentence("wh", self.ids(), clause, word=word, word_id=self.ids(), asked=noun_phrase)
 
-    def _asked(self, verb: Verb, word: str) -> Phrase:
+    def _asked_phrase(self, verb: Verb, word: str) -> Phrase:
         nouns = OBJECTS[verb]
         if word == "how many":
             nouns = tuple(noun for noun in nouns if noun.kind != "drink")

@@ -104,7 +104,7 @@ class Preposition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proper:
-    """The name of a person or a city."""
+    """A personal name or the name of a city."""
 
     english: str
     german: str

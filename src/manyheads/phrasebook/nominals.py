@@ -108,7 +108,7 @@ class Nominals:
         return Pronoun(index, slot, slot > 2, index == 3, self.ids())
 
     def name(self) -> Name:
-        """A person's name."""
+        """A random personal name."""
         proper = self.pick(NAMES)
         return Name(proper, proper.feminine, self.ids())
 

@@ -217,5 +217,5 @@ BY_NAME: dict[str, Noun] = {noun.name: noun for noun in NOUNS}
 
 def tagged(*tags: str) -> tuple[Noun, ...]:
     """The nouns that have any of the tags, or that are named by one."""
-    wanted = set(tags)
-    return tuple(noun for noun in NOUNS if wanted & noun.tags or noun.name in wanted)
+    names = set(tags)
+    return tuple(noun for noun in NOUNS if names & noun.tags or noun.name in names)

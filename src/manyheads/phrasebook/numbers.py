@@ -1,12 +1,12 @@
 """The number words from zero to ninety-nine in three languages.
 
-Each number is a list of (word, parts) where the parts are a subset of "tens", "link", "units":
-what the word says. "thirty-four" is thirty (tens), - (link), four (units); "vierunddreißig" says
-all three; "quatre-vingt-douze" says ninety by quatre, -, vingt and, with two in it, douze.
+Each number is a list of (word, parts); the parts that a word expresses are a subset of "tens",
+"link", "units". "thirty-four" is thirty (tens), - (link), four (units); "vierunddreißig" expresses
+all three; "quatre-vingt-douze" expresses ninety by quatre, -, vingt and, with the two, douze.
 """
 
 Parts = tuple[tuple[str, str], ...]
-"""Words, each with the letters of what it says: t tens, l link, u units."""
+"""Words, each with the letters of the parts that it expresses: t tens, l link, u units."""
 
 
 def _list(words: str) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def _french(number: int) -> Parts:
     if number == 80:
         return (*head[:-1], ("vingts", "t"))
     if tens in (7, 9):
-        # soixante-dix, quatre-vingt-douze: the tens go on into the second half.
+        # soixante-dix, quatre-vingt-douze: the second half expresses tens too.
         if round_ten:
             return (*head, ("-", "t"), ("dix", "t"))
         if number == 71:

@@ -1,7 +1,7 @@
-"""What a sentence says, before any language: a tree of nouns, verbs and their features.
+"""The language-independent meaning of a sentence: a tree of nouns, verbs and their features.
 
-Every node that a language puts into words carries concept numbers. The grammar gives them out,
-the realisers write them on the words, and two words that share one are aligned.
+Every node that a language expresses has concept ids. The grammar assigns them, the realisers
+attach them to words, and two words that share an id are aligned.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Pronoun:
 
 @dataclass(slots=True)
 class Name:
-    """A person or a city."""
+    """The name of somebody or of a city."""
 
     proper: Proper
     feminine: bool
@@ -131,8 +131,8 @@ class Place:
 class Moment:
     """When or how: a fixed expression, or one with a number.
 
-    A number alone is the hour ("at three o'clock"); with a unit it is a distance in time, back
-    if `past` ("three days ago"), else ahead. The concept of the hour or unit follows `id`.
+    A number without a unit is the hour ("at three o'clock"); with a unit it is a distance in time,
+    back if `past` ("three days ago"), else ahead. The concept of the hour or unit follows `id`.
     """
 
     adverbial: Adverbial | None
@@ -144,7 +144,7 @@ class Moment:
 
 @dataclass(slots=True)
 class Predicate:
-    """What a form of "to be" links to: adjective, comparison, years or a number."""
+    """The complement of "to be": adjective, comparison, years or a number."""
 
     described: Described | None = None
     comparison: str = ""
@@ -200,7 +200,7 @@ class Clause:
 
 @dataclass(slots=True)
 class Relative:
-    """A relative clause; what it stands for is the phrase that it hangs on."""
+    """A relative clause; its pronoun stands for the phrase that it modifies."""
 
     clause: Clause
     id: int

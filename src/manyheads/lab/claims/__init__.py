@@ -1,1 +1,1 @@
-"""What the lectures say, put to the test."""
+"""Claims of the lectures as experiments with a verdict."""

@@ -1,7 +1,7 @@
-"""A sentence of the lectures as an experiment with a criterion.
+"""A statement of the lectures as an experiment with a criterion.
 
-`measure` computes numbers, `judge` is a pure function of them: the same numbers always have the
-same verdict, and numbers can be given for which it fails.
+`measure` computes numbers; `judge` is a pure function of them. The same numbers always give the
+same verdict, and a test can pass numbers for which the claim fails.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +15,20 @@ import torch
 Verdict = Literal["holds", "fails", "depends"]
 Points = Sequence[tuple[float | int, float]]
 
+LECTURES = {
+    "000": "Aalborg Web Intelligence, Lecture 9: Transformers",
+    "001": "Princeton COS 484, L13: Self-attention and Transformers",
+    "002": "Sydney COMP 4446/5046, Lecture 7: Models – Transformer",
+    "003": "Princeton COS 484, L9: Transformers (cont'd)",
+    "004": "UMass CS 685, Transformers (II)",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """How an experiment is run: once for each seed, and at a size for a CPU or for a GPU.
 
-    `threads` is how many were asked for, if that was said.
+    `threads` is the value of `--threads`, None if it is not set.
     """
 
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -30,12 +38,12 @@ class Setting:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Σ x / n, also of what is infinite; `fmean` would refuse ∞ − ∞, which is no number."""
+    """Σ x / n, also of infinite values: `fmean` raises an error for ∞ − ∞, this gives NaN."""
     return fmean(values) if all(map(isfinite, values)) else sum(values) / len(values)
 
 
 def spread(values: Sequence[float]) -> str:
-    """The standard deviation, to stand after a mean; nothing where there is none to tell."""
+    """The standard deviation as " ± s", to append to a mean; empty if it is 0 or undefined."""
     if len(values) < 2 or not all(map(isfinite, values)) or not stdev(values):
         return ""
     return f" ± {stdev(values):.2g}"
@@ -43,9 +51,9 @@ def spread(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Numbers by name, one value a seed, and lines to draw.
+    """Numbers by name, one value per seed, and lines to plot.
 
-    `logarithmic` names the axes of the picture that are: "across", "up".
+    `logarithmic` names the logarithmic axes of the plot: "across", "up".
     """
 
     numbers: dict[str, list[float]]
@@ -63,19 +71,19 @@ class Measured:
     def most(self, name: str) -> float:
         return self._end(name, max)
 
-    def told(self, name: str) -> str:
+    def reported(self, name: str) -> str:
         """The mean, and the standard deviation over the seeds where there are several."""
         return f"{self.mean(name):.3g}{spread(self.numbers[name])}"
 
     def _end(self, name: str, of: Callable[[Sequence[float]], float]) -> float:
-        """NaN if one of them is: `min` and `max` would pass over it where it is not the first."""
+        """NaN if any value is NaN: `min` and `max` ignore a NaN that is not the first value."""
         values = self.numbers[name]
         return nan if any(map(isnan, values)) else of(values)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict and the numbers that led to it, in a line."""
+    """A verdict and a one-line explanation with the numbers that led to it."""
 
     verdict: Verdict
     why: str
@@ -83,37 +91,42 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence in our words, the decks that say it, and what it takes to hold.
+    """A statement in our words, the lectures that make it, and the criterion for it to hold.
 
-    `deck` is "none" where it is the paper that says it, and no deck.
+    `lectures` lists keys of `LECTURES`; it is "none" if only a paper makes the statement.
     """
 
     sentence: str
-    deck: str
+    lectures: str
     criterion: str
     measure: Callable[[Setting], Measured]
     judge: Callable[[Measured], Judged]
 
+    @property
+    def deck(self) -> str:
+        """The lectures under their JSON key."""
+        return self.lectures
+
 
 def holds_if(condition: bool, why: str) -> Judged:
-    """The plain case: one condition decides."""
+    """The verdict of a single condition."""
     return Judged("holds" if condition else "fails", why)
 
 
 def in_parts(parts: Mapping[str, bool], why: str, needed: Sequence[str] = ()) -> Judged:
-    """Holds if all parts do; fails if none does, or one that is `needed` does not.
+    """Holds if all parts hold; fails if none holds or a `needed` part does not.
 
-    Between these it depends, and the parts that hold are named.
+    Otherwise it depends, and the explanation names the parts that hold.
     """
-    held = [part for part, found in parts.items() if found]
+    held = [part for part, holds in parts.items() if holds]
     if len(held) == len(parts):
         return Judged("holds", why)
     if not held or not all(parts[part] for part in needed):
         return Judged("fails", why)
-    return Judged("depends", f"holds only in this, that {listed(held)}: {why}")
+    return Judged("depends", f"only part of it holds: {listed(held)}; {why}")
 
 
 def listed(names: Sequence[str]) -> str:
-    """One, two and three."""
+    """Join names as in "one, two and three"."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

@@ -1,8 +1,7 @@
-"""Seconds of several things side by side, on a machine that may have others to serve.
+"""Interleaved timing of several functions, on a machine that may run other processes.
 
-On a CPU they are those in which the calling thread was at work: what waits for a turn costs
-nothing, and of what several threads share, its part counts. `wall` asks for the clock on the wall
-instead: all that somebody would wait for.
+On a CPU this is the CPU time of the calling thread: waiting for a core costs nothing, and work
+shared between threads counts only with this thread's part. `wall=True` takes wall-clock time.
 """
 
 import time
@@ -11,7 +10,7 @@ from statistics import median
 
 import torch
 
-SECONDS_A_ROUND = 0.02  # so many calls of what is short that one that was disturbed does not count
+SECONDS_A_ROUND = 0.02  # repeat short calls for this long, so that the median ignores outliers
 
 
 def side_by_side(
@@ -21,7 +20,7 @@ def side_by_side(
     *,
     wall: bool = False,
 ) -> dict[str, float]:
-    """The median of all calls, after one that warms up, in rounds in which each has its turn."""
+    """The median seconds of a call of each, after a warm-up call; rounds alternate between them."""
     times: dict[str, list[float]] = {name: [] for name in acts}
     for act in acts.values():
         act()

@@ -1,4 +1,4 @@
-"""The phrasebook's English, word by word: a little text that deep and thin stacks can learn."""
+"""The phrasebook's English, word by word: a small text that deep, narrow stacks can learn."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,28 +21,28 @@ PRE = Norm()
 
 @dataclass(frozen=True)
 class Phrases:
-    """Sentences one after another as numbers of words; `vocabulary` is how many words there are."""
+    """The word ids of concatenated sentences; `vocabulary` is the number of distinct words."""
 
     words: Tensor
     vocabulary: int
 
     @property
     def entropy(self) -> float:
-        """−Σ p log p of single words: the loss of knowing nothing but how often each is."""
+        """−Σ p log p of single words: the loss of a unigram model."""
         p = torch.bincount(self.words).double() / len(self.words)
         return float(-(p * p.log()).sum())
 
     def loss_of(
         self, model: nn.Module, rows: int, length: int, seed: int
     ) -> Callable[[int], Tensor]:
-        """−log P of the next word, on stretches drawn anew at each step."""
+        """−log P of the next word, on new random windows at each step."""
         random = torch.Generator().manual_seed(seed)
 
         def loss(step: int) -> Tensor:
             starts = torch.randint(len(self.words) - length, (rows, 1), generator=random)
-            stretch = self.words[starts.to(self.words.device) + self._places(length + 1)]
-            scores = model(stretch[:, :-1])
-            return F.cross_entropy(scores.flatten(0, 1), stretch[:, 1:].flatten())
+            window = self.words[starts.to(self.words.device) + self._places(length + 1)]
+            scores = model(window[:, :-1])
+            return F.cross_entropy(scores.flatten(0, 1), window[:, 1:].flatten())
 
         return loss
 
@@ -53,10 +53,10 @@ class Phrases:
 def phrases(count: int, device: torch.device) -> Phrases:
     """The first `count` sentences."""
     text = " \n ".join(pair.source for pair in sentences("en-de", "train", count))
-    found = re.findall(r"\w+|[^\w ]", text)
-    numbers = {word: number for number, word in enumerate(sorted(set(found)))}
-    words = torch.tensor([numbers[word] for word in found], device=device)
-    return Phrases(words, len(numbers))
+    words = re.findall(r"\w+|[^\w ]", text)
+    numbers = {word: number for number, word in enumerate(sorted(set(words)))}
+    tokens = torch.tensor([numbers[word] for word in words], device=device)
+    return Phrases(tokens, len(numbers))
 
 
 def writer(
@@ -69,7 +69,7 @@ def writer(
     norm: Norm = PRE,
     initial: Initial = "xavier",
 ) -> Gpt:
-    """A thin model of the next word, weights as they begin."""
+    """A narrow, untrained language model."""
     torch.manual_seed(seed)
     config = GptConfig(
         vocab_size=text.vocabulary,
@@ -86,7 +86,7 @@ def writer(
 
 
 def ended(losses: Curve) -> float:
-    """The mean of the last tenth; a loss that is no number any more is as bad as any."""
+    """The mean loss of the last tenth of the steps; NaN counts as ∞."""
     last = fmean(losses[-max(1, len(losses) // 10) :])
     return last if last == last else float("inf")
 
@@ -94,7 +94,7 @@ def ended(losses: Curve) -> float:
 def tuned(
     run: Callable[[float, int], Curve], rates: Sequence[float], seeds: Sequence[int]
 ) -> tuple[float, list[Curve]]:
-    """The rate at which the first seed ends lowest, and the losses of every seed at that rate."""
+    """The rate with the lowest final loss for the first seed, and each seed's losses at it."""
     first = {rate: run(rate, seeds[0]) for rate in rates}
     best = min(first, key=lambda rate: ended(first[rate]))
     return best, [first[best], *(run(best, seed) for seed in seeds[1:])]

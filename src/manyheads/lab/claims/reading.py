@@ -1,4 +1,4 @@
-"""Experiments on reading: phrasebook English and a made-up language, and small encoders of them."""
+"""Experiments on encoders: small ones for the phrasebook's English and an artificial language."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from manyheads.nn.layers import EmbeddingConfig
 from manyheads.phrasebook import Pair, sentences
 from manyheads.phrasebook.layout import Spans
 
-PAD, MASK, FIRST = 0, 1, 2  # FIRST stands before each sentence
-UNLABELLED = -100  # what a cross-entropy passes over
+PAD, MASK, FIRST = 0, 1, 2  # FIRST precedes each sentence
+UNLABELLED = -100  # the default ignore_index of cross_entropy
 
 Rows = Int[Tensor, "n t"]
 Places = Bool[Tensor, "n t"]
 Labels = Int[Tensor, " n"]
-Wanted = Int[Tensor, " places"]
+PlaceLabels = Int[Tensor, " places"]
 Scores = Float[Tensor, "places classes"]
 States = Float[Tensor, "places d"]
 
@@ -33,19 +33,19 @@ def words_of(text: str, spans: Spans) -> list[str]:
 
 
 def short(split: str, count: int, longest: int) -> list[Pair]:
-    """`count` pairs with at most `longest` English words, marks among them."""
-    found: list[Pair] = []
+    """`count` pairs with at most `longest` English words, punctuation marks included."""
+    matching: list[Pair] = []
     drawn = 2 * count
-    while len(found) < count:
+    while len(matching) < count:
         pairs = sentences("en-de", split, drawn)
-        found = [pair for pair in pairs if len(pair.source_words) <= longest]
+        matching = [pair for pair in pairs if len(pair.source_words) <= longest]
         drawn *= 2
-    return found[:count]
+    return matching[:count]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by number, after the special ones."""
+    """Word ids, numbered after the special tokens."""
 
     numbers: dict[str, int]
 
@@ -69,10 +69,11 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class Topics:
-    """A made-up language: texts have a topic each, and topics have words that go with them.
+    """An artificial language: each text has a topic, and each topic has words of its own.
 
-    `clear` words belong to one topic, `double` words to two, and a text tells to which; a share
-    `common` of the places in a text are words that go with all. Words are numbered in this order.
+    `clear` words belong to one topic, `double` words to two, which the context disambiguates. A
+    fraction `common` of the positions are `plain` words, which all topics share. Word ids are
+    assigned in this order.
     """
 
     topics: int = 8
@@ -92,18 +93,20 @@ class Topics:
         return (rows >= first) & (rows < first + self.double)
 
     def draw(self, count: int, random: np.random.Generator) -> tuple[Rows, Labels]:
-        """Texts with FIRST before them, and their topics."""
-        own = self._own()
+        """Texts that begin with FIRST, and their topics."""
+        topic_words = self._own()
         topics = random.integers(self.topics, size=count)
         shape = (count, self.length)
-        chosen = random.integers(own.shape[1], size=shape)
+        chosen = random.integers(topic_words.shape[1], size=shape)
         plain = self.clear + self.double + random.integers(self.plain, size=shape)
-        words = np.where(random.random(shape) < self.common, plain, own[topics[:, None], chosen])
+        words = np.where(
+            random.random(shape) < self.common, plain, topic_words[topics[:, None], chosen]
+        )
         rows = np.concatenate([np.full((count, 1), FIRST), words + FIRST + 1], axis=1)
         return torch.from_numpy(rows), torch.from_numpy(topics)
 
     def _own(self) -> Int[np.ndarray, "topics words"]:
-        """The words of each topic: its clear ones, and double ones of two rounds of dealing."""
+        """The words of each topic: its clear words, its double words and those of a neighbour."""
         random = np.random.default_rng(self.seed)
         clear = np.arange(self.clear).reshape(self.topics, -1)
         double = self.clear + random.permutation(self.double).reshape(self.topics, -1)
@@ -112,7 +115,7 @@ class Topics:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of an encoder, and of the batches and steps that it is pretrained by."""
+    """The size of an encoder, and the batches and steps of its pretraining."""
 
     dim: int
     layers: int
@@ -123,7 +126,7 @@ class Size:
 
 
 def encoder(words: int, size: Size, seed: int) -> Bert:
-    """Reads rows of word ids both ways; its head is that of masked words."""
+    """A bidirectional encoder of word ids with a masked-language-model head."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=words,
@@ -138,13 +141,13 @@ def encoder(words: int, size: Size, seed: int) -> Bert:
 
 
 def draw(below: int, count: int, random: np.random.Generator) -> Labels:
-    """Numbers of rows for a batch."""
+    """Random row indices for a batch."""
     return torch.from_numpy(random.integers(below, size=count))
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Rows of word ids with a label at some places, UNLABELLED at the others."""
+    """Rows of word ids with a label at some positions, UNLABELLED at the others."""
 
     rows: Rows
     labels: Rows
@@ -154,20 +157,20 @@ class Labelled:
 
 
 class Labeller(nn.Module):
-    """An encoder and a linear layer on its states: scores for the labels at each place."""
+    """An encoder and a linear layer on its states: logits of the labels at each position."""
 
     def __init__(self, encoder: Bert | Gpt, classes: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = nn.Linear(encoder.config.dim, classes)
 
-    def scores(self, data: Labelled) -> tuple[Scores, Wanted]:
-        """Of the labelled places alone, with their labels."""
-        states, wanted = labelled_states(self.encoder, data)
-        return self.head(states), wanted
+    def scores(self, data: Labelled) -> tuple[Scores, PlaceLabels]:
+        """Logits and labels of the labelled positions only."""
+        states, labels = labelled_states(self.encoder, data)
+        return self.head(states), labels
 
     def fit(self, data: Labelled, *, batch: int, steps: int, rate: float, seed: int) -> None:
-        """Learn the labels, encoder and all."""
+        """Train the encoder and the linear layer on the labels."""
         random = np.random.default_rng(seed)
         count = len(data.rows)
 
@@ -178,12 +181,12 @@ class Labeller(nn.Module):
 
     @torch.no_grad()
     def accuracy(self, data: Labelled) -> float:
-        scores, wanted = self.scores(data)
-        return float((scores.argmax(-1) == wanted).float().mean())
+        scores, labels = self.scores(data)
+        return float((scores.argmax(-1) == labels).float().mean())
 
 
-def labelled_states(encoder: Bert | Gpt, data: Labelled) -> tuple[States, Wanted]:
-    """The last states of the labelled places, with their labels."""
+def labelled_states(encoder: Bert | Gpt, data: Labelled) -> tuple[States, PlaceLabels]:
+    """The last hidden states of the labelled positions, with their labels."""
     device = next(encoder.parameters()).device
     rows, labels = data.rows.to(device), data.labels.to(device)
     labelled = labels != UNLABELLED
@@ -193,7 +196,7 @@ def labelled_states(encoder: Bert | Gpt, data: Labelled) -> tuple[States, Wanted
 def hidden_words(
     rows: Rows, words: int, objective: Masked, random: np.random.Generator
 ) -> tuple[Rows, Places]:
-    """Rows with some words hidden as the objective says, and where."""
+    """Rows with words masked as the objective configures, and the masked positions."""
     tokens = rows.numpy()
     inputs, places = mask_tokens(
         tokens,
@@ -209,7 +212,7 @@ def hidden_words(
 
 
 def masked_loss(model: Bert, rows: Rows, inputs: Rows, places: Places) -> Tensor:
-    """−log P(x_i | x̃), the mean of the hidden places."""
+    """−log P(x_i | x̃), averaged over the masked positions."""
     device = next(model.parameters()).device
     inputs, places, rows = (x.to(device) for x in (inputs, places, rows))
     hidden = model.hidden(inputs, inputs != PAD)
@@ -219,7 +222,7 @@ def masked_loss(model: Bert, rows: Rows, inputs: Rows, places: Places) -> Tensor
 def pretrained(
     rows: Rows, words: int, size: Size, objective: Masked, seed: int, device: torch.device
 ) -> Bert:
-    """An encoder that has learned to say which words were hidden."""
+    """An encoder after masked-language-model pretraining."""
     model = encoder(words, size, seed).to(device)
     random = np.random.default_rng(seed)
 

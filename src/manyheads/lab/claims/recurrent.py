@@ -1,4 +1,4 @@
-"""A language model of LSTMs, to stand beside a Gpt: all that it knows of the past is its state."""
+"""An LSTM language model, to compare with a Gpt: its state is all that it knows of the past."""
 
 from dataclasses import dataclass
 
@@ -26,8 +26,8 @@ class LstmConfig:
 class LstmModel(nn.Module):
     """logits[:, t] predict the token after tokens[:, t]; the head is the embedding.
 
-    Forget gates begin with a bias of 1, as is usual: an LSTM that begins by forgetting half of
-    its state at each step learns late to keep any of it.
+    Forget-gate biases are initialised to 1, as is usual: an LSTM that forgets half of its state
+    at each step takes long to learn to keep it.
     """
 
     def __init__(self, config: LstmConfig) -> None:
@@ -40,7 +40,7 @@ class LstmModel(nn.Module):
         self.remember(1.0)
 
     def remember(self, bias: float, write: float = 0.0) -> None:
-        """Let gates begin so: σ(bias) of the state is kept at a step, σ(write) of the new added."""
+        """Initialise the gates: a step keeps σ(bias) of the state and adds σ(write) of the new."""
         with torch.no_grad():
             for name, parameter in self.lstm.named_parameters():
                 if name.startswith("bias_ih"):

@@ -1,4 +1,4 @@
-"""What claims came to, for people: one page that opens anywhere, and a page for the docs."""
+"""Results of claims as one self-contained HTML page and as a Markdown page for the docs."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from manyheads.fileio import write_text
-from manyheads.lab.claims.claim import mean, spread
+from manyheads.lab.claims.claim import LECTURES, mean, spread
 from manyheads.lab.claims.runner import Result
 
 STYLE = """
@@ -25,31 +25,34 @@ WORDS = {"holds": "holds", "depends": "it depends", "fails": "fails"}
 
 
 def counted(results: Sequence[Result]) -> str:
-    """12 hold, 2 depend, 1 fails."""
+    """The number of each verdict, as in "12 hold, 2 depend, 1 fails"."""
     counts = Counter(result.verdict for result in results)
-    found = [(verdict, counts[verdict]) for verdict in WORDS if counts[verdict]]
+    by_verdict = [(verdict, counts[verdict]) for verdict in WORDS if counts[verdict]]
     return ", ".join(
         f"{count} {verdict if count == 1 else verdict.removesuffix('s')}"
-        for verdict, count in found
+        for verdict, count in by_verdict
     )
 
 
-def said_in(deck: str) -> str:
-    return "in no deck" if deck == "none" else f"in deck{'s' * (',' in deck)} {deck}"
+def said_in(lectures: str) -> str:
+    """The titles of the lectures that make a claim, from their numbers."""
+    if lectures == "none":
+        return "in no lecture"
+    return f"in {'; '.join(LECTURES[number] for number in lectures.split(', '))}"
 
 
 def how(results: Sequence[Result]) -> str:
-    """What the numbers of a page are."""
+    """How the numbers of a page were computed."""
     seeds = sorted({seed for result in results for seed in result.seeds})
     return (
         f"Each experiment is run with the seeds {', '.join(map(str, seeds))}; a number is the mean "
-        "over them ± their standard deviation. A verdict is computed from the numbers by the "
-        "criterion that stands beside it."
+        "over the seeds ± the standard deviation. The criterion of each claim computes its verdict "
+        "from the numbers."
     )
 
 
 def as_html(results: Sequence[Result], folder: Path, command: str) -> str:
-    """All of them on one page, pictures inside it."""
+    """All results on one page with embedded plots."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
         "<meta name=viewport content='width=device-width'><title>Claims of the lectures</title>",
@@ -82,9 +85,9 @@ def _image(result: Result, folder: Path) -> str:
 
 
 def as_markdown(results: Sequence[Result], command: str) -> str:
-    """The same as a page of the docs, from the results alone: a table, and a section a claim.
+    """A page for the docs: a table of all claims, and one section per claim.
 
-    Its pictures lie in a folder beside it, wherever both are copied to.
+    Its plots are in a folder next to it, so copy both together.
     """
     lines = [
         "# The lectures' claims, put to the test",
@@ -118,12 +121,12 @@ def _section(result: Result) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Words that Markdown takes as they are."""
+    """Escape characters that Markdown would interpret."""
     return re.sub(r"([\\`*_\[\]<>|$~])", r"\\\1", text)
 
 
 def write_report(results: Sequence[Result], folder: Path, command: str) -> None:
-    """index.html, claims.json and claims.md in the folder where the pictures are."""
+    """Write index.html, claims.json and claims.md into the folder that has the plots."""
     write_text(folder / "index.html", as_html(results, folder, command))
     write_text(folder / "claims.md", as_markdown(results, command))
     rows = [result.as_json() for result in results]

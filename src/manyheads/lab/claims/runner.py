@@ -1,4 +1,4 @@
-"""Runs claims, keeps what they found, and goes on where it was stopped."""
+"""Runs claims, saves their results, and resumes after an interruption."""
 
 import ast
 import inspect
@@ -23,12 +23,12 @@ from manyheads.lab.claims import lectures
 from manyheads.lab.claims.claim import Claim, Measured, Setting
 from manyheads.view.figures import curves
 
-ROOMS = "manyheads.lab.claims."
-PICTURES = "claims"  # the folder beside the pages
+PACKAGE = "manyheads.lab.claims."
+PICTURES = "claims"  # the folder of plots, next to the pages
 
 
 def claims() -> dict[str, Claim]:
-    """All of them by name: the name of the file, with hyphens."""
+    """All claims by name, which is the name of the file with hyphens."""
     names = sorted(module.name for module in iter_modules(lectures.__path__))
     return {
         name.replace("_", "-"): import_module(f"{lectures.__name__}.{name}").CLAIM for name in names
@@ -38,15 +38,15 @@ def claims() -> dict[str, Claim]:
 def find(name: str) -> Claim:
     known = claims()
     if name not in known:
-        raise UserError(f"there is no claim '{name}': {nearest(name, list(known))}")
+        raise UserError(f"unknown claim '{name}': {nearest(name, list(known))}")
     return known[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a claim came to, how to run it again, and with which code it was run.
+    """The verdict and numbers of a claim, the command that repeats it, and a check sum of the code.
 
-    `picture` is a path in the folder of the report.
+    `deck` lists the lectures, by keys of `LECTURES`. `picture` is a path in the report's folder.
     """
 
     name: str
@@ -65,21 +65,21 @@ class Result:
     picture: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """JSON has no infinite numbers: such are words, "inf" and "nan"."""
-        told = {
+        """Plain values; JSON has no infinite numbers, so these become "inf" and "nan"."""
+        numbers = {
             name: [value if isfinite(value) else str(value) for value in values]
             for name, values in self.numbers.items()
         }
-        return asdict(self) | {"numbers": told}
+        return asdict(self) | {"numbers": numbers}
 
     @classmethod
-    def of_json(cls, found: Mapping[str, Any]) -> "Result":
-        numbers = {name: list(map(float, values)) for name, values in found["numbers"].items()}
-        return cls(**{**found, "numbers": numbers})
+    def of_json(cls, table: Mapping[str, Any]) -> "Result":
+        numbers = {name: list(map(float, values)) for name, values in table["numbers"].items()}
+        return cls(**{**table, "numbers": numbers})
 
 
 def command_of(what: str, setting: Setting) -> str:
-    """What a person would write; `what` chooses the claims."""
+    """The command that repeats a run; `what` is the option that selects the claims."""
     words = ["manyheads claims", what, f"--seeds {','.join(map(str, setting.seeds))}"]
     words += ["--large"] if setting.large else []
     words.append(f"--device {setting.device.type}")
@@ -88,34 +88,34 @@ def command_of(what: str, setting: Setting) -> str:
 
 
 def code_of(claim: Claim) -> str:
-    """A check sum of the claim's file, and of those of this package that it is made with.
+    """A check sum of the claim's file and of the modules of this package that it imports.
 
-    The models that it tries have none here: whoever changes them has to run it again.
+    Models are not included: after a change to a model, run its claims again with `--again`.
     """
     return _code(claim.measure.__module__, claim.judge.__module__)
 
 
-@cache  # as it was when it was loaded, whatever becomes of the files in the meantime
+@cache  # the code as loaded, even if the files change while it runs
 def _code(*names: str) -> str:
     sources: dict[str, str] = {}
     waiting = list(names)
     while waiting:
-        room = waiting.pop()
-        if room not in sources:
-            sources[room] = inspect.getsource(sys.modules[room])
-            waiting += _rooms_in(sources[room])
-    return check_sum("".join(sources[room] for room in sorted(sources)).encode())
+        module = waiting.pop()
+        if module not in sources:
+            sources[module] = inspect.getsource(sys.modules[module])
+            waiting += _imported_modules(sources[module])
+    return check_sum("".join(sources[module] for module in sorted(sources)).encode())
 
 
-def _rooms_in(source: str) -> list[str]:
+def _imported_modules(source: str) -> list[str]:
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     named = [node.module or "" for node in imports]
     named += [f"{node.module}.{name.name}" for node in imports for name in node.names]
-    return [name for name in named if name.startswith(ROOMS) and name in sys.modules]
+    return [name for name in named if name.startswith(PACKAGE) and name in sys.modules]
 
 
 def run(name: str, setting: Setting, folder: Path | None = None) -> Result:
-    """Measure and judge a claim; with a folder, keep the result and the picture there."""
+    """Measure and judge a claim; with a folder, save the result and the plot there."""
     claim = find(name)
     code, allocated = code_of(claim), _allocated(setting.device)
     begun = time.monotonic()
@@ -147,7 +147,7 @@ def run(name: str, setting: Setting, folder: Path | None = None) -> Result:
 
 
 def _allocated(device: torch.device) -> int:
-    """How many bytes of a GPU were ever asked for: a claim that asks for none has not used it."""
+    """Bytes ever allocated on a GPU; a claim that leaves this unchanged has not used the GPU."""
     if device.type != "cuda":
         return 0
     count: int = torch.cuda.memory_stats(device).get("allocated_bytes.all.allocated", 0)
@@ -169,17 +169,19 @@ def draw(name: str, measured: Measured, path: Path) -> None:
 
 
 def kept(name: str, setting: Setting, folder: Path) -> Result | None:
-    """What the folder holds of this claim, if it was run like this, by the code of today."""
+    """The saved result of this claim, if it was run with this setting and the current code."""
     path = folder / f"{name}.json"
     if not path.is_file():
         return None
     try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
-        if found.keys() != {field.name for field in fields(Result)}:
-            return None  # of a version that noted other things
-        result = Result.of_json(found)
+        table = dict(json.loads(path.read_text(encoding="utf-8")))
+        if table.keys() != {field.name for field in fields(Result)}:
+            return None  # another version saved other fields
+        result = Result.of_json(table)
     except (ValueError, TypeError, AttributeError):
-        raise DataError(f"{path} is no result of a claim: delete it, and it is run again") from None
+        raise DataError(
+            f"{path} is not the result of a claim: delete it to run the claim again"
+        ) from None
     current = (
         result.command == command_of(f"--run {name}", setting)
         and result.threads == torch.get_num_threads()

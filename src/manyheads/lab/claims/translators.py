@@ -1,6 +1,6 @@
-"""Experiments on translation: a small Transformer of the phrasebook's short sentences.
+"""Experiments on translation: a small Transformer for the phrasebook's short sentences.
 
-Short, so that one learns enough within seconds for two of them to be compared.
+With short sentences, a model learns enough within seconds to be compared with another.
 """
 
 from manyheads.data.translation import Corpus, EncodedPairs
@@ -12,7 +12,7 @@ from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.tasks.translation import corpus_nll
 
 RECIPE = "phrasebook"
-BATCH_TOKENS = 2000  # where nothing is trained
+BATCH_TOKENS = 2000  # for evaluation
 SMALL = (
     *("data.train_pairs=10000", "data.valid_pairs=200", "data.test_pairs=600"),
     *("tokens.vocab_size=2000", "model.max_length=14", "train.too_long=skip"),
@@ -27,24 +27,24 @@ LARGE = (
 
 
 def words_of(setting: Setting) -> tuple[str, ...]:
-    """What the recipe is changed by."""
+    """The overrides of the recipe."""
     return LARGE if setting.large else SMALL
 
 
 def translator(setting: Setting, seed: int, *changes: str) -> Trial:
-    """One at the size of the setting, with these changes."""
+    """A translator of the setting's size, trained with these overrides."""
     return trained(RECIPE, *words_of(setting), *changes, seed=seed, device=setting.device)
 
 
 def read(trial: Trial, split: str) -> Corpus:
-    """The pairs of a split that the model reads whole."""
+    """The pairs of a split that fit into the model's maximum length."""
     run = trial.opened.run
     assert run.data is not None  # a recipe has them
-    whole = run.data.read(split)
-    assert isinstance(whole, Corpus)
-    assert whole.aligned is not None  # the phrasebook knows its alignments
-    kept = EncodedPairs(whole, trial.opened.tokenizer, run.model.max_length, "skip").kept
-    pairs = [whole.aligned[row] for row in kept]
+    corpus = run.data.read(split)
+    assert isinstance(corpus, Corpus)
+    assert corpus.aligned is not None  # the phrasebook knows its alignments
+    fitting = EncodedPairs(corpus, trial.opened.tokenizer, run.model.max_length, "skip").kept
+    pairs = [corpus.aligned[row] for row in fitting]
     return Corpus([pair.source for pair in pairs], [pair.target for pair in pairs], pairs)
 
 
@@ -53,23 +53,23 @@ def written(
 ) -> list[Hypothesis]:
     """The best hypothesis of each source."""
     search = trial.opened.translator(beam=beam, length_penalty=length_penalty).search
-    return [found[0] for found in search(corpus.sources, n_best=1)]
+    return [hypotheses[0] for hypotheses in search(corpus.sources, n_best=1)]
 
 
 def bleu(trial: Trial, corpus: Corpus, hypotheses: list[Hypothesis]) -> float:
-    texts = trial.opened.tokenizer.decode_batch([one.tokens for one in hypotheses])
+    texts = trial.opened.tokenizer.decode_batch([hypothesis.tokens for hypothesis in hypotheses])
     score: float = translation_scores(texts, corpus.targets)["bleu"]
     return score
 
 
 def greedy_bleu(trial: Trial) -> float:
-    """BLEU of the test split, each token the likeliest one."""
+    """BLEU of greedy translations of the test split."""
     corpus = read(trial, "test")
     return bleu(trial, corpus, written(trial, corpus))
 
 
 def reference_loss(trial: Trial) -> float:
-    """−log P a token of the test split's references, the mean."""
+    """The mean −log P per token of the test split's references."""
     run, model = trial.opened.run, trial.opened.model
     assert isinstance(model, EncoderDecoder)
     data = EncodedPairs(read(trial, "test"), trial.opened.tokenizer, run.model.max_length)

@@ -1,7 +1,7 @@
-"""Small trainings for experiments: a recipe trained in memory, or a model on losses of one's own.
+"""Small trainings for experiments: a recipe trained in memory, or a model with a custom loss.
 
-Nothing is written but a tokenizer in a passing folder, and nothing is chosen by validation: what
-comes out are the weights of the last step.
+Only a tokenizer is written, to a temporary folder. There is no checkpoint selection by validation:
+the result has the weights of the last step.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ from manyheads.train.loop import Trainer
 
 @dataclass(frozen=True)
 class Trial:
-    """What a training came to: the model as a run that can be asked, and how it got there.
+    """The result of a training: the model as a loaded run, and the training loss.
 
-    `losses` has a step's mean in nats.
+    `losses` has the mean of each step, in nats.
     """
 
     opened: TorchRun
@@ -34,14 +34,14 @@ class Trial:
 
 
 def trained(recipe: str, *changes: str, seed: int, device: torch.device) -> Trial:
-    """The recipe with these changes, anew each time: no claim rests on what ran before it."""
-    wanted = read_recipe(recipe, [*changes, f"seed={seed}"])
+    """Train a recipe with these overrides; nothing is cached, so claims are independent."""
+    settings = read_recipe(recipe, [*changes, f"seed={seed}"])
     with TemporaryDirectory() as name:
         folder = Path(name)
-        trainer = make_trainer(wanted, folder, device)
+        trainer = make_trainer(settings, folder, device)
         run = read_run(folder)
-        own = folder / TOKENIZER
-        tokenizer = Tokenizer.load(own) if own.exists() else None
+        tokenizer_file = folder / TOKENIZER
+        tokenizer = Tokenizer.load(tokenizer_file) if tokenizer_file.exists() else None
         losses = _losses(trainer)
     model = cast(Model, trainer.saved_model).eval()
     opened = TorchRun(Path(recipe), run, tokenizer, device, model)
@@ -49,7 +49,7 @@ def trained(recipe: str, *changes: str, seed: int, device: torch.device) -> Tria
 
 
 def _losses(trainer: Trainer) -> list[float]:
-    """All steps, and the loss of each."""
+    """Run all steps and give the loss of each."""
     losses = []
     for step in range(trainer.train.steps):
         done = trainer.step(step)
@@ -87,7 +87,7 @@ def learn(
 
 
 def stretches(losses: list[float], count: int = 20) -> list[tuple[int, float]]:
-    """A line to draw: the means of so many stretches of the steps, each at its last one."""
+    """A line to plot: means over `count` windows of steps, each at its last step."""
     width = max(1, len(losses) // count)
     ends = range(width, len(losses) + 1, width)
     return [(end, fmean(losses[end - width : end])) for end in ends]

@@ -1,8 +1,8 @@
-"""Random words and their translation, word for word: what a decoder has to find is known.
+"""Random words and their word-for-word translation, with known alignments.
 
-Nothing can be guessed: a target word hangs on one source word, so that all of a source has to
-reach the decoder. With words of two kinds, those of the second go to the end of the target, as
-the verbs of some languages do; then no place tells where a word comes from.
+Nothing can be guessed: each target word depends on one source word, so the decoder needs all of
+the source. With words of two kinds, those of the second kind move to the end of the target, as
+verbs do in some languages; then a target position does not determine its source position.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,18 +40,18 @@ class Words:
         return len(self.table)
 
     def places(self, source: Sentences) -> Sentences:
-        """Where in a source each target word comes from; the end from the end."""
+        """The source position of each target word; END is aligned with END."""
         kinds = (source % self.kinds).masked_fill(source == END, self.kinds)
         return kinds.argsort(dim=1, stable=True)
 
     def sentences(
         self, rows: int, length: int, random: torch.Generator
     ) -> tuple[Sentences, Sentences, Sentences]:
-        """Sources with their end, targets after the start, and what is wanted at each place."""
+        """Sources with END, targets that begin with START, and the label at each position."""
         words = torch.randint(MARKS, self.vocabulary, (rows, length), generator=random)
         source = F.pad(words, (0, 1), value=END).to(self.table.device)
-        wanted = self.table[source.gather(1, self.places(source))]
-        return source, F.pad(wanted[:, :-1], (1, 0), value=START), wanted
+        labels = self.table[source.gather(1, self.places(source))]
+        return source, F.pad(labels[:, :-1], (1, 0), value=START), labels
 
 
 def teach(
@@ -64,7 +64,7 @@ def teach(
     seed: int,
     watch: Callable[[int], None] = lambda step: None,
 ) -> list[float]:
-    """Train on sentences of these lengths, one length a step; gives each step's loss.
+    """Train on sentences of these lengths, one length per step; gives each step's loss.
 
     `watch` is called before each step.
     """
@@ -73,16 +73,16 @@ def teach(
     def loss(step: int) -> Tensor:
         watch(step)
         drawn = lengths[int(torch.randint(len(lengths), (), generator=random))]
-        source, target, wanted = words.sentences(ROWS, drawn, random)
-        return F.cross_entropy(model(source, target).flatten(0, 1), wanted.flatten())
+        source, target, labels = words.sentences(ROWS, drawn, random)
+        return F.cross_entropy(model(source, target).flatten(0, 1), labels.flatten())
 
     return learn(model, loss, steps=steps, rate=rate, warmup=WARMUP)
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, words: Words, length: int, rows: int = 200) -> float:
-    """The share of words that are right, teacher-forced, in new sentences of a length."""
+    """The teacher-forced accuracy on new sentences of a length."""
     random = torch.Generator().manual_seed(length)
-    source, target, wanted = words.sentences(rows, length, random)
-    right = model(source, target).argmax(-1) == wanted
+    source, target, labels = words.sentences(rows, length, random)
+    right = model(source, target).argmax(-1) == labels
     return float(right[:, :-1].float().mean())

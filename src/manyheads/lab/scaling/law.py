@@ -17,7 +17,7 @@ from manyheads.errors import UserError
 # dozen runs, such a fit would pass exactly through as many of them as the law has parameters.
 HUBER = 1e-2
 EXPONENTS = (0.01, 4.0)  # beyond these a power law is a constant, or a cliff
-LOGARITHMS = (-30.0, 6.0)  # of the floor, and of each term at the mean
+LOGARITHMS = (-30.0, 6.0)  # bounds of log E and of the log of each term at the mean point
 DRAWS = 400
 LEVEL = 0.9
 
@@ -204,14 +204,14 @@ class Frontier:
 
     @property
     def exponents(self) -> tuple[float, float]:
-        """Of N* and of D*, as C grows."""
+        """The exponents a and b of N* ∝ C^a and D* ∝ C^b."""
         alpha, beta = self.law.exponents
-        whole = alpha + self.price.exponent * beta
-        return beta / whole, alpha / whole
+        total = alpha + self.price.exponent * beta
+        return beta / total, alpha / total
 
     @property
     def loss_exponent(self) -> float:
-        """By which what lies above E falls as C grows."""
+        """The exponent p of L* − E ∝ C^−p."""
         return self.law.exponents[0] * self.exponents[0]
 
     def optimum(self, flops: float | int) -> tuple[float, float]:

@@ -1,11 +1,11 @@
-"""The plan of a sweep: smaller models than the recipe's, fewer tokens, and what each run costs.
+"""The plan of a sweep: smaller models than the recipe's, fewer tokens, and the cost of each run.
 
-The recipe's own run is the one to be predicted. The models of the sweep have a half, a quarter, …
-of its parameters, width and depth shrunk together; the longest runs of the sweep so many tokens
-that none has more than a quarter of its FLOPs, the others a half of these, a quarter, ….
+The sweep predicts the recipe's run. Its models have 1/2, 1/4, … of the recipe's parameters, with
+width and depth shrunk together. Its longest runs have so many tokens that none has more than a
+quarter of the recipe's FLOPs; the others have 1/2, 1/4, … of these tokens.
 
-Each is a run of its own, with its schedule stretched over its own steps: in the middle of a
-schedule the rate is still high, and the loss not that of a run that ends there.
+Each run has its own complete schedule: an intermediate loss of a longer run is higher than that of
+a run that ends there, as its learning rate is still high.
 """
 
 import dataclasses
@@ -21,18 +21,18 @@ from manyheads.models.gpt import GptConfig
 from manyheads.run import Run
 from manyheads.summary import summarize
 
-LARGER = 4  # how many times the compute of any run in the fit the predicted one has
-FEWEST_STEPS = 8  # of the shortest run
-FEWEST_RUNS = 6  # a law of five numbers needs one more
+LARGER = 4  # compute of the predicted run, relative to the largest run in the fit
+FEWEST_STEPS = 8  # minimum for the shortest run
+FEWEST_RUNS = 6  # one more than the law's five parameters
 NARROWEST = 8
-WIDE = 48  # of a head
+WIDE = 48  # channels from which on head sizes are multiples of 8
 TARGET = "target"
-_account = lru_cache(maxsize=64)(summarize)  # once for all runs of a size
+_summary = lru_cache(maxsize=64)(summarize)  # cached for all runs of a size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """How many sizes and how many amounts of data; and in how many seconds, where it matters."""
+    """The number of model sizes and of amounts of data, and optionally a budget in seconds."""
 
     sizes: int = 4
     data: int = 4
@@ -51,7 +51,7 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """One run of a plan. N counts the weights of the blocks: no embedding, no output layer."""
+    """One run of a plan. N counts the weights of the blocks, without embedding and output layer."""
 
     name: str
     run: Run
@@ -66,7 +66,7 @@ class Planned:
 
     @property
     def size(self) -> str:
-        """What its model is called."""
+        """The name of its model size, as "256x4"."""
         return f"{self.run.model.dim}x{self.run.model.layers}"
 
 
@@ -83,15 +83,15 @@ class Plan:
 
     @property
     def flops(self) -> int:
-        return sum(one.flops for one in self.runs)
+        return sum(planned.flops for planned in self.runs)
 
     @property
     def seconds(self) -> float:
-        return sum(one.seconds for one in self.runs)
+        return sum(planned.seconds for planned in self.runs)
 
 
 def check_recipe(run: Run) -> None:
-    """Refuse what a sweep cannot be made of."""
+    """Raise UserError for a recipe that a sweep cannot scale."""
     if run.task != "language" or not isinstance(run.data, TextData):
         raise UserError(
             "scale is for language models of text: take the recipe language, gpt-mini or "
@@ -109,15 +109,15 @@ def check_recipe(run: Run) -> None:
 
 
 def smaller(model: GptConfig, share: Fraction) -> GptConfig:
-    """A model with about this share of the parameters, of the same aspect and size of heads.
+    """A model with about this share of the parameters, and the same aspect ratio and head size.
 
-    N ~ layers · dim², so that each shrinks by the third root; the width makes up for what
-    whole numbers take from the depth.
+    N ~ layers · dim², so that each shrinks by the cube root; the width compensates for rounding
+    the depth.
     """
     layers = max(1, round(model.layers * float(share) ** (1 / 3)))
     ideal = model.dim * math.sqrt(share * model.layers / layers)
     heads = max(1, round(ideal * model.heads / model.dim))
-    # Fast kernels want the size of heads to be a multiple of 8; for small ones that is too coarse.
+    # Fast kernels need head sizes that are multiples of 8; for small heads that is too coarse.
     part = heads * (8 if model.dim >= WIDE * model.heads else 4)
     dim = part * max(1, round(ideal / part))
     ffn_dim = model.ffn_dim and max(1, round(model.ffn_dim * dim / model.dim))
@@ -130,29 +130,29 @@ def smaller(model: GptConfig, share: Fraction) -> GptConfig:
 
 
 def sizes_of(run: Run, sweep: Sweep) -> list[Run]:
-    """The recipe with each model of the sweep, from small to large, and last with its own.
+    """The recipe with each model of the sweep, from small to large, and last the recipe itself.
 
-    A narrower model learns at a higher rate, by the lectures' d^−½.
+    A narrower model has a higher learning rate, by the paper's d^−½.
     """
     model, rate = run.model, run.train.learning_rate
     assert isinstance(model, GptConfig)
-    found = []
+    runs = []
     for power in range(sweep.sizes, 0, -1):
         small = smaller(model, Fraction(1, 2**power))
-        own = None if rate is None else rate * math.sqrt(model.dim / small.dim)
-        train = dataclasses.replace(run.train, learning_rate=own)
-        found.append(dataclasses.replace(run, model=small, train=train))
-    counts = [_account(one.model).block_parameters for one in (*found, run)]
+        small_rate = None if rate is None else rate * math.sqrt(model.dim / small.dim)
+        train = dataclasses.replace(run.train, learning_rate=small_rate)
+        runs.append(dataclasses.replace(run, model=small, train=train))
+    counts = [_summary(each.model).block_parameters for each in (*runs, run)]
     if sorted(set(counts)) != counts:
         raise UserError(
             f"model.dim={model.dim} model.layers={model.layers} is too small for {sweep.sizes} "
             "sizes below it: lower --sizes, or take a larger one"
         )
-    return [*found, run]
+    return [*runs, run]
 
 
 def _lasting(run: Run, steps: int) -> Run:
-    """The same run over so many steps: its schedule is stretched, warm-up included."""
+    """The same run over `steps` steps, with its schedule and warm-up rescaled."""
     train = run.train
     share = train.warmup_ratio
     if share is None and train.warmup_steps >= train.steps:
@@ -185,24 +185,24 @@ def make_plan(
 ) -> Plan:
     """All runs of a sweep that ends with `steps` of the recipe.
 
-    `seconds` is how long a step of each size takes. A validation costs a third of training.
+    `seconds` has the time of a step for each size. Validation costs a third of training.
     """
 
-    def planned(one: Run, steps: int, name: str = "") -> Planned:
-        found = _account(one.model)
-        made = Planned(
-            name=name or f"{one.model.dim}x{one.model.layers}-{steps}",
-            run=_lasting(one, steps),
-            parameters=found.block_parameters,
+    def planned(run_config: Run, steps: int, name: str = "") -> Planned:
+        summary = _summary(run_config.model)
+        plan = Planned(
+            name=name or f"{run_config.model.dim}x{run_config.model.layers}-{steps}",
+            run=_lasting(run_config, steps),
+            parameters=summary.block_parameters,
             tokens=steps * step_tokens,
-            token_flops=found.training_flops["token"],
+            token_flops=summary.training_flops["token"],
         )
-        each = (seconds or {}).get(made.size, 0.0)
-        return dataclasses.replace(made, seconds=each * (steps + valid_tokens / (3 * step_tokens)))
+        each = (seconds or {}).get(plan.size, 0.0)
+        return dataclasses.replace(plan, seconds=each * (steps + valid_tokens / (3 * step_tokens)))
 
-    *small, own = sizes_of(run, sweep)
-    target = planned(own, steps, TARGET)
-    largest = _account(small[-1].model).training_flops["token"] * step_tokens
+    *small, full = sizes_of(run, sweep)
+    target = planned(full, steps, TARGET)
+    largest = _summary(small[-1].model).training_flops["token"] * step_tokens
     longest = target.flops // (LARGER * largest)
     lengths = [longest // 2**power for power in range(sweep.data - 1, -1, -1)]
     if lengths[0] < FEWEST_STEPS:
@@ -211,7 +211,9 @@ def make_plan(
             f"the shortest of {sweep.data} lengths would be {lengths[0]} steps, fewer than "
             f"{FEWEST_STEPS}: lower --data, or raise --budget or train.steps (about {needed})"
         )
-    return Plan(tuple(planned(one, length) for one in small for length in lengths), target)
+    return Plan(
+        tuple(planned(run_config, length) for run_config in small for length in lengths), target
+    )
 
 
 def steps_within(
@@ -222,14 +224,14 @@ def steps_within(
     seconds: Mapping[str, float],
     valid_tokens: int = 0,
 ) -> int:
-    """How many steps of the recipe let the whole sweep end within the budget.
+    """The number of steps of the recipe with which the sweep ends within the budget.
 
-    All runs grow with them, so that the time does, but for that of the validations.
+    The time of all runs is proportional to it, except for the validations.
     """
     assert sweep.budget is not None
     many = 1_000_000
     plan = make_plan(run, sweep, steps=many, step_tokens=step_tokens, seconds=seconds)
-    each = [seconds[one.size] for one in plan.runs]
+    each = [seconds[planned.size] for planned in plan.runs]
     left = sweep.budget - sum(each) * valid_tokens / (3 * step_tokens)
     if left <= 0:
         raise UserError(

@@ -1,7 +1,7 @@
-"""prediction.json: what a run's loss will be, written before the run begins and never after.
+"""prediction.json: the predicted loss of a run, written before the run begins and never after.
 
-It holds the time, the runs that the law was fitted to, what is predicted, and a digest of all of
-that. Once the run has begun, nothing of it may change; `measured` is added once, at the end.
+It holds the time, the runs that the law was fitted to, the prediction, and a digest of these. Once
+the run has begun, the file may not change; `measured` is added once, at the end.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ FILE = "prediction.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A run that has ended: what the laws know of it."""
+    """A finished run, with the numbers that the laws are fitted to."""
 
     name: str
     parameters: int
@@ -44,7 +44,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A loss with its band, for a run that is larger than all that it is predicted from."""
+    """A predicted loss with its band, for a run larger than all runs of the fit."""
 
     made: str
     level: float
@@ -59,29 +59,29 @@ class Prediction:
 
     @property
     def digest(self) -> str:
-        """Names everything but what was measured later."""
+        """A hash of all fields except `measured`."""
         table = dataclasses.asdict(dataclasses.replace(self, measured=None))
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
     @property
     def inside(self) -> bool | None:
-        """Whether what was measured lies in the band."""
+        """True if the measured loss is in the band; None before it is measured."""
         return None if self.measured is None else self.low <= self.measured <= self.high
 
 
 def begun(out: Path) -> bool:
-    """Whether the run to be predicted has left anything."""
+    """True if the predicted run has written files."""
     folder = out / TARGET
     return folder.exists() and any(folder.iterdir())
 
 
 def predict(out: Path, target: Planned, band: Band, fitted: Sequence[Trained]) -> Prediction:
-    """Write the prediction down, or give the one that was made of the same runs."""
-    kept = read(out)
-    if kept is not None and kept.fitted == tuple(fitted) and kept.flops == target.flops:
-        return kept
+    """Save the prediction, or return the saved one if it was made from the same runs."""
+    earlier = read(out)
+    if earlier is not None and earlier.fitted == tuple(fitted) and earlier.flops == target.flops:
+        return earlier
     if begun(out):
-        why = "of other results" if kept else "of nothing"
+        why = "of other results" if earlier else "of nothing"
         raise UserError(
             f"{out / TARGET} has begun, predicted {why}: a prediction cannot be made after the "
             "fact; choose another --out"
@@ -102,32 +102,32 @@ def predict(out: Path, target: Planned, band: Band, fitted: Sequence[Trained]) -
 
 
 def measure(out: Path, loss: float) -> Prediction:
-    """Add what came out, beside what was predicted."""
-    kept = read(out)
-    if kept is None:
+    """Add the measured loss to the saved prediction."""
+    prediction = read(out)
+    if prediction is None:
         raise UserError(f"{out / FILE} is gone: what is measured was not predicted")
-    if kept.measured not in (None, loss):
+    if prediction.measured not in (None, loss):
         raise UserError(f"{out / FILE} has another measured loss already: choose another --out")
-    found = dataclasses.replace(kept, measured=loss)
-    _write(out, found)
-    return found
+    completed = dataclasses.replace(prediction, measured=loss)
+    _write(out, completed)
+    return completed
 
 
 def read(out: Path) -> Prediction | None:
-    """The prediction of a sweep, as it was made; a changed one is DataError."""
+    """The saved prediction of a sweep, or None; raises DataError if the file was changed."""
     path = out / FILE
     if not path.exists():
         return None
     try:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         digest = table.pop("digest")
-        table["fitted"] = tuple(Trained(**one) for one in table["fitted"])
-        found = Prediction(**table)
+        table["fitted"] = tuple(Trained(**run) for run in table["fitted"])
+        prediction = Prediction(**table)
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path} is damaged: choose another --out") from None
-    if found.digest != digest:
+    if prediction.digest != digest:
         raise DataError(f"{path} was changed after it was made: choose another --out")
-    return found
+    return prediction
 
 
 def _write(out: Path, prediction: Prediction) -> None:

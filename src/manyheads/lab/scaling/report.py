@@ -1,4 +1,4 @@
-"""What a sweep plans and finds, as tables, plain values, and a picture."""
+"""The plan and the results of a sweep, as tables, plain values, and a plot."""
 
 import dataclasses
 from pathlib import Path
@@ -11,27 +11,27 @@ from manyheads.lab.scaling.plan import LARGER, Plan
 from manyheads.lab.scaling.sweep import Findings
 from manyheads.view.figures import curves
 
-PLACES = 40  # of a line in the picture
-HALF = 0.5  # of the way to the edge of a band: so far a prediction may move
+PLACES = 40  # points of the plotted frontier
+HALF = 0.5  # largest shift of a firm prediction, as a share of the distance to the band's edge
 
 
 def plan_table(plan: Plan, step_tokens: int) -> Table:
-    """One line a run, and the whole."""
+    """One row per run, and the total."""
     table = Table(title="the plan")
     table.add_column("run", no_wrap=True)
     for name in ("width × depth", "N", "tokens", "steps", "rate", "FLOPs", "time"):
         table.add_column(name, justify="right")
-    for one in plan.runs:
-        model, rate = one.run.model, one.run.train.learning_rate
+    for planned in plan.runs:
+        model, rate = planned.run.model, planned.run.train.learning_rate
         table.add_row(
-            one.name,
+            planned.name,
             f"{model.dim} × {model.layers}",
-            f"{one.parameters:,}",
-            f"{one.tokens:,}",
-            f"{one.tokens // step_tokens:,}",
+            f"{planned.parameters:,}",
+            f"{planned.tokens:,}",
+            f"{planned.tokens // step_tokens:,}",
             "d^−½" if rate is None else f"{rate:.2g}",
-            f"{one.flops:.2e}",
-            time_of(one.seconds),
+            f"{planned.flops:.2e}",
+            time_of(planned.seconds),
         )
     table.add_section()
     table.add_row("all", "", "", "", "", "", f"{plan.flops:.2e}", time_of(plan.seconds))
@@ -41,7 +41,7 @@ def plan_table(plan: Plan, step_tokens: int) -> Table:
 def plan_dict(plan: Plan) -> dict[str, Any]:
     """Plain values, for JSON."""
     shown = ("name", "parameters", "tokens", "token_flops", "flops", "seconds")
-    runs = [{name: getattr(one, name) for name in shown} for one in plan.runs]
+    runs = [{name: getattr(planned, name) for name in shown} for planned in plan.runs]
     return {"runs": runs, "flops": plan.flops, "seconds": plan.seconds}
 
 
@@ -52,19 +52,19 @@ def time_of(seconds: float) -> str:
 
 
 def runs_table(findings: Findings) -> Table:
-    """Each run with its loss, and what the law says of it."""
+    """Each run with its loss, the loss by the law, and the difference."""
     table = Table(title="the runs")
     for name in ("N", "tokens", "FLOPs", "loss", "the law", "off"):
         table.add_column(name, justify="right")
-    for one in findings.trained:
-        said = findings.joint.law.loss(one.parameters, one.tokens)
+    for run in findings.trained:
+        predicted = findings.joint.law.loss(run.parameters, run.tokens)
         table.add_row(
-            f"{one.parameters:,}",
-            f"{one.tokens:,}",
-            f"{one.flops:.2e}",
-            f"{one.loss:.4f}",
-            f"{said:.4f}",
-            f"{one.loss / said - 1:+.1%}",
+            f"{run.parameters:,}",
+            f"{run.tokens:,}",
+            f"{run.flops:.2e}",
+            f"{run.loss:.4f}",
+            f"{predicted:.4f}",
+            f"{run.loss / predicted - 1:+.1%}",
         )
     made = findings.prediction
     if made.measured is not None:
@@ -81,20 +81,20 @@ def runs_table(findings: Findings) -> Table:
 
 
 def numbers(findings: Findings) -> dict[str, dict[str, Band]]:
-    """Of each law its numbers with bands; of the frontier its exponents."""
-    found = {"L(N, D)": _of_joint(findings.joint)}
+    """The parameters of each law and the exponents of the frontier, with bands."""
+    laws = {"L(N, D)": _of_joint(findings.joint)}
     if findings.by_size is not None:
-        found["L(N), most data"] = _of_one(findings.by_size, "A", "alpha")
+        laws["L(N), most data"] = _of_one(findings.by_size, "A", "alpha")
     if findings.by_data is not None:
-        found["L(D), largest model"] = _of_one(findings.by_data, "B", "beta")
+        laws["L(D), largest model"] = _of_one(findings.by_data, "B", "beta")
     edges = [Frontier(law, findings.price) for law in findings.joint.draws]
     best = Frontier(findings.joint.law, findings.price)
-    found["frontier"] = {
+    laws["frontier"] = {
         "N* ~ C^": Band.of(best.exponents[0], [edge.exponents[0] for edge in edges]),
         "D* ~ C^": Band.of(best.exponents[1], [edge.exponents[1] for edge in edges]),
         "L* − E ~ C^−": Band.of(best.loss_exponent, [edge.loss_exponent for edge in edges]),
     }
-    return found
+    return laws
 
 
 def _of_joint(fitted: Fit) -> dict[str, Band]:
@@ -118,15 +118,17 @@ def _of_one(fitted: Fit, scale: str, exponent: str) -> dict[str, Band]:
 
 
 def _bands(best: dict[str, float], drawn: list[dict[str, float]]) -> dict[str, Band]:
-    return {name: Band.of(value, [one[name] for one in drawn]) for name, value in best.items()}
+    return {
+        name: Band.of(value, [values[name] for values in drawn]) for name, value in best.items()
+    }
 
 
 def laws_table(findings: Findings) -> Table:
     table = Table(title=f"the laws, with bands of {LEVEL:.0%}")
     for column in ("law", "number", "value", "from", "to"):
         table.add_column(column, justify="left" if column in ("law", "number") else "right")
-    for law, found in numbers(findings).items():
-        for place, (name, band) in enumerate(found.items()):
+    for law, bands in numbers(findings).items():
+        for place, (name, band) in enumerate(bands.items()):
             edges = [f"{value:.3g}" for value in (band.value, band.low, band.high)]
             table.add_row("" if place else law, name, *edges)
         table.add_section()
@@ -134,27 +136,27 @@ def laws_table(findings: Findings) -> Table:
 
 
 def said(findings: Findings) -> str:
-    """The prediction beside what was measured, in a line; and how firm it was, in another."""
+    """One line with the prediction and the measured loss, and one on how firm it was."""
     made = findings.prediction
     assert made.measured is not None
     where = "inside" if made.inside else "outside"
     off = made.measured / made.loss - 1
-    told = (
+    summary = (
         f"predicted {made.loss:.4f} ({made.low:.4f} to {made.high:.4f}, {made.level:.0%}) for "
         f"{LARGER} times the compute; measured {made.measured:.4f}, {where} the band, "
         f"{abs(off):.2%} {'above' if off > 0 else 'below'} the prediction; the best run of the fit "
-        f"had {min(one.loss for one in made.fitted):.4f}"
+        f"had {min(run.loss for run in made.fitted):.4f}"
     )
     longer = findings.longer
     if longer is None:
-        return told
+        return summary
     side = made.high - made.loss if longer.value > made.loss else made.loss - made.low
     far = abs(longer.value - made.loss) / side
     firm = (
         "far off: longer runs are needed" if far > HALF else "near: the prediction is firm in this"
     )
     return (
-        f"{told}\nwithout the shortest runs the prediction would be {longer.value:.4f} "
+        f"{summary}\nwithout the shortest runs the prediction would be {longer.value:.4f} "
         f"({longer.low:.4f} to {longer.high:.4f}), {far:.0%} of the way to the edge of the band, "
         f"{firm}"
     )
@@ -164,13 +166,13 @@ def as_dict(plan: Plan, findings: Findings) -> dict[str, Any]:
     """Plain values, for JSON."""
     made = findings.prediction
     best = Frontier(findings.joint.law, findings.price)
-    optimum = {f"{one.flops:.3e}": best.optimum(one.flops) for one in plan.runs[-1:]}
+    optimum = {f"{run.flops:.3e}": best.optimum(run.flops) for run in plan.runs[-1:]}
     return {
-        "runs": [dataclasses.asdict(one) for one in findings.trained],
+        "runs": [dataclasses.asdict(run) for run in findings.trained],
         "flops": plan.flops,
         "laws": {
-            law: {name: dataclasses.asdict(band) for name, band in found.items()}
-            for law, found in numbers(findings).items()
+            law: {name: dataclasses.asdict(band) for name, band in bands.items()}
+            for law, bands in numbers(findings).items()
         },
         "token_flops": dataclasses.asdict(findings.price),
         "optimum": {c: {"parameters": n, "tokens": d} for c, (n, d) in optimum.items()},
@@ -190,13 +192,13 @@ def as_dict(plan: Plan, findings: Findings) -> dict[str, Any]:
 
 
 def draw(plan: Plan, findings: Findings, path: Path) -> None:
-    """Loss against compute: a line a size, the frontier, the prediction, and what was measured."""
+    """Plot loss against compute: a line per size, the frontier, the prediction."""
     made = findings.prediction
     lines: dict[str, list[tuple[float | int, float]]] = {}
-    for one in findings.trained:
-        lines.setdefault(f"N = {one.parameters:,}", []).append((one.flops, one.loss))
+    for run in findings.trained:
+        lines.setdefault(f"N = {run.parameters:,}", []).append((run.flops, run.loss))
     best = Frontier(findings.joint.law, findings.price)
-    first, last = min(one.flops for one in plan.runs), 2 * plan.target.flops
+    first, last = min(run.flops for run in plan.runs), 2 * plan.target.flops
     places = [first * (last / first) ** (n / (PLACES - 1)) for n in range(PLACES)]
     lines["compute-optimal by the law"] = [(flops, best.loss(flops)) for flops in places]
     lines[f"predicted, N = {made.parameters:,}"] = [(made.flops, made.loss)]

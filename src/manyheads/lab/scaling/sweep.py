@@ -1,8 +1,8 @@
 """A sweep in its folder: planned, trained run by run, fitted, predicted, checked.
 
-OUT/plan.json is what was planned, OUT/results.json what has been trained, OUT/prediction.json what
-was predicted and measured; each run has an ordinary run folder in OUT. OUT/text is the built-in
-text, where the recipe names no other.
+OUT/plan.json has the plan, OUT/results.json the losses of finished runs, OUT/prediction.json the
+prediction and the measured loss; each run has an ordinary run folder in OUT. OUT/text has the
+built-in text, if the recipe does not set another.
 """
 
 import dataclasses
@@ -41,18 +41,18 @@ from manyheads.train.loop import Trainer
 from manyheads.train.metrics import Bar
 
 PLAN, RESULTS, TEXT = "plan.json", "results.json", "text"
-# Of the built-in text: for each split as many seeds, with each as many sentences.
+# The built-in text: seeds and sentences per seed of each split.
 SENTENCES = {"train": (6, 50_000), "valid": (1, 2_000)}
-WARM, TIMED = 2, 4  # steps before and while time is taken
+WARM, TIMED = 2, 4  # warm-up steps, and timed steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What a sweep has found: runs, laws, the price of a token, and the prediction.
+    """The results of a sweep: runs, laws, FLOPs per token, and the prediction.
 
-    `by_size` is the law of N at the most tokens and `by_data` that of D in the largest model,
-    where there are enough of them. `longer` is what the runs would predict but for the shortest: a
-    number far from the prediction says that these follow another law.
+    `by_size` is the law of N at the most tokens and `by_data` that of D in the largest model, None
+    with too few points. `longer` is the prediction without the shortest runs: if it is far from
+    the prediction, these follow another law.
     """
 
     trained: tuple[Trained, ...]
@@ -65,7 +65,7 @@ class Findings:
 
 
 class Scaling:
-    """A sweep of a recipe in a folder: text, tokenizer and task, which all its runs share."""
+    """A sweep of a recipe in a folder; all its runs share text, tokenizer and task."""
 
     def __init__(self, run: Run, sweep: Sweep, out: Path, device: torch.device) -> None:
         check_recipe(run)
@@ -89,24 +89,24 @@ class Scaling:
 
     @property
     def epochs(self) -> float:
-        """How often the predicted run sees each token."""
+        """The number of epochs of the predicted run."""
         return self.plan.target.run.train.steps / self.task.per_epoch
 
     def _planned(self) -> Plan:
-        """The plan that the folder has, or a new one where none of its runs has begun."""
-        asked = {
+        """The plan saved in the folder, or a new one if none of its runs has begun."""
+        request = {
             "recipe": dump(self.run),
             "sizes": self.sweep.sizes,
             "data": self.sweep.data,
             "budget": self.sweep.budget or 0.0,
             "text": self.task.digest,
         }
-        kept = _read_json(self.out / PLAN)
-        found = ["it has no plan"] if kept is None else differences(asked, kept["asked"])
-        if not found and kept is not None:
-            return self._plan(kept["steps"], kept["seconds_per_step"])
+        saved = _read_json(self.out / PLAN)
+        changes = ["it has no plan"] if saved is None else differences(request, saved["asked"])
+        if not changes and saved is not None:
+            return self._plan(saved["steps"], saved["seconds_per_step"])
         if self.results() or begun(self.out) or list(self.out.glob(f"*/{SETTINGS}")):
-            raise UserError(f"{self.out} holds another sweep ({found[0]}): choose another --out")
+            raise UserError(f"{self.out} holds another sweep ({changes[0]}): choose another --out")
         seconds = self._seconds()
         steps = self.run.train.steps
         if self.sweep.budget is not None:
@@ -118,7 +118,7 @@ class Scaling:
                 valid_tokens=len(self.task.valid.flat),
             )
         plan = self._plan(steps, seconds)
-        about = {"asked": asked, "steps": steps, "seconds_per_step": seconds}
+        about = {"asked": request, "steps": steps, "seconds_per_step": seconds}
         make_folder(self.out)
         write_text(self.out / PLAN, json.dumps(about, indent=2) + "\n")
         return plan
@@ -134,8 +134,8 @@ class Scaling:
         )
 
     def _seconds(self) -> dict[str, float]:
-        """How long a step of each size takes, measured on a few."""
-        found = {}
+        """Measured seconds per step of each size."""
+        seconds = {}
         with tempfile.TemporaryDirectory() as folder:
             for run in sizes_of(self.run, self.sweep):
                 trainer = self._trainer(run, Path(folder))
@@ -143,9 +143,9 @@ class Scaling:
                     if step == WARM:
                         began = self._now()
                     trainer.step(step)
-                found[f"{run.model.dim}x{run.model.layers}"] = (self._now() - began) / TIMED
+                seconds[f"{run.model.dim}x{run.model.layers}"] = (self._now() - began) / TIMED
                 trainer.close()
-        return found
+        return seconds
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -166,35 +166,37 @@ class Scaling:
         )
 
     def results(self) -> dict[str, float]:
-        """The losses of the runs that have ended, by name."""
-        found = _read_json(self.out / RESULTS) or {}
-        return {str(name): float(loss) for name, loss in found.items()}
+        """The losses of finished runs, by name."""
+        losses = _read_json(self.out / RESULTS) or {}
+        return {str(name): float(loss) for name, loss in losses.items()}
 
     def go(self) -> Findings:
-        """Train what is not trained yet, fit, predict, and train what was predicted."""
+        """Train the remaining runs, fit the laws, predict, and train the predicted run."""
         plan = self.plan
         with locked(self.out), Bar("sweep, of its seconds", self._worth(plan.runs)) as bar:
-            bar.first = self._worth(one for one in plan.runs if one.name in self.results())
-            for one in plan.fitted:
-                self._train_once(one, bar)
+            bar.first = self._worth(
+                planned for planned in plan.runs if planned.name in self.results()
+            )
+            for planned in plan.fitted:
+                self._train_once(planned, bar)
             self._predict(bar)
             self._train_once(plan.target, bar)
             measure(self.out, self.results()[plan.target.name])
         return self.findings()
 
     def _worth(self, runs: Iterable[Planned]) -> int:
-        """How much of the whole these runs are, by the time that was planned for them."""
-        return math.ceil(sum(one.seconds for one in runs))
+        """The planned seconds of these runs, as progress of the bar."""
+        return math.ceil(sum(planned.seconds for planned in runs))
 
     def _train_once(self, planned: Planned, bar: Bar) -> None:
         if planned.name in self.results():
             return
         self._train(planned)
         ended = self.results()
-        bar.update(self._worth(one for one in self.plan.runs if one.name in ended), planned.name)
+        bar.update(self._worth(run for run in self.plan.runs if run.name in ended), planned.name)
 
     def _train(self, planned: Planned) -> None:
-        """One run, into its folder; its loss is the validation at its last step."""
+        """Train one run in its folder; its result is the validation loss of its last step."""
         folder = self.out / planned.name
         make_folder(folder)
         with locked(folder):
@@ -215,20 +217,20 @@ class Scaling:
         longer = without_shortest(trained, target.parameters, target.tokens)
         but = "" if longer is None else f"; without the shortest runs {longer.value:.4f}"
         bar.say(
-            f"predicted for {target.flops / max(one.flops for one in trained):.1f} times the "
+            f"predicted for {target.flops / max(run.flops for run in trained):.1f} times the "
             f"compute: loss {made.loss:.4f}, {made.low:.4f} to {made.high:.4f} (made {made.made})"
             f"{but}"
         )
 
     def trained(self) -> tuple[Trained, ...]:
         results = self.results()
-        return tuple(Trained.of(one, results[one.name]) for one in self.plan.fitted)
+        return tuple(Trained.of(planned, results[planned.name]) for planned in self.plan.fitted)
 
     def findings(self) -> Findings:
         trained, made = self.trained(), read(self.out)
-        assert made is not None  # what has been trained was predicted
+        assert made is not None  # `go` predicts before it trains the target
         most, largest = max(t.tokens for t in trained), max(t.parameters for t in trained)
-        sizes = {one.parameters: one.token_flops for one in self.plan.runs}
+        sizes = {planned.parameters: planned.token_flops for planned in self.plan.runs}
         return Findings(
             trained,
             joint_fit(trained),
@@ -242,29 +244,29 @@ class Scaling:
 
 @lru_cache(maxsize=4)
 def joint_fit(trained: tuple[Trained, ...]) -> Fit:
-    """L(N, D) of these runs."""
-    causes = np.array([(one.parameters, one.tokens) for one in trained], dtype=float)
-    return fit(causes, np.array([one.loss for one in trained]))
+    """Fit L(N, D) to these runs."""
+    causes = np.array([(run.parameters, run.tokens) for run in trained], dtype=float)
+    return fit(causes, np.array([run.loss for run in trained]))
 
 
 def without_shortest(trained: tuple[Trained, ...], parameters: int, tokens: int) -> Band | None:
-    """What the runs predict but for the shortest of each size, where enough are left."""
-    amounts = sorted({one.tokens for one in trained})
-    left = tuple(one for one in trained if one.tokens > amounts[0])
-    if len(amounts) < 4 or len(left) <= 5:  # two amounts know no exponent, five runs no law
+    """The prediction without the shortest run of each size; None if too few runs remain."""
+    amounts = sorted({run.tokens for run in trained})
+    left = tuple(run for run in trained if run.tokens > amounts[0])
+    if len(amounts) < 4 or len(left) <= 5:  # too few to fit exponents
         return None
     return joint_fit(left).run(parameters, tokens)
 
 
 def _one_term(points: list[tuple[int, float]]) -> Fit | None:
-    if len(points) < 4:  # three numbers, and one point more
+    if len(points) < 4:  # one more than the three parameters
         return None
     causes, losses = zip(*points, strict=True)
     return fit(np.array(causes, dtype=float)[:, None], np.array(losses))
 
 
 def with_text(run: Run, out: Path) -> Run:
-    """The recipe; where it names no text, with the phrasebook's English, written once."""
+    """The recipe, with the phrasebook's English as its text if it does not set any."""
     assert isinstance(run.data, TextData)
     if run.data.folder or run.data.file:
         return run

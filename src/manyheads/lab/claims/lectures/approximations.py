@@ -1,4 +1,4 @@
-"""Approximate attention on look-ups over any distance: what it saves, and what it gets wrong."""
+"""Approximate attention on key–value look-ups over any distance: FLOPs saved and accuracy lost."""
 
 from statistics import fmean
 
@@ -22,15 +22,15 @@ STEPS, LARGE_STEPS = 150, 1000  # exact attention needs 100; far, 1,000 changed 
 VALUES, ROWS, TESTS = 8, 16, 8
 RATE = 1e-2  # of 0.003, 0.01 and 0.03, with another seed, none was better by 0.01 for any core
 KINDS = ("longformer", "linformer", "performer")
-TASKS = ("far", "near")  # where the answer is
+TASKS = ("far", "near")  # the distance to the answer
 LOST = 0.02
 
 
 def cores(length: int) -> dict[str, AttentionFunctionConfig]:
-    """Of the keys a query meets all, or of mixtures, features or a window about 1/8 and 1/4.
+    """Exact attention, and approximations whose rank, features or window are n/8 or n/4.
 
-    A window without global tokens cannot reach what is farther away than its layers' windows: of
-    far answers it can have no more than chance, 1/8.
+    A window without global tokens cannot reach farther than the sum of its layers' windows: on
+    far look-ups its accuracy is chance, 1/8.
     """
     few, more = length // 8, length // 4
     return {
@@ -45,7 +45,7 @@ def cores(length: int) -> dict[str, AttentionFunctionConfig]:
 
 
 def config_of(core: AttentionFunctionConfig, length: int) -> BertConfig:
-    """A key is a token, and the value beside it a segment; no places are needed to look one up."""
+    """A key is a token and its value a segment; a look-up needs no positions."""
     return BertConfig(
         vocab_size=length,
         dim=32,
@@ -61,48 +61,48 @@ def config_of(core: AttentionFunctionConfig, length: int) -> BertConfig:
 
 
 def flops(config: BertConfig) -> tuple[float, float]:
-    """Forward, of a token: all of attention but the four projections, and the whole model."""
-    found = summarize(config)
-    parts = found.flops["token"]
+    """Forward FLOPs per token: attention without its four projections, and the full model."""
+    summary = summarize(config)
+    parts = summary.flops["token"]
     attention = sum(count for part, count in parts.items() if part.startswith("attention"))
-    own = float(attention - config.layers * 2 * 4 * config.dim**2)
-    return own, float(found.forward_flops["token"])
+    attention_flops = float(attention - config.layers * 2 * 4 * config.dim**2)
+    return attention_flops, float(summary.forward_flops["token"])
 
 
 def texts(length: int, near: bool, random: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Tokens, segments, which places ask, and the values wanted there.
+    """Tokens, segments, the mask of query positions, and the values to predict there.
 
-    Keys with values come first, and then the same keys in another order, each of which asks for
-    its value; or, if `near`, one asks after each pair, for that or the one before.
+    Key–value pairs come first, then the same keys in another order, each as a query for its
+    value. If `near`, each pair is followed by a query for this pair or the one before.
     """
     pairs = length // 2
     keys = torch.rand(ROWS, length, generator=random).argsort(1)[:, :pairs]
     values = torch.randint(VALUES, (ROWS, pairs), generator=random)
     if near:
         back = torch.randint(2, (ROWS, pairs), generator=random)
-        asked = (torch.arange(pairs) - back).clamp(min=0)
+        targets = (torch.arange(pairs) - back).clamp(min=0)
     else:
-        asked = torch.rand(ROWS, pairs, generator=random).argsort(1)
+        targets = torch.rand(ROWS, pairs, generator=random).argsort(1)
     signs = torch.full_like(values, VALUES)
-    rows = [(keys, keys.gather(1, asked)), (values, signs), (signs < 0, signs > 0)]
+    rows = [(keys, keys.gather(1, targets)), (values, signs), (signs < 0, signs > 0)]
     axis = 2 if near else 1  # in turn, or one half after the other
     join = torch.stack if near else torch.cat
     tokens, segments, asks = (join(pair, dim=axis).flatten(1) for pair in rows)
-    return tokens, segments, asks, values.gather(1, asked)
+    return tokens, segments, asks, values.gather(1, targets)
 
 
 def accuracy(config: BertConfig, near: bool, steps: int, seed: int, device: torch.device) -> float:
-    """After training, on texts that were not seen."""
+    """The accuracy after training, on new texts."""
     torch.manual_seed(seed)
     model, random = config.build().to(device), torch.Generator().manual_seed(seed)
 
     def answers() -> tuple[torch.Tensor, torch.Tensor]:
         drawn = texts(config.max_length, near, random)
-        tokens, segments, asks, wanted = (x.to(device) for x in drawn)
+        tokens, segments, asks, labels = (x.to(device) for x in drawn)
         table = model.embedding.segment
         assert table is not None  # the settings ask for one
         hidden = model.hidden(tokens, segments=segments)[asks]
-        return F.linear(hidden, table.weight[:VALUES]), wanted.flatten()
+        return F.linear(hidden, table.weight[:VALUES]), labels.flatten()
 
     learn(
         model,
@@ -113,7 +113,7 @@ def accuracy(config: BertConfig, near: bool, steps: int, seed: int, device: torc
     )
     with torch.no_grad():
         tests = [answers() for _ in range(TESTS)]
-    return fmean(float((logits.argmax(-1) == wanted).float().mean()) for logits, wanted in tests)
+    return fmean(float((logits.argmax(-1) == labels).float().mean()) for logits, labels in tests)
 
 
 def measure(setting: Setting) -> Measured:
@@ -121,10 +121,10 @@ def measure(setting: Setting) -> Measured:
     steps = LARGE_STEPS if setting.large else STEPS
     numbers: dict[str, list[float]] = {}
     shares = {}
-    whole = flops(config_of(Fused(), length))
+    exact_flops = flops(config_of(Fused(), length))
     for name, core in cores(length).items():
         config = config_of(core, length)
-        shares[name] = tuple(a / b for a, b in zip(flops(config), whole, strict=True))
+        shares[name] = tuple(a / b for a, b in zip(flops(config), exact_flops, strict=True))
         for what, share in zip(("flops", "model flops"), shares[name], strict=True):
             numbers[f"{name} {what}"] = [share] * len(setting.seeds)
         for task in TASKS[:1] if name.endswith("large") else TASKS:
@@ -144,7 +144,7 @@ def measure(setting: Setting) -> Measured:
 
 
 def judge(measured: Measured) -> Judged:
-    told = measured.told
+    reported = measured.reported
     names = [f"{kind}, {size}" for kind in KINDS for size in ("small", "large")]
     cases = [(name, "far") for name in names] + [(f"{kind}, small", "near") for kind in KINDS]
     loses = {
@@ -153,12 +153,13 @@ def judge(measured: Measured) -> Judged:
     }
     sound = min(measured.mean(f"exact, {task}") for task in TASKS) >= 0.95
     saves = all(measured.most(f"{name} flops") < 1 for name in names)
-    far = "; ".join(_told(measured, kind) for kind in KINDS)
-    near = ", ".join(f"{kind} {told(f'{kind}, small, near')}" for kind in KINDS)
+    far = "; ".join(_summary(measured, kind) for kind in KINDS)
+    near = ", ".join(f"{kind} {reported(f'{kind}, small, near')}" for kind in KINDS)
     why = (
-        f"of far look-ups exact attention gets {told('exact, far')} right; {far} (a window cannot "
-        f"reach what is far, and chance is {1 / VALUES}); of near ones exact attention gets "
-        f"{told('exact, near')} right, and of the smaller ones {near}"
+        f"accuracy on far look-ups: exact attention {reported('exact, far')}; {far} (a window "
+        "cannot "
+        f"reach that far, and chance is {1 / VALUES}); on near look-ups: exact attention "
+        f"{reported('exact, near')}, the smaller approximations {near}"
     )
     if not sound or not saves or not any(loses.values()):
         return Judged("fails", why)
@@ -166,25 +167,27 @@ def judge(measured: Measured) -> Judged:
         f"{name} where the answer is {task}" for (name, task) in cases if not loses[name, task]
     ]
     if equal:
-        return Judged("depends", f"holds only for others than {listed(equal)}: {why}")
+        return Judged("depends", f"holds except for {listed(equal)}: {why}")
     return Judged("holds", why)
 
 
-def _told(measured: Measured, kind: str) -> str:
-    """What a kind gets right and what it costs, the smaller and the larger one."""
+def _summary(measured: Measured, kind: str) -> str:
+    """The accuracy and the FLOPs of the smaller and the larger approximation of a kind."""
     names = [f"{kind}, {size}" for size in ("small", "large")]
-    right = " and ".join(measured.told(f"{name}, far") for name in names)
-    own, whole = (
+    right = " and ".join(measured.reported(f"{name}, far") for name in names)
+    attention, model = (
         " and ".join(f"{measured.mean(f'{name} {what}'):.0%}" for name in names)
         for what in ("flops", "model flops")
     )
-    return f"{kind} {right} with {own} of the FLOPs of scores and mixing, {whole} of the model's"
+    return (
+        f"{kind} {right} with {attention} of the FLOPs of scores and mixing, {model} of the model's"
+    )
 
 
 CLAIM = Claim(
     sentence="Approximate attention (Longformer, Linformer, Performer) trades quality for fewer "
     "FLOPs.",
-    deck="000, 002, 003",
+    lectures="000, 002, 003",
     criterion="with fewer FLOPs of scores and mixing each loses at least 0.02 of accuracy in the "
     "mean on look-ups of which exact attention gets 0.95 right: at both sizes where the answer is "
     "far, and at the smaller one where it is near",

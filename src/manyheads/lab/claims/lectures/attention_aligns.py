@@ -1,10 +1,10 @@
-"""Cross-attention as alignment: which source word a head looks at, against the gold links.
+"""Cross-attention as alignment: the source word with the largest weight against the gold links.
 
-Translators of words of two kinds, which a target sorts: an LSTM with its one attention, and a
-Transformer, head by head. A head links each target word to the source word that it looks at most.
-One link a word on both sides, so that the alignment error 1 − 2 |A ∩ G| / (|A| + |G|) is the share
-of wrong links. It stands beside the best guess by places alone: where each place's word comes from
-most often.
+The translators are an LSTM with one attention and a Transformer, evaluated head by head; targets
+sort words of two kinds. A head links each target word to the source word with its largest weight.
+Each word has one link, so the alignment error rate 1 − 2 |A ∩ G| / (|A| + |G|) is the share of
+wrong links. The baseline is the best guess from positions only: the source position from which
+each target position's word comes most often.
 """
 
 import torch
@@ -17,7 +17,7 @@ from manyheads.models.capture import capture
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.nn.layers import EmbeddingConfig
 
-WORDS, LENGTHS, LENGTH, ROWS = 40, (4, 6, 8, 10), 8, 200  # aligned are rows of one length
+WORDS, LENGTHS, LENGTH, ROWS = 40, (4, 6, 8, 10), 8, 200  # alignments use LENGTH
 STEPS, LARGE_STEPS, POINTS = 900, 4000, 9
 RATES = {"LSTM": 1e-2, "Transformer": 3e-3}
 
@@ -40,7 +40,7 @@ def model_of(name: str, vocabulary: int) -> Rnn | Seq2Seq:
 
 @torch.no_grad()
 def errors(model: nn.Module, words: Words, seed: int) -> list[list[float]]:
-    """The alignment error of each layer and head on sentences drawn by a seed."""
+    """The alignment error of each layer and head on random sentences."""
     source, target, _ = words.sentences(ROWS, LENGTH, torch.Generator().manual_seed(seed))
     gold = words.places(source)[:, None, :LENGTH]
     with capture(model) as maps:
@@ -50,7 +50,7 @@ def errors(model: nn.Module, words: Words, seed: int) -> list[list[float]]:
 
 
 def place_error(words: Words, seed: int) -> float:
-    """The error of the best guess by places, which has seen many sentences of the length."""
+    """The error of the best guess from positions, estimated on many sentences of the length."""
     random = torch.Generator().manual_seed(seed)
     places = words.places(words.sentences(50 * ROWS, LENGTH, random)[0])[:, :LENGTH]
     counts = torch.stack([(places == place).sum(0) for place in range(LENGTH)])
@@ -60,18 +60,18 @@ def place_error(words: Words, seed: int) -> float:
 def trained(
     name: str, words: Words, seed: int, setting: Setting
 ) -> tuple[nn.Module, list[tuple[int, list[list[float]]]]]:
-    """A translator, and the errors of its heads at some steps of its training."""
+    """A trained translator, and the errors of its heads at some steps of the training."""
     torch.manual_seed(seed)
     model = model_of(name, words.vocabulary).to(setting.device)
     steps = LARGE_STEPS if setting.large else STEPS
-    found: list[tuple[int, list[list[float]]]] = []
+    history: list[tuple[int, list[list[float]]]] = []
 
     def watch(step: int) -> None:
         if step % max(1, steps // POINTS) == 0:
-            found.append((step, errors(model, words, seed=0)))
+            history.append((step, errors(model, words, seed=0)))
 
     teach(model, words, LENGTHS, steps=steps, rate=RATES[name], seed=seed, watch=watch)
-    return model, [*found, (steps, errors(model, words, seed=0))]
+    return model, [*history, (steps, errors(model, words, seed=0))]
 
 
 def measure(setting: Setting) -> Measured:
@@ -81,22 +81,22 @@ def measure(setting: Setting) -> Measured:
         words = Words.of(WORDS, seed, setting.device, kinds=2)
         values = {"places": place_error(words, seed)}
         for name in RATES:
-            model, found = trained(name, words, seed, setting)
-            last = found[-1][1]
+            model, history = trained(name, words, seed, setting)
+            last = history[-1][1]
             heads = [(i, j) for i, row in enumerate(last) for j in range(len(row))]
             best = min(heads, key=lambda head: last[head[0]][head[1]])
             tested = errors(model, words, seed=1)
-            values[f"{name}, untrained"] = min(map(min, found[0][1]))
+            values[f"{name}, untrained"] = min(map(min, history[0][1]))
             values[name] = tested[best[0]][best[1]]
             for i, row in enumerate(tested):
                 values[f"{name}, best of layer {i + 1}"] = min(row)
             if seed == setting.seeds[0]:
                 for i, j in heads:
-                    told = name if len(heads) == 1 else f"{name}, layer {i + 1}, head {j + 1}"
-                    lines[told] = [(step, rates[i][j]) for step, rates in found]
+                    label = name if len(heads) == 1 else f"{name}, layer {i + 1}, head {j + 1}"
+                    lines[label] = [(step, rates[i][j]) for step, rates in history]
         for key, value in values.items():
             numbers.setdefault(key, []).append(value)
-        lines.setdefault("places alone", [(x, values["places"]) for x, _ in found])
+        lines.setdefault("positions only", [(x, values["places"]) for x, _ in history])
     return Measured(numbers=numbers, lines=lines, across="steps", up="alignment error")
 
 
@@ -104,9 +104,9 @@ def judge(measured: Measured) -> Judged:
     guess = measured.mean("places")
     learned = [name for name in RATES if measured.most(name) <= guess / 2]
     blank = all(measured.least(f"{name}, untrained") > guess / 2 for name in RATES)
-    why = f"by places alone {guess:.2g} of the links are wrong; " + ", ".join(
-        f"{measured.told(name)} in the best head of the {name} "
-        f"({measured.told(f'{name}, untrained')} untrained)"
+    why = f"from positions only, {guess:.2g} of the links are wrong; " + ", ".join(
+        f"{measured.reported(name)} in the best head of the {name} "
+        f"({measured.reported(f'{name}, untrained')} untrained)"
         for name in RATES
     )
     if blank and len(learned) == len(RATES):
@@ -117,12 +117,12 @@ def judge(measured: Measured) -> Judged:
 
 
 CLAIM = Claim(
-    sentence="Attention learns to align: it comes to look at the source word that the next target "
-    "word translates, which nobody has told it.",
-    deck="001",
+    sentence="Attention learns to align: without supervision it comes to attend to the source word "
+    "that the next target word translates.",
+    lectures="001",
     criterion="with every seed the alignment error of the head that is best on other sentences is "
-    "at most half that of the best guess by places alone, in an LSTM and in a Transformer, and of "
-    "untrained ones more",
+    "at most half that of the best guess from positions only, in an LSTM and in a Transformer; "
+    "untrained heads have a larger error",
     measure=measure,
     judge=judge,
 )

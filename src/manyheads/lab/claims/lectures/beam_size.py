@@ -1,6 +1,7 @@
-"""Beam search: what is found as a beam grows, and what the length penalty is for.
+"""Beam search: BLEU and log P as the beam grows, and the effect of the length penalty.
 
-No deck says it: the paper searches so, and others found that wider beams do not help.
+No lecture makes this claim: the paper uses beam search, and others found that wider beams do not
+help.
 """
 
 from statistics import fmean
@@ -13,17 +14,21 @@ from manyheads.lab.claims.trial import Trial
 BEAMS = (1, 2, 4, 16)
 USUAL, WIDEST = 4, BEAMS[-1]
 PENALTY = 0.6  # the paper's
-MORE = 0.5  # BLEU that would be a better translation
+MORE = 0.5  # BLEU points that count as a better translation
 
 
 def searched(
     trial: Trial, corpus: Corpus, beam: int, penalty: float = 0.0
 ) -> tuple[float, float, float]:
-    """BLEU, log P a sentence, and tokens written for each token of the references."""
-    found = written(trial, corpus, beam, penalty)
-    wanted = sum(map(len, trial.opened.tokenizer.encode_batch(corpus.targets)))
-    likelihood = fmean(one.log_probability for one in found)
-    return bleu(trial, corpus, found), likelihood, sum(len(one.tokens) for one in found) / wanted
+    """BLEU, log P per sentence, and generated tokens per reference token."""
+    hypotheses = written(trial, corpus, beam, penalty)
+    reference_tokens = sum(map(len, trial.opened.tokenizer.encode_batch(corpus.targets)))
+    likelihood = fmean(hypothesis.log_probability for hypothesis in hypotheses)
+    return (
+        bleu(trial, corpus, hypotheses),
+        likelihood,
+        sum(len(hypothesis.tokens) for hypothesis in hypotheses) / reference_tokens,
+    )
 
 
 def measure(setting: Setting) -> Measured:
@@ -33,22 +38,22 @@ def measure(setting: Setting) -> Measured:
     for seed in setting.seeds:
         trial = translator(setting, seed)
         corpus = read(trial, "test")
-        found = {beam: searched(trial, corpus, beam) for beam in BEAMS}
+        results = {beam: searched(trial, corpus, beam) for beam in BEAMS}
         penalised = searched(trial, corpus, WIDEST, PENALTY)
-        scores = [found[beam][0] for beam in (1, USUAL, WIDEST)]
-        likelier = found[WIDEST][1] - found[1][1]
-        values = (*scores, likelier, found[WIDEST][2], penalised[2])
+        scores = [results[beam][0] for beam in (1, USUAL, WIDEST)]
+        likelier = results[WIDEST][1] - results[1][1]
+        values = (*scores, likelier, results[WIDEST][2], penalised[2])
         for name, value in zip(names, values, strict=True):
             numbers[name].append(value)
         for beam in BEAMS:
-            curves[beam].append(found[beam][0])
+            curves[beam].append(results[beam][0])
     lines = {"without a length penalty": [(beam, fmean(curves[beam])) for beam in BEAMS]}
     return Measured(numbers=numbers, lines=lines, across="beam", up="BLEU", logarithmic=("across",))
 
 
 def judge(measured: Measured) -> Judged:
     def grows(before: str, after: str) -> bool:
-        """With every seed."""
+        """True if it does with every seed."""
         pairs = zip(measured.numbers[before], measured.numbers[after], strict=True)
         return all(first < second for first, second in pairs)
 
@@ -56,28 +61,27 @@ def judge(measured: Measured) -> Judged:
     more = measured.mean(widest) - measured.mean(usual)
     parts = {
         "a beam is better than none": grows("greedy", usual),
-        "a wide one finds what is likelier": measured.least("likelier") > 0,
-        "a wide one finds nothing better": more <= MORE,
+        "a wide beam finds likelier translations": measured.least("likelier") > 0,
+        "a wide beam finds no better ones": more <= MORE,
         "the length penalty lengthens": grows("length", "penalised length"),
     }
     why = (
-        f"BLEU {measured.told('greedy')} greedy, {measured.told(usual)} with {usual}, "
-        f"{measured.told(widest)} with {widest} ({more:+.2f}), whose translations are "
-        f"{measured.told('likelier')} nats likelier than the greedy ones, and "
-        f"{measured.told('length')} times as long as the references "
-        f"({measured.told('penalised length')} with the length penalty)"
+        f"BLEU {measured.reported('greedy')} greedy, {measured.reported(usual)} with {usual}, "
+        f"{measured.reported(widest)} with {widest} ({more:+.2f}), whose translations are "
+        f"{measured.reported('likelier')} nats likelier than the greedy ones, and "
+        f"{measured.reported('length')} times as long as the references "
+        f"({measured.reported('penalised length')} with the length penalty)"
     )
     return in_parts(parts, why, needed=["a beam is better than none"])
 
 
 CLAIM = Claim(
-    sentence="Beam search translates better than taking the likeliest token each time; a still "
-    "wider beam finds likelier translations and not better ones, and a length penalty keeps them "
-    "from growing short.",
-    deck="none",
-    criterion="with every seed BLEU of beam 4 above that of greedy, log P of beam 16 above that of "
-    "greedy, and beam 16 longer with a penalty of 0.6 than with none; in the mean BLEU of beam 16 "
-    "at most 0.5 above that of beam 4",
+    sentence="Beam search translates better than greedy search; a still wider beam finds likelier "
+    "translations but not better ones, and a length penalty keeps them from becoming short.",
+    lectures="none",
+    criterion="with every seed BLEU of beam 4 is above that of greedy search, log P of beam 16 is "
+    "above that of greedy search, and beam 16 generates more tokens with a penalty of 0.6 than "
+    "without; on average BLEU of beam 16 is at most 0.5 above that of beam 4",
     measure=measure,
     judge=judge,
 )

@@ -38,9 +38,9 @@ class Task:
 
 
 def german_words(pairs: list[Pair], rows: Rows) -> tuple[Rows, int]:
-    """For each English word the first German word that it is aligned with; how many there are.
+    """For each English word the first German word aligned with it, and the number of classes.
 
-    It hangs on the word and on all around it: "the" is der, die, das, den, dem or des.
+    It depends on the word and its context: "the" is der, die, das, den, dem or des.
     """
     numbers: dict[str, int] = {}
     labels = torch.full_like(rows, UNLABELLED)
@@ -52,9 +52,9 @@ def german_words(pairs: list[Pair], rows: Rows) -> tuple[Rows, int]:
 
 
 def last_german_word(pairs: list[Pair], rows: Rows) -> tuple[Rows, int]:
-    """For each sentence the last word of the German one, asked for at its final mark.
+    """For each sentence the last German word, predicted at the final punctuation mark.
 
-    There a reader from the left has seen all of it.
+    At that position a causal model has seen the complete sentence.
     """
     numbers: dict[str, int] = {}
     labels = torch.full_like(rows, UNLABELLED)
@@ -70,12 +70,12 @@ def tasks(size: Size) -> tuple[dict[str, Task], int]:
     pairs = short("train", TRAIN_PAIRS + TEST_PAIRS, size.longest)
     vocabulary = Vocabulary.of(pairs)
     rows = vocabulary.rows(pairs, size.longest)
-    found = {}
+    by_name = {}
     for name, label in (("words", german_words), ("texts", last_german_word)):
         labels, classes = label(pairs, rows)
-        whole = Labelled(rows, labels)
-        found[name] = Task(whole[:TRAIN_PAIRS], whole[TRAIN_PAIRS:], classes)
-    return found, len(vocabulary)
+        data = Labelled(rows, labels)
+        by_name[name] = Task(data[:TRAIN_PAIRS], data[TRAIN_PAIRS:], classes)
+    return by_name, len(vocabulary)
 
 
 def reader(both: bool, words: int, size: Size, seed: int) -> Bert | Gpt:
@@ -97,9 +97,9 @@ def reader(both: bool, words: int, size: Size, seed: int) -> Bert | Gpt:
 
 def measure(setting: Setting) -> Measured:
     size = LARGE if setting.large else SMALL
-    found, words = tasks(size)
+    by_name, words = tasks(size)
     numbers: dict[str, list[float]] = {}
-    for name, task in found.items():
+    for name, task in by_name.items():
         for side in ("both", "causal"):
             numbers[f"{name} {side}"] = []
             for seed in setting.seeds:
@@ -112,8 +112,8 @@ def measure(setting: Setting) -> Measured:
 
 def judge(measured: Measured) -> Judged:
     why = "; ".join(
-        f"{name}: {measured.told(f'{name} both')} right with both directions, "
-        f"{measured.told(f'{name} causal')} from the left alone"
+        f"{name}: {measured.reported(f'{name} both')} right with both directions, "
+        f"{measured.reported(f'{name} causal')} with a causal mask"
         for name in ("words", "texts")
     )
     leads = {
@@ -131,9 +131,9 @@ def judge(measured: Measured) -> Judged:
 CLAIM = Claim(
     sentence="An encoder that reads in both directions classifies better than a causal one of the "
     "same size: it can use what comes later.",
-    deck="000",
-    criterion="at least 2 points of accuracy ahead, both where each word is given a label (its "
-    "German word) and where a whole sentence is, read from its last place (the last German word)",
+    lectures="000",
+    criterion="at least 2 points of accuracy ahead, both in labelling each word (with its German "
+    "word) and in labelling a sentence from its last position (with the last German word)",
     measure=measure,
     judge=judge,
 )

@@ -52,17 +52,17 @@ def by_depth(
     sight, position = make_mask(full, LENGTH, device=setting.device), model.encoder.position
     with torch.no_grad(), nullcontext() if residual else without_residuals(model):
         x = model.embedding(model.tokens, tokens, position, sight.query_positions)
-        found = [apart(x)]
+        distances = [apart(x)]
         for block in model.encoder.blocks:
             assert isinstance(block, Block)
             x = block.attention_residual(x, lambda y, b=block: b.attention(y, sight, position))
             x = block.feedforward_residual(x, block.feedforward) if feedforward else x
-            found.append(apart(x))
-    return found
+            distances.append(apart(x))
+    return distances
 
 
 def measure(setting: Setting) -> Measured:
-    found = {
+    curves_by_kind = {
         kind: [
             by_depth(setting, seed, feedforward=feedforward, residual=residual, scale=scale)
             for seed in setting.seeds
@@ -74,13 +74,13 @@ def measure(setting: Setting) -> Measured:
             (depth, max(FLOOR, sum(at) / len(at)))
             for depth, at in enumerate(zip(*curves, strict=True))
         ]
-        for kind, curves in found.items()
+        for kind, curves in curves_by_kind.items()
     }
     return Measured(
-        numbers={kind: [curve[-1] for curve in curves] for kind, curves in found.items()},
+        numbers={kind: [curve[-1] for curve in curves] for kind, curves in curves_by_kind.items()},
         lines=lines,
         across="layers",
-        up="what tells words apart, as a share",
+        up="remaining difference between words, as a share",
         logarithmic=("up",),
     )
 
@@ -89,31 +89,30 @@ def judge(measured: Measured) -> Judged:
     averaged = max(measured.most("attention"), measured.most("sharp attention")) < 0.01
     ends = {kind: measured.least(f"with {kind}") > 0.1 for kind in ENDS}
     why = (
-        f"of what tells words apart {LAYERS} layers of attention leave "
-        f"{measured.told('attention')} ({measured.told('sharp attention')} where it is sharp), "
-        f"{measured.told('with feed-forward')} with a feed-forward after each, "
-        f"{measured.told('with residuals')} with residual connections and no feed-forward, "
-        f"{measured.told('with both')} with both"
+        f"of the differences between words {LAYERS} layers of attention leave "
+        f"{measured.reported('attention')} ({measured.reported('sharp attention')} where it is "
+        "sharp), "
+        f"{measured.reported('with feed-forward')} with a feed-forward after each, "
+        f"{measured.reported('with residuals')} with residual connections and no feed-forward, "
+        f"{measured.reported('with both')} with both"
     )
     if averaged and ends["feed-forward"]:
         return Judged("holds", why)
     if averaged and ends["residuals"]:
-        only = (
-            "attention alone, which averages; residual connections end that, not the feed-forward"
-        )
-        return Judged("depends", f"holds only of {only}: {why}")
+        only = "pure attention, which averages: residual connections end that, not the feed-forward"
+        return Judged("depends", f"holds only for {only}: {why}")
     if averaged and ends["both"]:
-        return Judged("depends", f"holds only where there are residual connections too: {why}")
+        return Judged("depends", f"holds only with residual connections in addition: {why}")
     return Judged("fails", why)
 
 
 CLAIM = Claim(
-    sentence="Layers of attention alone only average again, so that the words of a text grow alike "
-    "with depth; a feed-forward after each ends that.",
-    deck="001, 002",
-    criterion="with weights as they begin, 12 layers of attention, also of sharp attention, leave "
-    "less than 1 % of what tells words apart, with a feed-forward more than 10 %; it depends where "
-    "residual connections end the averaging and a feed-forward does not, or only both do",
+    sentence="Layers of pure attention only average, so that the words of a text become alike with "
+    "depth; a feed-forward network after each layer prevents that.",
+    lectures="001, 002",
+    criterion="with untrained weights, 12 layers of attention, also of sharp attention, leave less "
+    "than 1 % of the differences between words, with a feed-forward more than 10 %; it depends if "
+    "residual connections prevent the averaging and a feed-forward does not, or only both do",
     measure=measure,
     judge=judge,
 )

@@ -1,10 +1,11 @@
-"""How a query meets a key, in five forms: what each learns in equal steps, and what it costs.
+"""Five attention score functions: accuracy after equal steps, and time.
 
-A decoder asks its encoder for the word to translate, in a Transformer, whose queries and keys are
-projected first, and in an LSTM, where bare states meet.
+The score functions are used in the cross-attention of a Transformer, which projects queries and
+keys, and of an LSTM, which scores its states directly.
 
-Deck 002 has the five forms, and a reduced rank to save time; the rest is the paper's, which finds
-the dot product much faster than the additive form and, once scaled, no worse.
+Sydney COMP 4446/5046, *Lecture 7: Models – Transformer*, has the five forms, and a reduced rank to
+save time. The rest is the paper's, which finds the dot product much faster than the additive form
+and, once scaled, no worse.
 """
 
 from functools import partial
@@ -28,12 +29,12 @@ SCORES: dict[str, ScoreConfig] = {
 }
 WORDS, DIM, LENGTHS = 40, 64, (2, 4, 6, 8)
 STEPS, LARGE_STEPS = 300, 3000
-# The best for the scaled dot product of 1e-3, 3e-3, 1e-2 and of 3e-3, 1e-2, 2e-2; no other form
-# was better by over 0.03 at another of them.
+# The best rate of the scaled dot product, of 1e-3, 3e-3, 1e-2 and of 3e-3, 1e-2, 2e-2. No other
+# form gained more than 0.03 at another of these rates.
 RATES = {"Transformer": 3e-3, "LSTM": 1e-2}
 NEAR = 0.02
-# A score's own cost: rows, places and channels of what meets, and how often it is timed.
-MEETING, ROUNDS = (4, 64, 256), 5
+# The timed call of a score function: rows, positions and channels; and the number of rounds.
+TIMED_SHAPE, ROUNDS = (4, 64, 256), 5
 
 
 def model_of(name: str, vocabulary: int, score: ScoreConfig) -> Seq2Seq | Rnn:
@@ -57,7 +58,7 @@ def model_of(name: str, vocabulary: int, score: ScoreConfig) -> Seq2Seq | Rnn:
 
 
 def taught(name: str, kind: str, seed: int, setting: Setting) -> tuple[float, list[float]]:
-    """The share of words that are right in the end, and the losses on the way."""
+    """The final accuracy and the training losses."""
     torch.manual_seed(seed)
     words = Words.of(WORDS, seed, setting.device)
     model = model_of(name, words.vocabulary, SCORES[kind]).to(setting.device)
@@ -71,10 +72,10 @@ def passes(score: Score, q: Tensor, k: Tensor) -> None:
 
 
 def costs(seed: int, setting: Setting) -> dict[str, float]:
-    """Seconds of each score, forwards and back, beside those of the scaled dot product."""
+    """Time of each score, forward and backward, relative to the scaled dot product."""
     torch.manual_seed(seed)
-    rows, places, channels = MEETING
-    shape = rows, 1, places, channels
+    rows, length, channels = TIMED_SHAPE
+    shape = rows, 1, length, channels
     q, k = (torch.randn(shape, device=setting.device, requires_grad=True) for _ in range(2))
     built = {kind: score.build(1, channels).to(setting.device) for kind, score in SCORES.items()}
     acts = {kind: partial(passes, score, q, k) for kind, score in built.items()}
@@ -98,8 +99,8 @@ def measure(setting: Setting) -> Measured:
 
 
 def judge(measured: Measured) -> Judged:
-    def told(group: str) -> str:
-        return ", ".join(f"{kind} {measured.told(f'{group}, {kind}')}" for kind in SCORES)
+    def reported(group: str) -> str:
+        return ", ".join(f"{kind} {measured.reported(f'{group}, {kind}')}" for kind in SCORES)
 
     def as_good(name: str) -> bool:
         best = max(measured.mean(f"{name}, {kind}") for kind in SCORES)
@@ -112,28 +113,28 @@ def judge(measured: Measured) -> Judged:
         for name in RATES
     }
     costs = {
-        "the additive form is the dearest": additive > max(2, *others),
+        "the additive form is the slowest": additive > max(2, *others),
         "a reduced rank makes the bilinear form cheaper": (
             measured.mean("time, reduced-rank") < measured.mean("time, bilinear")
         ),
     }
     why = "; ".join(
         [
-            *(f"share of words right in the {name}: {told(name)}" for name in RATES),
-            f"time, in times that of the scaled dot product: {told('time')}",
+            *(f"accuracy in the {name}: {reported(name)}" for name in RATES),
+            f"time relative to the scaled dot product: {reported('time')}",
         ]
     )
     return in_parts(parts | costs, why, needed=list(costs))
 
 
 CLAIM = Claim(
-    sentence="Of the five forms of a score the scaled dot product learns as well as any, and the "
-    "additive form is the dearest, as the paper has it; a reduced rank makes the bilinear form "
+    sentence="Among five score functions the scaled dot product learns as well as any, and the "
+    "additive form is the slowest, as the paper says; a reduced rank makes the bilinear form "
     "cheaper.",
-    deck="002",
-    criterion="after equal steps the mean share of words right is within 0.02 of the best form's, "
-    "in a Transformer and in an LSTM; the additive form takes more time than every other and over "
-    "twice that of the scaled dot product, a reduced rank in the mean less than the bilinear form",
+    lectures="002",
+    criterion="after equal steps the mean accuracy is within 0.02 of the best form's, in a "
+    "Transformer and in an LSTM; the additive form takes more time than every other and over twice "
+    "that of the scaled dot product, a reduced rank on average less than the bilinear form",
     measure=measure,
     judge=judge,
 )

@@ -1,7 +1,7 @@
-"""Label smoothing: what a model gains and loses that is never asked to be certain.
+"""Label smoothing: its effect on BLEU and on perplexity.
 
-Two are trained alike, but for the ε of q = (1 − ε) one-hot + ε / V, what they should predict.
-No deck says it, but the paper does.
+Two models are trained alike except for the ε of the target distribution
+q = (1 − ε) one-hot + ε / V. No lecture makes this claim; the paper does.
 """
 
 import math
@@ -36,19 +36,21 @@ def judge(measured: Measured) -> Judged:
 
     better, worse = min(gains("BLEU")) > 0, min(gains("perplexity")) > 0
     why = (
-        f"BLEU {measured.told('smoothed BLEU')} with smoothing and "
-        f"{measured.told('plain BLEU')} without, perplexity "
-        f"{measured.told('smoothed perplexity')} and {measured.told('plain perplexity')}"
+        f"BLEU {measured.reported('smoothed BLEU')} with smoothing and "
+        f"{measured.reported('plain BLEU')} without, perplexity "
+        f"{measured.reported('smoothed perplexity')} and {measured.reported('plain perplexity')}"
     )
     if worse and not better:
-        return Judged("depends", f"holds only for perplexity, BLEU not with every seed: {why}")
+        return Judged(
+            "depends", f"holds for perplexity, but BLEU does not improve with every seed: {why}"
+        )
     return Judged("holds" if better and worse else "fails", why)
 
 
 CLAIM = Claim(
-    sentence="Label smoothing makes a translator better by BLEU, although it makes the perplexity "
-    "worse, says the paper.",
-    deck="none",
+    sentence="Label smoothing improves the BLEU of a translator although it makes the perplexity "
+    "worse, as the paper says.",
+    lectures="none",
     criterion="with ε = 0.1 both the BLEU of greedy translations and the perplexity, of the same "
     "test sentences, are higher than without, with every seed",
     measure=measure,

@@ -1,4 +1,4 @@
-"""Layer norm and the steps that a training takes."""
+"""Layer normalisation and the number of training steps to reach a loss."""
 
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,12 +15,12 @@ from manyheads.nn.layers import Residual
 SENTENCES, ROWS, LENGTH, DIM = 3000, 16, 16, 32
 WARMUP, LARGER = 20, 4
 FASTER = 0.75
-LEARNED = 0.5  # nats below the entropy of single words: less is no training to compare with
+LEARNED = 0.5  # nats below the unigram entropy; a model that gains less has not trained
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack, how long it is trained, and rates around its best."""
+    """A stack, its training steps, and learning rates around its best."""
 
     layers: int
     steps: int
@@ -42,7 +42,7 @@ CASES = {
 
 
 def unnormed(model: Gpt) -> Gpt:
-    """The same model with every norm taken out."""
+    """Remove every norm of the model."""
     for part in model.modules():
         if isinstance(part, Residual):
             part.norm = nn.Identity()
@@ -61,7 +61,7 @@ def losses(setting: Setting, text: Phrases, stack: Stack, rate: float, seed: int
 
 
 def steps_to(losses: Curve, target: float) -> int:
-    """The first step after which a tenth of the training has had a mean as low as the target."""
+    """The first step at which the mean over the last tenth of the training reaches the target."""
     span = max(1, len(losses) // 10)
     for step in range(span, len(losses)):
         if fmean(losses[step - span : step]) <= target:
@@ -70,7 +70,7 @@ def steps_to(losses: Curve, target: float) -> int:
 
 
 def share(normed: Curve, plain: Curve) -> float:
-    """Steps with norms for one without, to the lowest loss that both come to."""
+    """Steps with norms per step without, to the lowest loss that both reach."""
     target = max(ended(normed), ended(plain))
     return steps_to(normed, target) / steps_to(plain, target)
 
@@ -85,11 +85,11 @@ def measure(setting: Setting) -> Measured:
         return tuned(partial(losses, setting, text, stack), stack.rates, setting.seeds)[1]
 
     for name, stacks in CASES.items():
-        found = [trained(stack) for stack in stacks]
-        pairs = list(zip(*found, strict=True))
+        curves_by_kind = [trained(stack) for stack in stacks]
+        pairs = list(zip(*curves_by_kind, strict=True))
         if all(ended(curve) <= text.entropy - LEARNED for pair in pairs for curve in pair):
             numbers[f"{name}, steps"] = [share(normed, plain) for normed, plain in pairs]
-        for kind, curves in zip(KINDS, found, strict=True):
+        for kind, curves in zip(KINDS, curves_by_kind, strict=True):
             numbers[f"{name}, loss {kind}"] = [ended(curve) for curve in curves]
             lines[f"{name}, {kind} norms"] = stretches(curves[0])
     return Measured(
@@ -107,34 +107,33 @@ def judge(measured: Measured) -> Judged:
     both = [name for name in CASES if all(trains[name, kind] for kind in KINDS)]
     never = [name for name in CASES if trains[name, "with"] and not trains[name, "without"]]
     faster = [name for name in both if measured.most(f"{name}, steps") <= FASTER]
-    why = "; ".join(_told(measured, name, name in both) for name in CASES)
-    why += f" (the entropy of single words is {measured.told('entropy')} nats)"
+    why = "; ".join(_summary(measured, name, name in both) for name in CASES)
+    why += f" (the unigram entropy is {measured.reported('entropy')} nats)"
     if len(faster) == len(CASES):
         return Judged("holds", why)
     parts = [f"norms are faster with {listed(faster)}"] if faster else []
-    parts += [f"without norms there is no training with {listed(never)}"] if never else []
+    parts += [f"models without norms do not train with {listed(never)}"] if never else []
     if not parts:
         return Judged("fails", why)
-    return Judged("depends", f"holds only in this, that {' and that '.join(parts)}: {why}")
+    return Judged("depends", f"only part of it holds: {listed(parts)}; {why}")
 
 
-def _told(measured: Measured, name: str, both: bool) -> str:
-    steps = "there are no steps to compare"
+def _summary(measured: Measured, name: str, both: bool) -> str:
+    steps = "steps cannot be compared"
     if both:
-        share = measured.told(f"{name}, steps")
+        share = measured.reported(f"{name}, steps")
         steps = f"norms take {share} of the steps without, to the loss that both reach"
-    end, other = (measured.told(f"{name}, loss {kind}") for kind in KINDS)
+    end, other = (measured.reported(f"{name}, loss {kind}") for kind in KINDS)
     return f"with {name}, {steps}, and in the end the loss is {end} nats, without norms {other}"
 
 
 CLAIM = Claim(
     sentence="Layer normalisation makes a model train faster.",
-    deck="000, 001",
+    lectures="000, 001",
     criterion="with layer norms the loss that both models reach takes at most three quarters of "
-    "the steps, each at its best rate, in every seed: with 2 layers, with 8, and with 8 whose "
-    "weights are small at first where there are no norms; steps are compared where both end 0.5 "
-    "nats or more below the entropy of single words, and it depends where only the stack with "
-    "norms does",
+    "the steps, each at its best rate, in every seed: with 2 layers, with 8, and with 8 and a "
+    "smaller initialisation without norms; steps are compared if both end 0.5 nats or more below "
+    "the unigram entropy, and it depends if only the stack with norms does",
     measure=measure,
     judge=judge,
 )

@@ -1,4 +1,4 @@
-"""BERT's 80/10/10 against masks alone: what is known of words that stand there for all to see."""
+"""BERT's 80/10/10 masking against 100 % masks: how well states of unmasked words can be probed."""
 
 import numpy as np
 import torch
@@ -29,18 +29,18 @@ RECIPES = {"80/10/10": Masked(), "masks alone": Masked(mask_fraction=1.0, random
 READINGS = ("word", "sense", "tuned")
 POINTS = 0.01
 TEXTS, TEST_TEXTS = 8000, 500
-WORD_TEXTS, SENSE_TEXTS = 100, 32  # with labels: few enough to leave room for a difference
+WORD_TEXTS, SENSE_TEXTS = 100, 32  # labelled texts: few, so that accuracies can differ
 PROBE_STEPS, PROBE_RATE, TUNING_STEPS, TUNING_RATE = 300, 1e-2, 100, 1e-3
 SMALL = Size(dim=64, layers=2, longest=16, rows=64, steps=300, rate=5e-3)
 LARGE = Size(dim=256, layers=4, longest=16, rows=256, steps=2000, rate=1e-3)
 
 
 def read_off(model: Bert, seen: Labelled, new: Labelled, seed: int) -> float:
-    """The share of new labels that a linear layer finds, learned on the states as they are."""
+    """The accuracy on new texts of a linear probe, trained on the frozen states."""
     with torch.no_grad():
-        (states, labels), (others, wanted) = (labelled_states(model, x) for x in (seen, new))
+        (states, labels), (others, expected) = (labelled_states(model, x) for x in (seen, new))
     torch.manual_seed(seed)
-    classes = int(max(labels.max(), wanted.max())) + 1
+    classes = int(max(labels.max(), expected.max())) + 1
     probe = nn.Linear(states.shape[-1], classes).to(states.device)
     random = np.random.default_rng(seed)
 
@@ -49,11 +49,11 @@ def read_off(model: Bert, seen: Labelled, new: Labelled, seed: int) -> float:
         return F.cross_entropy(probe(states[chosen]), labels[chosen])
 
     learn(probe, loss_of, steps=PROBE_STEPS, rate=PROBE_RATE)
-    return float((probe(others).argmax(-1) == wanted).float().mean())
+    return float((probe(others).argmax(-1) == expected).float().mean())
 
 
 def readings(recipe: Masked, size: Size, seed: int, device: torch.device) -> dict[str, float]:
-    """What unmasked words' states tell: which word it is, and in which of its two senses."""
+    """Accuracies of probes on unmasked words' states: the word, and which of its two senses."""
     language, random = Topics(seed=seed), np.random.default_rng(seed)
     rows, topics = language.draw(TEXTS, random)
     new, new_topics = language.draw(TEST_TEXTS, random)
@@ -70,25 +70,25 @@ def readings(recipe: Masked, size: Size, seed: int, device: torch.device) -> dic
     hidden = hidden_words(new, language.words, RECIPES["masks alone"], np.random.default_rng(seed))
     with torch.no_grad():
         loss = float(masked_loss(model, new, *hidden))
-    found = {
+    values = {
         "loss": loss,
         "word": read_off(model, words(rows[:WORD_TEXTS]), words(new), seed),
         "sense": read_off(model, sense, new_sense, seed),
     }
     tuned = Labeller(model, language.topics).to(device)
     tuned.fit(sense, batch=32, steps=TUNING_STEPS, rate=TUNING_RATE, seed=seed)
-    return {**found, "tuned": tuned.accuracy(new_sense)}
+    return {**values, "tuned": tuned.accuracy(new_sense)}
 
 
 def measure(setting: Setting) -> Measured:
     size = LARGE if setting.large else SMALL
-    found = {
+    by_recipe = {
         name: [readings(recipe, size, seed, setting.device) for seed in setting.seeds]
         for name, recipe in RECIPES.items()
     }
     numbers = {
         f"{reading}, {name}": [one[reading] for one in each]
-        for name, each in found.items()
+        for name, each in by_recipe.items()
         for reading in (*READINGS, "loss")
     }
     return Measured(numbers=numbers)
@@ -96,7 +96,7 @@ def measure(setting: Setting) -> Measured:
 
 def judge(measured: Measured) -> Judged:
     ours, theirs = RECIPES
-    told = {
+    titles = {
         "word": "which word it is",
         "sense": "which sense it has",
         "tuned": "which sense, after fine-tuning",
@@ -106,11 +106,11 @@ def judge(measured: Measured) -> Judged:
         for reading in READINGS
     }
     why = "; ".join(
-        f"{told[reading]}: {measured.told(f'{reading}, {ours}')} right with {ours}, "
-        f"{measured.told(f'{reading}, {theirs}')} with {theirs}"
+        f"{titles[reading]}: {measured.reported(f'{reading}, {ours}')} right with {ours}, "
+        f"{measured.reported(f'{reading}, {theirs}')} with {theirs}"
         for reading in READINGS
     )
-    ahead = [told[reading] for reading in READINGS if leads[reading] >= POINTS]
+    ahead = [titles[reading] for reading in READINGS if leads[reading] >= POINTS]
     if not ahead:
         return Judged("fails", why)
     if len(ahead) < len(READINGS):
@@ -119,12 +119,12 @@ def judge(measured: Measured) -> Judged:
 
 
 CLAIM = Claim(
-    sentence="Of the words that it has to predict BERT masks 80 %, replaces 10 % and leaves 10 %: "
-    "that keeps the states of words that are not masked strong, and no masks are seen later.",
-    deck="000",
-    criterion="on texts without masks 80/10/10 is at least 1 point of accuracy ahead of masks "
-    "alone: in reading from an unmasked word's state which word it is, and in which of its senses, "
-    "and in that again after fine-tuning",
+    sentence="BERT masks 80 % of the words that it has to predict, replaces 10 % and leaves 10 %: "
+    "this gives good states of unmasked words, as fine-tuning sees no masks.",
+    lectures="000",
+    criterion="on texts without masks 80/10/10 is at least 1 point of accuracy ahead of 100 % "
+    "masks: in predicting from an unmasked word's state the word, its sense, and its sense after "
+    "fine-tuning",
     measure=measure,
     judge=judge,
 )

@@ -1,4 +1,4 @@
-"""Masked self-attention: every place of a text is trained in one pass, and none sees its future."""
+"""Causal self-attention: one pass trains all positions of a text, and none sees its future."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def model_of(length: int, seed: int) -> Gpt:
 
 
 def losses(model: Gpt, tokens: torch.Tensor, *, at_once: bool) -> torch.Tensor:
-    """−log P of each token after the first, by one pass or by a pass for each beginning."""
+    """−log P of each token after the first, by one pass or by a pass for each prefix."""
     if at_once:
         logits = model(tokens[:, :-1])
     else:
@@ -48,15 +48,15 @@ def measure(setting: Setting) -> Measured:
 
 
 def passes(model: Gpt, tokens: torch.Tensor, *, at_once: bool) -> list[torch.Tensor]:
-    """Losses, and the gradient of their sum."""
-    found = losses(model, tokens, at_once=at_once)
-    return [found, *torch.autograd.grad(found.sum(), list(model.parameters()))]
+    """The losses, and the gradient of their sum."""
+    per_token = losses(model, tokens, at_once=at_once)
+    return [per_token, *torch.autograd.grad(per_token.sum(), list(model.parameters()))]
 
 
 def leak(model: Gpt, vectors: torch.Tensor) -> float:
-    """The greatest slope of a state, in a random direction, by any later word vector.
+    """The largest gradient of a state, in a random direction, with respect to a later word vector.
 
-    Random: along (1, …, 1) a state after a layer norm does not change, whatever it has seen.
+    Random, because a layer norm makes a state constant along (1, …, 1).
     """
     worst = 0.0
     tokens = torch.zeros(vectors.shape[:2], dtype=torch.long, device=vectors.device)
@@ -78,17 +78,17 @@ def judge(measured: Measured) -> Judged:
         measured.most("apart") < 1e-9
         and measured.most("leak") == 0
         and measured.least("faster") > 3,
-        f"one pass gives the losses and gradients of a pass for each beginning to "
-        f"{measured.told('apart')} and is {measured.told('faster')} times as fast; the greatest "
-        f"slope of a state by a later word is {measured.told('leak')}",
+        f"one pass gives the losses and gradients of a pass for each prefix to within "
+        f"{measured.reported('apart')} and is {measured.reported('faster')} times as fast; the "
+        f"largest gradient of a state with respect to a later word is {measured.reported('leak')}",
     )
 
 
 CLAIM = Claim(
-    sentence="A causal mask lets all places of a text be trained in one pass, with what a pass for "
-    "each beginning would give, and lets nothing leak from the future.",
-    deck="002, 003, 004",
-    criterion="losses and gradients equal to 1e-9 in float64, no slope at all with respect to "
+    sentence="With a causal mask one pass trains all positions of a text, with the results of a "
+    "pass for each prefix, and nothing leaks from the future.",
+    lectures="002, 003, 004",
+    criterion="losses and gradients equal to 1e-9 in float64, a gradient of zero with respect to "
     "later words, at least three times as fast",
     measure=measure,
     judge=judge,

@@ -1,4 +1,4 @@
-"""Attention without positions: an unordered set goes in, the same set comes out."""
+"""Attention without positions is equivariant to permutations of the words."""
 
 import torch
 
@@ -23,7 +23,7 @@ SCHEMES: tuple[PositionConfig, ...] = (
 
 
 def moved(position: PositionConfig, seed: int) -> float:
-    """How far f(π x) is from π f(x), as a share of the size of f(x)."""
+    """‖f(π x) − π f(x)‖ / ‖f(x)‖ for a random permutation π."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=VOCABULARY,
@@ -54,15 +54,15 @@ def judge(measured: Measured) -> Judged:
     nearest = min(others, key=lambda name: others[name])
     return holds_if(
         measured.most("none") < 1e-12 and others[nearest] > 1e-2,
-        f"shuffled words change an encoder without positions by {measured.told('none')} of its "
+        f"shuffled words change an encoder without positions by {measured.reported('none')} of its "
         f"states; with positions by {others[nearest]:.2g} ({nearest}) or more",
     )
 
 
 CLAIM = Claim(
     sentence="Without positions attention treats a text as an unordered set: shuffling the words "
-    "shuffles the states and changes nothing else. Every position scheme ends that.",
-    deck="001, 002, 003",
+    "shuffles the states and changes nothing else. Every position scheme changes that.",
+    lectures="001, 002, 003",
     criterion="without positions the difference is rounding (below 1e-12 in float64), with any "
     "scheme above 1 % of the states",
     measure=measure,

@@ -16,15 +16,15 @@ from manyheads.models.gpt import GptConfig
 
 VOCABULARY = 256
 GAINS, KEEPS = 1.25, 2.0
-TOLD = {"transformer": "Transformer", "lstm": "LSTM"}
-NAMES = tuple(TOLD)
+TITLES = {"transformer": "Transformer", "lstm": "LSTM"}
+NAMES = tuple(TITLES)
 Speeds = dict[tuple[str, int], list[tuple[int, float]]]  # by model and threads
-STEPS = "a Transformer's operations in a row do not grow with the text and an LSTM's do"
+STEPS = "a Transformer's sequential operations do not grow with the text and an LSTM's do"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The same tokens a batch, in few long rows or in many short ones."""
+    """A fixed number of tokens per batch, in few long rows or many short ones."""
 
     dim: int
     tokens: int
@@ -37,7 +37,7 @@ LARGE = Sizes(dim=512, tokens=16384, lengths=(16, 64, 256, 1024, 4096), rounds=5
 
 
 def models(dim: int, length: int, device: torch.device) -> dict[str, nn.Module]:
-    """Two blocks have 24 d² weights, and so have three layers of LSTM."""
+    """A Transformer of two blocks and an LSTM of three layers: 24 d² weights each."""
     gpt = GptConfig(
         vocab_size=VOCABULARY, dim=dim, layers=2, heads=dim // 64, max_length=length, dropout=0.0
     )
@@ -46,8 +46,7 @@ def models(dim: int, length: int, device: torch.device) -> dict[str, nn.Module]:
 
 
 def steps_in_a_row(loss: torch.Tensor) -> int:
-    """The longest chain of operations of which each needs the one before: what no number of
-    workers makes shorter."""
+    """The longest chain of dependent operations, which no number of workers makes shorter."""
     longest: dict[object, int] = {}
     waiting = [(loss.grad_fn, False)]
     while waiting:
@@ -76,27 +75,27 @@ def trained_once(model: nn.Module, tokens: torch.Tensor, threads: int) -> Callab
 
 
 def threads_of(setting: Setting) -> tuple[int, ...]:
-    """One thread of a CPU and all of them; a GPU has its own."""
+    """CPU: one thread, and all threads. GPU: the current number."""
     if setting.device.type == "cuda":
         return (torch.get_num_threads(),)
     return 1, setting.threads or os.cpu_count() or 1
 
 
 def steps_by_length(sizes: Sizes) -> dict[str, float]:
-    """The exponent of the length with which the steps in a row grow."""
+    """The exponent p of n^p with which the number of sequential steps grows."""
     chain: dict[str, list[tuple[int, int]]] = {name: [] for name in NAMES}
     for length in sizes.lengths:
         tokens = torch.randint(VOCABULARY, (1, length))
-        # In float64, for which no kernel hides the steps of an LSTM in one; of any width.
+        # In float64: in float32 a fused kernel would hide the steps of an LSTM.
         for name, model in models(64, length, torch.device("cpu")).items():
             chain[name].append((length, steps_in_a_row(loss_of(model.double(), tokens))))
     return {name: exponent(points) or 0.0 for name, points in chain.items()}
 
 
 def speeds(setting: Setting, sizes: Sizes) -> Speeds:
-    """Training tokens a second at each length, by the clock on the wall, and with so many threads.
+    """Training tokens per second at each length and number of threads, in wall-clock time.
 
-    The threads that torch had before it has again afterwards.
+    The number of torch threads is restored afterwards.
     """
     counts, before = threads_of(setting), torch.get_num_threads()
     speed: Speeds = {}
@@ -119,7 +118,7 @@ def speeds(setting: Setting, sizes: Sizes) -> Speeds:
 
 
 def best(speed: Speeds, name: str, place: int) -> float:
-    """At one length, with the threads that serve the model best."""
+    """The speed at one length, with the best number of threads for the model."""
     return max(points[place][1] for (other, _), points in speed.items() if other == name)
 
 
@@ -133,18 +132,18 @@ def measure(setting: Setting) -> Measured:
         steps, speed = steps_by_length(sizes), speeds(setting, sizes)
         ends = {name: [best(speed, name, place) for place in (0, -1)] for name in NAMES}
         longest = {key: points[-1][1] for key, points in speed.items()}
-        found = {f"{name} steps, n": steps[name] for name in NAMES}
-        found |= {f"{name} keeps": ends[name][1] / ends[name][0] for name in NAMES}
-        found["faster at the longest"] = ends["transformer"][1] / ends["lstm"][1]
+        values = {f"{name} steps, n": steps[name] for name in NAMES}
+        values |= {f"{name} keeps": ends[name][1] / ends[name][0] for name in NAMES}
+        values["faster at the longest"] = ends["transformer"][1] / ends["lstm"][1]
         if setting.device.type != "cuda":
-            found["threads"] = float(most)
+            values["threads"] = float(most)
         if most > one:
             for name in NAMES:
-                found[f"{name} speed-up"] = longest[name, most] / longest[name, one]
-        for name, value in found.items():
+                values[f"{name} speed-up"] = longest[name, most] / longest[name, one]
+        for name, value in values.items():
             numbers.setdefault(name, []).append(value)
         lines = {
-            TOLD[name] + ("" if setting.device.type == "cuda" else f", threads: {count}"): points
+            TITLES[name] + ("" if setting.device.type == "cuda" else f", threads: {count}"): points
             for (name, count), points in speed.items()
         }
     return Measured(
@@ -157,12 +156,12 @@ def measure(setting: Setting) -> Measured:
 
 
 def judge(measured: Measured) -> Judged:
-    told, mean = measured.told, measured.mean
+    reported, mean = measured.reported, measured.mean
     counted = measured.most("transformer steps, n") < 0.1 and measured.least("lstm steps, n") > 0.8
     parts = {STEPS: counted}
     where, gained = "on a GPU", ""
     if measured.numbers.get("threads") and mean("threads") == 1:
-        where, gained = "with one thread of a CPU", "; what several give: --threads 2"
+        where, gained = "with one thread of a CPU", "; for several threads: --threads 2"
         parts["several threads of a CPU speed the Transformer up more"] = False
     elif "threads" in measured.numbers:
         where = f"with {mean('threads'):.0f} threads of a CPU"
@@ -172,31 +171,34 @@ def judge(measured: Measured) -> Judged:
         where += ", or with one where that is faster"
         gained = (
             f"; in the longest texts {mean('threads'):.0f} threads are "
-            f"{told('transformer speed-up')} times as fast as one for the Transformer and "
-            f"{told('lstm speed-up')} times for the LSTM (a GPU has thousands of them: --large "
+            f"{reported('transformer speed-up')} times as fast as one for the Transformer and "
+            f"{reported('lstm speed-up')} times for the LSTM (a GPU has thousands of them: --large "
             f"--device cuda)"
         )
     keeps = mean("transformer keeps") / mean("lstm keeps") >= KEEPS
     parts["the Transformer keeps more of its speed as texts grow longer"] = keeps
-    parts["it is the faster one in the longest"] = measured.least("faster at the longest") > 1
+    parts["it is faster on the longest texts"] = measured.least("faster at the longest") > 1
     why = (
-        f"operations in a row grow as n^{told('transformer steps, n')} in a Transformer and as "
-        f"n^{told('lstm steps, n')} in an LSTM; {where}, from the shortest texts to the longest "
-        f"the Transformer keeps {told('transformer keeps')} of its tokens a second and the LSTM "
-        f"{told('lstm keeps')}, and in the longest the Transformer is "
-        f"{told('faster at the longest')} times as fast as the LSTM{gained}"
+        f"sequential operations grow as n^{reported('transformer steps, n')} in a Transformer "
+        "and as "
+        f"n^{reported('lstm steps, n')} in an LSTM; {where}, from the shortest texts to the "
+        "longest "
+        f"the Transformer keeps {reported('transformer keeps')} of its tokens a second and the "
+        "LSTM "
+        f"{reported('lstm keeps')}, and in the longest the Transformer is "
+        f"{reported('faster at the longest')} times as fast as the LSTM{gained}"
     )
     return in_parts(parts, why, needed=[STEPS])
 
 
 CLAIM = Claim(
-    sentence="Transformers are easier to parallelise than LSTMs: all places of a text are computed "
-    "at once, and not one after another.",
-    deck="000, 001, 002, 003, 004",
-    criterion="operations that must follow each other grow with an exponent of the length below "
-    "0.1 in a Transformer and above 0.8 in an LSTM; when as many tokens stand in longer texts, a "
-    "Transformer keeps at least twice the share of its speed, and is the faster one in every seed; "
-    "on a CPU several threads speed it up there, and at least 1.25 times as much as the LSTM",
+    sentence="Transformers are easier to parallelise than LSTMs: all positions of a text are "
+    "computed at once, not one after another.",
+    lectures="000, 001, 002, 003, 004",
+    criterion="the number of sequential operations grows with an exponent of the length below 0.1 "
+    "in a Transformer and above 0.8 in an LSTM; when the same tokens form longer texts, a "
+    "Transformer keeps at least twice the share of its speed, and is faster in every seed; on a "
+    "CPU several threads speed it up, and at least 1.25 times as much as the LSTM",
     measure=measure,
     judge=judge,
 )

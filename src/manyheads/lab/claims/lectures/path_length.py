@@ -1,4 +1,4 @@
-"""A value is carried over a distance: how many steps of training it takes to learn that."""
+"""Training steps needed to learn to carry a value over a distance."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Learned(Exception):
 
 
 def transformer(distance: int) -> Gpt:
-    """About as many weights as the LSTM has."""
+    """A Transformer with about as many weights as the LSTM."""
     vocabulary = VALUES + FILLERS + 1
     config = GptConfig(
         vocab_size=vocabulary, dim=32, layers=2, heads=2, max_length=distance + 1, dropout=0.0
@@ -37,10 +37,9 @@ def lstm(distance: int) -> LstmModel:
 
 
 def keeping(distance: int) -> LstmModel:
-    """An LSTM that is told the distance T: its gates begin so as to keep a state for that long.
+    """An LSTM whose gates are initialised to keep a state for T steps (chrono initialisation).
 
-    b_f = log T, b_i = −log T: about 1/T of the state is replaced at a step, by a new part that is
-    as small (Tallec and Ollivier 2018).
+    b_f = log T, b_i = −log T: each step replaces about 1/T of the state (Tallec and Ollivier 2018).
     """
     model = lstm(distance)
     model.remember(math.log(distance), -math.log(distance))
@@ -55,7 +54,7 @@ MODELS: dict[str, Callable[[int], Gpt | LstmModel]] = {
 
 
 def texts(distance: int, random: torch.Generator) -> torch.Tensor:
-    """A value, fillers that mean nothing, and at the end the sign that asks for the value."""
+    """A value, random fillers, and at the end the token that asks for the value."""
     tokens = torch.randint(VALUES, VALUES + FILLERS, (ROWS, distance + 1), generator=random)
     tokens[:, 0] = torch.randint(VALUES, (ROWS,), generator=random)
     tokens[:, -1] = VALUES + FILLERS
@@ -65,7 +64,7 @@ def texts(distance: int, random: torch.Generator) -> torch.Tensor:
 def steps_needed(
     model: Gpt | LstmModel, distance: int, rate: float, limit: int, random: torch.Generator
 ) -> int:
-    """Until the value is told at the end of the text, at most `limit`."""
+    """Steps until the model predicts the value at the end of the text, at most `limit`."""
     device, losses = model.tokens.weight.device, [math.inf]
 
     def loss_of(step: int) -> torch.Tensor:
@@ -107,7 +106,7 @@ def measure(setting: Setting) -> Measured:
         for label, name in (
             ("Transformer", "transformer"),
             ("LSTM", "lstm"),
-            ("LSTM whose gates begin so as to keep for that long", "keeping"),
+            ("LSTM with gates initialised for the distance", "keeping"),
         )
     }
     numbers["limit"] = [float(limit)] * len(setting.seeds)
@@ -123,7 +122,7 @@ def measure(setting: Setting) -> Measured:
 
 
 def judge(measured: Measured) -> Judged:
-    limit, told = measured.mean("limit"), measured.told
+    limit, reported = measured.mean("limit"), measured.reported
     learned = measured.most("transformer, far") < limit and all(
         measured.most(f"{name}, near") < limit for name in MODELS
     )
@@ -133,12 +132,12 @@ def judge(measured: Measured) -> Judged:
     }
 
     def steps(name: str) -> str:
-        return told(name) + (" or more" if measured.most(name) >= limit else "")
+        return reported(name) + (" or more" if measured.most(name) >= limit else "")
 
     why = (
-        f"over {measured.mean('distance'):.0f} places a Transformer learns it in "
+        f"over {measured.mean('distance'):.0f} positions a Transformer learns it in "
         f"{steps('transformer, far')} steps, an LSTM of as many parameters in "
-        f"{steps('lstm, far')}, and one whose gates begin so as to keep a value for that long in "
+        f"{steps('lstm, far')}, and one with gates initialised for the distance in "
         f"{steps('keeping, far')} ({times['lstm']:.2g} and {times['keeping']:.2g} times as many); "
         f"over {measured.mean('shortest'):.0f} in {steps('transformer, near')}, "
         f"{steps('lstm, near')} and {steps('keeping, near')}"
@@ -146,17 +145,19 @@ def judge(measured: Measured) -> Judged:
     if not learned or times["lstm"] < 3:
         return Judged("fails", why)
     if times["keeping"] < 3:
-        return Judged("depends", f"holds only where an LSTM is not told the distance: {why}")
+        return Judged(
+            "depends", f"holds only if the LSTM is not initialised for the distance: {why}"
+        )
     return Judged("holds", why)
 
 
 CLAIM = Claim(
     sentence="Transformers capture long-distance dependencies more easily than LSTMs: any two "
-    "places of a text are one step apart, not as many as lie between them.",
-    deck="001, 003",
-    criterion="a value is learned to be carried over the longest distance in every seed, and an "
-    "LSTM, also one whose gates begin so as to keep a value for that long, needs in the mean at "
-    "least three times as many steps; over the shortest all of them learn it",
+    "positions of a text are one step apart, however far they are from each other.",
+    lectures="001, 003",
+    criterion="a Transformer learns to carry a value over the longest distance in every seed, and "
+    "an LSTM, also one with gates initialised for the distance, needs on average at least three "
+    "times as many steps; all of them learn the shortest distance",
     measure=measure,
     judge=judge,
 )

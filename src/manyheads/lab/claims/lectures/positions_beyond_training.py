@@ -1,4 +1,4 @@
-"""Texts longer than any in training: which position schemes still know where they are."""
+"""Position schemes on texts longer than any in training."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -21,7 +21,7 @@ SCHEMES: tuple[PositionConfig, ...] = (Learned(), Sinusoidal(), Rotary(), Alibi(
 
 @dataclass(frozen=True)
 class Size:
-    """`length` words a text in training."""
+    """The size of a model and its data; `length` is the number of words of a training text."""
 
     length: int
     dim: int
@@ -43,14 +43,14 @@ def stream(vocabulary: Vocabulary, pairs: list[Pair]) -> torch.Tensor:
 
 
 def loss(model: Gpt, texts: torch.Tensor, first: int) -> torch.Tensor:
-    """−log P of each word from the place `first` on, the mean of all."""
+    """The mean −log P of the words from position `first` on."""
     logits = model(texts[:, :-1])[:, first - 1 :]
     return F.cross_entropy(logits.flatten(0, 1), texts[:, first:].flatten())
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Running words to train on and to be scored on, as numbers below `words`."""
+    """Training and test text as word ids below `words`."""
 
     train: torch.Tensor
     test: torch.Tensor
@@ -66,10 +66,10 @@ def texts_for(size: Size, device: torch.device) -> Texts:
 
 
 def later_losses(position: PositionConfig, texts: Texts, size: Size, seed: int) -> list[float]:
-    """For each factor the loss in the later half of texts so many times as long as in training.
+    """The loss in the later half of texts that are `factor` times as long as in training.
 
-    Each scheme as its paper has it: sinusoids stand beside word vectors times √d, learned vectors
-    beside vectors of their own size. Rows of their table past the trained length stay as drawn.
+    Embeddings are scaled as each scheme's paper does: by √d with sinusoids, by 1 with learned
+    vectors. Rows of the learned table past the trained length keep their random initialisation.
     """
     torch.manual_seed(seed)
     random = torch.Generator().manual_seed(seed)
@@ -99,11 +99,11 @@ def later_losses(position: PositionConfig, texts: Texts, size: Size, seed: int) 
 
 
 def reach(losses: list[float]) -> float:
-    """Up to which factor the loss stays within the tolerance, of those measured."""
-    kept = 0
-    while kept < len(FACTORS) and losses[kept] <= TOLERANCE * losses[0]:
-        kept += 1
-    return float(FACTORS[kept - 1])
+    """The largest measured factor up to which the loss stays within the tolerance."""
+    count = 0
+    while count < len(FACTORS) and losses[count] <= TOLERANCE * losses[0]:
+        count += 1
+    return float(FACTORS[count - 1])
 
 
 def measure(setting: Setting) -> Measured:
@@ -111,11 +111,11 @@ def measure(setting: Setting) -> Measured:
     texts = texts_for(size, setting.device)
     numbers, lines = {}, {}
     for position in SCHEMES:
-        found = [later_losses(position, texts, size, seed) for seed in setting.seeds]
-        numbers[position.kind] = [reach(losses) for losses in found]
-        numbers[f"{position.kind} loss"] = [losses[0] for losses in found]
-        numbers[f"{position.kind} twice"] = [losses[1] / losses[0] for losses in found]
-        means = [fmean(column) for column in zip(*found, strict=True)]
+        by_seed = [later_losses(position, texts, size, seed) for seed in setting.seeds]
+        numbers[position.kind] = [reach(losses) for losses in by_seed]
+        numbers[f"{position.kind} loss"] = [losses[0] for losses in by_seed]
+        numbers[f"{position.kind} twice"] = [losses[1] / losses[0] for losses in by_seed]
+        means = [fmean(column) for column in zip(*by_seed, strict=True)]
         lines[position.kind] = list(zip(FACTORS, means, strict=True))
     return Measured(
         numbers=numbers,
@@ -128,23 +128,23 @@ def measure(setting: Setting) -> Measured:
 
 def judge(measured: Measured) -> Judged:
     names = ("sinusoidal", "rotary", "alibi")
-    on = [name for name in names if measured.least(name) >= 2]
-    told = ", ".join(f"{name} {measured.told(name)}" for name in ("learned", *names))
+    extrapolates = [name for name in names if measured.least(name) >= 2]
+    reaches = ", ".join(f"{name} {measured.reported(name)}" for name in ("learned", *names))
     why = (
-        f"up to how many times the trained length, of {FACTORS[-1]} measured, the loss is at most "
-        f"{100 * (TOLERANCE - 1):.0f} % higher: {told}"
+        f"the largest multiple of the trained length (up to {FACTORS[-1]}) at which the loss is at "
+        f"most {100 * (TOLERANCE - 1):.0f} % higher: {reaches}"
     )
-    if measured.most("learned") >= 2 or not on:
+    if measured.most("learned") >= 2 or not extrapolates:
         return Judged("fails", why)
-    if len(on) < len(names):
-        return Judged("depends", f"holds only for {' and '.join(on)}; {why}")
+    if len(extrapolates) < len(names):
+        return Judged("depends", f"holds only for {' and '.join(extrapolates)}; {why}")
     return Judged("holds", why)
 
 
 CLAIM = Claim(
-    sentence="Learned positions end where training ended, and sinusoidal ones carry on to longer "
-    "texts; so do rotary and ALiBi's, which tell of distances, as their papers say.",
-    deck="001, 002, 003",
+    sentence="Learned positions do not extrapolate beyond the trained length, and sinusoidal ones "
+    "do; so do rotary and ALiBi, which encode distances, as their papers say.",
+    lectures="001, 002, 003",
     criterion="in the later half of texts twice as long as any in training the loss is within "
     "10 % of that at the trained length, in every seed: with sinusoidal, rotary and ALiBi "
     "positions, and not with learned ones",

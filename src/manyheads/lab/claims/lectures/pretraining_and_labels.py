@@ -1,7 +1,7 @@
-"""Pretrain once, fine-tune many times: what it is worth when labels are few, and when many.
+"""Pretraining and fine-tuning against training from scratch, with few labels and with many.
 
-Deck 000 has the first half; that few labels are enough then is no deck's but that of those who
-first fine-tuned language models (Howard and Ruder 2018).
+Aalborg *Web Intelligence, Lecture 9: Transformers* says to pretrain once and fine-tune often. No
+lecture says that few labels suffice then; Howard and Ruder (2018) do.
 """
 
 from copy import deepcopy
@@ -27,21 +27,21 @@ from manyheads.models.bert import Bert
 
 LABELS = (16, 64, 256, 1024)
 TEXTS, TEST_TEXTS, TUNING_STEPS, BATCH = 8000, 500, 100, 32
-# Each the better one of the two for its side.
+# For each, the better of the two rates.
 RATES = {"pretrained": 1e-3, "scratch": 3e-3}
 SMALL = Size(dim=64, layers=2, longest=16, rows=64, steps=300, rate=5e-3)
 LARGE = Size(dim=256, layers=4, longest=16, rows=256, steps=2000, rate=1e-3)
 
 
 def at_first(rows: Rows, topics: Labels) -> Labelled:
-    """The topic as the label of the first place."""
+    """Label the first position of each text with its topic."""
     labels = torch.full_like(rows, UNLABELLED)
     labels[:, 0] = topics
     return Labelled(rows, labels)
 
 
 def accuracies(size: Size, seed: int, device: torch.device) -> dict[str, list[float]]:
-    """The share of texts whose topic is found after each number of labels, for both sides."""
+    """The accuracy for each number of labels, pretrained and from scratch."""
     language, random = Topics(seed=seed), np.random.default_rng(seed)
     texts = at_first(*language.draw(TEXTS, random))
     test = at_first(*language.draw(TEST_TEXTS, random))
@@ -64,15 +64,16 @@ def accuracies(size: Size, seed: int, device: torch.device) -> dict[str, list[fl
 
 def measure(setting: Setting) -> Measured:
     size = LARGE if setting.large else SMALL
-    found = [accuracies(size, seed, setting.device) for seed in setting.seeds]
+    by_seed = [accuracies(size, seed, setting.device) for seed in setting.seeds]
     numbers = {
-        f"{name} {when}": [one[name][place] for one in found]
+        f"{name} {when}": [result[name][index] for result in by_seed]
         for name in RATES
-        for when, place in (("few", 0), ("many", -1))
+        for when, index in (("few", 0), ("many", -1))
     }
     lines = {
         name: [
-            (count, fmean(one[name][place] for one in found)) for place, count in enumerate(LABELS)
+            (count, fmean(result[name][index] for result in by_seed))
+            for index, count in enumerate(LABELS)
         ]
         for name in RATES
     }
@@ -88,8 +89,8 @@ def measure(setting: Setting) -> Measured:
 def judge(measured: Measured) -> Judged:
     few, many = (
         [
-            one - other
-            for one, other in zip(
+            pretrained_accuracy - scratch_accuracy
+            for pretrained_accuracy, scratch_accuracy in zip(
                 measured.numbers[f"pretrained {when}"],
                 measured.numbers[f"scratch {when}"],
                 strict=True,
@@ -98,21 +99,21 @@ def judge(measured: Measured) -> Judged:
         for when in ("few", "many")
     )
     why = (
-        f"with {LABELS[0]} labels {measured.told('pretrained few')} of the texts are right, "
-        f"from scratch {measured.told('scratch few')}; with {LABELS[-1]} labels "
-        f"{measured.told('pretrained many')} and {measured.told('scratch many')}"
+        f"with {LABELS[0]} labels {measured.reported('pretrained few')} of the texts are right, "
+        f"from scratch {measured.reported('scratch few')}; with {LABELS[-1]} labels "
+        f"{measured.reported('pretrained many')} and {measured.reported('scratch many')}"
     )
     if min(few) < 0.1 or min(many) < -0.01:
         return Judged("fails", why)
     if fmean(many) > fmean(few) / 2:
-        return Judged("depends", f"holds only in that it is ahead, the lead stays; {why}")
+        return Judged("depends", f"it is ahead, but the lead remains with many labels; {why}")
     return Judged("holds", why)
 
 
 CLAIM = Claim(
-    sentence="A model that was pretrained on text without labels learns a task from few labels; "
-    "from scratch it takes many, and only with many is the lead gone, as Howard and Ruder found.",
-    deck="none",
+    sentence="A model pretrained on unlabelled text learns a task from few labels; training from "
+    "scratch needs many, and only with many is the lead gone, as Howard and Ruder found.",
+    lectures="none",
     criterion="with 16 labelled texts at least 10 points of accuracy ahead in every seed, with "
     "1,024 no more than 1 point behind, and at most half of the lead left",
     measure=measure,

@@ -1,7 +1,7 @@
-"""Words that training never had: pieces of words against whole words and single characters.
+"""Words that are not in the training data: subwords against full words and characters.
 
-English noun pairs and the German compound, "garden table" and "Gartentisch", a few of them
-common and most of them rare, as words of a text are.
+The data are English noun pairs and the German compound, as "garden table" and "Gartentisch". A few
+are common and most are rare, as words of a text are.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from manyheads.tasks.translation import translation_loss
 from manyheads.tokenizer.train import Bpe, Characters, Tokens, Words
 
 POINTS = 0.02
-COMMON = 5  # a word is common that training has so often, and rare that it never has
+COMMON = 5  # occurrences in training of a common word; a rare word has none
 ROOM = 64
 KINDS: dict[str, Tokens] = {
     "pieces": Bpe(vocab_size=400),
@@ -34,7 +34,7 @@ KINDS: dict[str, Tokens] = {
 
 @dataclass(frozen=True)
 class Size:
-    """`pairs` of so many nouns to train on, and `rows` of them a step, whatever the tokens are."""
+    """The size of a model and its data; every step has `rows` pairs, for all tokenizers."""
 
     nouns: int
     pairs: int
@@ -52,7 +52,7 @@ LARGE = Size(120, 40_000, 1000, 256, 3, 3000, 512, 1e-3)
 
 @dataclass(frozen=True)
 class Compounds:
-    """Pairs to train on, and those to be asked about: common ones, and ones never seen."""
+    """Training pairs, and test pairs: common ones, and ones that training does not have."""
 
     train: Corpus
     common: Corpus
@@ -60,7 +60,8 @@ class Compounds:
 
 
 def compounds(size: Size, seed: int) -> Compounds:
-    """Drawn by Zipf's law: the n-th commonest compound is drawn n times as seldom as the first."""
+    """Sample by Zipf's law: the n-th most common compound has 1/n of the first one's "
+    "probability."""
     random = np.random.default_rng(seed)
     nouns = size.nouns
     order = random.permutation(nouns * nouns)
@@ -71,7 +72,7 @@ def compounds(size: Size, seed: int) -> Compounds:
     rare = random.permutation(np.flatnonzero(counts == 0))[: size.tested]
 
     def corpus(which: np.ndarray) -> Corpus:
-        both = [(NOUNS[one // nouns], NOUNS[one % nouns]) for one in which]
+        both = [(NOUNS[index // nouns], NOUNS[index % nouns]) for index in which]
         english = [f"{a.english[0]} {b.english[0]}" for a, b in both]
         return Corpus(english, [a.german[0] + b.german[0].lower() for a, b in both])
 
@@ -79,11 +80,11 @@ def compounds(size: Size, seed: int) -> Compounds:
 
 
 def compare(
-    kind: Tokens, asked: Compounds, size: Size, seed: int, device: torch.device
+    kind: Tokens, data: Compounds, size: Size, seed: int, device: torch.device
 ) -> dict[str, float]:
-    """Right answers, tokens a compound and unknown ones, after training with these tokens."""
-    tokenizer = kind.train([*asked.train.sources, *asked.train.targets])
-    data = EncodedPairs(asked.train, tokenizer, ROOM)
+    """Accuracies, tokens per compound, and the share of unknown ones, for a kind of tokenizer."""
+    tokenizer = kind.train([*data.train.sources, *data.train.targets])
+    pairs = EncodedPairs(data.train, tokenizer, ROOM)
     random = np.random.default_rng(seed)
     torch.manual_seed(seed)
     config = Seq2SeqConfig(
@@ -98,28 +99,28 @@ def compare(
     model = config.build().to(device)
 
     def loss_of(step: int) -> Tensor:
-        rows = random.integers(len(asked.train.sources), size=size.rows)
-        loss = translation_loss(model, data.batch(rows).to(device), 0.0)
+        rows = random.integers(len(data.train.sources), size=size.rows)
+        loss = translation_loss(model, pairs.batch(rows).to(device), 0.0)
         return loss.objective / loss.count
 
     learn(model, loss_of, steps=size.steps, rate=size.rate, warmup=size.steps // 10)
     translator = Translator(model, tokenizer, Decode(beam=1))
-    written = tokenizer.encode_batch(asked.rare.targets)
-    found = {"length": fmean(map(len, written))}
-    found["unknown"] = fmean(tokenizer.unknown in ids for ids in written)
-    for name, corpus in (("common", asked.common), ("rare", asked.rare)):
+    written = tokenizer.encode_batch(data.rare.targets)
+    values = {"length": fmean(map(len, written))}
+    values["unknown"] = fmean(tokenizer.unknown in ids for ids in written)
+    for name, corpus in (("common", data.common), ("rare", data.rare)):
         answers = zip(translator.translate(corpus.sources), corpus.targets, strict=True)
-        found[name] = fmean(answer == wanted for answer, wanted in answers)
-    return found
+        values[name] = fmean(answer == reference for answer, reference in answers)
+    return values
 
 
 def measure(setting: Setting) -> Measured:
     size = LARGE if setting.large else SMALL
     numbers: dict[str, list[float]] = {}
     for seed in setting.seeds:
-        asked = compounds(size, seed)
+        data = compounds(size, seed)
         for name, kind in KINDS.items():
-            for what, value in compare(kind, asked, size, seed, setting.device).items():
+            for what, value in compare(kind, data, size, seed, setting.device).items():
                 numbers.setdefault(f"{what}, {name}", []).append(value)
     return Measured(numbers=numbers)
 
@@ -127,10 +128,10 @@ def measure(setting: Setting) -> Measured:
 def judge(measured: Measured) -> Judged:
     mean = measured.mean
     why = "; ".join(
-        f"{name}: {measured.told(f'rare, {name}')} of unseen and "
-        f"{measured.told(f'common, {name}')} of common compounds right, "
-        f"{measured.told(f'length, {name}')} tokens each, "
-        f"{measured.told(f'unknown, {name}')} unknown"
+        f"{name}: accuracy {measured.reported(f'rare, {name}')} on unseen and "
+        f"{measured.reported(f'common, {name}')} on common compounds, "
+        f"{measured.reported(f'length, {name}')} tokens each, "
+        f"{measured.reported(f'unknown, {name}')} unknown"
         for name in KINDS
     )
     if (
@@ -151,13 +152,13 @@ def judge(measured: Measured) -> Judged:
 
 
 CLAIM = Claim(
-    sentence="Pieces of words by byte-pair encoding deal with rare words: none is unknown as with "
-    "whole words, and texts stay far shorter than in characters.",
-    deck="004",
-    criterion="of compounds that training never had none is unknown in pieces, at least 10 points "
-    "more are right than with whole words, and after as many examples no fewer (by 2 points) than "
-    "with characters, in at most half as many tokens; of common ones no fewer (by 2 points) than "
-    "with whole words",
+    sentence="Subwords by byte-pair encoding handle rare words: none is unknown, unlike with full "
+    "words, and texts are far shorter than in characters.",
+    lectures="004",
+    criterion="with subwords no unseen compound is unknown, and the accuracy on unseen compounds "
+    "is at least 10 points above that with full words and, after as many examples, at most 2 "
+    "points below that with characters, in at most half as many tokens; on common compounds it is "
+    "at most 2 points below that with full words",
     measure=measure,
     judge=judge,
 )

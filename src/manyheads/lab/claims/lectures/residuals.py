@@ -1,4 +1,4 @@
-"""Residual connections: how deep a stack still learns, and what gradient comes through it."""
+"""Residual connections: the depth up to which a stack learns, and its gradient norms."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -15,7 +15,7 @@ SENTENCES, ROWS, LENGTH, DIM = 3000, 16, 16, 32
 DEPTHS, LARGE_DEPTHS = (1, 2, 4, 12), (1, 2, 4, 8, 16, 32)
 STEPS, LARGE_STEPS, WARMUP = 150, 600, 20
 RATES = (3e-3, 1e-2)
-LEARNED = 0.5  # nats below the entropy of single words
+LEARNED = 0.5  # nats below the unigram entropy
 KINDS = ("with", "without")
 
 
@@ -28,15 +28,15 @@ def losses(setting: Setting, text: Phrases, kind: str, depth: int, rate: float, 
 
 
 def slopes(text: Phrases, kind: str, depth: int, seed: int) -> list[float]:
-    """‖∂L/∂x‖ before the first block and after each, for one after the last; untrained."""
+    """‖∂L/∂x‖ before the first block and after each, relative to the last; untrained."""
     model = writer(text, layers=depth, dim=DIM, length=LENGTH, seed=seed)
     states: list[Tensor] = []
 
-    def enter(block: nn.Module, given: tuple[object, ...]) -> None:
-        assert isinstance(given[0], Tensor)
-        states.append(given[0])
+    def enter(block: nn.Module, inputs: tuple[object, ...]) -> None:
+        assert isinstance(inputs[0], Tensor)
+        states.append(inputs[0])
 
-    def leave(block: nn.Module, given: tuple[object, ...], state: Tensor) -> None:
+    def leave(block: nn.Module, inputs: tuple[object, ...], state: Tensor) -> None:
         states.append(state)
 
     model.decoder.blocks[0].register_forward_pre_hook(enter)
@@ -49,13 +49,13 @@ def slopes(text: Phrases, kind: str, depth: int, seed: int) -> list[float]:
 
 
 def deepest(nats: dict[int, list[float]], place: int) -> float:
-    """How many layers a stack may have so that it learns, and all less deep ones do."""
-    found = 0
+    """The largest depth up to which all stacks learn."""
+    layers = 0
     for depth, each in nats.items():
         if each[place] < LEARNED:
             break
-        found = depth
-    return float(found)
+        layers = depth
+    return float(layers)
 
 
 def measure(setting: Setting) -> Measured:
@@ -93,24 +93,27 @@ def judge(measured: Measured) -> Judged:
     open_, closed = measured.numbers["slope with"], measured.numbers["slope without"]
     passes = all(a >= 0.1 and b < 0.1 * a for a, b in zip(open_, closed, strict=True))
     why = (
-        f"of up to {most:.0f} layers, {measured.told('deepest with')} learn with residual "
-        f"connections and {measured.told('deepest without')} without; of the gradient after the "
-        f"last layer {measured.told('slope with')} and {measured.told('slope without')} are left "
-        f"before the first"
+        f"stacks learn up to {measured.reported('deepest with')} layers with residual connections "
+        f"and {measured.reported('deepest without')} without, {most:.0f} tried; the gradient "
+        "before "
+        f"the first layer, as a share of that after the last, is "
+        f"{measured.reported('slope with')} and {measured.reported('slope without')}"
     )
     if trains and not passes:
-        return Judged("depends", f"holds only for how deep stacks learn, not for gradients: {why}")
+        return Judged(
+            "depends", f"holds for the depth up to which stacks learn, not for gradients: {why}"
+        )
     return Judged("holds" if trains and passes else "fails", why)
 
 
 CLAIM = Claim(
-    sentence="Residual connections let gradients pass through a deep stack, so that it can be "
-    "trained; without them only shallow ones can.",
-    deck="000, 001, 002",
-    criterion="with residual connections the deepest stack ends 0.5 nats or more below the entropy "
-    "of single words, without them none above a quarter of that depth, each at its best rate; the "
-    "gradient before the first layer is at least 0.1 of that after the last, and ten times that of "
-    "the stack without; it depends where only the first half is so",
+    sentence="Residual connections let gradients pass through a deep stack, so that it trains; "
+    "without them only shallow stacks train.",
+    lectures="000, 001, 002",
+    criterion="with residual connections the deepest stack ends 0.5 nats or more below the unigram "
+    "entropy, without them none above a quarter of that depth, each at its best rate; the gradient "
+    "before the first layer is at least 0.1 of that after the last, and ten times that of the "
+    "stack without; it depends if only the first half is true",
     measure=measure,
     judge=judge,
 )

@@ -1,4 +1,4 @@
-"""Rotary positions: a score knows how far apart two words are, not where they stand."""
+"""Rotary positions: a score depends on the distance of two words, not on their positions."""
 
 import torch
 
@@ -9,7 +9,7 @@ LENGTH, CHANNELS = 256, 64
 
 
 def scores(scheme: str, seed: int) -> torch.Tensor:
-    """q · k of one query and one key vector at every pair of places."""
+    """q · k of one query and one key vector at every pair of positions."""
     torch.manual_seed(seed)
     sizes = PositionSizes(dim=CHANNELS, heads=1, head_dim=CHANNELS, max_length=LENGTH, causal=False)
     places = torch.arange(LENGTH)[None]
@@ -24,7 +24,7 @@ def scores(scheme: str, seed: int) -> torch.Tensor:
 
 
 def spread(table: torch.Tensor) -> float:
-    """How much scores of one distance differ, beside how much all scores do."""
+    """The standard deviation of scores at equal distance, relative to that of all scores."""
     within = torch.stack([table.diagonal(d).std() for d in range(1, LENGTH // 2)])
     return float(within.mean() / table.std())
 
@@ -46,16 +46,18 @@ def measure(setting: Setting) -> Measured:
 def judge(measured: Measured) -> Judged:
     return holds_if(
         measured.most("rotary") < 1e-9 and measured.least("sinusoidal") > 0.05,
-        f"scores of one distance differ by {measured.told('rotary')} of all their spread with "
-        f"rotary positions, by {measured.told('sinusoidal')} with added sinusoids",
+        f"the standard deviation of scores at equal distance, relative to that of all scores, is "
+        f"{measured.reported('rotary')} with rotary positions and "
+        f"{measured.reported('sinusoidal')} with added sinusoids",
     )
 
 
 CLAIM = Claim(
-    sentence="With rotary positions the score of two words depends on their distance alone; "
-    "positions that are added to the words do not do that.",
-    deck="002",
-    criterion="below 1e-9 of the spread (float64) for rotary, above 0.05 for added sinusoids",
+    sentence="With rotary positions the score of two words depends only on their distance; with "
+    "positions that are added to the word vectors it does not.",
+    lectures="002",
+    criterion="below 1e-9 of the standard deviation (float64) for rotary, above 0.05 for added "
+    "sinusoids",
     measure=measure,
     judge=judge,
 )

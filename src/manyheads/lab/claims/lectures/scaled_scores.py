@@ -1,4 +1,4 @@
-"""Why scores are divided by √c: what a softmax passes back as heads grow wider."""
+"""Why scores are divided by √c: the gradient through the softmax as heads become wider."""
 
 from statistics import fmean
 
@@ -13,7 +13,7 @@ WIDTHS = (4, 16, 64, 256, 1024)
 def slope(width: int, scale: float, seed: int) -> float:
     """Σ_j p_j (1 − p_j), the trace of the softmax's Jacobian, mean over queries.
 
-    It is near 1 where weights are spread, and near 0 where one key has all.
+    It is near 1 if the weights are spread, and near 0 if one key has all the weight.
     """
     random = torch.Generator().manual_seed(seed)
     q = torch.randn(QUERIES, width, generator=random)
@@ -41,21 +41,22 @@ def measure(setting: Setting) -> Measured:
 
 
 def judge(measured: Measured) -> Judged:
-    kept = measured.least("scaled") > 0.9
-    lost = measured.most("plain") < 0.25
+    scaled_keeps = measured.least("scaled") > 0.9
+    plain_loses = measured.most("plain") < 0.25
     return holds_if(
-        kept and lost,
-        f"from {WIDTHS[0]} to {WIDTHS[-1]} channels the softmax keeps {measured.told('scaled')} of "
-        f"its slope with the scale, and {measured.told('plain')} without",
+        scaled_keeps and plain_loses,
+        f"from {WIDTHS[0]} to {WIDTHS[-1]} channels the softmax keeps "
+        f"{measured.reported('scaled')} of "
+        f"its gradient with the scale, and {measured.reported('plain')} without",
     )
 
 
 CLAIM = Claim(
-    sentence="Dividing scores by √c keeps the softmax from saturating as heads grow wider; without "
-    "it hardly any gradient comes through.",
-    deck="000, 001, 002",
-    criterion="with the scale at least 0.9 of the slope is left at 1,024 channels, without it less "
-    "than 0.25",
+    sentence="Dividing scores by √c keeps the softmax from saturating as heads become wider; "
+    "without it the gradient nearly vanishes.",
+    lectures="000, 001, 002",
+    criterion="with the scale at least 0.9 of the gradient remains at 1,024 channels, without it "
+    "less than 0.25",
     measure=measure,
     judge=judge,
 )

@@ -1,4 +1,4 @@
-"""Several heads beside one of the same total width: what they cost, and what they learn."""
+"""Several heads against one head of the same total width: cost and accuracy."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -16,15 +16,15 @@ from manyheads.nn.block import Block
 from manyheads.nn.masks import full, make_mask
 from manyheads.summary import summarize
 
-# The cost, at the width of the base Transformer.
+# The cost is measured at the width of the base Transformer.
 WIDE, WIDE_HEADS, VOCABULARY = 512, 8, 1000
 SHORT, LONG, ROUNDS = 128, 1024, 5
 LIMIT = 1.5
-# The task: every word is asked which words stood 1, 2, … places before it.
+# The task: at each position, predict the words 1, 2, … positions before.
 WORDS, PLACES, LENGTH, ROWS = 16, 4, 24, 32
 DIM, STEPS, LARGE_STEPS, WARMUP = 32, 300, 1000, 20
 RATES = (1e-2, 3e-2)
-ASKED = 256  # texts on which errors are counted
+TEST_TEXTS = 256  # texts on which errors are counted
 
 
 def config_of(heads: int) -> BertConfig:
@@ -34,13 +34,13 @@ def config_of(heads: int) -> BertConfig:
 
 
 def counted(heads: int) -> tuple[int, int]:
-    """Parameters, and FLOPs of a pass, on paper."""
-    found = summarize(config_of(heads), LONG)
-    return found.parameters, found.sequence_flops
+    """Parameters and FLOPs of a forward pass, by the model summary."""
+    summary = summarize(config_of(heads), LONG)
+    return summary.parameters, summary.sequence_flops
 
 
 def pass_of(heads: int, length: int, setting: Setting, seed: int) -> Callable[[], None]:
-    """Self-attention there and back."""
+    """A function that runs self-attention forward and backward."""
     torch.manual_seed(seed)
     stack = config_of(heads).build().to(setting.device).encoder
     block, position = stack.blocks[0], stack.position
@@ -55,17 +55,17 @@ def pass_of(heads: int, length: int, setting: Setting, seed: int) -> Callable[[]
 
 
 def slower(length: int, setting: Setting, seed: int) -> float:
-    """The time of several heads for that of one."""
+    """The time of several heads divided by that of one."""
     acts = {heads: pass_of(heads, length, setting, seed) for heads in (1, WIDE_HEADS)}
     named = {str(heads): act for heads, act in acts.items()}
     times = side_by_side(named, ROUNDS, setting.device)
     return times[str(WIDE_HEADS)] / times["1"]
 
 
-def asked(
+def scores_and_labels(
     model: nn.Module, rows: int, random: torch.Generator, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Scores for the words that stood before, and which they were."""
+    """Logits and labels of the preceding words."""
     words = torch.randint(WORDS, (rows, LENGTH), generator=random).to(device)
     before = torch.stack([words.roll(back, 1) for back in range(1, PLACES + 1)], -1)
     scores = model(words).unflatten(-1, (PLACES, WORDS))
@@ -73,7 +73,7 @@ def asked(
 
 
 def errors(heads: int, rate: float, setting: Setting, seed: int) -> float:
-    """The share of words that a trained layer names wrongly."""
+    """The error rate of a trained layer."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=WORDS,
@@ -88,21 +88,21 @@ def errors(heads: int, rate: float, setting: Setting, seed: int) -> float:
     steps = LARGE_STEPS if setting.large else STEPS
     learn(
         model,
-        lambda step: F.cross_entropy(*asked(model, ROWS, random, setting.device)),
+        lambda step: F.cross_entropy(*scores_and_labels(model, ROWS, random, setting.device)),
         steps=steps,
         rate=rate,
         warmup=WARMUP,
     )
     with torch.no_grad():
-        scores, wanted = asked(model, ASKED, random, setting.device)
-    return float((scores.argmax(-1) != wanted).float().mean())
+        scores, labels = scores_and_labels(model, TEST_TEXTS, random, setting.device)
+    return float((scores.argmax(-1) != labels).float().mean())
 
 
 def measure(setting: Setting) -> Measured:
-    one, several = counted(1), counted(WIDE_HEADS)
+    one_head, several_heads = counted(1), counted(WIDE_HEADS)
     numbers = {
-        "parameters": [several[0] / one[0]] * len(setting.seeds),
-        "FLOPs": [several[1] / one[1]] * len(setting.seeds),
+        "parameters": [several_heads[0] / one_head[0]] * len(setting.seeds),
+        "FLOPs": [several_heads[1] / one_head[1]] * len(setting.seeds),
         "time, short": [slower(SHORT, setting, seed) for seed in setting.seeds],
         "time, long": [slower(LONG, setting, seed) for seed in setting.seeds],
     }
@@ -123,14 +123,19 @@ def measure(setting: Setting) -> Measured:
 def judge(measured: Measured) -> Judged:
     equal = all(measured.mean(name) == 1 for name in ("parameters", "FLOPs"))
     short, long = (measured.most(f"time, {length}") <= LIMIT for length in ("short", "long"))
-    one, several = (measured.numbers[f"errors, {name}"] for name in ("1 head", f"{PLACES} heads"))
-    better = all(2 * few <= many for few, many in zip(several, one, strict=True))
+    one_head, several_heads = (
+        measured.numbers[f"errors, {name}"] for name in ("1 head", f"{PLACES} heads")
+    )
+    better = all(2 * few <= many for few, many in zip(several_heads, one_head, strict=True))
     why = (
-        f"{WIDE_HEADS} heads have {measured.told('parameters')} times the parameters and "
-        f"{measured.told('FLOPs')} times the FLOPs of one, take {measured.told('time, short')} "
-        f"times its time over {SHORT} words and {measured.told('time, long')} over {LONG:,}; asked "
-        f"for {PLACES} places at once, {PLACES} heads err in {fmean(several):.2g} of the cases and "
-        f"one in {measured.told('errors, 1 head')}"
+        f"{WIDE_HEADS} heads have {measured.reported('parameters')} times the parameters and "
+        f"{measured.reported('FLOPs')} times the FLOPs of one, take "
+        f"{measured.reported('time, short')} "
+        f"times its time over {SHORT} words and {measured.reported('time, long')} over {LONG:,}; "
+        "asked "
+        f"for {PLACES} places at once, {PLACES} heads err in {fmean(several_heads):.2g} of the "
+        "cases and "
+        f"one in {measured.reported('errors, 1 head')}"
     )
     parts = {
         "they learn more": better,
@@ -142,11 +147,11 @@ def judge(measured: Measured) -> Judged:
 
 
 CLAIM = Claim(
-    sentence="Several heads cost about what one head of the same total width costs, and learn more "
-    "where a word has to look at several places at once.",
-    deck="000, 001, 003",
+    sentence="Several heads cost about as much as one head of the same total width, and learn more "
+    "if a word has to attend to several positions at once.",
+    lectures="000, 001, 003",
     criterion="equal parameters and FLOPs, at most 1.5 times the time over 128 words and over "
-    "1,024, at most half the errors when 4 places are asked for, each at its best rate",
+    "1,024, at most half the errors in predicting 4 positions at once, each at its best rate",
     measure=measure,
     judge=judge,
 )

@@ -17,14 +17,14 @@ from manyheads.nn.positions import Position
 
 WITHIN = 0.35
 LONGEST = "time in that of the LSTM, at the longest"
-CHANNELS = 64  # of a head: a wider layer has more heads
+CHANNELS = 64  # per head: a wider layer has more heads
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Lengths at one width, where both cross; and widths at one length.
+    """Lengths at one width, around the crossover; and widths at one length.
 
-    These with so many `rows` that an LSTM's matrices are multiplied with, not just read.
+    The widths use enough `rows` for the LSTM to be limited by arithmetic, not by memory bandwidth.
     """
 
     few: int
@@ -59,7 +59,7 @@ LARGE = Sizes(
 def acts(
     rows: int, length: int, width: int, device: torch.device
 ) -> dict[str, Callable[[], object]]:
-    """Forward passes: softmax(QKᵀ/√c)V alone, all of self-attention, and a layer of LSTM."""
+    """Forward passes: only softmax(QKᵀ/√c)V, a self-attention layer, and an LSTM layer."""
     heads = width // CHANNELS
     config = BertConfig(vocab_size=1, dim=width, heads=heads, max_length=length)
     layer = SelfAttention(config.attention_config()).to(device)
@@ -74,11 +74,15 @@ def acts(
     }
 
 
-def crossing(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> float:
-    """The first length from which on `one` takes longer, ∞ where it does not at the longest."""
+def crossing(
+    first_times: Sequence[tuple[int, float]], second_times: Sequence[tuple[int, float]]
+) -> float:
+    """The first length from which on the first takes longer; ∞ if it does not at the longest."""
     first = float("inf")
-    for (n, mine), (_, theirs) in reversed(list(zip(one, other, strict=True))):
-        if mine <= theirs:
+    for (n, own_time), (_, other_time) in reversed(
+        list(zip(first_times, second_times, strict=True))
+    ):
+        if own_time <= other_time:
             break
         first = float(n)
     return first
@@ -103,7 +107,7 @@ def measure(setting: Setting) -> Measured:
         for name in ("attention", "lstm"):
             for axis, table in (("n", by_length), ("d", by_width)):
                 power = exponent(table[name])
-                assert power is not None  # of several points
+                assert power is not None  # there are several points
                 numbers.setdefault(f"{name}, {axis}", []).append(power)
         crossed = crossing(by_length["layer"], by_length["lstm"])
         numbers.setdefault("crossing in widths", []).append(crossed / sizes.width)
@@ -112,7 +116,7 @@ def measure(setting: Setting) -> Measured:
         numbers.setdefault("longest in widths", []).append(sizes.lengths[-1] / sizes.width)
         lines = {
             "self-attention": by_length["layer"],
-            "softmax(QKᵀ)V alone": by_length["attention"],
+            "softmax(QKᵀ)V only": by_length["attention"],
             "LSTM": by_length["lstm"],
         }
     return Measured(
@@ -125,7 +129,7 @@ def measure(setting: Setting) -> Measured:
 
 
 def judge(measured: Measured) -> Judged:
-    wanted = {
+    expected = {
         "attention, n": (2, "attention takes time as n²"),
         "attention, d": (1, "attention takes time as d"),
         "lstm, n": (1, "an LSTM takes time as n"),
@@ -133,26 +137,29 @@ def judge(measured: Measured) -> Judged:
     }
     crossed = measured.most("crossing in widths") < float("inf")
     parts = {
-        part: abs(measured.mean(name) - power) <= WITHIN for name, (power, part) in wanted.items()
+        part: abs(measured.mean(name) - power) <= WITHIN for name, (power, part) in expected.items()
     }
     parts["there is such a length"] = crossed
-    n, d, lstm_n, lstm_d = (measured.told(name) for name in wanted)
+    n, d, lstm_n, lstm_d = (measured.reported(name) for name in expected)
     longest = (
-        f"at n = {measured.told('longest in widths')} d, the longest, self-attention takes "
-        f"{measured.told(LONGEST)} times the time of the LSTM"
+        f"at n = {measured.reported('longest in widths')} d, the longest, self-attention takes "
+        f"{measured.reported(LONGEST)} times the time of the LSTM"
     )
     why = f"attention takes time as n^{n} and d^{d}, an LSTM as n^{lstm_n} and d^{lstm_d}; " + (
-        f"self-attention is slower from n = {measured.told('crossing in widths')} d on; {longest}"
+        f"self-attention is slower from n = {measured.reported('crossing in widths')} d on; "
+        f"{longest}"
         if crossed
         else f"up to the longest self-attention does not stay slower; {longest}"
     )
-    return in_parts(parts, why, needed=[wanted[f"{name}, n"][1] for name in ("attention", "lstm")])
+    return in_parts(
+        parts, why, needed=[expected[f"{name}, n"][1] for name in ("attention", "lstm")]
+    )
 
 
 CLAIM = Claim(
-    sentence="Self-attention takes time as n² d, a recurrent layer as n d²: with long texts there "
-    "comes a length from which on attention is the slower one.",
-    deck="000, 002, 003, 004",
+    sentence="Self-attention takes O(n² d) time, a recurrent layer O(n d²): from some length on "
+    "attention is slower.",
+    lectures="000, 002, 003, 004",
     criterion="the exponents of measured times are within 0.35 of 2 and 1 (attention, in n and d) "
     "and of 1 and 2 (LSTM), and self-attention becomes slower at a length that was measured",
     measure=measure,

@@ -1,8 +1,7 @@
-"""Weight tying: a language model whose head is its embedding, u = h Eᵀ, or has a matrix of its own.
+"""Weight tying: a language model whose head is its embedding, u = h Eᵀ, against an untied one.
 
-Each reads the phrasebook's English word by word, at the better of two learning rates. Deck 004
-ties the two; what that saves and costs it does not say, but those do who began it (Press and Wolf
-2017).
+Each learns the phrasebook's English word by word, at the better of two learning rates. UMass
+CS 685 *Transformers (II)* ties the two without numbers; Press and Wolf (2017) have them.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from manyheads.lab.claims.trial import learn, stretches
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.positions import Rotary
 
-TRAINED, VALID, LONGEST = 4000, 400, 10  # sentences, and the words of one
+TRAINED, VALID, LONGEST = 4000, 400, 10  # sentences, and words per sentence
 ROWS, DIM, STEPS, WARMUP = 32, 64, 400, 20
 LARGE_DIM, LARGE_STEPS = 256, 4000
 RATES = (3e-3, 1e-2)
@@ -25,7 +24,7 @@ TIES = ("all", "none")
 
 
 def loss_of(model: Gpt, rows: Tensor) -> Tensor:
-    """−log P of each word after those before it, the mean."""
+    """The mean −log P of each word given those before it."""
     logits = model(rows[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), ignore_index=PAD)
 
@@ -46,7 +45,7 @@ def model_of(words: int, tie: str, setting: Setting) -> Gpt:
 
 @dataclass(frozen=True)
 class Texts:
-    """Sentences as word ids, and how many words there are."""
+    """Sentences as word ids, and the vocabulary size."""
 
     train: Tensor
     valid: Tensor
@@ -63,7 +62,7 @@ class Texts:
 def taught(
     texts: Texts, tie: str, rate: float, seed: int, setting: Setting
 ) -> tuple[int, float, list[float]]:
-    """Parameters, the loss on sentences that were not trained on, and each step's loss."""
+    """The number of parameters, the validation loss, and each step's training loss."""
     torch.manual_seed(seed)
     model = model_of(texts.words, tie, setting)
     random = torch.Generator().manual_seed(seed)
@@ -85,8 +84,8 @@ def measure(setting: Setting) -> Measured:
     for seed in setting.seeds:
         sizes = {}
         for tie, name in zip(TIES, ("tied", "untied"), strict=True):
-            found = [taught(texts, tie, rate, seed, setting) for rate in RATES]
-            sizes[name], valid, losses = min(found, key=lambda one: one[1])
+            trainings = [taught(texts, tie, rate, seed, setting) for rate in RATES]
+            sizes[name], valid, losses = min(trainings, key=lambda training: training[1])
             numbers.setdefault(name, []).append(valid)
             if seed == setting.seeds[0]:
                 lines[f"{name}, in training"] = stretches(losses)
@@ -95,21 +94,21 @@ def measure(setting: Setting) -> Measured:
 
 
 def judge(measured: Measured) -> Judged:
-    saved = measured.least("saved") >= 0.25
-    kept = measured.mean("tied") <= 1.01 * measured.mean("untied")
+    saves = measured.least("saved") >= 0.25
+    as_good = measured.mean("tied") <= 1.01 * measured.mean("untied")
     why = (
-        f"{measured.told('saved')} of the parameters are saved, and a word costs "
-        f"{measured.told('tied')} nats tied, {measured.told('untied')} untied"
+        f"{measured.reported('saved')} of the parameters are saved, and the validation loss is "
+        f"{measured.reported('tied')} nats tied, {measured.reported('untied')} untied"
     )
-    if saved and not kept:
-        return Judged("depends", f"holds only for the size: {why}")
-    return Judged("holds" if saved and kept else "fails", why)
+    if saves and not as_good:
+        return Judged("depends", f"holds for the size, not for the loss: {why}")
+    return Judged("holds" if saves and as_good else "fails", why)
 
 
 CLAIM = Claim(
-    sentence="The head of a language model may be its embedding, transposed: many parameters fewer "
-    "and no worse a model, as Press and Wolf found.",
-    deck="none",
+    sentence="A language model can use its transposed embedding as the output layer: this saves "
+    "many parameters and does not make the model worse, as Press and Wolf found.",
+    lectures="none",
     criterion="at least a quarter of the parameters saved, and a mean validation loss at most 1 % "
     "higher, each at the better of two learning rates",
     measure=measure,

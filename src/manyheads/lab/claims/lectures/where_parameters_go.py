@@ -7,7 +7,7 @@ from manyheads.presets import GPT3_SIZES, preset
 from manyheads.summary import ModelSummary, summarize
 
 SIZES = ("gpt3-small", *GPT3_SIZES)
-PAIRS = ("attention scores", "attention mixing")  # what each query does with each key: n²
+PAIRS = ("attention scores", "attention mixing")  # cost n² per sequence
 PARTS = {
     "feed-forward": ("feed-forward",),
     "projections of attention": ("attention",),
@@ -16,24 +16,26 @@ PARTS = {
 }
 
 
-def share(found: ModelSummary, *parts: str) -> float:
-    """Of all forward FLOPs of a token."""
-    return sum(found.flops["token"].get(part, 0) for part in parts) / found.forward_flops["token"]
+def share(summary: ModelSummary, *parts: str) -> float:
+    """The share of these parts in the forward FLOPs of a token."""
+    return (
+        sum(summary.flops["token"].get(part, 0) for part in parts) / summary.forward_flops["token"]
+    )
 
 
-def overtakes(found: ModelSummary) -> float:
-    """The length from which on scores and mixing, whose FLOPs a token grow with it, have more of
-    them than the feed-forward."""
-    flops = found.flops["token"]
-    return flops["feed-forward"] / (sum(flops[part] for part in PAIRS) / found.length)
+def overtakes(summary: ModelSummary) -> float:
+    """The length from which on scores and mixing take more FLOPs per token than the "
+    "feed-forward."""
+    flops = summary.flops["token"]
+    return flops["feed-forward"] / (sum(flops[part] for part in PAIRS) / summary.length)
 
 
 def measure(setting: Setting) -> Measured:
     sizes = [summarize(preset(name)) for name in SIZES]
-    widths = [share(found, "feed-forward") for found in sizes]
-    parameters = [found.feedforward_share["parameters"] for found in sizes]
+    widths = [share(summary, "feed-forward") for summary in sizes]
+    parameters = [summary.feedforward_share["parameters"] for summary in sizes]
     majority = [
-        found.parameters / 1e9 for found, part in zip(sizes, widths, strict=True) if part > 0.5
+        summary.parameters / 1e9 for summary, part in zip(sizes, widths, strict=True) if part > 0.5
     ]
     numbers = {
         "parameters, least": min(parameters),
@@ -48,7 +50,7 @@ def measure(setting: Setting) -> Measured:
         "embeddings, largest": sizes[-1].parts["embedding"] / sizes[-1].parameters,
     }
     lines = {
-        name: [(found.parameters, share(found, *parts)) for found in sizes]
+        name: [(summary.parameters, share(summary, *parts)) for summary in sizes]
         for name, parts in PARTS.items()
     }
     return Measured(
@@ -65,22 +67,25 @@ def judge(measured: Measured) -> Judged:
     thirds = measured.least("parameters, least") > 0.66 and measured.most("parameters, most") < 0.68
     small, large = (measured.mean(f"overtaken at, {size}") for size in ("smallest", "largest"))
     why = (
-        f"it has {measured.told('parameters, least')} of the blocks' parameters in all sizes of "
-        f"GPT-3; of the FLOPs at 2,048 tokens {first:.0%} in the smallest and {last:.0%} in the "
-        f"largest, and scores with mixing overtake it at {small:,.0f} and at {large:,.0f} tokens"
+        f"the feed-forward has {measured.reported('parameters, least')} of the blocks' "
+        "parameters in "
+        f"all sizes of GPT-3, and {first:.0%} (smallest) to {last:.0%} (largest) of the FLOPs at "
+        f"2,048 tokens; scores and mixing overtake it at {small:,.0f} and at {large:,.0f} tokens"
     )
     if not (thirds and last > 0.5 and measured.least("growth") > 0):
         return Judged("fails", why)
     if first > 0.5:
         return Judged("holds", why)
     begins = measured.mean("majority from")
-    return Judged("depends", f"of compute it holds only from {begins:.2g} billion on: {why}")
+    return Judged(
+        "depends", f"for compute it holds only from {begins:.2g} billion parameters on: {why}"
+    )
 
 
 CLAIM = Claim(
-    sentence="The feed-forward, four times as wide inside, is where two thirds of a block's "
-    "parameters and most of the compute go, and the larger the model, the more of it.",
-    deck="000, 001, 002",
+    sentence="The feed-forward network, four times as wide inside, has two thirds of a block's "
+    "parameters and most of the compute, and its share grows with the model.",
+    lectures="000, 001, 002",
     criterion="0.66 to 0.68 of the blocks' parameters and more than half of the forward FLOPs in "
     "each size of GPT-3, growing from size to size",
     measure=measure,
