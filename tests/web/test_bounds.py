@@ -20,7 +20,7 @@ from manyheads.data.midi import Note, write_midi
 from manyheads.run import read_run, save_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web import app as server
-from manyheads.web.guard import Door, Guard, Limits
+from manyheads.web.guard import AccessPolicy, Guard, Limits
 from manyheads.web.runs import METRICS, all_records, read_metrics
 
 KIND = {"Content-Type": "application/json"}
@@ -133,7 +133,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
-    guard = Guard(server.build_app(Path()), Door(), Limits(body_seconds=0.01))
+    guard = Guard(server.build_app(Path()), AccessPolicy(), Limits(body_seconds=0.01))
     asyncio.run(guard(scope, never, send))
     assert sent[0]["status"] == 408
     assert json.loads(sent[1]["body"])["error"]["type"] == "slow"

@@ -26,7 +26,7 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.run import read_run
 from manyheads.train.optimizer import Train, learning_rate
 from manyheads.web import app as server
-from manyheads.web.guard import COOKIE, Door, Limits
+from manyheads.web.guard import COOKIE, AccessPolicy, Limits
 from manyheads.web.heads import Place, knocked_out, rollout, statistics
 from manyheads.web.runs import formula, read_metrics, schedule
 from manyheads.web.traces import Trace, Traces
@@ -234,7 +234,7 @@ def test_a_foreign_name_or_page_is_refused(client: TestClient, path: str) -> Non
 
 
 def test_off_loopback_a_token_is_needed(folder: Path) -> None:
-    door = Door.at("0.0.0.0")
+    door = AccessPolicy.at("0.0.0.0")
     assert door.token
     other = TestClient(server.build_app(folder, door), "http://10.1.2.3:8421")
     assert other.get("/health").status_code == 200
@@ -251,9 +251,9 @@ def test_off_loopback_a_token_is_needed(folder: Path) -> None:
     assert "HttpOnly" in answer.headers["set-cookie"]
     assert COOKIE in other.cookies
     assert other.get("/api/runs").status_code == 200
-    assert Door.at("127.0.0.1").token is None
-    assert Door.at("::1").token is None
-    assert Door.at("192.168.0.7").token is not None
+    assert AccessPolicy.at("127.0.0.1").token is None
+    assert AccessPolicy.at("::1").token is None
+    assert AccessPolicy.at("192.168.0.7").token is not None
 
 
 def test_too_much_is_refused_and_the_server_lives(client: TestClient) -> None:
