@@ -33,13 +33,13 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Words
 from manyheads.web.app import build_app
 from manyheads.web.flow import MOST_TOKENS, follow, source
-from manyheads.web.forward import Room
+from manyheads.web.forward import SizeLimit
 from manyheads.web.guard import Limits
 from manyheads.web.trace import stacks
 from manyheads.web.traces import Trace
 
 TEXT, TARGET = "one two three four two", "five six one"
-ROOM = Room(64, 2**24)
+ROOM = SizeLimit(64, 2**24)
 SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 4, "ffn_dim": 24, "max_length": 300}
 POST = Norm(placement="post")
 MODELS: dict[str, Any] = {

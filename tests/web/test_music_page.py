@@ -88,8 +88,8 @@ def test_an_upload_is_read_as_a_file_is(client: TestClient, tmp_path: Path) -> N
 def test_a_stretch_is_whole_sixteenths_and_fits(client: TestClient) -> None:
     actual = ask(client, "/api/music", run="chorales", begin=9, events=11)
     assert (actual["begin"], len(actual["events"]), actual["words"]) == (8, 8, 48)
-    assert music.stretch(list("abcdef"), 99, 4, 1) == (["f"], 5)
-    assert music.stretch(list("abcdefgh"), 3, 2, 4) == (list("abcd"), 0)
+    assert music.window(list("abcdef"), 99, 4, 1) == (["f"], 5)
+    assert music.window(list("abcdefgh"), 3, 2, 4) == (list("abcd"), 0)
     actual = ask(client, "/api/music", run="chorales", events=1000)
     assert len(actual["events"]) == 48
 

@@ -27,7 +27,7 @@ from manyheads.run import read_run
 from manyheads.train.optimizer import Train, learning_rate
 from manyheads.web import app as server
 from manyheads.web.guard import COOKIE, AccessPolicy, Limits
-from manyheads.web.heads import Place, knocked_out, rollout, statistics
+from manyheads.web.heads import HeadId, knocked_out, rollout, statistics
 from manyheads.web.runs import formula, read_metrics, schedule
 from manyheads.web.traces import Trace, Traces
 
@@ -189,7 +189,7 @@ def test_a_head_that_is_knocked_out_is_one_whose_output_matrix_is_zero(folder: P
     model = opened.model
     assert isinstance(model, Seq2Seq)
     tokens = torch.randint(300, (2, 7))
-    place = Place.parse("decoder.cross.1.0")
+    place = HeadId.parse("decoder.cross.1.0")
     with torch.no_grad():
         whole = model(tokens, tokens)
         with knocked_out(model, [place]):

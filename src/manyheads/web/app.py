@@ -48,7 +48,7 @@ async def health(request: Request) -> Response:
 
 
 async def page(request: Request) -> Response:
-    """The HTML document, the same for every page; the page's module renders the state in the URL."""
+    """The HTML document of every page; the page's module renders the state in the URL."""
     name = request.path_params.get("page", HOME)
     if name not in {path.stem for path in (PAGE / "pages").glob("*.js")}:
         raise Problem(404, "page not found")
@@ -59,7 +59,9 @@ async def failed(request: Request, error: Exception) -> Response:
     return answer_of(error)
 
 
-def build_app(folder: Path, policy: AccessPolicy | None = None, limits: Limits | None = None) -> ASGIApp:
+def build_app(
+    folder: Path, policy: AccessPolicy | None = None, limits: Limits | None = None
+) -> ASGIApp:
     """The web application for a run or a folder of runs."""
     policy, limits = policy or AccessPolicy(), limits or Limits()
     expected = (Problem, UserError, HTTPException, OSError, RecursionError)

@@ -2,8 +2,8 @@
 
 Any page open in the same browser can reach a server on loopback. Therefore `Host` must be a known
 name (against DNS rebinding), `Origin` must be the server itself (against cross-site requests), and
-a POST body must be JSON, which an HTML form cannot send. `Sec-Fetch-Site` covers cross-site requests
-without `Origin`. A server that is not bound to loopback also requires a token.
+a POST body must be JSON, which an HTML form cannot send. `Sec-Fetch-Site` covers cross-site
+requests without `Origin`. A server that is not bound to loopback also requires a token.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GONE: ContextVar[asyncio.Event | None] = ContextVar("GONE", default=None)
 
 
-def check_asker() -> None:
+def check_client() -> None:
     """Raise if the client of the current request has disconnected."""
     gone = GONE.get()
     if gone is not None and gone.is_set():
@@ -201,11 +201,11 @@ class Guard:
             raise Problem(403, "the server does not accept this host name (Host)", "host")
         origin = headers.get("origin")
         if origin is not None and _without_scheme(origin) != host.lower():
-            raise Problem(403, "requests from other pages are refused (Origin)", "origin")
+            raise Problem(403, "cross-site requests are refused (Origin)", "origin")
         # Images and scripts that another page loads send no Origin. Following a link is harmless.
         cross_site = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if cross_site and headers.get("sec-fetch-mode") != "navigate":
-            raise Problem(403, "requests from other pages are refused (Sec-Fetch-Site)", "origin")
+            raise Problem(403, "cross-site requests are refused (Sec-Fetch-Site)", "origin")
         kinds = self.style.bodies
         if scope["method"] == "POST" and _content_type(headers) not in kinds:
             accepted = " or ".join(sorted(kinds))

@@ -24,7 +24,7 @@ from manyheads.nn.positions import Position
 from manyheads.nn.shapes import Values
 from manyheads.ops import share_heads
 from manyheads.web import formulas
-from manyheads.web.heads import Recorded
+from manyheads.web.heads import Recording
 
 Key = tuple[str, Kind, int]
 Code = tuple[Callable[..., Any], ...]
@@ -96,7 +96,7 @@ def stacks(model: Model) -> list[tuple[str, Embedding, Stack]]:
     return [(name, below, stacks_by_name[name]) for name, below in model.embeddings().items()]
 
 
-def journey(model: Model, seen: Calls, record: Recorded) -> list[Column]:
+def forward_parts(model: Model, seen: Calls, record: Recording) -> list[Column]:
     """Every part of the last pass, for the one text that it read."""
     columns = []
     for name, embedding, stack in stacks(model):
@@ -149,7 +149,7 @@ def _embedded(name: str, embedding: Embedding, seen: Calls) -> list[Part]:
     return parts
 
 
-def _layer(name: str, layer: int, block: Block, seen: Calls, record: Recorded) -> list[Part]:
+def _layer(name: str, layer: int, block: Block, seen: Calls, record: Recording) -> list[Part]:
     """What comes in, then each part of the block with its residual connection."""
     entered = _one(seen[block].args[0])
     formula = "x: what the layer before gave, in the first layer the embeddings"
@@ -205,7 +205,7 @@ def _values(attention: SelfAttention | CrossAttention, seen: Calls) -> Values:
 
 
 def _attention(
-    key: Key, attention: SelfAttention | CrossAttention, seen: Calls, record: Recorded
+    key: Key, attention: SelfAttention | CrossAttention, seen: Calls, record: Recording
 ) -> list[Part]:
     """Q, K, V, scores, mask, weights, the mixed values of each head, and Concat(…) W^O."""
     name, kind, _ = key

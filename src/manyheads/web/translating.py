@@ -23,13 +23,13 @@ from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq
 from manyheads.phrasebook import Pair, sentences
 from manyheads.run import SETTINGS, read_run
-from manyheads.web.forward import Pass, Room
+from manyheads.web.forward import ForwardPass, SizeLimit
+from manyheads.web.generation import MOST_BEAM, Generation, generation_of
 from manyheads.web.guard import Limits
-from manyheads.web.heads import recorded
+from manyheads.web.heads import record_attention
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, json_answer
 from manyheads.web.traces import Trace, Traces
-from manyheads.web.writing import MOST_BEAM, Writing, writing_of
 
 MOST_DRAWN = 20_000  # sentences of a split of the phrasebook that a text is looked for in
 EXAMPLES = 12
@@ -56,9 +56,9 @@ def _translate(fields: Fields, library: Library, traces: Traces, limits: Limits)
     name = name_of("translate", run, library.version(run), *map(fields.values.get, names))
     kept = traces.find(name)
     if kept is None:
-        room = Room(limits.tokens, limits.trace_bytes)
+        limit = SizeLimit(limits.tokens, limits.trace_bytes)
         with library.model(run) as opened, torch.inference_mode():
-            kept = _translated(opened, fields, room, {"trace": name, "run": run})
+            kept = _translated(opened, fields, limit, {"trace": name, "run": run})
         traces.keep(name, kept)
     return json_answer(kept.manifest)
 
@@ -68,17 +68,17 @@ def name_of(*asked: Any) -> str:
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:20]
 
 
-def _translated(opened: TorchRun, fields: Fields, room: Room, about: dict[str, Any]) -> Trace:
-    writing = writing_of(opened, fields, room.tokens)
-    if writing.continues:
+def _translated(opened: TorchRun, fields: Fields, limit: SizeLimit, about: dict[str, Any]) -> Trace:
+    generation = generation_of(opened, fields, limit.tokens)
+    if generation.continues:
         raise opened.unsupported("translates", "an encoder–decoder")
-    given = writing.given(fields)
-    [found] = writing.search(given)(writing.begin(), writing.start, writing.limits())
+    given = generation.given(fields)
+    [found] = generation.search(given)(generation.begin(), generation.start, generation.limits())
     which = min(fields.number("which", MOST_BEAM) or 0, len(found) - 1)
-    tokenizer = writing.tokenizer
-    weights, chances = aligned(writing, found[which].tokens, room)
-    expected = [*found[which].tokens, writing.special_tokens.end][: len(chances)]
-    columns = tokenizer.subwords(writing.read)
+    tokenizer = generation.tokenizer
+    weights, chances = aligned(generation, found[which].tokens, limit)
+    expected = [*found[which].tokens, generation.special_tokens.end][: len(chances)]
+    columns = tokenizer.subwords(generation.read)
     tensors, alignment = {}, None
     if weights is not None:
         layers, heads, _, keys = weights.shape
@@ -86,14 +86,14 @@ def _translated(opened: TorchRun, fields: Fields, room: Room, about: dict[str, A
         if keys != len(columns):  # a core that makes something else of the keys
             columns = [str(number) for number in range(1, keys + 1)]
         alignment = {"layers": layers, "heads": heads, "columns": columns}
-        alignment["joined"] = isinstance(writing.model, DecoderOnlySeq2Seq)
+        alignment["joined"] = isinstance(generation.model, DecoderOnlySeq2Seq)
     manifest = {
         **about,
         "prefix": given,
-        "width": writing.decode.beam,
-        "source": tokenizer.subwords(writing.read),
+        "width": generation.decode.beam,
+        "source": tokenizer.subwords(generation.read),
         "which": which,
-        "hypotheses": [_hypothesis(one, writing) for one in found],
+        "hypotheses": [_hypothesis(one, generation) for one in found],
         "pieces": tokenizer.subwords(expected),
         "tokens": expected,
         "log_probabilities": chances,
@@ -102,28 +102,28 @@ def _translated(opened: TorchRun, fields: Fields, room: Room, about: dict[str, A
     return Trace(manifest, tensors)
 
 
-def _hypothesis(one: Hypothesis, writing: Writing) -> dict[str, Any]:
-    text = writing.text(one.tokens)
+def _hypothesis(one: Hypothesis, generation: Generation) -> dict[str, Any]:
+    text = generation.text(one.tokens)
     return {"text": text, "log_probability": one.log_probability, "score": one.score}
 
 
 def aligned(
-    writing: Writing, written: list[int], room: Room
+    generation: Generation, written: list[int], limit: SizeLimit
 ) -> tuple[LayerMaps | None, list[float]]:
     """Where each written token's place looks in the source, and log P of each, the end included.
 
     Row t is the place at which token t is written: it has read those before. Source and target
     that are one sequence have that part of their self-attention; its rows are shares of 1.
     """
-    model, read = writing.model, writing.read
+    model, read = generation.model, generation.read
     joined = isinstance(model, DecoderOnlySeq2Seq)
-    given = [writing.start, *written][: writing.limit]
-    room.check_maps(model, len(read) + len(given) if joined else max(len(read), len(given)))
-    with recorded(model) as record:
-        logits = writing.logits(given[1:])
-    expected = [*written, writing.special_tokens.end][: len(given)]
+    given = [generation.start, *written][: generation.limit]
+    limit.check_maps(model, len(read) + len(given) if joined else max(len(read), len(given)))
+    with record_attention(model) as record:
+        logits = generation.logits(given[1:])
+    expected = [*written, generation.special_tokens.end][: len(given)]
     each = logits.log_softmax(-1)[torch.arange(len(expected)), expected]
-    tensors = Pass(record, {}).tensors()
+    tensors = ForwardPass(record, {}).tensors()
     if not joined:
         return tensors.get("decoder.cross.weights"), each.tolist()
     both = tensors.get("decoder.self.weights")

@@ -25,7 +25,7 @@ from manyheads.loading import TorchRun
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.web.forward import Room
+from manyheads.web.forward import SizeLimit
 from manyheads.web.responses import Fields, Problem
 
 MOST_READ = 128  # tokens of a text that is written from while somebody types
@@ -62,7 +62,7 @@ class PrefixConstraints(LogitsConstraints):
 
 
 @dataclass(frozen=True)
-class Writing:
+class Generation:
     """A model with what it has read: a source, or a prompt that it goes on with.
 
     `limit` is the most tokens that it may write, an end included.
@@ -173,7 +173,7 @@ class Writing:
         return torch.tensor([list(ids)], device=self.opened.device)
 
 
-def writing_of(opened: TorchRun, fields: Fields, most_tokens: int) -> Writing:
+def generation_of(opened: TorchRun, fields: Fields, most_tokens: int) -> Generation:
     """What a request {text, beam?, limit?} asks a run to write from."""
     model: Any = opened.model
     if not isinstance(model, EncoderDecoder | Gpt):
@@ -187,14 +187,16 @@ def writing_of(opened: TorchRun, fields: Fields, most_tokens: int) -> Writing:
         decode = opened.decode(beam=MOST_BEAM)
     special = SpecialTokens(opened.tokenizer, decode)
     ids = opened.tokenizer.encode(fields.text("text", ""))
-    room = Room(min(most_tokens, MOST_READ), 0)
+    room = SizeLimit(min(most_tokens, MOST_READ), 0)
     if not isinstance(model, Gpt):
         source = special.source(ids)
         room.check(source, model, "the text")
-        return Writing(opened, decode, source, decode.limit(len(source), model.config.max_length))
+        return Generation(
+            opened, decode, source, decode.limit(len(source), model.config.max_length)
+        )
     prompt = ids or [special.start]
     room.check(prompt, model, "the text")
     positions = model.decoder.position.max_length
     if positions is not None:
         limit = min(limit, positions - len(prompt) + 1)
-    return Writing(opened, decode, prompt, limit)
+    return Generation(opened, decode, prompt, limit)

@@ -64,7 +64,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Watched:
+class TracedSearch:
     """What a search found, and the tree that it went through; `ends` are the nodes of the found."""
 
     found: list[Hypothesis]
@@ -73,9 +73,9 @@ class Watched:
 
 
 @torch.no_grad()
-def watched(
+def trace_search(
     search: BeamSearch, session: DecoderSession, start: int, limits: Int[Tensor, " 1"]
-) -> Watched:
+) -> TracedSearch:
     """The search over one text, with its tree."""
     tree, end = Tree(search), search.constraints.end
     [found] = search(session, start, limits, tree.add)
@@ -85,7 +85,7 @@ def watched(
         if node.state == "ended"
     }
     ends = [by_tokens[tuple(hypothesis.tokens)] for hypothesis in found]
-    return Watched(found, tree.nodes, ends)
+    return TracedSearch(found, tree.nodes, ends)
 
 
 def _without(tokens: Sequence[int], end: int) -> list[int]:
