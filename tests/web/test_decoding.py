@@ -72,8 +72,8 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
     tree = trace_search(
         generation.search(), generation.begin(), generation.start, generation.limits()
     )
-    assert tree.found == by_itself(generation)
-    for hypothesis, end in zip(tree.found, tree.ends, strict=True):
+    assert tree.hypotheses == by_itself(generation)
+    for hypothesis, end in zip(tree.hypotheses, tree.ends, strict=True):
         node = tree.nodes[end]
         assert (node.log_probability, node.score) == (hypothesis.log_probability, hypothesis.score)
         assert node.state == "ended"

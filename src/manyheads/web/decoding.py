@@ -39,13 +39,13 @@ def _decode(fields: Fields, library: Library, limits: Limits) -> Response:
     run, sample = fields.text("run"), sample_of(fields)
     with library.model(run) as opened, torch.inference_mode():
         generation = generation_of(opened, fields, limits.tokens)
-        prefix = generation.given(fields)
+        prefix = generation.prefix(fields)
         tree = trace_search(
             generation.search(prefix), generation.begin(), generation.start, generation.limits()
         )
         greedy = generation.search(prefix, beam=1)
         [best] = greedy(generation.begin(), generation.start, generation.limits())
-        samples = generation.draw(sample, SAMPLES, prefix)
+        samples = generation.sample(sample, SAMPLES, prefix)
         answer = {
             "run": run,
             "continues": generation.continues,
@@ -54,7 +54,7 @@ def _decode(fields: Fields, library: Library, limits: Limits) -> Response:
             "prefix": prefix,
             **settings_of(generation),
             "nodes": nodes_of(tree, generation),
-            "beam": [_hypothesis(hypothesis, generation) for hypothesis in tree.found],
+            "beam": [_hypothesis(hypothesis, generation) for hypothesis in tree.hypotheses],
             "greedy": [_hypothesis(hypothesis, generation) for hypothesis in best],
             "sampling": [_sample(tokens, generation) for tokens in samples],
         }
@@ -122,7 +122,7 @@ def _next_token(fields: Fields, library: Library, limits: Limits) -> Response:
     sample, count = sample_of(fields), fields.number("count", MOST_TOP) or TOP
     with library.model(fields.text("run")) as opened, torch.inference_mode():
         generation = generation_of(opened, fields, limits.tokens)
-        prefix = generation.given(fields)
+        prefix = generation.prefix(fields)
         before, after = generation.after(prefix, sample)
         best, ids = before.topk(min(count, len(before)))
         left = after > 0

@@ -216,7 +216,7 @@ class Guard:
         in_address = query.pop("token", None)
         if in_address is not None and self.policy.lets_in(in_address):
             rest = f"?{urlencode(query)}" if query else ""
-            # Strip leading slashes: a path such as //evil.example must not redirect to another host.
+            # Strip leading slashes: //evil.example must not redirect to another host.
             redirect = RedirectResponse("/" + scope["path"].lstrip("/") + rest, 303)
             redirect.set_cookie(COOKIE, in_address, httponly=True, samesite="strict")
             return redirect

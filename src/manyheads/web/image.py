@@ -101,12 +101,12 @@ def load_image(opened: TorchRun, number: int) -> tuple[Picture, dict[str, Any]]:
     """An image of the validation split, with its class."""
     data = opened.run.data
     if not isinstance(data, ImageData):
-        raise UserError(f"{opened.folder.name} came without images: upload one")
+        raise UserError(f"{opened.folder.name} has no image data: upload an image")
     images = _read_split(data)
     check_size(opened.model.config, images)  # type: ignore[arg-type]
     count = len(images.labels)
     if number >= count:
-        raise Problem(400, f"'picture' must be a whole number from 0 to {count - 1}")
+        raise Problem(400, f"'picture' must be an integer from 0 to {count - 1}")
     label = images.classes[int(images.labels[number])]
     return images.pixels[number], {"source": SPLIT, "count": count, "label": label}
 

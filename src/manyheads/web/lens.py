@@ -98,7 +98,7 @@ class DecoderStates:
 def decoder_states(
     opened: TorchRun, text: str, target: str | None, limit: SizeLimit
 ) -> DecoderStates:
-    """A text through a decoder, once; an encoder–decoder writes `target`, or its last_positions."""
+    """Run a text through a decoder; an encoder–decoder scores `target`, or its own translation."""
     model: Any = opened.model
     if "decoder" not in model.stacks():
         raise opened.unsupported("has a Lens page", "a model with a decoder")

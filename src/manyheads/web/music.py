@@ -125,7 +125,7 @@ def _words(data: MusicData, number: int, upload: str | None) -> tuple[list[str],
         return data.encoding.words(content, UPLOAD), {"source": "upload"}
     pieces = _pieces(data)
     if number >= len(pieces):
-        raise Problem(400, f"'piece' must be a whole number from 0 to {len(pieces) - 1}")
+        raise Problem(400, f"'piece' must be an integer from 0 to {len(pieces) - 1}")
     return list(pieces[number]), {"source": SPLIT, "count": len(pieces)}
 
 

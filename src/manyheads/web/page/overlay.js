@@ -1,5 +1,5 @@
 // Numbers of patches over the picture that they were cut from: one large, with a patch that keys
-// walk over, and small ones beside each other to choose among.
+// walk over, and small ones side by side to choose from.
 
 import { byteOf, css } from "./colour.js";
 import { element, escaped, shown } from "./dom.js";

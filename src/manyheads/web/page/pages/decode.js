@@ -10,7 +10,7 @@ import { fill, textArea } from "../form.js";
 import { lead, runChoice } from "../runs.js";
 import { change } from "../state.js";
 import { Tree } from "../tree.js";
-import { BEAMS, legible, textsView, tokensIn, tokensOut, whole } from "../writers.js";
+import { BEAMS, legible, textsView, tokensIn, tokensOut, integer } from "../writers.js";
 
 const LIMITS = ["8", "12", "20", "32", "64"].map((count) => [count, count]);
 // Settings of chance: name, label, least, most, step, usual value.
@@ -40,14 +40,14 @@ export async function draw(place, state, signal) {
   fill(screen.text, text);
   chooseFirst(screen.controls, runs, run, state.run, "decode");
   const chance = Object.fromEntries(CHANCE.map(([name, , , , , usual]) => [name, Number(state[name] ?? usual)]));
-  const base = { run: run.name, text, beam: whole(state.beam), limit: whole(state.limit) };
+  const base = { run: run.name, text, beam: integer(state.beam), limit: integer(state.limit) };
   const found = await answer({ ...base, ...chance, prefix: tokensIn(state.prefix) }, signal);
   const now = { run, runs, state, found, chance, base };
   screen.controls.replaceChildren(...controls(now));
   screen.outputs.replaceChildren(...outputs(found, text));
-  const node = state.node === undefined ? -1 : (whole(state.node) ?? -1);
+  const node = state.node === undefined ? -1 : (integer(state.node) ?? -1);
   const title = `Beam search, width ${found.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
-  screen.tree.show({ name: "beam", title, rootPiece: found.root, nodes: found.nodes }, { step: whole(state.step) ?? 0, node });
+  screen.tree.show({ name: "beam", title, rootPiece: found.root, nodes: found.nodes }, { step: integer(state.step) ?? 0, node });
   screen.how.textContent =
     `lp = ${found.penalty}; stops by “${found.stopping}”; at most ${found.limit} tokens.` +
     (found.prefix.length ? ` The first ${found.prefix.length} are given.` : "");
@@ -91,7 +91,7 @@ function build(place) {
 }
 
 function controls({ run, runs, state, found }) {
-  const limit = labelled("Tokens to write", select(LIMITS, String(whole(state.limit) ?? 20), (value) => change({ ...FORGOTTEN, limit: value })));
+  const limit = labelled("Tokens to write", select(LIMITS, String(integer(state.limit) ?? 20), (value) => change({ ...FORGOTTEN, limit: value })));
   const chance = CHANCE.map(([name, label, min, max, step, usual]) => {
     const act = (value) => change({ [name]: value === usual ? "" : value }, { replace: true });
     return labelled(label, numberInput(state[name] ?? usual, min, max, act, step));
@@ -109,7 +109,7 @@ function controls({ run, runs, state, found }) {
 function outputs(found, text) {
   const kinds = [
     ["Greedy", ": the likeliest token at each step", found.greedy],
-    [`Beam ${found.width}`, ": the best score of whole texts", found.beam],
+    [`Beam ${found.width}`, ": the best score of integer texts", found.beam],
     ["Sampling", ": each token by chance", found.sampling],
   ];
   const all = kinds.flatMap(([way, , texts]) => texts.map((one) => ({ ...one, way })));

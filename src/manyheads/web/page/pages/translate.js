@@ -8,7 +8,7 @@ import { fill, textArea } from "../form.js";
 import { HeatMap } from "../heatmap.js";
 import { lead, runChoice } from "../runs.js";
 import { change } from "../state.js";
-import { BEAMS, legible, pieceButtons, textsView, tokensIn, tokensOut, whole } from "../writers.js";
+import { BEAMS, legible, pieceButtons, textsView, tokensIn, tokensOut, integer } from "../writers.js";
 
 const ALTERNATIVES = 10;
 const ASKED = 20; // some of the likeliest are never written
@@ -32,8 +32,8 @@ export async function draw(place, state, signal) {
   chooseFirst(screen.controls, runs, run, state.run, "translate");
   const prefix = tokensIn(state.prefix);
   const asked = { run: run.name, text, prefix };
-  const found = legible(await post("/api/translate", { ...asked, beam: whole(state.beam), which: whole(state.which) ?? 0 }, signal));
-  const at = state.at === undefined ? -1 : Math.min(whole(state.at) ?? -1, found.tokens.length - 1);
+  const found = legible(await post("/api/translate", { ...asked, beam: integer(state.beam), which: integer(state.which) ?? 0 }, signal));
+  const at = state.at === undefined ? -1 : Math.min(integer(state.at) ?? -1, found.tokens.length - 1);
   const now = { run, runs, state, text, found, at, asked };
   screen.controls.replaceChildren(...controls(now, []));
   drawTranslation(now);
@@ -152,8 +152,8 @@ function hypotheses({ found, text }) {
 
 /** Which map is asked for: of a head, the mean of a layer, the mean of all. */
 function chosenMap(state, { layers, heads }) {
-  const layer = state.layer === "all" ? -1 : Math.min(whole(state.layer) ?? layers - 1, layers - 1);
-  const head = layer < 0 || state.head === undefined || state.head === "mean" ? -1 : Math.min(whole(state.head) ?? 0, heads - 1);
+  const layer = state.layer === "all" ? -1 : Math.min(integer(state.layer) ?? layers - 1, layers - 1);
+  const head = layer < 0 || state.head === undefined || state.head === "mean" ? -1 : Math.min(integer(state.head) ?? 0, heads - 1);
   const kind = layer < 0 ? "all" : head < 0 ? "mean" : "weights";
   const which = { all: {}, mean: { layer }, weights: { layer, head } }[kind];
   const title = { all: "mean of all heads", mean: `layer ${layer + 1}, mean of its heads`, weights: `layer ${layer + 1}, head ${head + 1}` }[kind];
