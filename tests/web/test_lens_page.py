@@ -121,4 +121,4 @@ def test_what_has_no_lens_is_refused(client: TestClient) -> None:
     assert "tokens" in problem(client.post("/api/lens", json=long), 413)
     long = {"run": "translator", "text": "dog", "target": "dog " * 200}
     assert "target" in problem(client.post("/api/lens", json=long), 413)
-    assert "no run" in problem(client.post("/api/lens", json={"run": "gone"}), 404)
+    assert "not found" in problem(client.post("/api/lens", json={"run": "gone"}), 404)

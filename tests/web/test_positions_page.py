@@ -106,7 +106,7 @@ def test_the_last_step_of_the_skew_is_the_gathered_one(client: TestClient, causa
 def test_what_is_added_to_scores_is_a_query_with_its_vectors() -> None:
     """By Shaw's and the Music Transformer's own formulas, gathered pair by pair."""
     sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=6, causal=False)
-    built = positions.drawn(Relative(), sizes)
+    built = positions.random_scheme(Relative(), sizes)
     scores = positions.tables(built, 10)["scores"]
     assert isinstance(built.position, RelativePosition)
     table = built.position.distances.table

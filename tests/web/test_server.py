@@ -450,7 +450,7 @@ def test_the_command_refuses_in_one_line(
 ) -> None:
     with pytest.raises(UserError, match="holds no run"):
         command.view(tmp_path, port=0)
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match="not found"):
         command.view(tmp_path / "none", port=0)
     with server.listen("127.0.0.1", 0) as taken:
         taken.listen()

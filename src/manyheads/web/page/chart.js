@@ -17,7 +17,7 @@ const LINE = 18; // the height of a line of the legend
 
 /**
  * Round numbers between two ends, at most about `count` of them.
- * @param {number} [least] the smallest step: 1 where what is counted comes integers
+ * @param {number} [least] the smallest step: 1 for integers
  */
 export function ticks(low, high, count = 6, least = 0) {
   if (!(high > low)) return [low];

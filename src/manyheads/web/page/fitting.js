@@ -43,7 +43,7 @@ export function insteadOf(name, run, page) {
 }
 
 /**
- * A number input. The browser reports invalid values and restores the old value on blur.
+ * A number input. The browser reports an invalid value; on blur the old value is restored.
  * @param {(value: string) => void} change
  */
 export function numberInput(value, least, most, change, step = "1") {

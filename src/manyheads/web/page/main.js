@@ -1,7 +1,7 @@
 // The frame: menu, the page in the URL, presenter mode, light and dark theme, help.
 
 import { element, identity } from "./dom.js";
-import { SHARED_KEYS, pageOf, PAGES } from "./pages.js";
+import { pageOf, PAGES, SHARED_KEYS } from "./pages.js";
 import { address, change, go, onChange, pageName, read } from "./state.js";
 
 const GLOBAL_KEYS = [

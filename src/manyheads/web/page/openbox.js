@@ -2,7 +2,7 @@
 
 import { element, escaped, shown, visible } from "./dom.js";
 import { picture, saving } from "./exports.js";
-import { extent, groupOf, nameOf, shapeOf, formatted } from "./flowboxes.js";
+import { extent, formatted, groupOf, nameOf, shapeOf } from "./flowboxes.js";
 import { HeatMap } from "./heatmap.js";
 import { chips } from "./tokens.js";
 

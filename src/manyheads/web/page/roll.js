@@ -17,7 +17,7 @@ export function nameOf(pitch) {
 }
 
 export class Roll {
-  /** @param {{choose: (event: number) => void}} how readings which event is chosen */
+  /** @param {{choose: (event: number) => void}} how called with the chosen event */
   constructor({ choose }) {
     this.choose = choose;
     this.caption = element("figcaption");
