@@ -203,7 +203,11 @@ def test_a_text_goes_on_as_the_model_writes(client: TestClient) -> None:
     off = [f"decoder.self.{layer}.{head}" for layer in (0, 1) for head in (0, 1)]
     assert ask(client, "/api/continue", run="writer", text=SENTENCE, off=off)["text"] != whole
     assert ask(client, "/api/continue", run="writer", text=SENTENCE)["text"] == whole
-    for run, word in (("translator", "continues a text"), ("pictures", "continues a text"), ("gone", "gone")):
+    for run, word in (
+        ("translator", "continues a text"),
+        ("pictures", "continues a text"),
+        ("gone", "gone"),
+    ):
         answer = client.post("/api/continue", json={"run": run, "text": "a"})
         assert word in problem(answer, 404 if run == "gone" else 400)
 

@@ -293,7 +293,7 @@ def test_what_cannot_be_followed_is_refused(client: TestClient) -> None:
 
     assert "Transformer" in problem(requested(run="old", text=TEXT), 400)
     long = " ".join(["one"] * (MOST_TOKENS + 1))
-    assert f"at most {MOST_TOKENS}" in problem(requested(run="writer", text=long), 413)
+    assert f"more than {MOST_TOKENS}" in problem(requested(run="writer", text=long), 413)
     assert "MiB" in problem(requested(run="writer", text=" ".join(["one"] * 200)), 413)
     problem(requested(run="nowhere", text=TEXT), 404)
     problem(requested(run="writer", text=3), 400)

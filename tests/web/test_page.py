@@ -152,7 +152,7 @@ def test_a_head_knocked_out_changes_the_output(page: Any) -> None:
     visit(page, f"{TRANSLATOR}&target=Der+Hund.&layer=0&head=0")
     output = page.locator(".outputs > div")
     full = output.inner_text()
-    page.get_by_role("button", name="Knock this head out").click()
+    page.get_by_role("button", name="Knock out this head").click()
     expect(output).to_have_count(2)
     settled(page)
     assert output.nth(0).inner_text().split("\n")[1:] == full.split("\n")[1:]

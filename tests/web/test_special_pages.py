@@ -67,7 +67,7 @@ def test_a_page_for_another_kind_shows_one_that_fits(page: Any) -> None:
     for place, run in {**others, "tokens": "pictures"}.items():
         visit(page, f"/{place}?run={run}")
         expect(page.locator("#problem")).to_be_hidden()
-        expect(page.get_by_text(f"“{run}” is not among the")).to_be_visible()
+        expect(page.get_by_text(f"“{run}” does not support")).to_be_visible()
         for width in (390, 1280):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("() => document.documentElement.scrollWidth") <= width, place
@@ -93,7 +93,7 @@ def test_positions_are_drawn_as_they_are(page: Any, client: TestClient) -> None:
     settled(page)
     expect(page.locator("p[role=status]")).to_contain_text("positions shown")
     visit(page, "/positions?scheme=run&run=unplaced")  # of what adds nothing there is no figure
-    expect(page.locator("p.formula")).to_contain_text("nothing is added")
+    expect(page.locator("p.formula")).to_contain_text("no position encoding")
     expect(page.locator("#problem")).to_be_hidden()
     visit(page, "/positions?scheme=run&run=labels&stack=encoder")
     expect(page.get_by_role("combobox", name="Run", exact=True)).to_have_value("labels")
@@ -191,7 +191,7 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     for view in ("Rollout", "Positions"):
         page.get_by_role("button", name=view).click()
         settled(page)
-    expect(page.get_by_text("Positions like that of row 2, column 2")).to_be_visible()
+    expect(page.get_by_text("Position similarity with row 2, column 2")).to_be_visible()
     assert saved(page, page.locator("figure").first, "PNG").startswith(b"\x89PNG")
 
 
@@ -209,7 +209,7 @@ def test_a_picture_of_ones_own_is_classified(page: Any, client: TestClient, tmp_
     expected = sorted((item["probability"] for item in actual["output"]["classes"]), reverse=True)
     shown = page.locator(".bars td:last-child").all_inner_texts()
     assert [float(item) for item in shown] == pytest.approx(expected, rel=1e-2)
-    number = page.get_by_label("Picture of the validation split")
+    number = page.get_by_label("Image of the validation split")
     expect(number).to_have_value("")  # an upload is none of them, so each can be chosen
     number.fill("1")
     number.press("Enter")
@@ -222,7 +222,7 @@ def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> N
     row = tensor(client, actual["trace"], "decoder.self.weights")[1, 0, 21]
     readout = page.locator(".roll .readout")
     best = int(row.argmax())
-    reported = readout.inner_text().split("looks at ")[1].split(",")[0]
+    reported = readout.inner_text().split("attends to ")[1].split(",")[0]
     assert float(reported.split()[-1]) == pytest.approx(float(row[best]), rel=1e-2)
     assert reported.startswith(str(best) if best else "the beginning")
     assert page.locator(".roll .arc").count() in (11, 12)
@@ -300,14 +300,14 @@ def test_an_empty_text_is_a_text_and_back_brings_the_last_one(page: Any) -> None
     expect(page).to_have_url(re.compile("text=(&|$)"))
     settled(page)
     expect(box).to_have_value("")
-    expect(page.locator(".panel .note").first).to_contain_text("here 0 for 0 characters")
+    expect(page.locator(".panel .note").first).to_contain_text("0 tokens for 0 characters")
     link = page.get_by_role("link", name="Flow").get_attribute("href")
     assert re.search("text=(&|$)", link)
 
 
 def test_numbers_are_taken_or_refused_in_words(page: Any) -> None:
     visit(page, "/decode?run=writer&text=The&limit=9&top_p=0.33")
-    limit = page.get_by_label("Tokens to write")
+    limit = page.get_by_label("Tokens to generate")
     expect(limit).to_have_value("9")  # of an address, though none of those to choose from
     temperature = page.get_by_label("Temperature")
     temperature.fill("0.75")

@@ -52,7 +52,7 @@ export async function draw(place, state, signal) {
   const prediction = await post("/api/fill", { run: run.name, text: maskedText, hidden }, signal);
   screen.best = new Map(inOrder.map((at, number) => [at, prediction.masks[number].top[0].piece]));
   screen.sentence.textContent = prediction.text;
-  screen.results.replaceChildren(...found.masks.map((one, at) => result(one, at, hidden[at])));
+  screen.results.replaceChildren(...prediction.masks.map((one, at) => result(one, at, hidden[at])));
 }
 
 function build(place) {
