@@ -1,4 +1,4 @@
-"""What a stranger could make the server do: each is refused, in words, before it costs anything."""
+"""Requests that could exhaust the server are refused with a message before they cost anything."""
 
 import asyncio
 import base64
@@ -81,13 +81,13 @@ def test_weights_that_are_no_numbers_are_told_of(folder: Path, tmp_path: Path) -
                 weight.fill_(torch.nan)
         tokenizer = Tokenizer.load(folder / name / "tokenizer.json")
         save_run(run, tokenizer, model, tmp_path / name)
-    own = TestClient(server.build_app(tmp_path), HERE)
+    diverged = TestClient(server.build_app(tmp_path), HERE)
     for name, path in (("writer", "trace"), ("reader", "trace"), ("writer", "lens")):
-        answer = own.post(f"/api/{path}", json={"run": name, "text": SENTENCE})
+        answer = diverged.post(f"/api/{path}", json={"run": name, "text": SENTENCE})
         assert "weights are broken" in problem(answer, 422), (name, path)
-    answer = own.post("/api/trace", json={"run": "translator", "text": "a", "target": "b"})
+    answer = diverged.post("/api/trace", json={"run": "translator", "text": "a", "target": "b"})
     assert "weights are broken" in problem(answer, 422)
-    assert own.get("/health").status_code == 200
+    assert diverged.get("/health").status_code == 200
 
 
 def test_an_answer_that_is_too_large_is_asked_for_in_parts(folder: Path) -> None:
@@ -105,11 +105,11 @@ def test_an_answer_that_is_too_large_is_asked_for_in_parts(folder: Path) -> None
 def test_each_map_by_its_own_greatest(client: TestClient) -> None:
     trace = ask(client, "/api/trace", run="writer", text=SENTENCE)["trace"]
     name = "decoder.self.weights"
-    whole = tensor(client, trace, name)
-    own = tensor(client, trace, name, own=1)
-    assert torch.equal(own, whole / whole.amax((2, 3), keepdim=True))
+    weights = tensor(client, trace, name)
+    scaled = tensor(client, trace, name, own=1)
+    assert torch.equal(scaled, weights / weights.amax((2, 3), keepdim=True))
     assert torch.all(tensor(client, trace, name, own=1, dtype="u8").amax((2, 3)) == 255)
-    assert torch.equal(tensor(client, trace, name, own=0), whole)
+    assert torch.equal(tensor(client, trace, name, own=0), weights)
 
 
 def test_another_page_is_refused_also_without_an_origin(client: TestClient) -> None:
@@ -199,10 +199,10 @@ def test_what_leaves_nothing_to_draw_is_refused(client: TestClient) -> None:
 
 
 def test_a_text_goes_on_as_the_model_writes(client: TestClient) -> None:
-    whole = ask(client, "/api/continue", run="writer", text=SENTENCE)["text"]
+    baseline = ask(client, "/api/continue", run="writer", text=SENTENCE)["text"]
     off = [f"decoder.self.{layer}.{head}" for layer in (0, 1) for head in (0, 1)]
-    assert ask(client, "/api/continue", run="writer", text=SENTENCE, off=off)["text"] != whole
-    assert ask(client, "/api/continue", run="writer", text=SENTENCE)["text"] == whole
+    assert ask(client, "/api/continue", run="writer", text=SENTENCE, off=off)["text"] != baseline
+    assert ask(client, "/api/continue", run="writer", text=SENTENCE)["text"] == baseline
     for run, word in (
         ("translator", "continues a text"),
         ("pictures", "continues a text"),
@@ -226,7 +226,7 @@ def test_long_measurements_are_read_to_their_end(
 
 
 def test_an_address_that_is_printed_can_be_opened_at_once(folder: Path) -> None:
-    """Whoever reads it may ask before the server has begun to answer, and is not turned away."""
+    """A client may connect as soon as the URL is printed."""
 
     def ready(address: str) -> None:
         parts = urlsplit(address)

@@ -44,7 +44,7 @@ def client(folder: Path) -> TestClient:
     return TestClient(server.build_app(folder, limits=LIMITS), HERE)
 
 
-def writing_in(opened: TorchRun, decode: Decode) -> Generation:
+def generation_in(opened: TorchRun, decode: Decode) -> Generation:
     """As the page makes it; both kinds with a limit that is soon reached."""
     if opened.run.task == "language":
         return Generation(opened, decode, opened.tokenizer.encode(SENTENCE), LIMIT)
@@ -53,7 +53,7 @@ def writing_in(opened: TorchRun, decode: Decode) -> Generation:
     return Generation(opened, decode, [*source, opened.tokenizer.end], LIMIT)
 
 
-def by_itself(generation: Generation) -> Any:
+def library_search(generation: Generation) -> Any:
     """The hypotheses that the library finds for the same."""
     if generation.continues:
         generator = Generator(generation.model, generation.tokenizer, generation.decode)
@@ -68,11 +68,11 @@ def by_itself(generation: Generation) -> Any:
 def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str, Any]) -> None:
     """Its ends are the results, to the last bit; every step is the best of twice the beam."""
     opened = load_torch_run(folder / name)
-    generation = writing_in(opened, opened.decode(**way))
+    generation = generation_in(opened, opened.decode(**way))
     tree = trace_search(
         generation.search(), generation.begin(), generation.start, generation.limits()
     )
-    assert tree.hypotheses == by_itself(generation)
+    assert tree.hypotheses == library_search(generation)
     for hypothesis, end in zip(tree.hypotheses, tree.ends, strict=True):
         node = tree.nodes[end]
         assert (node.log_probability, node.score) == (hypothesis.log_probability, hypothesis.score)
@@ -83,16 +83,16 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
         assert len(weighed) <= 2 * beam
         logs = [node.log_probability for node in weighed]
         assert logs == sorted(logs, reverse=True)
-        kept = [node for node in weighed if node.state == "kept"]
+        survivors = [node for node in weighed if node.state == "kept"]
         pruned = [node for node in weighed if node.state == "pruned"]
-        assert len(kept) <= beam
+        assert len(survivors) <= beam
         end = generation.special_tokens.end
         lost = [node.log_probability for node in pruned if node.token != end]
         for rank, node in enumerate(weighed):
             last = node.token == end or step == LIMIT
             assert (node.state == "ended") == (last and rank < beam)
-        if kept and step < LIMIT:
-            assert max(lost, default=NEVER) <= kept[-1].log_probability
+        if survivors and step < LIMIT:
+            assert max(lost, default=NEVER) <= survivors[-1].log_probability
     for node in tree.nodes:
         if node.parent >= 0:
             assert tree.nodes[node.parent].state == "kept"
@@ -101,7 +101,7 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_numbers_of_the_tree_are_the_models(client: TestClient, name: str) -> None:
-    """A whole pass over the tokens up to a node gives its log P."""
+    """A forward pass over the tokens up to a node gives its log P."""
     actual = ask(client, "/api/decode", run=name, text=SENTENCE, beam=3, limit=6)
     nodes = actual["nodes"]
     opened = client.app.app.state.library  # type: ignore[attr-defined]

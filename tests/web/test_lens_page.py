@@ -33,15 +33,15 @@ def client(folder: Path) -> TestClient:
 
 
 def output(opened: TorchRun) -> Tensor:
-    """P of the next token by calling the model; of a translator with the target."""
+    """P of the next token by calling the model; a translator gets the target too."""
     tokenizer, model = opened.tokenizer, opened.model
     source = tokenizer.encode(SENTENCE)
     with torch.no_grad():
         if opened.run.task == "language":
             return model(torch.tensor([source]))[0].softmax(-1)  # type: ignore[no-any-return]
         marks = Translator(model, tokenizer, opened.run.decode).special_tokens  # type: ignore[arg-type]
-        given = [marks.start, *tokenizer.encode(TARGET)]
-        logits = model(torch.tensor([marks.source(source)]), torch.tensor([given]))
+        decoder_ids = [marks.start, *tokenizer.encode(TARGET)]
+        logits = model(torch.tensor([marks.source(source)]), torch.tensor([decoder_ids]))
         return logits[0].softmax(-1)  # type: ignore[no-any-return]
 
 
@@ -56,9 +56,9 @@ def test_the_last_row_is_what_the_model_says(client: TestClient, folder: Path, n
     assert torch.allclose(torch.tensor(actual["probabilities"][-1]), best, atol=1e-6)
     entropy = -(expected * expected.log2()).sum(-1)
     assert actual["entropy"][-1] == pytest.approx(entropy.tolist(), abs=1e-4)
-    wanted = opened.tokenizer.encode(TARGET if opened.run.task != "language" else SENTENCE)
+    labels = opened.tokenizer.encode(TARGET if opened.run.task != "language" else SENTENCE)
     first = 0 if opened.run.task != "language" else 1
-    chances = [float(expected[at, token]) for at, token in enumerate(wanted[first:])]
+    chances = [float(expected[at, token]) for at, token in enumerate(labels[first:])]
     assert actual["wanted"][-1][: len(chances)] == pytest.approx(chances, abs=1e-6)
     assert actual["pieces"][str(int(ids[0, 0]))] == opened.tokenizer.subwords([int(ids[0, 0])])[0]
     # And the rows before are others: a layer does something.

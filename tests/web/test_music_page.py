@@ -47,8 +47,8 @@ def test_maps_and_likelihoods_are_those_of_the_model(client: TestClient, folder:
     expected = [float(chances[at, token]) for at, token in enumerate(ids[0, 1:])]
     assert actual["output"]["log_probabilities"] == pytest.approx(expected, abs=1e-5)
     far = tensor(client, actual["trace"], "decoder.self.distance")
-    own = [float(weights[1, 0, at, at - 5]) for at in range(5, ids.shape[1])]
-    assert float(far[1, 0, 5]) == pytest.approx(sum(own) / len(own), abs=1e-6)
+    diagonal = [float(weights[1, 0, at, at - 5]) for at in range(5, ids.shape[1])]
+    assert float(far[1, 0, 5]) == pytest.approx(sum(diagonal) / len(diagonal), abs=1e-6)
 
 
 def test_a_chorale_has_its_voices_in_time(client: TestClient, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page in a real browser: what is on screen is what the model has, by hand and by keys."""
+"""The page in a real browser: the screen shows the numbers of the model, by mouse and by keys."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ from manyheads.web.app import build_app, listen
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
-    pytest.skip("there is no chromium here to open the page with", allow_module_level=True)
+    pytest.skip("needs chromium", allow_module_level=True)
 
 expect = playwright_api.expect
 PAGES = ("/", "/train", "/flow", "/attention", "/translate", "/decode", "/tokens")
@@ -195,7 +195,7 @@ def test_keys_alone_walk_the_page(page: Any, address: str) -> None:
     visit(page, f"{TRANSLATOR}&map=encoder.self")
     tab_to(page, "Lines")
     for key, view in (("Enter", "Lines"), ("Shift+Tab", "Matrix"), ("Enter", "Matrix")):
-        page.keyboard.press(key)  # what is drawn anew leaves the focus where it was
+        page.keyboard.press(key)  # a redraw keeps the focus
         settled(page)
         assert page.evaluate("() => document.activeElement.textContent") == view
     tab_to(page, "")

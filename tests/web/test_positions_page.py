@@ -56,7 +56,7 @@ def test_sinusoids_are_the_formula_of_the_paper(client: TestClient) -> None:
     dots = tensor(client, actual["trace"], "dots")
     assert torch.allclose(dots, added @ added.T, atol=1e-5)
     curve = dict(actual["curves"][0]["points"])
-    assert curve[3] == pytest.approx(float(dots[5, 8]), abs=1e-4)  # hangs on the distance alone
+    assert curve[3] == pytest.approx(float(dots[5, 8]), abs=1e-4)  # depends only on the distance
 
 
 def test_turned_vectors_meet_by_their_distance_alone(client: TestClient) -> None:

@@ -1,4 +1,4 @@
-"""The pages for kinds of models in a real browser: what is on screen is what the model has."""
+"""The pages for one kind of model in a real browser: the screen shows the numbers of the model."""
 
 import base64
 import re
@@ -13,7 +13,7 @@ import torch
 from tests.web.small_models import SENTENCE, make_models
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-shared = pytest.importorskip("tests.web.test_page", reason="there is no chromium here")
+shared = pytest.importorskip("tests.web.test_page", reason="needs chromium")
 
 from matplotlib import colormaps  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
@@ -92,7 +92,7 @@ def test_positions_are_drawn_as_they_are(page: Any, client: TestClient) -> None:
     page.get_by_label("Scheme").select_option("run")
     settled(page)
     expect(page.locator("p[role=status]")).to_contain_text("positions shown")
-    visit(page, "/positions?scheme=run&run=unplaced")  # of what adds nothing there is no figure
+    visit(page, "/positions?scheme=run&run=unplaced")  # a scheme without tables has no figure
     expect(page.locator("p.formula")).to_contain_text("no position encoding")
     expect(page.locator("#problem")).to_be_hidden()
     visit(page, "/positions?scheme=run&run=labels&stack=encoder")
@@ -156,7 +156,7 @@ def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
     settled(page)
     expect(page.locator("figure")).to_have_count(2)
     assert "mask=1+5" in page.url
-    page.keyboard.press("ArrowLeft")  # from the word that was clicked, by keys alone
+    page.keyboard.press("ArrowLeft")  # from the clicked word, by keys only
     page.keyboard.press("Enter")
     settled(page)
     expect(page.locator("figure")).to_have_count(3)
@@ -213,7 +213,7 @@ def test_a_picture_of_ones_own_is_classified(page: Any, client: TestClient, tmp_
     expect(number).to_have_value("")  # an upload is none of them, so each can be chosen
     number.fill("1")
     number.press("Enter")
-    expect(page.get_by_text("Picture 1 of")).to_be_visible()
+    expect(page.get_by_text("Image 1 of")).to_be_visible()
 
 
 def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> None:
@@ -239,7 +239,7 @@ def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> N
         page, "/music?run=chorales&begin=8&events=8&event=3"
     )  # events count from the piece's first
     expect(readout).to_contain_text("Event 12 ")
-    expect(page.locator(".roll figcaption")).to_contain_text("where event 12,")
+    expect(page.locator(".roll figcaption")).to_contain_text("attention of event 12,")
     rows = saved(page, page.locator(".roll"), "CSV").decode().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == [str(number) for number in range(8, 17)]
     expect(page.locator(".chart .readout").nth(1)).to_contain_text("event 16:")
@@ -294,7 +294,7 @@ def test_an_empty_text_is_a_text_and_back_brings_the_last_one(page: Any) -> None
     settled(page)
     assert box.evaluate("box => document.activeElement === box")
     for step, text in ((page.go_back, "dog"), (page.go_forward, "cat")):
-        step()  # what was typed is not in this address, though its box has the focus
+        step()  # this URL has no typed text, although the text box has the focus
         expect(box).to_have_value(text)
     box.fill("")
     expect(page).to_have_url(re.compile("text=(&|$)"))

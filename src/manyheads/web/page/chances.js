@@ -35,7 +35,7 @@ export class Chances {
     this.at = Math.min(this.at, chances.length - 1);
     this.caption.textContent = title;
     this.remark.textContent = remark;
-    this.place.setAttribute("aria-label", `${title}. Arrow keys walk from token to token.`);
+    this.place.setAttribute("aria-label", `${title}. Arrow keys move from token to token.`);
     this.draw();
   }
 
