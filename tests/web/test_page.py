@@ -170,13 +170,13 @@ def test_a_link_restores_what_was_seen(page: Any) -> None:
     page.get_by_role("button", name=re.compile("^layer 2, head 2")).click()
     page.get_by_role("button", name="Lines").click()
     page.locator(".queries > div").nth(2).click()
-    expect(page.locator(".lines .readout")).to_contain_text("looks at")
+    expect(page.locator(".lines .readout")).to_contain_text("attends to")
     settled(page)
     seen = page.locator("main").inner_text()
     link = page.url
     visit(page, "/tokens")
     visit(page, link)
-    expect(page.locator(".lines .readout")).to_contain_text("looks at")
+    expect(page.locator(".lines .readout")).to_contain_text("attends to")
     assert page.locator("main").inner_text() == seen
     page.go_back()
     expect(page.get_by_role("heading", name="Tokens")).to_be_visible()

@@ -124,7 +124,7 @@ export class Lines {
     this.output.textContent =
       this.row === -1
         ? "All queries. Choose one on the left."
-        : `“${visible(rows[this.row])}” looks at ` +
+        : `“${visible(rows[this.row])}” attends to ` +
           this.topKeys[this.row].map(([at, weight]) => `“${visible(columns[at])}” ${shown(weight)}`).join(", ");
   }
 

@@ -212,5 +212,5 @@ export class Tree {
 
 function legend() {
   const mark = (state, words) => element("span", { class: `key ${state}` }, words);
-  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its place in the result)"), " ", mark("pruned", "pruned"), " A box shows the score, log P ⁄ lp, up to there; the strong line leads to the best."];
+  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "pruned"), " A box shows the score log P ⁄ lp so far; the thick line leads to the best result."];
 }
