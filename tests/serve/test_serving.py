@@ -20,7 +20,7 @@ from manyheads.loading import load_torch_run
 from manyheads.serve.app import build_app, work_of
 from manyheads.serve.batching import Batcher, Bounds, Job, Work
 from manyheads.serve.translating import languages_of
-from manyheads.web.guard import Door
+from manyheads.web.guard import AccessPolicy
 from manyheads.web.responses import Problem
 
 HERE = "http://localhost"
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_runs(tmp_path_factory.mktemp("runs"))
 
 
-def client_of(folder: Path, door: Door | None = None, where: str = HERE) -> TestClient:
+def client_of(folder: Path, door: AccessPolicy | None = None, where: str = HERE) -> TestClient:
     loaded = load_torch_run(folder)
     app = build_app("small", work_of(loaded, BOUNDS, None, None, None), BOUNDS, door)
     return TestClient(app, where)
@@ -197,7 +197,7 @@ def test_the_api_of_another_task_is_404(translator: TestClient, writer: TestClie
 
 
 def test_off_loopback_each_api_accepts_the_token(folder: Path) -> None:
-    door = Door.at("0.0.0.0")
+    door = AccessPolicy.at("0.0.0.0")
     assert door.token
     client = client_of(folder / "translator", door, "http://10.1.2.3:8422")
     assert client.get("/health").status_code == 200

@@ -1,4 +1,4 @@
-"""What a stranger could make the server do: each is refused, in words, before it costs anything."""
+"""Requests that could exhaust the server are refused with a message before they cost anything."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ from manyheads.data.midi import Note, write_midi
 from manyheads.run import read_run, save_run
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.web import app as server
-from manyheads.web.guard import Door, Guard, Limits
+from manyheads.web.guard import AccessPolicy, Guard, Limits
 from manyheads.web.runs import METRICS, all_records, read_metrics
 
 KIND = {"Content-Type": "application/json"}
@@ -81,13 +81,13 @@ def test_weights_that_are_no_numbers_are_told_of(folder: Path, tmp_path: Path) -
                 weight.fill_(torch.nan)
         tokenizer = Tokenizer.load(folder / name / "tokenizer.json")
         save_run(run, tokenizer, model, tmp_path / name)
-    own = TestClient(server.build_app(tmp_path), HERE)
+    diverged = TestClient(server.build_app(tmp_path), HERE)
     for name, path in (("writer", "trace"), ("reader", "trace"), ("writer", "lens")):
-        answer = own.post(f"/api/{path}", json={"run": name, "text": SENTENCE})
+        answer = diverged.post(f"/api/{path}", json={"run": name, "text": SENTENCE})
         assert "weights are broken" in problem(answer, 422), (name, path)
-    answer = own.post("/api/trace", json={"run": "translator", "text": "a", "target": "b"})
+    answer = diverged.post("/api/trace", json={"run": "translator", "text": "a", "target": "b"})
     assert "weights are broken" in problem(answer, 422)
-    assert own.get("/health").status_code == 200
+    assert diverged.get("/health").status_code == 200
 
 
 def test_an_answer_that_is_too_large_is_asked_for_in_parts(folder: Path) -> None:
@@ -105,17 +105,17 @@ def test_an_answer_that_is_too_large_is_asked_for_in_parts(folder: Path) -> None
 def test_each_map_by_its_own_greatest(client: TestClient) -> None:
     trace = ask(client, "/api/trace", run="writer", text=SENTENCE)["trace"]
     name = "decoder.self.weights"
-    whole = tensor(client, trace, name)
-    own = tensor(client, trace, name, own=1)
-    assert torch.equal(own, whole / whole.amax((2, 3), keepdim=True))
+    weights = tensor(client, trace, name)
+    scaled = tensor(client, trace, name, own=1)
+    assert torch.equal(scaled, weights / weights.amax((2, 3), keepdim=True))
     assert torch.all(tensor(client, trace, name, own=1, dtype="u8").amax((2, 3)) == 255)
-    assert torch.equal(tensor(client, trace, name, own=0), whole)
+    assert torch.equal(tensor(client, trace, name, own=0), weights)
 
 
 def test_another_page_is_refused_also_without_an_origin(client: TestClient) -> None:
     for site in ("cross-site", "same-site"):
         sent = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
-        assert "another page" in problem(client.get("/api/positions", headers=sent), 403)
+        assert "cross-site" in problem(client.get("/api/positions", headers=sent), 403)
         followed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
         assert client.get("/positions", headers=followed).status_code == 200
     for site in ("same-origin", "none"):
@@ -133,7 +133,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
-    guard = Guard(server.build_app(Path()), Door(), Limits(body_seconds=0.01))
+    guard = Guard(server.build_app(Path()), AccessPolicy(), Limits(body_seconds=0.01))
     asyncio.run(guard(scope, never, send))
     assert sent[0]["status"] == 408
     assert json.loads(sent[1]["body"])["error"]["type"] == "slow"
@@ -199,11 +199,15 @@ def test_what_leaves_nothing_to_draw_is_refused(client: TestClient) -> None:
 
 
 def test_a_text_goes_on_as_the_model_writes(client: TestClient) -> None:
-    whole = ask(client, "/api/continue", run="writer", text=SENTENCE)["text"]
+    baseline = ask(client, "/api/continue", run="writer", text=SENTENCE)["text"]
     off = [f"decoder.self.{layer}.{head}" for layer in (0, 1) for head in (0, 1)]
-    assert ask(client, "/api/continue", run="writer", text=SENTENCE, off=off)["text"] != whole
-    assert ask(client, "/api/continue", run="writer", text=SENTENCE)["text"] == whole
-    for run, word in (("translator", "goes on"), ("pictures", "goes on"), ("gone", "gone")):
+    assert ask(client, "/api/continue", run="writer", text=SENTENCE, off=off)["text"] != baseline
+    assert ask(client, "/api/continue", run="writer", text=SENTENCE)["text"] == baseline
+    for run, word in (
+        ("translator", "continues a text"),
+        ("pictures", "continues a text"),
+        ("gone", "gone"),
+    ):
         answer = client.post("/api/continue", json={"run": run, "text": "a"})
         assert word in problem(answer, 404 if run == "gone" else 400)
 
@@ -222,7 +226,7 @@ def test_long_measurements_are_read_to_their_end(
 
 
 def test_an_address_that_is_printed_can_be_opened_at_once(folder: Path) -> None:
-    """Whoever reads it may ask before the server has begun to answer, and is not turned away."""
+    """A client may connect as soon as the URL is printed."""
 
     def ready(address: str) -> None:
         parts = urlsplit(address)

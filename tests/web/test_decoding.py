@@ -18,8 +18,8 @@ from manyheads.decode.sample import Sample, filtered
 from manyheads.decode.translate import Translator
 from manyheads.loading import TorchRun, load_torch_run
 from manyheads.web import app as server
-from manyheads.web.watching import watched
-from manyheads.web.writing import Writing
+from manyheads.web.beam_tree import trace_search
+from manyheads.web.generation import Generation
 
 LIMIT = 12
 JSON = {"Content-Type": "application/json"}
@@ -44,21 +44,23 @@ def client(folder: Path) -> TestClient:
     return TestClient(server.build_app(folder, limits=LIMITS), HERE)
 
 
-def writing_in(opened: TorchRun, decode: Decode) -> Writing:
+def generation_in(opened: TorchRun, decode: Decode) -> Generation:
     """As the page makes it; both kinds with a limit that is soon reached."""
     if opened.run.task == "language":
-        return Writing(opened, decode, opened.tokenizer.encode(SENTENCE), LIMIT)
+        return Generation(opened, decode, opened.tokenizer.encode(SENTENCE), LIMIT)
     decode = replace(decode, max_length_ratio=0.0, max_length_extra=LIMIT)
     source = opened.tokenizer.encode(SENTENCE)
-    return Writing(opened, decode, [*source, opened.tokenizer.end], LIMIT)
+    return Generation(opened, decode, [*source, opened.tokenizer.end], LIMIT)
 
 
-def by_itself(writing: Writing) -> Any:
+def library_search(generation: Generation) -> Any:
     """The hypotheses that the library finds for the same."""
-    if writing.continues:
-        generator = Generator(writing.model, writing.tokenizer, writing.decode)
-        return generator.search([writing.read], LIMIT)[0]
-    return Translator(writing.model, writing.tokenizer, writing.decode).search([SENTENCE])[0]
+    if generation.continues:
+        generator = Generator(generation.model, generation.tokenizer, generation.decode)
+        return generator.search([generation.read], LIMIT)[0]
+    return Translator(generation.model, generation.tokenizer, generation.decode).search([SENTENCE])[
+        0
+    ]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -66,29 +68,31 @@ def by_itself(writing: Writing) -> Any:
 def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str, Any]) -> None:
     """Its ends are the results, to the last bit; every step is the best of twice the beam."""
     opened = load_torch_run(folder / name)
-    writing = writing_in(opened, opened.decode(**way))
-    tree = watched(writing.search(), writing.begin(), writing.start, writing.limits())
-    assert tree.found == by_itself(writing)
-    for hypothesis, end in zip(tree.found, tree.ends, strict=True):
+    generation = generation_in(opened, opened.decode(**way))
+    tree = trace_search(
+        generation.search(), generation.begin(), generation.start, generation.limits()
+    )
+    assert tree.hypotheses == library_search(generation)
+    for hypothesis, end in zip(tree.hypotheses, tree.ends, strict=True):
         node = tree.nodes[end]
         assert (node.log_probability, node.score) == (hypothesis.log_probability, hypothesis.score)
         assert node.state == "ended"
-    beam = writing.decode.beam
+    beam = generation.decode.beam
     for step in range(1, tree.nodes[-1].step + 1):
         weighed = [node for node in tree.nodes if node.step == step]
         assert len(weighed) <= 2 * beam
         logs = [node.log_probability for node in weighed]
         assert logs == sorted(logs, reverse=True)
-        kept = [node for node in weighed if node.state == "kept"]
+        survivors = [node for node in weighed if node.state == "kept"]
         pruned = [node for node in weighed if node.state == "pruned"]
-        assert len(kept) <= beam
-        end = writing.special_tokens.end
+        assert len(survivors) <= beam
+        end = generation.special_tokens.end
         lost = [node.log_probability for node in pruned if node.token != end]
         for rank, node in enumerate(weighed):
             last = node.token == end or step == LIMIT
             assert (node.state == "ended") == (last and rank < beam)
-        if kept and step < LIMIT:
-            assert max(lost, default=NEVER) <= kept[-1].log_probability
+        if survivors and step < LIMIT:
+            assert max(lost, default=NEVER) <= survivors[-1].log_probability
     for node in tree.nodes:
         if node.parent >= 0:
             assert tree.nodes[node.parent].state == "kept"
@@ -97,7 +101,7 @@ def test_the_tree_is_what_the_search_did(folder: Path, name: str, way: dict[str,
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_numbers_of_the_tree_are_the_models(client: TestClient, name: str) -> None:
-    """A whole pass over the tokens up to a node gives its log P."""
+    """A forward pass over the tokens up to a node gives its log P."""
     actual = ask(client, "/api/decode", run=name, text=SENTENCE, beam=3, limit=6)
     nodes = actual["nodes"]
     opened = client.app.app.state.library  # type: ignore[attr-defined]
@@ -105,13 +109,13 @@ def test_the_numbers_of_the_tree_are_the_models(client: TestClient, name: str) -
         decode = run.decode(beam=3)
         source = run.tokenizer.encode(SENTENCE)
         read = source if name != "translator" else [*source, run.tokenizer.end]
-        writing = Writing(run, decode, read, actual["limit"])
+        generation = Generation(run, decode, read, actual["limit"])
         for number in range(0, len(nodes), 5):
             tokens, at = [], number
             while at >= 0:
                 tokens.insert(0, nodes[at]["token"])
                 at = nodes[at]["parent"]
-            chances = writing.logits(tokens[:-1]).log_softmax(-1)
+            chances = generation.logits(tokens[:-1]).log_softmax(-1)
             expected = sum(float(row[token]) for row, token in zip(chances, tokens, strict=True))
             assert nodes[number]["log_probability"] == pytest.approx(expected, abs=2e-4)
             assert nodes[number]["piece"] == run.tokenizer.subwords(tokens)[-1]

@@ -88,7 +88,7 @@ def test_another_word_is_chosen_and_the_rest_is_written_anew(
     seen, link = page.locator("main").inner_text(), page.url
     visit(page, link)
     assert page.locator("main").inner_text() == seen
-    page.get_by_role("button", name="Let it choose").click()
+    page.get_by_role("button", name="Remove the forced").click()
     expect(page.locator(".written .given")).to_have_count(0)
 
 
@@ -110,7 +110,10 @@ def test_gold_stands_beside_the_map_of_an_own_sentence(
     other = {"phrasebook": True, "looked": 1, "examples": [], "pair": {**gold, "target": second}}
     page.route("**/api/gold", lambda route: route.fulfill(json=other))
     place = f"/translate?run=translator&text={quote(pair.source)}&beam=2"
-    for which, words in ((1, "The phrasebook has the same"), (0, f"The phrasebook has: {second}")):
+    for which, words in (
+        (1, "The phrasebook has the same"),
+        (0, f"Phrasebook translation: {second}"),
+    ):
         visit(page, f"{place}&which={which}")
         expect(page.locator(".alignment .note").first).to_contain_text(words.strip())
 
@@ -163,8 +166,8 @@ def test_keys_walk_the_tree_step_by_step(page: Any, address: str) -> None:  # no
     first = [item for item in actual["nodes"] if item["step"] == 1]
     expect(page.locator("[data-node]")).to_have_count(len(first) + 1)
     assert "step=1" in page.url
-    page.get_by_role("button", name="Search on from this token").click()
-    expect(page.get_by_role("button", name="Search freely again")).to_be_visible()
+    page.get_by_role("button", name="Continue from this token").click()
+    expect(page.get_by_role("button", name="Remove the forced tokens")).to_be_visible()
     settled(page)
     assert f"prefix={node['token']}" in page.url
 

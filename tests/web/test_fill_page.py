@@ -44,7 +44,7 @@ def test_a_hidden_word_is_told_with_its_place(client: TestClient, folder: Path) 
     beside = ask(client, "/api/fill", run="reader", text=TEXT, hidden=["small", ""])
     actual = ask(client, "/api/fill", run="reader", text=TEXT, hidden=["small", "aeroplane"])
     small, none = (mask["hidden"] for mask in actual["masks"])
-    # Of a mask that hides no word there is nothing to tell.
+    # A mask without a hidden word has no rank.
     assert [mask["hidden"] for mask in beside["masks"]] == [small, None]
     assert small["rank"] == rank + 1
     assert small["probability"] == pytest.approx(first[rank].probability)

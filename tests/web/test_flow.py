@@ -33,13 +33,13 @@ from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.tokenizer.train import Words
 from manyheads.web.app import build_app
 from manyheads.web.flow import MOST_TOKENS, follow, source
-from manyheads.web.forward import Room
+from manyheads.web.forward import SizeLimit
 from manyheads.web.guard import Limits
 from manyheads.web.trace import stacks
 from manyheads.web.traces import Trace
 
 TEXT, TARGET = "one two three four two", "five six one"
-ROOM = Room(64, 2**24)
+ROOM = SizeLimit(64, 2**24)
 SIZES: dict[str, Any] = {"dim": 16, "layers": 2, "heads": 4, "ffn_dim": 24, "max_length": 300}
 POST = Norm(placement="post")
 MODELS: dict[str, Any] = {
@@ -293,7 +293,7 @@ def test_what_cannot_be_followed_is_refused(client: TestClient) -> None:
 
     assert "Transformer" in problem(requested(run="old", text=TEXT), 400)
     long = " ".join(["one"] * (MOST_TOKENS + 1))
-    assert f"at most {MOST_TOKENS}" in problem(requested(run="writer", text=long), 413)
+    assert f"more than {MOST_TOKENS}" in problem(requested(run="writer", text=long), 413)
     assert "MiB" in problem(requested(run="writer", text=" ".join(["one"] * 200)), 413)
     problem(requested(run="nowhere", text=TEXT), 404)
     problem(requested(run="writer", text=3), 400)

@@ -123,7 +123,7 @@ def test_pictures_that_are_gone_are_told(tmp_path: Path) -> None:
     models = make_models(tmp_path)
     for file in (models / "data" / "pictures").iterdir():
         file.unlink()
-    image._pictures.cache_clear()
+    image._read_split.cache_clear()
     local = TestClient(build_app(models), HERE)
     answer = local.post("/api/image", json={"run": "pictures"})
     assert answer.status_code in (400, 422)

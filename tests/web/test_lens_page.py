@@ -15,11 +15,11 @@ from manyheads.decode.translate import Translator
 from manyheads.loading import TorchRun, load_torch_run
 from manyheads.web import lens
 from manyheads.web.app import build_app
-from manyheads.web.forward import Room
+from manyheads.web.forward import SizeLimit
 
 TARGET = "Der kleine Hund."
 DECODERS = ("translator", "joined", "writer", "post")
-ROOM = Room(100, 2**24)
+ROOM = SizeLimit(100, 2**24)
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +33,15 @@ def client(folder: Path) -> TestClient:
 
 
 def output(opened: TorchRun) -> Tensor:
-    """P of the next token by calling the model; of a translator with the target."""
+    """P of the next token by calling the model; a translator gets the target too."""
     tokenizer, model = opened.tokenizer, opened.model
     source = tokenizer.encode(SENTENCE)
     with torch.no_grad():
         if opened.run.task == "language":
             return model(torch.tensor([source]))[0].softmax(-1)  # type: ignore[no-any-return]
         marks = Translator(model, tokenizer, opened.run.decode).special_tokens  # type: ignore[arg-type]
-        given = [marks.start, *tokenizer.encode(TARGET)]
-        logits = model(torch.tensor([marks.source(source)]), torch.tensor([given]))
+        decoder_ids = [marks.start, *tokenizer.encode(TARGET)]
+        logits = model(torch.tensor([marks.source(source)]), torch.tensor([decoder_ids]))
         return logits[0].softmax(-1)  # type: ignore[no-any-return]
 
 
@@ -56,9 +56,9 @@ def test_the_last_row_is_what_the_model_says(client: TestClient, folder: Path, n
     assert torch.allclose(torch.tensor(actual["probabilities"][-1]), best, atol=1e-6)
     entropy = -(expected * expected.log2()).sum(-1)
     assert actual["entropy"][-1] == pytest.approx(entropy.tolist(), abs=1e-4)
-    wanted = opened.tokenizer.encode(TARGET if opened.run.task != "language" else SENTENCE)
+    labels = opened.tokenizer.encode(TARGET if opened.run.task != "language" else SENTENCE)
     first = 0 if opened.run.task != "language" else 1
-    chances = [float(expected[at, token]) for at, token in enumerate(wanted[first:])]
+    chances = [float(expected[at, token]) for at, token in enumerate(labels[first:])]
     assert actual["wanted"][-1][: len(chances)] == pytest.approx(chances, abs=1e-6)
     assert actual["pieces"][str(int(ids[0, 0]))] == opened.tokenizer.subwords([int(ids[0, 0])])[0]
     # And the rows before are others: a layer does something.
@@ -69,12 +69,12 @@ def test_the_last_row_is_what_the_model_says(client: TestClient, folder: Path, n
 def test_the_stream_is_the_embedding_and_what_is_added(folder: Path, name: str) -> None:
     opened = load_torch_run(folder / name)
     with torch.inference_mode():
-        actual = lens.read(opened, SENTENCE, TARGET, ROOM)
+        actual = lens.decoder_states(opened, SENTENCE, TARGET, ROOM)
         for layer in range(2):
             added = sum(part[layer] for part in actual.added.values())
             after = actual.states[layer] + added
             assert torch.allclose(after, actual.states[layer + 1], atol=1e-4)
-        reported = lens.told(opened, actual)
+        reported = lens.lens_table(opened, actual)
     parts = {"attention", "feedforward"} | ({"cross"} if name == "translator" else set())
     assert actual.added.keys() == parts
     assert reported["norm"][0][0] == pytest.approx(float(actual.states[0, 0].norm()), rel=1e-5)
@@ -84,7 +84,7 @@ def test_after_the_norm_a_part_is_what_went_into_the_sum(folder: Path) -> None:
     opened = load_torch_run(folder / "post")
     block: Any = opened.model.decoder.blocks[1]  # type: ignore[union-attr, index]
     with torch.inference_mode():
-        actual = lens.read(opened, SENTENCE, None, ROOM)
+        actual = lens.decoder_states(opened, SENTENCE, None, ROOM)
         middle = block.attention_residual.norm(actual.states[1] + actual.added["attention"][1])
         after = block.feedforward_residual.norm(middle + actual.added["feedforward"][1])
     assert torch.allclose(after, actual.states[2], atol=1e-4)
@@ -94,7 +94,7 @@ def test_the_model_is_left_as_it_was(folder: Path) -> None:
     opened = load_torch_run(folder / "writer")
     before = [len(part._forward_hooks) for part in opened.model.modules()]
     with torch.inference_mode():
-        lens.read(opened, SENTENCE, None, ROOM)
+        lens.decoder_states(opened, SENTENCE, None, ROOM)
     assert [len(part._forward_hooks) for part in opened.model.modules()] == before
 
 
@@ -121,4 +121,4 @@ def test_what_has_no_lens_is_refused(client: TestClient) -> None:
     assert "tokens" in problem(client.post("/api/lens", json=long), 413)
     long = {"run": "translator", "text": "dog", "target": "dog " * 200}
     assert "target" in problem(client.post("/api/lens", json=long), 413)
-    assert "no run" in problem(client.post("/api/lens", json={"run": "gone"}), 404)
+    assert "not found" in problem(client.post("/api/lens", json={"run": "gone"}), 404)

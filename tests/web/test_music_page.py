@@ -47,8 +47,8 @@ def test_maps_and_likelihoods_are_those_of_the_model(client: TestClient, folder:
     expected = [float(chances[at, token]) for at, token in enumerate(ids[0, 1:])]
     assert actual["output"]["log_probabilities"] == pytest.approx(expected, abs=1e-5)
     far = tensor(client, actual["trace"], "decoder.self.distance")
-    own = [float(weights[1, 0, at, at - 5]) for at in range(5, ids.shape[1])]
-    assert float(far[1, 0, 5]) == pytest.approx(sum(own) / len(own), abs=1e-6)
+    diagonal = [float(weights[1, 0, at, at - 5]) for at in range(5, ids.shape[1])]
+    assert float(far[1, 0, 5]) == pytest.approx(sum(diagonal) / len(diagonal), abs=1e-6)
 
 
 def test_a_chorale_has_its_voices_in_time(client: TestClient, folder: Path) -> None:
@@ -88,8 +88,8 @@ def test_an_upload_is_read_as_a_file_is(client: TestClient, tmp_path: Path) -> N
 def test_a_stretch_is_whole_sixteenths_and_fits(client: TestClient) -> None:
     actual = ask(client, "/api/music", run="chorales", begin=9, events=11)
     assert (actual["begin"], len(actual["events"]), actual["words"]) == (8, 8, 48)
-    assert music.stretch(list("abcdef"), 99, 4, 1) == (["f"], 5)
-    assert music.stretch(list("abcdefgh"), 3, 2, 4) == (list("abcd"), 0)
+    assert music.window(list("abcdef"), 99, 4, 1) == (["f"], 5)
+    assert music.window(list("abcdefgh"), 3, 2, 4) == (list("abcd"), 0)
     actual = ask(client, "/api/music", run="chorales", events=1000)
     assert len(actual["events"]) == 48
 

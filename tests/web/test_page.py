@@ -1,4 +1,4 @@
-"""The page in a real browser: what is on screen is what the model has, by hand and by keys."""
+"""The page in a real browser: the screen shows the numbers of the model, by mouse and by keys."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ from manyheads.web.app import build_app, listen
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
-    pytest.skip("there is no chromium here to open the page with", allow_module_level=True)
+    pytest.skip("needs chromium", allow_module_level=True)
 
 expect = playwright_api.expect
 PAGES = ("/", "/train", "/flow", "/attention", "/translate", "/decode", "/tokens")
@@ -152,7 +152,7 @@ def test_a_head_knocked_out_changes_the_output(page: Any) -> None:
     visit(page, f"{TRANSLATOR}&target=Der+Hund.&layer=0&head=0")
     output = page.locator(".outputs > div")
     full = output.inner_text()
-    page.get_by_role("button", name="Knock this head out").click()
+    page.get_by_role("button", name="Knock out this head").click()
     expect(output).to_have_count(2)
     settled(page)
     assert output.nth(0).inner_text().split("\n")[1:] == full.split("\n")[1:]
@@ -170,13 +170,13 @@ def test_a_link_restores_what_was_seen(page: Any) -> None:
     page.get_by_role("button", name=re.compile("^layer 2, head 2")).click()
     page.get_by_role("button", name="Lines").click()
     page.locator(".queries > div").nth(2).click()
-    expect(page.locator(".lines .readout")).to_contain_text("looks at")
+    expect(page.locator(".lines .readout")).to_contain_text("attends to")
     settled(page)
     seen = page.locator("main").inner_text()
     link = page.url
     visit(page, "/tokens")
     visit(page, link)
-    expect(page.locator(".lines .readout")).to_contain_text("looks at")
+    expect(page.locator(".lines .readout")).to_contain_text("attends to")
     assert page.locator("main").inner_text() == seen
     page.go_back()
     expect(page.get_by_role("heading", name="Tokens")).to_be_visible()
@@ -195,7 +195,7 @@ def test_keys_alone_walk_the_page(page: Any, address: str) -> None:
     visit(page, f"{TRANSLATOR}&map=encoder.self")
     tab_to(page, "Lines")
     for key, view in (("Enter", "Lines"), ("Shift+Tab", "Matrix"), ("Enter", "Matrix")):
-        page.keyboard.press(key)  # what is drawn anew leaves the focus where it was
+        page.keyboard.press(key)  # a redraw keeps the focus
         settled(page)
         assert page.evaluate("() => document.activeElement.textContent") == view
     tab_to(page, "")

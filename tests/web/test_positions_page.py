@@ -56,7 +56,7 @@ def test_sinusoids_are_the_formula_of_the_paper(client: TestClient) -> None:
     dots = tensor(client, actual["trace"], "dots")
     assert torch.allclose(dots, added @ added.T, atol=1e-5)
     curve = dict(actual["curves"][0]["points"])
-    assert curve[3] == pytest.approx(float(dots[5, 8]), abs=1e-4)  # hangs on the distance alone
+    assert curve[3] == pytest.approx(float(dots[5, 8]), abs=1e-4)  # depends only on the distance
 
 
 def test_turned_vectors_meet_by_their_distance_alone(client: TestClient) -> None:
@@ -106,10 +106,10 @@ def test_the_last_step_of_the_skew_is_the_gathered_one(client: TestClient, causa
 def test_what_is_added_to_scores_is_a_query_with_its_vectors() -> None:
     """By Shaw's and the Music Transformer's own formulas, gathered pair by pair."""
     sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=6, causal=False)
-    placed = positions.drawn(Relative(), sizes)
-    scores = positions.tables(placed, 10)["scores"]
-    assert isinstance(placed.position, RelativePosition)
-    table = placed.position.distances.table
+    built = positions.random_scheme(Relative(), sizes)
+    scores = positions.tables(built, 10)["scores"]
+    assert isinstance(built.position, RelativePosition)
+    table = built.position.distances.table
     query = positions.query(sizes)[0]
     for t, s in ((0, 0), (3, 1), (2, 9), (9, 0)):
         vector = table[:, min(max(s - t, -5), 5) + 5]  # a distance beyond the last is the last
@@ -163,11 +163,11 @@ def test_the_formula_is_that_of_the_part(client: TestClient) -> None:
     """By its own layout, base, score and period, not by those that a scheme usually has."""
     sizes = PositionSizes(dim=8, heads=2, head_dim=4, max_length=16, causal=True)
     reported = {
-        "interleaved": formulas.placed(Sinusoidal(base=77.0).build(sizes)),
-        "halves": formulas.placed(Sinusoidal(layout="halves").build(sizes)),
-        "pairs": formulas.placed(Rotary(layout="interleaved").build(sizes)),
-        "turned": formulas.placed(Rotary(layout="halves").build(sizes)),
-        "offset": formulas.placed(Learned(offset=2).build(sizes)),
+        "interleaved": formulas.position(Sinusoidal(base=77.0).build(sizes)),
+        "halves": formulas.position(Sinusoidal(layout="halves").build(sizes)),
+        "pairs": formulas.position(Rotary(layout="interleaved").build(sizes)),
+        "turned": formulas.position(Rotary(layout="halves").build(sizes)),
+        "offset": formulas.position(Learned(offset=2).build(sizes)),
     }
     for kind, words in (
         ("interleaved", "PE(pos, 2i) = sin(pos / 77^(2i/d)),  PE(pos, 2i+1) = cos"),
@@ -182,9 +182,9 @@ def test_the_formula_is_that_of_the_part(client: TestClient) -> None:
     assert chorale.endswith("p = 4")
     assert "e′" not in formulas.biased(Relative().build(sizes))
     bucketed = Buckets().build(sizes)
-    assert formulas.placed(bucketed) == "e_ij = q_i · k_j + b_h(bucket(j − i))"
+    assert formulas.position(bucketed) == "e_ij = q_i · k_j + b_h(bucket(j − i))"
     scaled = formulas.pair_score(ScaledDot().build(2, 4), 4)
-    assert formulas.placed(bucketed, scaled) == "e_ij = q_i · k_j / √c + b_h(bucket(j − i))"
+    assert formulas.position(bucketed, scaled) == "e_ij = q_i · k_j / √c + b_h(bucket(j − i))"
     of_model = requested(client, scheme="run", run="post")["formula"]
     assert of_model == "e_ij = q_i · k_j / √c + S_rel[i, j] / √c,  S_rel[i, j] = q_i · e_{j−i}"
 

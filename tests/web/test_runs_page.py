@@ -12,7 +12,7 @@ import torch
 from tests.web.small_models import SENTENCE, make_models
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-shared = pytest.importorskip("tests.web.test_page", reason="there is no chromium here")
+shared = pytest.importorskip("tests.web.test_page", reason="needs chromium")
 
 from manyheads.models.gpt import GptConfig  # noqa: E402
 from manyheads.run import Run, save_run  # noqa: E402

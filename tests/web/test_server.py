@@ -1,4 +1,4 @@
-"""The server: what it gives is what the model has, and what it must not give it refuses."""
+"""The server: responses match the model, and forbidden requests are refused."""
 
 import asyncio
 import fnmatch
@@ -26,8 +26,8 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.run import read_run
 from manyheads.train.optimizer import Train, learning_rate
 from manyheads.web import app as server
-from manyheads.web.guard import COOKIE, Door, Limits
-from manyheads.web.heads import Place, knocked_out, rollout, statistics
+from manyheads.web.guard import COOKIE, AccessPolicy, Limits
+from manyheads.web.heads import HeadId, knocked_out, rollout, statistics
 from manyheads.web.runs import formula, read_metrics, schedule
 from manyheads.web.traces import Trace, Traces
 
@@ -73,7 +73,7 @@ def tensor(client: TestClient, trace: str, name: str, **which: Any) -> Tensor:
 
 
 def raw(app: Any, path: str, query: str = "") -> tuple[int, str]:
-    """Status and location for a path that no client would send as it is."""
+    """Status and location for a raw path that clients would normalise."""
     sent: list[dict[str, Any]] = []
     waiting = [{"type": "http.request", "body": b"", "more_body": False}]
 
@@ -189,16 +189,16 @@ def test_a_head_that_is_knocked_out_is_one_whose_output_matrix_is_zero(folder: P
     model = opened.model
     assert isinstance(model, Seq2Seq)
     tokens = torch.randint(300, (2, 7))
-    place = Place.parse("decoder.cross.1.0")
+    place = HeadId.parse("decoder.cross.1.0")
     with torch.no_grad():
-        whole = model(tokens, tokens)
+        baseline = model(tokens, tokens)
         with knocked_out(model, [place]):
             without = model(tokens, tokens)
-        assert torch.equal(model(tokens, tokens), whole)  # nothing of it is left
+        assert torch.equal(model(tokens, tokens), baseline)  # nothing of it is left
         matrix: Any = model.decoder.blocks[1].cross.output  # type: ignore[union-attr]
         matrix.weight[:, : matrix.weight.shape[1] // 2] = 0.0
         assert torch.allclose(model(tokens, tokens), without, atol=1e-6)
-    assert not torch.allclose(whole, without, atol=1e-3)
+    assert not torch.allclose(baseline, without, atol=1e-3)
 
 
 def test_knocking_out_changes_the_answer_and_nothing_else(client: TestClient) -> None:
@@ -234,7 +234,7 @@ def test_a_foreign_name_or_page_is_refused(client: TestClient, path: str) -> Non
 
 
 def test_off_loopback_a_token_is_needed(folder: Path) -> None:
-    door = Door.at("0.0.0.0")
+    door = AccessPolicy.at("0.0.0.0")
     assert door.token
     other = TestClient(server.build_app(folder, door), "http://10.1.2.3:8421")
     assert other.get("/health").status_code == 200
@@ -251,9 +251,9 @@ def test_off_loopback_a_token_is_needed(folder: Path) -> None:
     assert "HttpOnly" in answer.headers["set-cookie"]
     assert COOKIE in other.cookies
     assert other.get("/api/runs").status_code == 200
-    assert Door.at("127.0.0.1").token is None
-    assert Door.at("::1").token is None
-    assert Door.at("192.168.0.7").token is not None
+    assert AccessPolicy.at("127.0.0.1").token is None
+    assert AccessPolicy.at("::1").token is None
+    assert AccessPolicy.at("192.168.0.7").token is not None
 
 
 def test_too_much_is_refused_and_the_server_lives(client: TestClient) -> None:
@@ -294,10 +294,10 @@ def test_malformed_bodies_are_refused(client: TestClient, body: bytes) -> None:
 def test_a_map_made_smaller_keeps_the_greatest(client: TestClient) -> None:
     trace = ask(client, "/api/trace", run="reader", text=SENTENCE)["trace"]
     name = "encoder.self.weights"
-    whole, small = tensor(client, trace, name), tensor(client, trace, name, side=4)
-    assert small.shape == (*whole.shape[:2], 4, 4)
-    assert torch.equal(small.amax((2, 3)), whole.amax((2, 3)))
-    assert torch.equal(tensor(client, trace, name, side=1000), whole)
+    full, small = tensor(client, trace, name), tensor(client, trace, name, side=4)
+    assert small.shape == (*full.shape[:2], 4, 4)
+    assert torch.equal(small.amax((2, 3)), full.amax((2, 3)))
+    assert torch.equal(tensor(client, trace, name, side=1000), full)
 
 
 def test_wrong_values_are_refused(client: TestClient) -> None:
@@ -398,9 +398,9 @@ def test_metrics_are_read_from_where_the_last_answer_ended(tmp_path: Path) -> No
     second = read_metrics(path, first["next"], first["version"])
     assert second["records"] == [{"step": 2, "split": ""}]  # JSON has no NaN
     assert not second["reset"]
-    anew = tmp_path / "anew"
-    anew.write_text('{"step": 1, "split": "train", "loss": 2.0}\n')
-    anew.replace(path)
+    new_file = tmp_path / "new"
+    new_file.write_text('{"step": 1, "split": "train", "loss": 2.0}\n')
+    new_file.replace(path)
     third = read_metrics(path, second["next"], second["version"])
     assert third["reset"]
     assert third["records"][0]["loss"] == 2.0
@@ -419,7 +419,7 @@ def test_the_formula_is_the_rate_that_was_measured(client: TestClient, folder: P
 
 @pytest.mark.parametrize("kind", ["transformer", "cosine", "linear", "constant"])
 def test_the_formula_of_a_schedule_is_what_it_computes(kind: Any) -> None:
-    """At every step, the first after the warm-up too, as it is written."""
+    """The formula holds at every step, including the first after the warm-up."""
     train = Train(schedule=kind, learning_rate=0.3, warmup_steps=4, steps=12, min_lr_ratio=0.1)
     written, _, done = formula(train).partition(", done = ")
     signs = {"½ (": "0.5 * (", "warmup^½": "warmup**0.5", "step^−½": "step**-0.5", "·": "*"}
@@ -450,7 +450,7 @@ def test_the_command_refuses_in_one_line(
 ) -> None:
     with pytest.raises(UserError, match="holds no run"):
         command.view(tmp_path, port=0)
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match="not found"):
         command.view(tmp_path / "none", port=0)
     with server.listen("127.0.0.1", 0) as taken:
         taken.listen()

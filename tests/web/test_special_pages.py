@@ -1,4 +1,4 @@
-"""The pages for kinds of models in a real browser: what is on screen is what the model has."""
+"""The pages for one kind of model in a real browser: the screen shows the numbers of the model."""
 
 import base64
 import re
@@ -13,7 +13,7 @@ import torch
 from tests.web.small_models import SENTENCE, make_models
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-shared = pytest.importorskip("tests.web.test_page", reason="there is no chromium here")
+shared = pytest.importorskip("tests.web.test_page", reason="needs chromium")
 
 from matplotlib import colormaps  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
@@ -67,7 +67,7 @@ def test_a_page_for_another_kind_shows_one_that_fits(page: Any) -> None:
     for place, run in {**others, "tokens": "pictures"}.items():
         visit(page, f"/{place}?run={run}")
         expect(page.locator("#problem")).to_be_hidden()
-        expect(page.get_by_text(f"“{run}” is not among the")).to_be_visible()
+        expect(page.get_by_text(f"“{run}” does not support")).to_be_visible()
         for width in (390, 1280):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("() => document.documentElement.scrollWidth") <= width, place
@@ -92,8 +92,8 @@ def test_positions_are_drawn_as_they_are(page: Any, client: TestClient) -> None:
     page.get_by_label("Scheme").select_option("run")
     settled(page)
     expect(page.locator("p[role=status]")).to_contain_text("positions shown")
-    visit(page, "/positions?scheme=run&run=unplaced")  # of what adds nothing there is no figure
-    expect(page.locator("p.formula")).to_contain_text("nothing is added")
+    visit(page, "/positions?scheme=run&run=unplaced")  # a scheme without tables has no figure
+    expect(page.locator("p.formula")).to_contain_text("no position encoding")
     expect(page.locator("#problem")).to_be_hidden()
     visit(page, "/positions?scheme=run&run=labels&stack=encoder")
     expect(page.get_by_role("combobox", name="Run", exact=True)).to_have_value("labels")
@@ -156,7 +156,7 @@ def test_a_click_masks_a_word(page: Any, client: TestClient) -> None:
     settled(page)
     expect(page.locator("figure")).to_have_count(2)
     assert "mask=1+5" in page.url
-    page.keyboard.press("ArrowLeft")  # from the word that was clicked, by keys alone
+    page.keyboard.press("ArrowLeft")  # from the clicked word, by keys only
     page.keyboard.press("Enter")
     settled(page)
     expect(page.locator("figure")).to_have_count(3)
@@ -191,7 +191,7 @@ def test_patches_are_coloured_by_their_weight(page: Any, client: TestClient) -> 
     for view in ("Rollout", "Positions"):
         page.get_by_role("button", name=view).click()
         settled(page)
-    expect(page.get_by_text("Positions like that of row 2, column 2")).to_be_visible()
+    expect(page.get_by_text("Position similarity with row 2, column 2")).to_be_visible()
     assert saved(page, page.locator("figure").first, "PNG").startswith(b"\x89PNG")
 
 
@@ -209,11 +209,11 @@ def test_a_picture_of_ones_own_is_classified(page: Any, client: TestClient, tmp_
     expected = sorted((item["probability"] for item in actual["output"]["classes"]), reverse=True)
     shown = page.locator(".bars td:last-child").all_inner_texts()
     assert [float(item) for item in shown] == pytest.approx(expected, rel=1e-2)
-    number = page.get_by_label("Picture of the validation split")
+    number = page.get_by_label("Image of the validation split")
     expect(number).to_have_value("")  # an upload is none of them, so each can be chosen
     number.fill("1")
     number.press("Enter")
-    expect(page.get_by_text("Picture 1 of")).to_be_visible()
+    expect(page.get_by_text("Image 1 of")).to_be_visible()
 
 
 def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> None:
@@ -222,7 +222,7 @@ def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> N
     row = tensor(client, actual["trace"], "decoder.self.weights")[1, 0, 21]
     readout = page.locator(".roll .readout")
     best = int(row.argmax())
-    reported = readout.inner_text().split("looks at ")[1].split(",")[0]
+    reported = readout.inner_text().split("attends to ")[1].split(",")[0]
     assert float(reported.split()[-1]) == pytest.approx(float(row[best]), rel=1e-2)
     assert reported.startswith(str(best) if best else "the beginning")
     assert page.locator(".roll .arc").count() in (11, 12)
@@ -239,7 +239,7 @@ def test_arcs_lead_to_what_an_event_looks_at(page: Any, client: TestClient) -> N
         page, "/music?run=chorales&begin=8&events=8&event=3"
     )  # events count from the piece's first
     expect(readout).to_contain_text("Event 12 ")
-    expect(page.locator(".roll figcaption")).to_contain_text("where event 12,")
+    expect(page.locator(".roll figcaption")).to_contain_text("attention of event 12,")
     rows = saved(page, page.locator(".roll"), "CSV").decode().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == [str(number) for number in range(8, 17)]
     expect(page.locator(".chart .readout").nth(1)).to_contain_text("event 16:")
@@ -294,20 +294,20 @@ def test_an_empty_text_is_a_text_and_back_brings_the_last_one(page: Any) -> None
     settled(page)
     assert box.evaluate("box => document.activeElement === box")
     for step, text in ((page.go_back, "dog"), (page.go_forward, "cat")):
-        step()  # what was typed is not in this address, though its box has the focus
+        step()  # this URL has no typed text, although the text box has the focus
         expect(box).to_have_value(text)
     box.fill("")
     expect(page).to_have_url(re.compile("text=(&|$)"))
     settled(page)
     expect(box).to_have_value("")
-    expect(page.locator(".panel .note").first).to_contain_text("here 0 for 0 characters")
+    expect(page.locator(".panel .note").first).to_contain_text("0 tokens for 0 characters")
     link = page.get_by_role("link", name="Flow").get_attribute("href")
     assert re.search("text=(&|$)", link)
 
 
 def test_numbers_are_taken_or_refused_in_words(page: Any) -> None:
     visit(page, "/decode?run=writer&text=The&limit=9&top_p=0.33")
-    limit = page.get_by_label("Tokens to write")
+    limit = page.get_by_label("Tokens to generate")
     expect(limit).to_have_value("9")  # of an address, though none of those to choose from
     temperature = page.get_by_label("Temperature")
     temperature.fill("0.75")

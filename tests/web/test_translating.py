@@ -1,4 +1,4 @@
-"""What the Translate page is told: the translator's own hypotheses, maps and gold alignments."""
+"""The Translate endpoints return the hypotheses, maps and gold alignments of the translator."""
 
 from dataclasses import replace
 from pathlib import Path

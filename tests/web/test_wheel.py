@@ -1,4 +1,4 @@
-"""The page from a wheel, as a person without a clone gets it: no Node, nothing missing."""
+"""The page installed from a wheel: no Node needed, no file missing."""
 
 import json
 import os
@@ -21,7 +21,7 @@ pytest.importorskip("setuptools", reason="what builds the wheel is not installed
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is in the wheel, unpacked as installing does it."""
+    """The files of the wheel, unpacked as an installer does."""
     place = tmp_path_factory.mktemp("wheel")
     copy = place / "copy"  # building leaves files beside the sources
     left = shutil.ignore_patterns("*.egg-info", "__pycache__")

@@ -20,10 +20,10 @@ from manyheads.loading import LoadedRun
 from manyheads.serve import completions, translation_api
 from manyheads.serve.batching import Batcher, Bounds, Work
 from manyheads.serve.completing import Completions
-from manyheads.serve.requests import MANNER, refuse
+from manyheads.serve.requests import API_STYLE, refuse
 from manyheads.serve.translating import Translations, languages_of
 from manyheads.web.app import listen
-from manyheads.web.guard import Door, Guard, Limits
+from manyheads.web.guard import AccessPolicy, Guard, Limits
 from manyheads.web.responses import Problem
 
 BODY_BYTES = 256 * 2**10
@@ -57,9 +57,9 @@ def work_of(
 
 
 def build_app(
-    name: str, work: Work[Any], bounds: Bounds | None = None, door: Door | None = None
+    name: str, work: Work[Any], bounds: Bounds | None = None, door: AccessPolicy | None = None
 ) -> ASGIApp:
-    door, bounds = door or Door(), bounds or Bounds()
+    door, bounds = door or AccessPolicy(), bounds or Bounds()
     batcher = Batcher(work, bounds.waiting)
 
     @asynccontextmanager
@@ -77,7 +77,7 @@ def build_app(
     app.state.name, app.state.started = name, int(time.time())
     # One more than may wait and be computed, so that the queue refuses first.
     limits = Limits(body_bytes=BODY_BYTES, requests=bounds.waiting + bounds.rows + 1)
-    return Guard(app, door, limits, MANNER)
+    return Guard(app, door, limits, API_STYLE)
 
 
 def name_of(folder: Path) -> str:
@@ -101,7 +101,7 @@ def serve(
 
     from manyheads.web.connections import limited_protocol
 
-    door = Door.at(host, token)
+    door = AccessPolicy.at(host, token)
     listening = listen(host.strip("[]"), port)
     name = f"[{host.strip('[]')}]" if ":" in host else host
     config = uvicorn.Config(

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from manyheads.serve.batching import Batcher, Job
-from manyheads.web.guard import Manner, token_in
+from manyheads.web.guard import ApiStyle, token_in
 from manyheads.web.responses import Fields, Problem, problem_of
 
 FORM = "application/x-www-form-urlencoded"
@@ -141,7 +141,7 @@ def key_in(headers: Headers) -> str | None:
 
 
 # LibreTranslate's key is in the body, so its routes check it.
-MANNER = Manner(
+API_STYLE = ApiStyle(
     bodies=frozenset({"application/json", FORM}),
     open=("/health", "/translate", "/detect", "/languages"),
     token=key_in,

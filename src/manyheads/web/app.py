@@ -1,7 +1,7 @@
-"""The server: its routes, its files, and how it is started.
+"""The server: routes, static files and start-up.
 
-A page is a module in page/pages/; what it asks is answered by a module beside this one, with its
-`ROUTES`.
+Each page is a JavaScript module in page/pages/; a Python module in this folder answers its requests
+and lists its endpoints in `ROUTES`.
 """
 
 import ctypes
@@ -31,15 +31,15 @@ from manyheads.web import (
     tokens,
     translating,
 )
-from manyheads.web.guard import Door, Guard, Limits
+from manyheads.web.guard import AccessPolicy, Guard, Limits
 from manyheads.web.library import Library
 from manyheads.web.responses import Problem, answer_of
 from manyheads.web.traces import Traces
 
 PAGE = Path(__file__).parent / "page"
 HOME = "runs"  # the page at /
-# For glibc's mallopt: blocks up to so many bytes come from the heap (M_MMAP_THRESHOLD), of which so
-# many free ones are kept (M_TRIM_THRESHOLD), and all threads share it (M_ARENA_MAX).
+# Options of glibc's mallopt: take blocks up to 64 MiB from the heap (M_MMAP_THRESHOLD), keep up to
+# 256 MiB of freed memory (M_TRIM_THRESHOLD), share one arena among all threads (M_ARENA_MAX).
 MEMORY = {-3: 2**26, -1: 2**28, -8: 1}
 
 
@@ -48,10 +48,10 @@ async def health(request: Request) -> Response:
 
 
 async def page(request: Request) -> Response:
-    """One document for every page: its own module draws what the address says."""
+    """The HTML document of every page; the page's module renders the state in the URL."""
     name = request.path_params.get("page", HOME)
     if name not in {path.stem for path in (PAGE / "pages").glob("*.js")}:
-        raise Problem(404, "there is no such page here")
+        raise Problem(404, "page not found")
     return FileResponse(PAGE / "index.html")
 
 
@@ -59,9 +59,11 @@ async def failed(request: Request, error: Exception) -> Response:
     return answer_of(error)
 
 
-def build_app(folder: Path, door: Door | None = None, limits: Limits | None = None) -> ASGIApp:
-    """The page over a run or a folder of runs."""
-    door, limits = door or Door(), limits or Limits()
+def build_app(
+    folder: Path, policy: AccessPolicy | None = None, limits: Limits | None = None
+) -> ASGIApp:
+    """The web application for a run or a folder of runs."""
+    policy, limits = policy or AccessPolicy(), limits or Limits()
     expected = (Problem, UserError, HTTPException, OSError, RecursionError)
     app = Starlette(
         routes=[
@@ -85,40 +87,40 @@ def build_app(folder: Path, door: Door | None = None, limits: Limits | None = No
     )
     app.state.library, app.state.limits = Library(folder), limits
     app.state.traces = Traces(limits.trace_bytes, limits.traces)
-    return Guard(app, door, limits)
+    return Guard(app, policy, limits)
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse at the start what could show nothing."""
+    """Raise before start-up if the folder is missing or holds no run."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}: train a run, or give the folder of one")
+        raise UserError(f"folder {folder} not found: train a run, or pass the folder of one")
     if not Library(folder).folders():
         raise UserError(f"{folder} holds no run: train one with `manyheads train RECIPE --out RUN`")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at that address; port 0 is any free one."""
+    """A socket bound to the address; port 0 chooses a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named as TCP: else asyncio leaves Nagle's algorithm on, and answers wait 40 ms for an ACK.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Explicit IPPROTO_TCP: without it asyncio leaves Nagle's algorithm on, which adds 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
+        listening.bind((host, port))
     except (OSError, OverflowError) as error:
-        found.close()
+        listening.close()
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"{host}:{port} cannot be used ({reason}): choose another --host or --port"
         ) from None
-    return found
+    return listening
 
 
 def keep_freed_memory() -> None:
-    """Let the process use freed memory again at once, where its C library is glibc.
+    """Make glibc reuse freed memory instead of returning it to the system.
 
-    The maps of a layer are tens of megabytes. glibc gives such blocks back to the system as soon
-    as they are free and asks for them anew at the next operation, which then pays for every page:
-    half of the time that maps of 1,024 tokens took.
+    The maps of a layer take tens of megabytes. By default glibc unmaps such blocks when they are
+    freed and maps them again for the next operation. The page faults took half of the time for
+    maps of 1,024 tokens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -131,18 +133,18 @@ def keep_freed_memory() -> None:
 def serve(
     folder: Path, host: str, port: int, token: str | None, ready: Callable[[str], None]
 ) -> None:
-    """Answer until Ctrl-C; `ready` gets the address that a person opens."""
+    """Serve until Ctrl-C; `ready` is called with the URL to open."""
     import uvicorn
 
     from manyheads.web.connections import limited_protocol
 
     check_folder(folder)
-    door = Door.at(host, token)
+    policy = AccessPolicy.at(host, token)
     listening = listen(host.strip("[]"), port)
     name = f"[{host.strip('[]')}]" if ":" in host else host
-    secret = "" if door.token is None else f"?token={door.token}"
+    secret = "" if policy.token is None else f"?token={policy.token}"
     keep_freed_memory()
-    app = build_app(folder, door)
+    app = build_app(folder, policy)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -150,7 +152,7 @@ def serve(
         server_header=False,
         http=limited_protocol(),
     )
-    listening.listen()  # whoever reads the address may ask at once
+    listening.listen()  # before `ready`: a client may connect as soon as it knows the URL
     ready(f"http://{name}:{listening.getsockname()[1]}/{secret}")
     try:
         uvicorn.Server(config).run(sockets=[listening])

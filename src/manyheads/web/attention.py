@@ -1,4 +1,4 @@
-"""The Attention page's questions: a text through a model, and the tensors of that pass."""
+"""Endpoints of the Attention page: a forward pass, its tensors, and the continuation of a text."""
 
 import hashlib
 import json
@@ -15,20 +15,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from manyheads.models.capture import Kind
-from manyheads.web.forward import Pass, Room, continuation, look
+from manyheads.web.forward import ForwardPass, SizeLimit, continuation, forward_text
 from manyheads.web.guard import Limits
-from manyheads.web.heads import Place, rollout, statistics
+from manyheads.web.heads import HeadId, rollout, statistics
 from manyheads.web.library import Library
 from manyheads.web.responses import Dtype, Fields, Problem, dtype_of, json_answer, tensor_answer
 from manyheads.web.traces import Trace, Traces
 
-MOST_OFF = 4096  # heads of the largest models here
+MOST_OFF = 4096  # more heads than any supported model has
 BYTES: dict[Dtype, int] = {"f32": 4, "f16": 2, "u8": 1}
-PACKING = Lock()  # one after another: what is made on the way is larger than the answers
+PACKING = Lock()  # one at a time: the intermediate tensors are larger than the responses
 
 
 async def trace(request: Request) -> Response:
-    """POST {run, text, target?, off?}: what there is to see of this pass, and its name."""
+    """POST {run, text, target?, off?}: the manifest of a forward pass, with its trace name."""
     fields = await Fields.of_body(request)
     state = request.app.state
     return await run_in_threadpool(_trace, fields, state.library, state.traces, state.limits)
@@ -37,48 +37,50 @@ async def trace(request: Request) -> Response:
 def _trace(fields: Fields, library: Library, traces: Traces, limits: Limits) -> Response:
     run, text, target = fields.text("run"), fields.text("text", ""), fields.optional_text("target")
     off = sorted(set(fields.texts("off", MOST_OFF)))
-    asked = json.dumps([run, library.version(run), text, target, off])
-    name = hashlib.sha256(asked.encode()).hexdigest()[:20]
-    kept = traces.find(name)
-    if kept is None:
-        room = Room(limits.tokens, limits.trace_bytes)
+    key = json.dumps([run, library.version(run), text, target, off])
+    name = hashlib.sha256(key.encode()).hexdigest()[:20]
+    trace = traces.find(name)
+    if trace is None:
+        limit = SizeLimit(limits.tokens, limits.trace_bytes)
         with library.model(run) as opened:
-            found = look(opened, text, target, [Place.parse(one) for one in off], room)
-        kept = trace_of(found, {"trace": name, "run": run, "text": text, "off": off})
-        traces.keep(name, kept)
-    return json_answer(kept.manifest)
+            forward_pass = forward_text(
+                opened, text, target, [HeadId.parse(head) for head in off], limit
+            )
+        trace = trace_of(forward_pass, {"trace": name, "run": run, "text": text, "off": off})
+        traces.keep(name, trace)
+    return json_answer(trace.manifest)
 
 
-async def goes_on(request: Request) -> Response:
-    """POST {run, text, off?}: what a language model writes after a text."""
+async def continue_text(request: Request) -> Response:
+    """POST {run, text, off?}: the continuation that a language model generates."""
     fields = await Fields.of_body(request)
     state = request.app.state
-    return await run_in_threadpool(_goes_on, fields, state.library, state.limits)
+    return await run_in_threadpool(_continue_text, fields, state.library, state.limits)
 
 
-def _goes_on(fields: Fields, library: Library, limits: Limits) -> Response:
-    off = [Place.parse(one) for one in sorted(set(fields.texts("off", MOST_OFF)))]
-    room = Room(limits.tokens, limits.trace_bytes)
+def _continue_text(fields: Fields, library: Library, limits: Limits) -> Response:
+    off = [HeadId.parse(head) for head in sorted(set(fields.texts("off", MOST_OFF)))]
+    limit = SizeLimit(limits.tokens, limits.trace_bytes)
     with library.model(fields.text("run")) as opened:
-        written = continuation(opened, fields.text("text", ""), off, room)
-    return json_answer({"text": written})
+        continued = continuation(opened, fields.text("text", ""), off, limit)
+    return json_answer({"text": continued})
 
 
-def trace_of(found: Pass, about: dict[str, Any]) -> Trace:
-    """A pass as what is kept of it: its tensors, and the manifest that names them."""
-    tensors = found.tensors()
+def trace_of(forward_pass: ForwardPass, about: dict[str, Any]) -> Trace:
+    """The trace of a forward pass: its tensors, and the manifest that lists them."""
+    tensors = forward_pass.tensors()
     maps = []
     for name, weights in sorted(tensors.items(), key=_in_reading_order):
-        place, _, what = name.rpartition(".")
-        if what != "weights":
+        prefix, _, suffix = name.rpartition(".")
+        if suffix != "weights":
             continue
-        stack, _, word = place.rpartition(".")
-        kind: Kind = "self" if word == "self" else "cross"
+        stack, _, kind_name = prefix.rpartition(".")
+        kind: Kind = "self" if kind_name == "self" else "cross"
         layers, heads, queries, keys = weights.shape
-        rows, columns = found.sides.get((stack, kind), ([], []))
+        rows, columns = forward_pass.sides.get((stack, kind), ([], []))
         maps.append(
             {
-                "name": place,
+                "name": prefix,
                 "layers": layers,
                 "heads": heads,
                 "rows": _labels(rows, queries),
@@ -88,45 +90,48 @@ def trace_of(found: Pass, about: dict[str, Any]) -> Trace:
             }
         )
     if not maps:
-        raise Problem(400, "the layers of this model have maps of different shapes: none is shown")
-    return Trace({**about, "maps": maps, "output": found.output}, tensors)
+        raise Problem(
+            400,
+            "cannot show attention maps whose shape differs between layers",
+        )
+    return Trace({**about, "maps": maps, "output": forward_pass.output}, tensors)
 
 
 def _in_reading_order(item: tuple[str, Any]) -> tuple[bool, bool, str]:
-    """The encoder first, and what a decoder looks at elsewhere last."""
+    """Sort key: encoder first, cross-attention last."""
     return not item[0].startswith("encoder"), ".cross." in item[0], item[0]
 
 
 def _labels(known: list[str], count: int) -> list[str]:
-    """Tokens as labels; a core that makes something else of the keys has numbers."""
+    """Tokens as labels, or numbers if the attention changes the number of keys."""
     return known if len(known) == count else [str(number) for number in range(1, count + 1)]
 
 
 async def tensor(request: Request) -> Response:
-    """GET ?layer&head&dtype&side&own: the numbers of a tensor of a trace, or of a layer or head.
+    """GET ?layer&head&dtype&side&own: a tensor of a trace, or one layer or head of it.
 
-    With `side` a map has at most so many rows and columns: see `pooled`. With `own=1` each map is
-    divided by its own greatest number: what is small in all of a long text is then seen in bytes.
+    `side` limits the rows and columns of a map (see `pooled`). `own=1` divides each map by its
+    maximum, so that the small weights of a long text stay visible as bytes.
     """
     fields = Fields.of_query(request)
-    kept = request.app.state.traces.get(request.path_params["trace"])
+    trace = request.app.state.traces.get(request.path_params["trace"])
     return await run_in_threadpool(
-        _tensor, fields, kept, request.path_params["name"], request.app.state.limits
+        _tensor, fields, trace, request.path_params["name"], request.app.state.limits
     )
 
 
-def _tensor(fields: Fields, kept: Trace, name: str, limits: Limits) -> Response:
+def _tensor(fields: Fields, trace: Trace, name: str, limits: Limits) -> Response:
     dtype, side = dtype_of(fields.text("dtype", "f32")), fields.number("side", 2**20)
     if side == 0:
         raise Problem(400, "'side' must be at least 1")
     with PACKING:
-        return _packed(fields, tensor_of(kept, name), name, dtype, side, limits)
+        return _packed(fields, tensor_of(trace, name), name, dtype, side, limits)
 
 
 def _packed(
-    fields: Fields, found: Tensor, name: str, dtype: Dtype, side: int | None, limits: Limits
+    fields: Fields, tensor: Tensor, name: str, dtype: Dtype, side: int | None, limits: Limits
 ) -> Response:
-    chosen = found
+    chosen = tensor
     for index in ("layer", "head"):
         number = fields.number(index, len(chosen) - 1)
         if number is None:
@@ -136,30 +141,32 @@ def _packed(
         chosen = pooled(chosen, side)
     size = chosen.numel() * BYTES[dtype]
     if size > limits.answer_bytes:
-        most = limits.answer_bytes >> 20
-        raise Problem(413, f"these are {size >> 20} MiB, at most {most} MiB: ask for a layer")
+        max_mib = limits.answer_bytes >> 20
+        raise Problem(
+            413, f"the tensor has {size >> 20} MiB, more than {max_mib} MiB: request one layer"
+        )
     if fields.number("own", 1) and chosen.ndim > 1:
-        chosen = by_greatest(chosen)
-    shares = name.endswith((".weights", ".rollout"))  # what lies between 0 and 1 by its nature
-    low, high = (0.0, 1.0) if shares else (None, None)
+        chosen = divided_by_maximum(chosen)
+    is_weights = name.endswith((".weights", ".rollout"))  # always between 0 and 1
+    low, high = (0.0, 1.0) if is_weights else (None, None)
     return tensor_answer(chosen, dtype, low, high)
 
 
-def tensor_of(kept: Trace, name: str) -> Tensor:
-    """A tensor of a trace by its name; a rollout is computed from its maps when it is asked for."""
-    found = kept.tensors.get(name)
-    if found is not None:
-        return found
-    place, _, what = name.rpartition(".")
-    rolled = [one["name"] for one in kept.manifest.get("maps", []) if one["rollout"]]
-    if what == "rollout" and place in rolled:
-        return rollout(kept.tensors[f"{place}.weights"])
-    there = ", ".join(sorted([*kept.tensors, *(f"{one}.rollout" for one in rolled)]))
-    raise Problem(404, f"the trace has no such tensor: it has {there}")
+def tensor_of(trace: Trace, name: str) -> Tensor:
+    """A tensor of a trace by name; a rollout is computed from the maps on request."""
+    stored = trace.tensors.get(name)
+    if stored is not None:
+        return stored
+    prefix, _, suffix = name.rpartition(".")
+    rolled = [item["name"] for item in trace.manifest.get("maps", []) if item["rollout"]]
+    if suffix == "rollout" and prefix in rolled:
+        return rollout(trace.tensors[f"{prefix}.weights"])
+    available = ", ".join(sorted([*trace.tensors, *(f"{item}.rollout" for item in rolled)]))
+    raise Problem(404, f"tensor not found in the trace, which has {available}")
 
 
 def pooled(maps: Float[Tensor, "*n t s"], side: int) -> Float[Tensor, "*n i j"]:
-    """Large maps for small pictures: a cell is the greatest of those that it stands for."""
+    """Max-pool maps to at most `side` rows and columns."""
     rows, columns = (min(side, size) for size in maps.shape[-2:])
     if (rows, columns) == maps.shape[-2:]:
         return maps
@@ -168,14 +175,14 @@ def pooled(maps: Float[Tensor, "*n t s"], side: int) -> Float[Tensor, "*n i j"]:
     return smaller.reshape(*maps.shape[:-2], rows, columns)
 
 
-def by_greatest(maps: Float[Tensor, "*n t s"]) -> Float[Tensor, "*n t s"]:
-    """Each map as shares of its greatest number; one of zeros stays so."""
-    greatest = maps.amax((-2, -1), keepdim=True)
-    return maps / greatest.where(greatest > 0, torch.ones_like(greatest))
+def divided_by_maximum(maps: Float[Tensor, "*n t s"]) -> Float[Tensor, "*n t s"]:
+    """Each map divided by its maximum; a map of zeros stays zero."""
+    maximum = maps.amax((-2, -1), keepdim=True)
+    return maps / maximum.where(maximum > 0, torch.ones_like(maximum))
 
 
 ROUTES = [
     Route("/api/trace", trace, methods=["POST"]),
     Route("/api/trace/{trace}/tensor/{name}", tensor),
-    Route("/api/continue", goes_on, methods=["POST"]),
+    Route("/api/continue", continue_text, methods=["POST"]),
 ]

@@ -1,4 +1,4 @@
-"""The Decode page's questions: what a search went through, and what may come at a place."""
+"""Endpoints of the Decode page: the tree of beam search, and the next-token distribution."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from starlette.routing import Route
 
 from manyheads.decode.beam import Hypothesis
 from manyheads.decode.sample import Sample
+from manyheads.web.beam_tree import TracedSearch, trace_search
+from manyheads.web.generation import Generation, generation_of
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, Problem, json_answer
-from manyheads.web.watching import Watched, watched
-from manyheads.web.writing import Writing, writing_of
 
-DRAWS = 3  # texts that are drawn, to be seen side by side
+SAMPLES = 3  # sampled texts, shown side by side
 TOP = 12
 MOST_TOP = 50
 COLDEST, HOTTEST = 0.01, 100.0
@@ -28,7 +28,7 @@ LEAST_P = 1e-6
 async def decode(request: Request) -> Response:
     """POST {run, text, beam?, limit?, prefix?, temperature?, top_k?, top_p?, min_p?, seed?}.
 
-    The tree of beam search, and what is written greedily, by the beam and by chance.
+    The tree of beam search, and the texts of greedy search, beam search and sampling.
     """
     fields = await Fields.of_body(request)
     state = request.app.state
@@ -38,29 +38,31 @@ async def decode(request: Request) -> Response:
 def _decode(fields: Fields, library: Library, limits: Limits) -> Response:
     run, sample = fields.text("run"), sample_of(fields)
     with library.model(run) as opened, torch.inference_mode():
-        writing = writing_of(opened, fields, limits.tokens)
-        given = writing.given(fields)
-        tree = watched(writing.search(given), writing.begin(), writing.start, writing.limits())
-        greedy = writing.search(given, beam=1)
-        [best] = greedy(writing.begin(), writing.start, writing.limits())
-        drawn = writing.draw(sample, DRAWS, given)
-        found = {
+        generation = generation_of(opened, fields, limits.tokens)
+        prefix = generation.prefix(fields)
+        tree = trace_search(
+            generation.search(prefix), generation.begin(), generation.start, generation.limits()
+        )
+        greedy = generation.search(prefix, beam=1)
+        [best] = greedy(generation.begin(), generation.start, generation.limits())
+        samples = generation.sample(sample, SAMPLES, prefix)
+        answer = {
             "run": run,
-            "continues": writing.continues,
-            "root": writing.tokenizer.subwords([writing.start])[0],
-            "limit": writing.limit,
-            "prefix": given,
-            **settings_of(writing),
-            "nodes": nodes_of(tree, writing),
-            "beam": [_hypothesis(one, writing) for one in tree.found],
-            "greedy": [_hypothesis(one, writing) for one in best],
-            "sampling": [_drawn(tokens, writing) for tokens in drawn],
+            "continues": generation.continues,
+            "root": generation.tokenizer.subwords([generation.start])[0],
+            "limit": generation.limit,
+            "prefix": prefix,
+            **settings_of(generation),
+            "nodes": nodes_of(tree, generation),
+            "beam": [_hypothesis(hypothesis, generation) for hypothesis in tree.hypotheses],
+            "greedy": [_hypothesis(hypothesis, generation) for hypothesis in best],
+            "sampling": [_sample(tokens, generation) for tokens in samples],
         }
-    return json_answer(found)
+    return json_answer(answer)
 
 
-def settings_of(writing: Writing) -> dict[str, Any]:
-    decode = writing.decode
+def settings_of(generation: Generation) -> dict[str, Any]:
+    decode = generation.decode
     base = "(5 + |y|) ⁄ 6" if decode.penalty == "gnmt" else "|y|"
     return {
         "width": decode.beam,
@@ -69,89 +71,96 @@ def settings_of(writing: Writing) -> dict[str, Any]:
     }
 
 
-def nodes_of(tree: Watched, writing: Writing) -> list[dict[str, Any]]:
-    """The tree as JSON; `place` counts the hypotheses that were found, the best is 1."""
-    places = {node: place for place, node in enumerate(tree.ends, start=1)}
-    pieces = writing.tokenizer.subwords([node.token for node in tree.nodes])
+def nodes_of(tree: TracedSearch, generation: Generation) -> list[dict[str, Any]]:
+    """The tree as JSON; `place` is the rank of a finished hypothesis, 1 for the best."""
+    ranks = {node: rank for rank, node in enumerate(tree.ends, start=1)}
+    subwords = generation.tokenizer.subwords([node.token for node in tree.nodes])
     return [
-        {**vars(node), "piece": piece, "place": places.get(number)}
-        for number, (node, piece) in enumerate(zip(tree.nodes, pieces, strict=True))
+        {**vars(node), "piece": subword, "place": ranks.get(number)}
+        for number, (node, subword) in enumerate(zip(tree.nodes, subwords, strict=True))
     ]
 
 
-def _hypothesis(one: Hypothesis, writing: Writing) -> dict[str, Any]:
+def _hypothesis(hypothesis: Hypothesis, generation: Generation) -> dict[str, Any]:
     return {
-        "text": writing.text(one.tokens),
-        "tokens": one.tokens,
-        "pieces": writing.tokenizer.subwords(one.tokens),
-        "log_probability": one.log_probability,
-        "score": one.score,
+        "text": generation.text(hypothesis.tokens),
+        "tokens": hypothesis.tokens,
+        "pieces": generation.tokenizer.subwords(hypothesis.tokens),
+        "log_probability": hypothesis.log_probability,
+        "score": hypothesis.score,
     }
 
 
-def _drawn(tokens: Sequence[int], writing: Writing) -> dict[str, Any]:
-    """A text by chance: its log P is the model's, at temperature 1, the end included if it has one.
+def _sample(tokens: Sequence[int], generation: Generation) -> dict[str, Any]:
+    """A sampled text with log P at temperature 1, including the end token.
 
-    Whoever is cut at the limit has none.
+    A text cut at the limit has no end token.
     """
-    ended = [*tokens, writing.special_tokens.end] if len(tokens) < writing.limit else list(tokens)
-    chances = writing.logits(ended[:-1]).log_softmax(-1)
-    each = [float(row[token]) for row, token in zip(chances, ended, strict=True)]
-    search = writing.search()
-    one = Hypothesis(list(tokens), sum(each), sum(each) / float(search.lp(len(ended))))
-    return _hypothesis(one, writing)
+    ended = (
+        [*tokens, generation.special_tokens.end] if len(tokens) < generation.limit else list(tokens)
+    )
+    log_probs = generation.logits(ended[:-1]).log_softmax(-1)
+    token_log_probs = [float(row[token]) for row, token in zip(log_probs, ended, strict=True)]
+    search = generation.search()
+    hypothesis = Hypothesis(
+        list(tokens), sum(token_log_probs), sum(token_log_probs) / float(search.lp(len(ended)))
+    )
+    return _hypothesis(hypothesis, generation)
 
 
-async def following(request: Request) -> Response:
+async def next_token(request: Request) -> Response:
     """POST {run, text, prefix?, count?, temperature?, top_k?, top_p?, min_p?}: the next token.
 
-    The likeliest ones after the prefix, by the model and as they are drawn from.
+    The most probable tokens after the prefix, before and after temperature, top-k and top-p.
     """
     fields = await Fields.of_body(request)
     state = request.app.state
-    return await run_in_threadpool(_following, fields, state.library, state.limits)
+    return await run_in_threadpool(_next_token, fields, state.library, state.limits)
 
 
-def _following(fields: Fields, library: Library, limits: Limits) -> Response:
+def _next_token(fields: Fields, library: Library, limits: Limits) -> Response:
     sample, count = sample_of(fields), fields.number("count", MOST_TOP) or TOP
     with library.model(fields.text("run")) as opened, torch.inference_mode():
-        writing = writing_of(opened, fields, limits.tokens)
-        given = writing.given(fields)
-        before, after = writing.after(given, sample)
+        generation = generation_of(opened, fields, limits.tokens)
+        prefix = generation.prefix(fields)
+        before, after = generation.after(prefix, sample)
         best, ids = before.topk(min(count, len(before)))
         left = after > 0
         top = [
-            {"token": token, "piece": piece, "before": chance, "after": float(after[token])}
-            for token, piece, chance in zip(
-                ids.tolist(), writing.tokenizer.subwords(ids.tolist()), best.tolist(), strict=True
+            {"token": token, "piece": piece, "before": probability, "after": float(after[token])}
+            for token, piece, probability in zip(
+                ids.tolist(),
+                generation.tokenizer.subwords(ids.tolist()),
+                best.tolist(),
+                strict=True,
             )
         ]
-        found = {
-            "text": writing.text(given),
+        answer = {
+            "text": generation.text(prefix),
             "top": top,
             "tokens": len(before),
             "left": int(left.sum()),
             "mass": float(before[left].sum()),
             "bits": [float(torch.special.entr(p).sum()) / math.log(2) for p in (before, after)],
         }
-    return json_answer(found)
+    return json_answer(answer)
 
 
 def sample_of(fields: Fields) -> Sample:
-    """How to draw, by the names and rules of `Sample`."""
-    usual = Sample()
+    """The sampling settings of a request, named as in `Sample`."""
+    default = Sample()
     sample = Sample(
-        temperature=_decimal(fields, "temperature", usual.temperature),
+        temperature=_decimal(fields, "temperature", default.temperature),
         top_k=fields.number("top_k", 10**6) or 0,
-        top_p=_decimal(fields, "top_p", usual.top_p),
-        min_p=_decimal(fields, "min_p", usual.min_p),
+        top_p=_decimal(fields, "top_p", default.top_p),
+        min_p=_decimal(fields, "min_p", default.min_p),
         seed=fields.number("seed", 2**31) or 0,
     )
     return checked(sample)
 
 
 def checked(sample: Sample) -> Sample:
-    """Refuse what leaves nothing to draw from: logits by almost nothing are no numbers any more."""
+    """Reject settings that overflow the logits or leave no token to sample."""
     if sample.temperature and not COLDEST <= sample.temperature <= HOTTEST:
         raise Problem(400, f"'temperature' must be 0, or from {COLDEST} to {HOTTEST:g}")
     if sample.top_p < LEAST_P:
@@ -159,10 +168,10 @@ def checked(sample: Sample) -> Sample:
     return sample
 
 
-def _decimal(fields: Fields, name: str, usual: float) -> float:
+def _decimal(fields: Fields, name: str, default: float) -> float:
     value = fields.values.get(name)
     if value is None:
-        return usual
+        return default
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -171,5 +180,5 @@ def _decimal(fields: Fields, name: str, usual: float) -> float:
 
 ROUTES = [
     Route("/api/decode", decode, methods=["POST"]),
-    Route("/api/next", following, methods=["POST"]),
+    Route("/api/next", next_token, methods=["POST"]),
 ]

@@ -1,4 +1,4 @@
-"""The Flow page's question: a text through a model, part by part, with formula and code."""
+"""Endpoints of the Flow page: a forward pass, module by module, with formula and code."""
 
 import hashlib
 import inspect
@@ -20,21 +20,21 @@ import manyheads
 from manyheads.loading import TorchRun
 from manyheads.models.bert import Bert
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.web.forward import Room, look
+from manyheads.web.forward import SizeLimit, forward_text
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
-from manyheads.web.outcome import crowned
+from manyheads.web.outcome import head_parts
 from manyheads.web.responses import Fields, Problem, json_answer
-from manyheads.web.trace import Column, Part, calls_of, journey, stacks
+from manyheads.web.trace import Column, Part, calls_of, forward_parts, stacks
 from manyheads.web.traces import Trace, Traces
 
-MOST_TOKENS = 256  # more than that are no boxes that a person reads
-MAPS = 4  # scores, what is added to them, their sum and the weights are all kept
+MOST_TOKENS = 256  # larger boxes are not readable
+MAPS = 4  # maps stored per head: scores, mask or bias, their sum, weights
 PACKAGE = Path(manyheads.__file__).parent
 
 
 async def flow(request: Request) -> Response:
-    """POST {run, text, target?}: every part of this pass in order, and the name of its trace."""
+    """POST {run, text, target?}: all parts of the forward pass, and the name of its trace."""
     fields = await Fields.of_body(request)
     state = request.app.state
     return await run_in_threadpool(_flow, fields, state.library, state.traces, state.limits)
@@ -42,84 +42,86 @@ async def flow(request: Request) -> Response:
 
 def _flow(fields: Fields, library: Library, traces: Traces, limits: Limits) -> Response:
     run, text, target = fields.text("run"), fields.text("text", ""), fields.optional_text("target")
-    asked = json.dumps(["flow", run, library.version(run), text, target])
-    name = hashlib.sha256(asked.encode()).hexdigest()[:20]
-    kept = traces.find(name)
-    if kept is None:
-        room = Room(min(limits.tokens, MOST_TOKENS), limits.trace_bytes // MAPS)
+    key = json.dumps(["flow", run, library.version(run), text, target])
+    name = hashlib.sha256(key.encode()).hexdigest()[:20]
+    trace = traces.find(name)
+    if trace is None:
+        limit = SizeLimit(min(limits.tokens, MOST_TOKENS), limits.trace_bytes // MAPS)
         with library.model(run) as opened:
-            kept = follow(opened, text, target, room, {"trace": name, "run": run, "text": text})
-        traces.keep(name, kept)
-    return json_answer(kept.manifest)
+            trace = follow(opened, text, target, limit, {"trace": name, "run": run, "text": text})
+        traces.keep(name, trace)
+    return json_answer(trace.manifest)
 
 
 async def boxes(request: Request) -> Response:
-    """GET ?layer&head: the numbers of all boxes, as one reads them in that layer and head.
+    """GET ?layer&head: the matrices of all boxes for that layer and head.
 
     Little-endian float32, box after box; X-Shape has their shapes in the same order.
     """
     fields = Fields.of_query(request)
-    kept = request.app.state.traces.get(request.path_params["trace"])
-    if "columns" not in kept.manifest:
-        raise Problem(404, "this trace has no boxes: ask for one by POST /api/flow")
+    trace = request.app.state.traces.get(request.path_params["trace"])
+    if "columns" not in trace.manifest:
+        raise Problem(404, "this trace has no boxes: create one with POST /api/flow")
     layer, head = (fields.number(name, 2**20) or 0 for name in ("layer", "head"))
-    found = await run_in_threadpool(near, kept, layer, head)
-    shapes = ";".join(",".join(map(str, one.shape)) for one in found)
-    body = b"".join(one.contiguous().numpy().tobytes() for one in found)
+    tensors = await run_in_threadpool(box_tensors, trace, layer, head)
+    shapes = ";".join(",".join(map(str, tensor.shape)) for tensor in tensors)
+    body = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
     headers = {"X-Shape": shapes, "X-Dtype": "f32"}
     return Response(body, media_type="application/octet-stream", headers=headers)
 
 
-def near(kept: Trace, layer: int, head: int) -> list[Tensor]:
-    """Each box as a matrix; a stack with fewer layers or heads has its last one."""
-    found = []
-    for box in (box for column in kept.manifest["columns"] for box in column["boxes"]):
+def box_tensors(trace: Trace, layer: int, head: int) -> list[Tensor]:
+    """Each box as a matrix; a stack with fewer layers or heads uses its last one."""
+    tensors = []
+    for box in (box for column in trace.manifest["columns"] for box in column["boxes"]):
         if box["stage"] == "tokens":
             continue
-        tensor = kept.tensors[box["name"]]
+        tensor = trace.tensors[box["name"]]
         if box["stage"] == "layer":
             tensor = tensor[min(layer, len(tensor) - 1)]
         if box["axes"].startswith("h"):
             tensor = tensor[min(head, len(tensor) - 1)]
-        found.append(tensor)
-    return found
+        tensors.append(tensor)
+    return tensors
 
 
 def follow(
-    opened: TorchRun, text: str, target: str | None, room: Room, about: dict[str, Any]
+    opened: TorchRun, text: str, target: str | None, limit: SizeLimit, about: dict[str, Any]
 ) -> Trace:
-    """A text through the model of a run; what is kept of it are all its parts."""
+    """Run a text through the model and return the trace of all its parts."""
     if not stacks(opened.model):
-        raise opened.unsupported("is followed here", "a Transformer of text")
+        raise opened.unsupported("has a Flow page", "a Transformer for text")
     with torch.inference_mode():
         with calls_of(opened.model) as seen:
-            found = look(opened, text, target, [], room)
-        columns = journey(opened.model, seen, found.record)
+            forward_pass = forward_text(opened, text, target, [], limit)
+        columns = forward_parts(opened.model, seen, forward_pass.record)
         last = columns[-1]
-        after = [*last.after, *crowned(opened.model, last, seen, opened.tokenizer)]
+        after = [*last.after, *head_parts(opened.model, last, seen, opened.tokenizer)]
     columns[-1] = replace(last, after=after)
-    parts = [part for one in columns for part in (*one.before, *one.layers, *one.after)]
-    own = Tokenizer.framed if isinstance(opened.model, Bert) else Tokenizer.encode
-    told = [own, *(one for part in parts for one in part.code)]
+    parts = [part for item in columns for part in (*item.before, *item.layers, *item.after)]
+    tokenize = Tokenizer.framed if isinstance(opened.model, Bert) else Tokenizer.encode
+    functions = [tokenize, *(item for part in parts for item in part.code)]
     manifest = {
         **about,
-        "output": found.output,
-        "columns": [_told(one, opened.tokenizer.subwords(one.ids), own) for one in columns],
-        "code": {_named(one): source(one) for one in told if _is_own(one)},
+        "output": forward_pass.output,
+        "columns": [
+            _column_json(item, opened.tokenizer.subwords(item.ids), tokenize) for item in columns
+        ],
+        "code": {_qualified_name(item): source(item) for item in functions if _is_in_package(item)},
     }
     return Trace(manifest, {part.name: part.tensor for part in parts})
 
 
-def _told(column: Column, pieces: list[str], split: Callable[..., Any]) -> dict[str, Any]:
-    """A column as the page reads it; its first box are the tokens themselves."""
-    formula = "text → pieces → ids: the rows of E that are looked up"
+def _column_json(column: Column, subwords: list[str], split: Callable[..., Any]) -> dict[str, Any]:
+    """A column as JSON; its first box holds the tokens."""
+    formula = "text → subwords → ids: rows of the embedding table E"
     ids = Part(f"{column.name}.tokens", "Tokens", "t", torch.tensor(column.ids), formula, (split,))
     heads = [part.tensor.shape[1] for part in column.layers if part.axes.startswith("h")]
     layers = len(column.layers[0].tensor) if column.layers else 0
     return {
         "name": column.name,
         "ids": column.ids,
-        "tokens": pieces,
+        "tokens": subwords,
         "layers": layers,
         "heads": max(heads, default=1),
         "boxes": [
@@ -145,21 +147,21 @@ def _box(part: Part, stage: str) -> dict[str, Any]:
         "columns": part.columns,
         "words": part.words,
         "formula": part.formula,
-        "code": [_named(one) for one in part.code if _is_own(one)],
+        "code": [_qualified_name(function) for function in part.code if _is_in_package(function)],
     }
 
 
-def _named(code: Callable[..., Any]) -> str:
+def _qualified_name(code: Callable[..., Any]) -> str:
     return f"{code.__module__}.{code.__qualname__}"
 
 
-def _is_own(code: Callable[..., Any]) -> bool:
-    """Only what is Manyheads' own is shown: a layer of PyTorch has no source here."""
+def _is_in_package(code: Callable[..., Any]) -> bool:
+    """True if the function is defined in this package; other sources are not shown."""
     return code.__module__.partition(".")[0] == PACKAGE.name
 
 
 def source(code: Callable[..., Any]) -> dict[str, str]:
-    """The text of a function, and where it stands in the package."""
+    """The source of a function, with file and line."""
     plain = inspect.unwrap(code)
     lines, first = inspect.getsourcelines(plain)
     path = Path(inspect.getfile(plain)).relative_to(PACKAGE.parent)

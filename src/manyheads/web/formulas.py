@@ -1,4 +1,4 @@
-"""The formula of each part of a model, as the lectures write it, by what the part is."""
+"""The formula of each module of a model, in the notation of the lectures."""
 
 import math
 
@@ -35,13 +35,13 @@ WRITTEN = {
 
 
 def score(part: Score, channels: int) -> str:
-    """score(q, k) of all pairs; a scale that is 1/√c is written so."""
+    """score(q, k) for all pairs; a scale equal to 1/√c is written as 1/√c."""
     written = pair_score(part, channels, "Q Kᵀ")
     return f"{written},  c = {channels}" if "√c" in written else written
 
 
 def pair_score(part: Score, channels: int, product: str = "q_i · k_j") -> str:
-    """The same of one pair."""
+    """score(q_i, k_j) for one pair."""
     if isinstance(part, BilinearScore):
         return "q W kᵀ"
     if isinstance(part, ReducedRankScore):
@@ -54,8 +54,8 @@ def pair_score(part: Score, channels: int, product: str = "q_i · k_j") -> str:
     return product if part.scale == 1.0 else f"{part.scale:g} · {product}"
 
 
-def placed(part: Position, scores: str | None = None) -> str:
-    """All that a position does; `scores` is what it adds to, else as its paper has it."""
+def position(part: Position, scores: str | None = None) -> str:
+    """The formula of a position scheme; `scores` replaces the score function of its paper."""
     if isinstance(part, RotaryPosition):
         pair = "2i and 2i+1" if part.layout == "interleaved" else "i and c/2+i"
         return f"channels {pair} turned by pos · {part.base:g}^(−2i/c), in queries and keys"
@@ -64,11 +64,11 @@ def placed(part: Position, scores: str | None = None) -> str:
     if type(part).score is not Position.score:
         usual = "q_i · k_j" if isinstance(part, BucketPosition) else "q_i · k_j / √c"
         return f"e_ij = {scores or usual} + {biased(part)}".replace("+ −", "− ")
-    return "nothing is added: the order of the tokens is not told"
+    return "no position encoding: the model does not know the order of the tokens"
 
 
 def embedded(part: Position) -> str:
-    """What is added to the embeddings."""
+    """The term that a scheme adds to the embeddings."""
     if isinstance(part, SinusoidalPosition):
         angle = f"pos / {part.base:g}^(2i/d)"
         if part.layout == "interleaved":
@@ -79,11 +79,11 @@ def embedded(part: Position) -> str:
     if isinstance(part, LearnedPosition):
         row = f"pos + {part.offset}" if part.offset else "pos"
         return f"PE(pos) = P[{row}], a trained row for each position"
-    return "what this position adds to the embeddings"
+    return "the term that this scheme adds to the embeddings"
 
 
 def biased(part: Position) -> str:
-    """What is added to the scores."""
+    """The term that a scheme adds to the scores."""
     if isinstance(part, AlibiPosition):
         return "−slope_h · |i − j|"
     if isinstance(part, BucketPosition):
@@ -92,11 +92,11 @@ def biased(part: Position) -> str:
         return _relative(part)
     if isinstance(part, ShawPosition):
         return "q_i · a^K_{clip(j−i)} / √c"
-    return "what this position adds to the scores"
+    return "the term that this scheme adds to the scores"
 
 
 def _relative(part: RelativePosition) -> str:
-    """S_rel, and where positions are steps of several voices the distances in both."""
+    """S_rel; with several voices per time step also the distances in steps and in voices."""
     by_distance = "S_rel[i, j] = q_i · e_{j−i}"
     if part.period is None:
         return f"S_rel[i, j] / √c,  {by_distance}"
@@ -106,17 +106,17 @@ def _relative(part: RelativePosition) -> str:
 
 
 def plus_bias(part: nn.Module, letter: str = "b") -> str:
-    """What is added after a product with a matrix, if anything."""
+    """The bias term of a linear layer; empty if it has none."""
     return "" if part.bias is None else f" + {letter}"
 
 
 def projected(letter: str, part: SelfAttention | CrossAttention, position: Position) -> str:
-    """Q, K or V; a rotary position turns the first two."""
+    """The projection Q, K or V; a rotary position rotates Q and K."""
     source = "X" if isinstance(part, SelfAttention) else ("Z" if letter == "Q" else "H")
     plain = f"{source} W_h^{letter}{plus_bias(part.project, f'b_h^{letter}')}"
     if letter != "V" and isinstance(position, RotaryPosition):
         return f"{letter}_h = R_pos({plain}),  R_pos turns channel pairs by pos · θ_i"
-    read = "" if source != "H" else ",  H the top of the encoder"
+    read = "" if source != "H" else ",  H the encoder output"
     return f"{letter}_h = {plain}{read}"
 
 
@@ -127,14 +127,14 @@ def norm(part: nn.Module) -> str:
 
 
 def summed(part: Residual, inside: str) -> str:
-    """x + f(…): where the norm stands is the residual's alone to say."""
+    """x + f(…) with the norm before (pre) or after (post) the sum."""
     if part.placement == "pre":
         return f"x + {inside}(Norm(x))"
     return f"x + {inside}(x),  then Norm of it"
 
 
 def hidden(part: FeedForward | GatedFeedForward) -> str:
-    """Inside a feed-forward layer."""
+    """The hidden layer of a feed-forward network."""
     name = next(name for name, known in ACTIVATIONS.items() if known is part.activation)
     written = WRITTEN[name]
     if isinstance(part, GatedFeedForward):
@@ -150,6 +150,6 @@ def feedforward(part: nn.Module) -> str:
 
 
 def logits(part: LMHead) -> str:
-    """h Eᵀ where the matrix is that of the embedding, else h Wᵀ."""
+    """h Eᵀ with tied embeddings, else h Wᵀ."""
     scale = "" if part.scale == 1.0 else "d^−½ · "
     return f"z = {scale}h {'E' if part.weight is None else 'W'}ᵀ{plus_bias(part)}"

@@ -1,4 +1,4 @@
-"""A text through a model, once: how it is read, every map on the way, and what comes out."""
+"""One forward pass of a text: its attention maps and its output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,17 +22,17 @@ from manyheads.models.heads import Masked
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.tasks.encode import MASKS
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.web.heads import Place, Recorded, knocked_out, recorded
+from manyheads.web.heads import HeadId, Recording, knocked_out, record_attention
 from manyheads.web.responses import Problem
 
-TOP = 10  # alternatives that are told of a position
-CONTINUED = 16  # tokens that a language model goes on by
+TOP = 10  # predictions returned for a position
+CONTINUED = 16  # tokens of a continuation
 LogProbabilities = Float[Tensor, "t v"]
 
 
 @dataclass(frozen=True)
-class Room:
-    """How long a text may be, and how many bytes of maps it may have."""
+class SizeLimit:
+    """Limits on the tokens of a text and on the bytes of its attention maps."""
 
     tokens: int
     bytes: int
@@ -40,176 +40,181 @@ class Room:
     def check(self, ids: Sequence[int], model: Any, what: str) -> None:
         most = min(self.tokens, model.config.max_length)
         if len(ids) > most:
-            raise Problem(
-                413, f"{what} has {len(ids)} tokens, at most {most} are shown: shorten it"
-            )
+            raise Problem(413, f"{what} has {len(ids)} tokens, more than {most}: shorten it")
 
     def check_maps(self, model: nn.Module, longest: int) -> None:
-        """Before they are computed: every head with the longest of the sequences on both sides."""
-        parts = (m for m in model.modules() if isinstance(m, SelfAttention | CrossAttention))
-        size = 4 * longest**2 * sum(part.config.heads for part in parts)
+        """Raise if the maps could exceed the limit: all heads, `longest` queries and keys."""
+        modules = (m for m in model.modules() if isinstance(m, SelfAttention | CrossAttention))
+        size = 4 * longest**2 * sum(module.config.heads for module in modules)
         if size > self.bytes:
             raise Problem(
                 413,
-                f"the maps of {longest} tokens may take {size >> 20} MiB, and {self.bytes >> 20} "
-                "MiB are kept at most: shorten the text",
+                f"the attention maps of {longest} tokens may take {size >> 20} MiB, more than "
+                f"{self.bytes >> 20} MiB: shorten the text",
             )
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What a text became. `sides` are the labels of the rows and columns of each kind of map."""
+class ForwardPass:
+    """Maps and output of a text. `sides`: row and column labels for each (stack, kind) of map."""
 
-    record: Recorded
+    record: Recording
     output: dict[str, Any]
     sides: dict[tuple[str, Kind], tuple[list[str], list[str]]] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
-        """`stack.kind.weights`, `.q` and `.k`, layers and heads first, of the one text there is."""
-        found: dict[str, list[Tensor]] = {}
-        maps = {key: kept[-1] for key, kept in self.record.maps.by_layer.items() if kept}
+        """`stack.kind.weights`, `.q` and `.k` of the single text, stacked over layers."""
+        by_name: dict[str, list[Tensor]] = {}
+        maps = {
+            key: recordings[-1]
+            for key, recordings in self.record.maps.by_layer.items()
+            if recordings
+        }
         kinds = (("weights", maps), ("q", self.record.queries), ("k", self.record.keys))
-        for what, by_place in kinds:
-            for (stack, kind, _), tensor in sorted(by_place.items()):
-                found.setdefault(f"{stack}.{kind}.{what}", []).append(tensor[0].float().cpu())
-        # Layers that compute differently (one attends to fewer keys) have no common shape.
+        for suffix, by_layer in kinds:
+            for (stack, kind, _), tensor in sorted(by_layer.items()):
+                by_name.setdefault(f"{stack}.{kind}.{suffix}", []).append(tensor[0].float().cpu())
+        # Skip tensors whose shape differs between layers, as with local and global attention.
         return {
             name: torch.stack(layers)
-            for name, layers in found.items()
+            for name, layers in by_name.items()
             if len({layer.shape for layer in layers}) == 1
         }
 
 
-def look(opened: TorchRun, text: str, target: str | None, off: Sequence[Place], room: Room) -> Pass:
-    """A text through the model of a run, with some heads knocked out.
+def forward_text(
+    opened: TorchRun, text: str, target: str | None, off: Sequence[HeadId], limit: SizeLimit
+) -> ForwardPass:
+    """Run a text through the model, with some heads knocked out.
 
-    An encoder–decoder reads `text` and writes `target`, or what it would write itself.
+    An encoder–decoder scores `target`, or its own translation if `target` is None.
     """
     model = opened.model
     if not any(True for _ in attentions(model)):
-        raise opened.unsupported("is shown here", "a model with attention")
+        raise opened.unsupported("has attention maps", "a model with attention")
     with torch.inference_mode(), knocked_out(model, off):
         if isinstance(model, EncoderDecoder):
-            return _translated(opened, text, target, room)
+            return _translated(opened, text, target, limit)
         if isinstance(model, Gpt):
-            return _continued(opened, text, room)
+            return _continued(opened, text, limit)
         if isinstance(model, Bert):
-            return _read(opened, text, room)
-    raise opened.unsupported("is shown here", "a model of text")
+            return _read(opened, text, limit)
+    raise opened.unsupported("has an Attention page", "a model for text")
 
 
-def _translated(opened: TorchRun, text: str, target: str | None, room: Room) -> Pass:
+def _translated(opened: TorchRun, text: str, target: str | None, limit: SizeLimit) -> ForwardPass:
     model: Any = opened.model
     tokenizer = opened.tokenizer
     translator = Translator(model, tokenizer, opened.run.decode)
-    marks = translator.special_tokens
-    source = marks.source(tokenizer.encode(text))
-    room.check(source, model, "the text")
+    special = translator.special_tokens
+    source = special.source(tokenizer.encode(text))
+    limit.check(source, model, "the text")
     if target is None:
-        found = translator.search([text], n_best=1)[0]
-        written = found[0].tokens if found else []
+        hypotheses = translator.search([text], n_best=1)[0]
+        target_ids = hypotheses[0].tokens if hypotheses else []
     else:
-        written = tokenizer.encode(target)
-    given, expected = [marks.start, *written], [*written, marks.end]
-    room.check(given, model, "the target")
-    both = len(source) + len(given) if isinstance(model, DecoderOnlySeq2Seq) else 0
-    room.check_maps(model, max(len(source), len(given), both))
-    with recorded(model) as record:
-        logits = model(_batch(source, opened), _batch(given, opened))
-    chances = logits[0].float().log_softmax(-1)
+        target_ids = tokenizer.encode(target)
+    decoder_input, expected = [special.start, *target_ids], [*target_ids, special.end]
+    limit.check(decoder_input, model, "the target")
+    joined_length = len(source) + len(decoder_input) if isinstance(model, DecoderOnlySeq2Seq) else 0
+    limit.check_maps(model, max(len(source), len(decoder_input), joined_length))
+    with record_attention(model) as record:
+        logits = model(_batch(source, opened), _batch(decoder_input, opened))
+    log_probs = logits[0].float().log_softmax(-1)
     output = {
         "kind": "text",
-        "text": tokenizer.decode(written),
+        "text": tokenizer.decode(target_ids),
         "forced": target is not None,
-        **_likelihood(chances, expected, tokenizer),
+        **_likelihood(log_probs, expected, tokenizer),
     }
-    read, steps = tokenizer.subwords(source), tokenizer.subwords(given)
-    whole = [*read, *steps] if isinstance(model, DecoderOnlySeq2Seq) else steps
+    source_labels, target_labels = tokenizer.subwords(source), tokenizer.subwords(decoder_input)
+    both_labels = (
+        [*source_labels, *target_labels] if isinstance(model, DecoderOnlySeq2Seq) else target_labels
+    )
     sides: dict[tuple[str, Kind], tuple[list[str], list[str]]] = {
-        ("encoder", "self"): (read, read),
-        ("decoder", "self"): (whole, whole),
-        ("decoder", "cross"): (tokenizer.subwords(expected), read),
+        ("encoder", "self"): (source_labels, source_labels),
+        ("decoder", "self"): (both_labels, both_labels),
+        ("decoder", "cross"): (tokenizer.subwords(expected), source_labels),
     }
-    return Pass(record, output, sides)
+    return ForwardPass(record, output, sides)
 
 
-def continuation(opened: TorchRun, text: str, off: Sequence[Place], room: Room) -> str:
-    """What a language model writes after a text, with some heads knocked out.
+def continuation(opened: TorchRun, text: str, off: Sequence[HeadId], limit: SizeLimit) -> str:
+    """The continuation that a language model generates, with some heads knocked out.
 
-    A question of its own: what is written after the text changes nothing in the text's maps, which
-    need not wait for it.
+    A separate request: the attention maps of the text do not depend on it and need not wait.
     """
     model = opened.model
     if not isinstance(model, Gpt):
-        raise opened.unsupported("goes on with a text", "a language model")
+        raise opened.unsupported("continues a text", "a language model")
     tokenizer = opened.tokenizer
     generator = Generator(model, tokenizer, opened.run.decode)
     ids = _prompt(opened, text)
-    room.check(ids, model, "the text")
+    limit.check(ids, model, "the text")
     with torch.inference_mode(), knocked_out(model, off):
         follows = list(islice(generator.stream(ids, CONTINUED), CONTINUED))
     return tokenizer.decode([*ids, *follows])[len(tokenizer.decode(ids)) :]
 
 
 def _prompt(opened: TorchRun, text: str) -> list[int]:
-    """The tokens of a text; an empty one is the start token."""
+    """The tokens of a text; the start token if it is empty."""
     return opened.tokenizer.encode(text) or [
         SpecialTokens(opened.tokenizer, opened.run.decode).start
     ]
 
 
-def _continued(opened: TorchRun, text: str, room: Room) -> Pass:
+def _continued(opened: TorchRun, text: str, limit: SizeLimit) -> ForwardPass:
     model: Any = opened.model
     tokenizer = opened.tokenizer
     ids = _prompt(opened, text)
-    room.check(ids, model, "the text")
-    room.check_maps(model, len(ids))
-    with recorded(model) as record:
+    limit.check(ids, model, "the text")
+    limit.check_maps(model, len(ids))
+    with record_attention(model) as record:
         logits = model(_batch(ids, opened))
-    chances = logits[0].float().log_softmax(-1)
+    log_probs = logits[0].float().log_softmax(-1)
     output = {
         "kind": "continuation",
-        "top": _top(chances[-1], tokenizer),
-        **_likelihood(chances[:-1], ids[1:], tokenizer),
+        "top": _top(log_probs[-1], tokenizer),
+        **_likelihood(log_probs[:-1], ids[1:], tokenizer),
     }
-    pieces = tokenizer.subwords(ids)
-    return Pass(record, output, {("decoder", "self"): (pieces, pieces)})
+    subwords = tokenizer.subwords(ids)
+    return ForwardPass(record, output, {("decoder", "self"): (subwords, subwords)})
 
 
-def _read(opened: TorchRun, text: str, room: Room) -> Pass:
+def _read(opened: TorchRun, text: str, limit: SizeLimit) -> ForwardPass:
     model: Any = opened.model
     encoder = opened.encoder()
     tokenizer, head = encoder.tokenizer, model.config.head
     masked = text
     if isinstance(head, Masked):
-        own = str(tokenizer.content(tokenizer.mask))
+        mask = str(tokenizer.content(tokenizer.mask))
         for spelled in MASKS:
-            masked = masked.replace(spelled, own)
-    one, tab, two = masked.partition("\t")
-    framed = tokenizer.framed([(one, two) if tab else one], specials=masked != text)
+            masked = masked.replace(spelled, mask)
+    first, tab, second = masked.partition("\t")
+    framed = tokenizer.framed([(first, second) if tab else first], specials=masked != text)
     ids, parts = framed[0]
-    room.check(ids, model, "the text")
-    room.check_maps(model, len(ids))
+    limit.check(ids, model, "the text")
+    limit.check_maps(model, len(ids))
     if not ids:
-        raise UserError("there is nothing to read: write a text")
+        raise UserError("the text is empty: enter one")
     segments = [min(part, encoder.segments - 1) for part in parts]
-    with recorded(model) as record:
+    with record_attention(model) as record:
         hidden = model.hidden(_batch(ids, opened), None, _batch(segments, opened))
         answer = model.head_output(hidden)[0].float()
-    pieces = tokenizer.subwords(ids)
+    subwords = tokenizer.subwords(ids)
     output: dict[str, Any] = {"kind": "states"}
     if isinstance(head, Masked):
-        chances = answer.log_softmax(-1)
+        log_probs = answer.log_softmax(-1)
         at = [i for i, token in enumerate(ids) if token == tokenizer.mask]
         filled = [
-            {"position": i, "piece": pieces[i], "top": _top(chances[i], tokenizer)}
+            {"position": i, "piece": subwords[i], "top": _top(log_probs[i], tokenizer)}
             for i in at or range(len(ids))
         ]
         output = {"kind": "words", "masked": bool(at), "words": filled}
     elif labels := getattr(head, "labels", None):
         rows = answer.softmax(-1) if len(labels) > 1 else answer
         output = {"kind": "labels", "labels": list(labels), "scores": rows.tolist()}
-    return Pass(record, output, {("encoder", "self"): (pieces, pieces)})
+    return ForwardPass(record, output, {("encoder", "self"): (subwords, subwords)})
 
 
 def _batch(ids: Sequence[int], opened: TorchRun) -> Tensor:
@@ -217,18 +222,22 @@ def _batch(ids: Sequence[int], opened: TorchRun) -> Tensor:
 
 
 def _likelihood(
-    chances: LogProbabilities, expected: Sequence[int], tokenizer: Tokenizer
+    log_probs: LogProbabilities, expected: Sequence[int], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """log P of each expected token, and of all of them."""
-    each = [float(row[token]) for row, token in zip(chances, expected, strict=True)]
-    pieces = tokenizer.subwords(expected)
-    return {"pieces": pieces, "log_probabilities": each, "log_probability": sum(each)}
+    """log P of each expected token, and their sum."""
+    token_log_probs = [float(row[token]) for row, token in zip(log_probs, expected, strict=True)]
+    subwords = tokenizer.subwords(expected)
+    return {
+        "pieces": subwords,
+        "log_probabilities": token_log_probs,
+        "log_probability": sum(token_log_probs),
+    }
 
 
-def _top(chances: Float[Tensor, " v"], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    best, ids = chances.exp().topk(min(TOP, len(chances)))
-    pieces = tokenizer.subwords(ids.tolist())
+def _top(log_probs: Float[Tensor, " v"], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    best, ids = log_probs.exp().topk(min(TOP, len(log_probs)))
+    subwords = tokenizer.subwords(ids.tolist())
     return [
-        {"piece": piece, "probability": chance}
-        for piece, chance in zip(pieces, best.tolist(), strict=True)
+        {"piece": subword, "probability": probability}
+        for subword, probability in zip(subwords, best.tolist(), strict=True)
     ]

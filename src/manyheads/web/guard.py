@@ -1,10 +1,9 @@
-"""What stands before every request: who may ask, from where, how much and how often.
+"""Middleware in front of the routes: access checks, size limits and security headers.
 
-A page on loopback is still reachable from every other page that the same browser shows. So the
-name in `Host` must be ours (no foreign name that leads here), a request that a page makes must
-come from our own page (`Origin`), and what changes or computes something must be JSON, which no
-form can send; a browser also says itself where a request comes from (`Sec-Fetch-Site`), which
-names those too that have no `Origin`. Off loopback a token is needed beside that.
+Any page open in the same browser can reach a server on loopback. Therefore `Host` must be a known
+name (against DNS rebinding), `Origin` must be the server itself (against cross-site requests), and
+a POST body must be JSON, which an HTML form cannot send. `Sec-Fetch-Site` covers cross-site
+requests without `Origin`. A server that is not bound to loopback also requires a token.
 """
 
 import asyncio
@@ -24,9 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from manyheads.web.responses import Problem, answer_of
 
 COOKIE = "manyheads-token"
-OPEN = ("/health",)  # what needs no token
-UNCOUNTED = ("/health", "/page/")  # what costs nothing, and is answered however many others wait
-# Nothing but our own files: no foreign script, style, picture or frame, and nothing inline.
+OPEN = ("/health",)  # paths that need no token
+UNCOUNTED = ("/health", "/page/")  # cheap paths, exempt from the limit on concurrent requests
+# Allow only files from this server: no external scripts, styles, images or frames, nothing inline.
 POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -40,12 +39,12 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-# Set as soon as whoever asks has gone: threads that compute for a request see it too.
+# Set when the client disconnects; worker threads of the request see the same variable.
 GONE: ContextVar[asyncio.Event | None] = ContextVar("GONE", default=None)
 
 
-def check_asker() -> None:
-    """Nothing is computed for a client that has gone."""
+def check_client() -> None:
+    """Raise if the client of the current request has disconnected."""
     gone = GONE.get()
     if gone is not None and gone.is_set():
         raise Problem(499, "the client has gone", "gone")
@@ -53,7 +52,7 @@ def check_asker() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much one request may ask for, how many are answered at once, and what is kept."""
+    """Limits per request, on concurrent requests, and on the traces kept in memory."""
 
     body_bytes: int = 2**20
     body_seconds: float = 30.0
@@ -66,19 +65,18 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
-    """The names under which the server is reached, and the token that it wants."""
+class AccessPolicy:
+    """The host names that the server accepts, and the token that it requires."""
 
     names: frozenset[str] = LOOPBACK
     any_address: bool = False
     token: str | None = None
 
     @classmethod
-    def at(cls, host: str, token: str | None = None) -> "Door":
-        """The door of a server that is bound to `host`; off loopback there is always a token.
+    def at(cls, host: str, token: str | None = None) -> "AccessPolicy":
+        """The policy of a server bound to `host`; outside loopback a token is always required.
 
-        One that is bound to all addresses is reached by any of them, which a foreign name that
-        leads here is not.
+        A server bound to all addresses accepts any IP address as `Host`, but no unknown name.
         """
         name = host.strip("[]").lower()
         if is_loopback(name):
@@ -91,12 +89,12 @@ class Door:
         name = name_in(host)
         return name in self.names or (self.any_address and is_address(name))
 
-    def lets_in(self, given: str | None) -> bool:
+    def lets_in(self, candidate: str | None) -> bool:
         if self.token is None:
             return True
-        # JSON can name a half of a character: it is as wrong as any other.
-        return given is not None and hmac.compare_digest(
-            given.encode(errors="surrogatepass"), self.token.encode()
+        # A token from JSON may contain a lone surrogate, which is simply a wrong token.
+        return candidate is not None and hmac.compare_digest(
+            candidate.encode(errors="surrogatepass"), self.token.encode()
         )
 
 
@@ -109,12 +107,12 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or an address is this machine alone."""
+    """True if a name or address is loopback."""
     return name == "localhost" or (is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
 def name_in(host: str) -> str:
-    """The name in `name:port`; nothing where it is malformed."""
+    """The name in `name:port`; empty if it is malformed."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
@@ -122,10 +120,10 @@ def name_in(host: str) -> str:
 
 
 def token_in(headers: Headers) -> str | None:
-    """The token as a program sends it, or a browser that was given it."""
-    kind, _, given = headers.get("authorization", "").partition(" ")
+    """The token from the `Authorization` header (programs) or from the cookie (browsers)."""
+    kind, _, credentials = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
-        return given.strip()
+        return credentials.strip()
     try:
         cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
     except CookieError:
@@ -134,10 +132,10 @@ def token_in(headers: Headers) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manner:
-    """How those who ask here speak: what a body may be, where the token stands, how to refuse.
+class ApiStyle:
+    """Conventions of an API: accepted content types, paths without token, token, error format.
 
-    `refuse` makes an answer of the path that was asked and of what went wrong there.
+    `refuse` builds the error response from the requested path and the exception.
     """
 
     bodies: frozenset[str] = frozenset({"application/json"})
@@ -147,13 +145,13 @@ class Manner:
 
 
 class Guard:
-    """Answers what must not reach the routes, and puts the safety headers on every answer."""
+    """ASGI middleware that rejects bad requests and adds security headers to every response."""
 
     def __init__(
-        self, app: ASGIApp, door: Door, limits: Limits, manner: Manner | None = None
+        self, app: ASGIApp, policy: AccessPolicy, limits: Limits, style: ApiStyle | None = None
     ) -> None:
-        self.app, self.door, self.limits = app, door, limits
-        self.manner = manner or Manner()
+        self.app, self.policy, self.limits = app, policy, limits
+        self.style = style or ApiStyle()
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -176,69 +174,69 @@ class Guard:
             if counted and self.running >= self.limits.requests:
                 raise Problem(503, "too many requests at once: try again", "busy")
         except (Problem, TimeoutError) as refused:
-            slow = Problem(408, "the body did not come in time: send it again", "slow")
+            slow = Problem(408, "timeout while reading the body: send it again", "slow")
             problem = refused if isinstance(refused, Problem) else slow
-            answer = self.manner.refuse(scope["path"], problem)
+            answer = self.style.refuse(scope["path"], problem)
             if problem.status == 503:
                 answer.headers["Retry-After"] = "1"
             await answer(scope, receive, send_safely)
             return
         gone = asyncio.Event()
         GONE.set(gone)
-        leaving = asyncio.ensure_future(_left(receive, gone))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive, gone))
         self.running += counted
         try:
             await self.app(scope, _replay(body, gone), send_safely)
         finally:
             self.running -= counted
-            leaving.cancel()
+            disconnect.cancel()
 
     def _admit(self, scope: Scope) -> RedirectResponse | None:
-        """Refuse a stranger; one who brings the token in the address gets it as a cookie."""
+        """Check host, origin, content type and token; move a token in the URL into a cookie."""
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             raise Problem(400, "send Content-Length or Transfer-Encoding, not both", "length")
         host = headers.get("host", "")
-        if not self.door.knows(host):
-            raise Problem(403, "this server is not known by that name (Host)", "host")
+        if not self.policy.knows(host):
+            raise Problem(403, "the server does not accept this host name (Host)", "host")
         origin = headers.get("origin")
         if origin is not None and _without_scheme(origin) != host.lower():
-            raise Problem(403, "another page may not ask this server (Origin)", "origin")
-        # A picture or a script of another page has no Origin; following a link is no harm.
-        elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-        if elsewhere and headers.get("sec-fetch-mode") != "navigate":
-            raise Problem(403, "another page may not ask this server (Sec-Fetch-Site)", "origin")
-        kinds = self.manner.bodies
+            raise Problem(403, "cross-site requests are refused (Origin)", "origin")
+        # Images and scripts that another page loads send no Origin. Following a link is harmless.
+        cross_site = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if cross_site and headers.get("sec-fetch-mode") != "navigate":
+            raise Problem(403, "cross-site requests are refused (Sec-Fetch-Site)", "origin")
+        kinds = self.style.bodies
         if scope["method"] == "POST" and _content_type(headers) not in kinds:
-            wanted = " or ".join(sorted(kinds))
-            raise Problem(415, f"send JSON (Content-Type: {wanted})", "json")
-        if scope["path"] in self.manner.open or self.door.token is None:
+            accepted = " or ".join(sorted(kinds))
+            raise Problem(415, f"send JSON (Content-Type: {accepted})", "json")
+        if scope["path"] in self.style.open or self.policy.token is None:
             return None
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         in_address = query.pop("token", None)
-        if in_address is not None and self.door.lets_in(in_address):
+        if in_address is not None and self.policy.lets_in(in_address):
             rest = f"?{urlencode(query)}" if query else ""
-            # Never to another host, whatever the path begins with.
+            # Strip leading slashes: //evil.example must not redirect to another host.
             redirect = RedirectResponse("/" + scope["path"].lstrip("/") + rest, 303)
             redirect.set_cookie(COOKIE, in_address, httponly=True, samesite="strict")
             return redirect
-        if not self.door.lets_in(self.manner.token(headers)):
-            raise Problem(401, "this needs the token: open the address that was printed", "token")
+        if not self.policy.lets_in(self.style.token(headers)):
+            raise Problem(401, "token required: open the URL printed at start", "token")
         return None
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body, or a refusal as soon as it is known to be too long."""
-        most = self.limits.body_bytes
-        long = Problem(413, f"the body is longer than {most} bytes: send less")
-        told = Headers(scope=scope).get("content-length", "0")
-        if not told.isdigit() or int(told) > most:
-            raise long
+        """Read the body; raise as soon as it exceeds the limit."""
+        limit = self.limits.body_bytes
+        too_long = Problem(413, f"the body is longer than {limit} bytes: send less")
+        length = Headers(scope=scope).get("content-length", "0")
+        if not length.isdigit() or int(length) > limit:
+            raise too_long
         body = bytearray()
         while True:
             message = await receive()
             body += message.get("body", b"")
-            if len(body) > most:
-                raise long
+            if len(body) > limit:
+                raise too_long
             if not message.get("more_body", False):
                 return bytes(body)
 
@@ -251,15 +249,15 @@ def _content_type(headers: Headers) -> str:
     return headers.get("content-type", "").split(";")[0].strip().lower()
 
 
-async def _left(receive: Receive, gone: asyncio.Event) -> None:
-    """Listens until the client goes."""
+async def _wait_for_disconnect(receive: Receive, gone: asyncio.Event) -> None:
+    """Set `gone` when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     gone.set()
 
 
 def _replay(body: bytes, gone: asyncio.Event) -> Receive:
-    """The body that was read already, then that the client has gone, once it has."""
+    """A `receive` that returns the body already read, then the disconnect message."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:

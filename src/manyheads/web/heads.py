@@ -1,4 +1,4 @@
-"""Heads one by one: which there are, what their maps are like, and the model without some."""
+"""Attention heads: names, knock-out, recording, statistics of their maps and rollout."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +19,12 @@ from manyheads.nn.attention import SelfAttention
 LayerMaps = Float[Tensor, "layers h t s"]
 SquareMaps = Float[Tensor, "layers h t t"]
 Mixed = Float[Tensor, "b t hc"]
-DIGITS = 9  # of the number of a layer or head: Python refuses to read thousands
+DIGITS = 9  # maximum digits of a layer or head: Python refuses to parse thousands of digits
 
 
 @dataclass(frozen=True)
-class Place:
-    """A head, counted from 0; written `encoder.self.0.1`: stack, kind, layer, head."""
+class HeadId:
+    """A head as `encoder.self.0.1`: stack, kind, layer and head, counted from 0."""
 
     stack: str
     kind: Kind
@@ -32,12 +32,12 @@ class Place:
     head: int
 
     @classmethod
-    def parse(cls, text: str) -> "Place":
+    def parse(cls, text: str) -> "HeadId":
         parts = text.rsplit(".", 3)
         if len(parts) != 4 or parts[1] not in ("self", "cross"):
-            raise UserError(f"'{text[:40]}' names no head: write it like encoder.self.0.1")
+            raise UserError(f"'{text[:40]}' is not a head: write it like encoder.self.0.1")
         if not all(part.isdecimal() and len(part) <= DIGITS for part in parts[2:]):
-            raise UserError(f"'{text[:40]}' names no head: layer and head are whole numbers")
+            raise UserError(f"'{text[:40]}' is not a head: layer and head must be integers")
         kind: Kind = "self" if parts[1] == "self" else "cross"
         return cls(parts[0], kind, int(parts[2]), int(parts[3]))
 
@@ -46,13 +46,13 @@ class Place:
 
 
 @contextmanager
-def knocked_out(model: nn.Module, places: Sequence[Place]) -> Iterator[None]:
+def knocked_out(model: nn.Module, heads_off: Sequence[HeadId]) -> Iterator[None]:
     """While open, head_i = 0 in Concat(head_1, …, head_h) W^O for these heads.
 
-    A hook before W^O does it, so that the model and its weights stay what they are, and every
-    way of computing heads, cached ones too, is met.
+    A forward pre-hook on W^O zeroes them, so that the weights stay unchanged and every attention
+    implementation is covered, including cached decoding.
     """
-    left = set(places)
+    left = set(heads_off)
     handles = []
     try:
         for stack, layer, attention in attentions(model):
@@ -60,18 +60,20 @@ def knocked_out(model: nn.Module, places: Sequence[Place]) -> Iterator[None]:
                 continue
             kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
             heads = attention.config.heads
-            own = {p for p in left if (p.stack, p.kind, p.layer) == (stack, kind, layer)}
-            own = {p for p in own if p.head < heads}
-            left -= own
-            if own:
-                hook = _zero([p.head for p in own], heads)
+            layer_heads = {
+                head_id
+                for head_id in left
+                if (head_id.stack, head_id.kind, head_id.layer) == (stack, kind, layer)
+            }
+            layer_heads = {head_id for head_id in layer_heads if head_id.head < heads}
+            left -= layer_heads
+            if layer_heads:
+                hook = _zero([head_id.head for head_id in layer_heads], heads)
                 handles.append(attention.output.register_forward_pre_hook(hook))
         if left and any(isinstance(part, LuongAttention) for part in model.modules()):
-            raise UserError(
-                "a model without heads, as LSTMs with attention are, has none to knock out"
-            )
+            raise UserError("this model has no attention heads to knock out")
         if left:
-            raise UserError(f"the model has no head {min(map(str, left))}: look which it has")
+            raise UserError(f"the model has no head {min(map(str, left))}")
         yield
     finally:
         for handle in handles:
@@ -88,11 +90,10 @@ def _zero(heads: list[int], count: int) -> Callable[..., tuple[Mixed]]:
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """The maps of a pass, and the queries and keys that they were computed from.
+class Recording:
+    """The attention maps of a forward pass, with their queries and keys by (stack, kind, layer).
 
-    Both are by (stack, kind, layer); queries and keys are as the score saw them, rotated where
-    the position rotates.
+    Queries and keys are inputs of the score function: after rotary positions.
     """
 
     maps: Maps
@@ -101,10 +102,10 @@ class Recorded:
 
 
 @contextmanager
-def recorded(model: nn.Module) -> Iterator[Recorded]:
-    """`capture`, with queries and keys. While it is open every core is a module: hooks see them."""
+def record_attention(model: nn.Module) -> Iterator[Recording]:
+    """`capture` plus queries and keys. `capture` makes every attention core a module with hooks."""
     with capture(model) as maps:
-        record = Recorded(maps, {}, {})
+        record = Recording(maps, {}, {})
         handles = []
         for stack, layer, attention in attentions(model):
             kind: Kind = "self" if isinstance(attention, SelfAttention) else "cross"
@@ -117,7 +118,7 @@ def recorded(model: nn.Module) -> Iterator[Recorded]:
                 handle.remove()
 
 
-def _keep(record: Recorded, key: tuple[str, Kind, int]) -> Callable[..., None]:
+def _keep(record: Recording, key: tuple[str, Kind, int]) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
         record.queries[key], record.keys[key] = args[0].q.detach(), args[0].k.detach()
 
@@ -125,41 +126,41 @@ def _keep(record: Recorded, key: tuple[str, Kind, int]) -> Callable[..., None]:
 
 
 def statistics(weights: LayerMaps, kind: Kind) -> dict[str, list[list[float]]]:
-    """What can be said of each head's map in a number: by name, [layers][heads].
+    """Statistics of each head's map: by name, [layers][heads].
 
-    entropy: mean over queries of −Σ_s a_ts log₂ a_ts, in bits; first: mean of a_t0. Where queries
+    entropy: mean over queries of −Σ_s a_ts log₂ a_ts, in bits; first: mean of a_t0. If queries
     and keys are the same tokens also distance: mean of Σ_s a_ts |t − s|, and previous: mean of
-    a_t,t−1 over the queries that have one before them.
+    a_t,t−1 over t ≥ 1.
     """
-    # Layer by layer: what is made on the way is as large as what it is made from.
+    # Layer by layer, to limit memory: intermediate tensors are as large as the maps.
     bits = torch.stack([torch.special.entr(layer).sum(-1).mean(-1) for layer in weights])
-    found = {
+    result = {
         "entropy": bits / math.log(2),
         "first": weights[..., 0].mean(-1),
     }
     queries, keys = weights.shape[-2:]
     if kind == "self" and queries == keys:
-        places = torch.arange(keys, dtype=weights.dtype)
-        apart = (places[:, None] - places[None, :]).abs()
-        far = [(layer * apart).sum(-1).mean(-1) for layer in weights]
-        found["distance"] = torch.stack(far)
+        positions = torch.arange(keys, dtype=weights.dtype)
+        distances = (positions[:, None] - positions[None, :]).abs()
+        mean_distances = [(layer * distances).sum(-1).mean(-1) for layer in weights]
+        result["distance"] = torch.stack(mean_distances)
         before = weights.diagonal(-1, -2, -1)
-        found["previous"] = before.mean(-1) if keys > 1 else torch.zeros_like(found["first"])
-    return {name: values.tolist() for name, values in found.items()}
+        result["previous"] = before.mean(-1) if keys > 1 else torch.zeros_like(result["first"])
+    return {name: values.tolist() for name, values in result.items()}
 
 
 def rollout(weights: SquareMaps) -> Float[Tensor, "layers t t"]:
-    """How much of each input token is in each position after each layer, by attention alone.
+    """Attention rollout: the share of each input token in each position after each layer.
 
     R_0 = I,  R_l = ½ (mean over heads of A_l + I) · R_{l−1}    (Abnar and Zuidema 2020)
 
-    The I stands for the residual connection. Feed-forward layers, values and norms are left out:
-    it is a summary of maps, not of what the model computes.
+    I is the residual connection. Feed-forward layers, values and norms are ignored, so rollout
+    summarises the maps, not the computation of the model.
     """
     mixed = reduce(weights, "layers h t s -> layers t s", "mean")
     rolled = torch.eye(weights.shape[-1], dtype=weights.dtype)
     layers = []
-    for one in mixed:
-        rolled = 0.5 * (one @ rolled + rolled)
+    for layer_map in mixed:
+        rolled = 0.5 * (layer_map @ rolled + rolled)
         layers.append(rolled)
     return torch.stack(layers)

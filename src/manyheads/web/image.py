@@ -1,4 +1,4 @@
-"""The Image page's question: a picture through a Vision Transformer, and where its patches look."""
+"""Endpoint of the Image page: attention maps and classes of a Vision Transformer."""
 
 import base64
 import binascii
@@ -28,26 +28,25 @@ from manyheads.models.vit import Vit
 from manyheads.nn.positions import Position
 from manyheads.tasks.images import check_size, from_pixels, normalize
 from manyheads.web.attention import trace_of
-from manyheads.web.forward import Pass, Room
+from manyheads.web.forward import ForwardPass, SizeLimit
 from manyheads.web.guard import Limits
-from manyheads.web.heads import recorded
+from manyheads.web.heads import record_attention
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, Problem, json_answer
 from manyheads.web.traces import Trace, Traces
 
 SPLIT = "valid"
 FORMATS = ("PNG", "JPEG")
-MOST_PIXELS = 2**24  # of an uploaded picture, once it is unpacked
+MOST_PIXELS = 2**24  # of an uploaded image, after decompression
 MOST_PICTURES = 2**31
 
 Picture = UInt8[np.ndarray, "channels height width"]
 
 
 async def image(request: Request) -> Response:
-    """POST {run, picture} or {run, upload}: what there is to see of it, and its trace.
+    """POST {run, picture} or {run, upload}: the manifest, with the name of the trace.
 
-    `picture` numbers those of the run's validation split from 0; `upload` is a PNG or JPEG file in
-    base64.
+    `picture` is an index in the run's validation split; `upload` is a PNG or JPEG file in base64.
     """
     fields = await Fields.of_body(request)
     state = request.app.state
@@ -57,30 +56,30 @@ async def image(request: Request) -> Response:
 def _image(fields: Fields, library: Library, traces: Traces, limits: Limits) -> Response:
     run, upload = fields.text("run"), fields.optional_text("upload")
     number = fields.number("picture", MOST_PICTURES) or 0
-    asked = json.dumps([run, library.version(run), number, upload])
-    name = "i" + hashlib.sha256(asked.encode()).hexdigest()[:20]
-    kept = traces.find(name)
-    if kept is None:
+    key = json.dumps([run, library.version(run), number, upload])
+    name = "i" + hashlib.sha256(key.encode()).hexdigest()[:20]
+    trace = traces.find(name)
+    if trace is None:
         with library.model(run) as opened:
             opened.require("label")
             config = cast(Vit, opened.model).config
             if upload is not None:
                 size = config.image_size
-                pixels = unpacked(upload, size, config.channels)
+                pixels = decode_upload(upload, size, config.channels)
                 about: dict[str, Any] = {"source": "upload"}
             else:
-                pixels, about = of_split(opened, number)
-            room = Room(limits.tokens, limits.trace_bytes)
-            kept = looked_at(opened, pixels, {**about, "trace": name, "run": run}, room)
-        traces.keep(name, kept)
-    return json_answer(kept.manifest)
+                pixels, about = load_image(opened, number)
+            limit = SizeLimit(limits.tokens, limits.trace_bytes)
+            trace = trace_image(opened, pixels, {**about, "trace": name, "run": run}, limit)
+        traces.keep(name, trace)
+    return json_answer(trace.manifest)
 
 
-def unpacked(upload: str, size: int, channels: int) -> Picture:
-    """An uploaded file, brought to what the model reads as `classify` does it."""
+def decode_upload(upload: str, size: int, channels: int) -> Picture:
+    """The pixels of an uploaded file, preprocessed as in `manyheads classify`."""
     from PIL import Image
 
-    broken = UserError("the upload is broken, or no PNG or JPEG picture: choose another file")
+    broken = UserError("the upload is not a valid PNG or JPEG image: choose another file")
     try:
         content = base64.b64decode(upload, validate=True)
         with Image.open(BytesIO(content), formats=FORMATS) as file:
@@ -88,7 +87,7 @@ def unpacked(upload: str, size: int, channels: int) -> Picture:
     except (binascii.Error, ValueError, OSError, SyntaxError, Image.DecompressionBombError):
         raise broken from None
     if width * height > MOST_PIXELS:
-        raise Problem(413, f"the picture has {width}×{height} pixels: make it smaller")
+        raise Problem(413, f"the image has {width}×{height} pixels: make it smaller")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "picture.png"
         path.write_bytes(content)
@@ -98,59 +97,63 @@ def unpacked(upload: str, size: int, channels: int) -> Picture:
             raise broken from None
 
 
-def of_split(opened: TorchRun, number: int) -> tuple[Picture, dict[str, Any]]:
-    """A picture of the validation split, and which class it is of."""
+def load_image(opened: TorchRun, number: int) -> tuple[Picture, dict[str, Any]]:
+    """An image of the validation split, with its class."""
     data = opened.run.data
     if not isinstance(data, ImageData):
-        raise UserError(f"{opened.folder.name} came without pictures: upload one")
-    pictures = _pictures(data)
-    check_size(opened.model.config, pictures)  # type: ignore[arg-type]
-    count = len(pictures.labels)
+        raise UserError(f"{opened.folder.name} has no image data: upload an image")
+    images = _read_split(data)
+    check_size(opened.model.config, images)  # type: ignore[arg-type]
+    count = len(images.labels)
     if number >= count:
-        raise Problem(400, f"'picture' must be a whole number from 0 to {count - 1}")
-    label = pictures.classes[int(pictures.labels[number])]
-    return pictures.pixels[number], {"source": SPLIT, "count": count, "label": label}
+        raise Problem(400, f"'picture' must be an integer from 0 to {count - 1}")
+    label = images.classes[int(images.labels[number])]
+    return images.pixels[number], {"source": SPLIT, "count": count, "label": label}
 
 
 @lru_cache(maxsize=1)
-def _pictures(data: ImageData) -> ImageSet:
-    """Of the run that was last looked at: a whole split is long to read."""
+def _read_split(data: ImageData) -> ImageSet:
+    """The validation split of the last run, cached because reading it is slow."""
     return data.read(SPLIT)
 
 
-def looked_at(opened: TorchRun, pixels: Picture, about: dict[str, Any], room: Room) -> Trace:
-    """A picture through the model, once: its maps, its classes, and what its positions are like."""
+def trace_image(
+    opened: TorchRun, pixels: Picture, about: dict[str, Any], limit: SizeLimit
+) -> Trace:
+    """Run an image through the model: attention maps, classes and position similarities."""
     model = opened.model
     assert isinstance(model, Vit)
     config = model.config
-    if config.positions > room.tokens:
-        raise Problem(413, f"a picture is {config.positions} patches, too many to be shown")
-    room.check_maps(model, config.positions)
+    if config.positions > limit.tokens:
+        raise Problem(413, f"an image has {config.positions} patches, more than {limit.tokens}")
+    limit.check_maps(model, config.positions)
     like = next(model.parameters())
-    pictured = from_pixels(pixels[None], like.device)
-    with torch.inference_mode(), recorded(model) as record:
-        hidden = model.hidden(normalize(pictured, config).to(like.dtype))
+    batch = from_pixels(pixels[None], like.device)
+    with torch.inference_mode(), record_attention(model) as record:
+        hidden = model.hidden(normalize(batch, config).to(like.dtype))
         answer = model.head_output(hidden)
     classes: list[dict[str, Any]] = []
     if config.head is not None:
-        chances = answer[0].float().softmax(-1).tolist()
-        pairs = zip(config.head.labels, chances, strict=True)
-        classes = [{"label": label, "probability": chance} for label, chance in pairs]
+        probabilities = answer[0].float().softmax(-1).tolist()
+        pairs = zip(config.head.labels, probabilities, strict=True)
+        classes = [{"label": label, "probability": probability} for label, probability in pairs]
     before = ["class token"] if config.first == "token" else []
     side = range(1, config.side + 1)
     patches = [*before, *(f"row {row}, column {column}" for row in side for column in side)]
-    found = Pass(record, {"classes": classes}, {("encoder", "self"): (patches, patches)})
+    forward_pass = ForwardPass(
+        record, {"classes": classes}, {("encoder", "self"): (patches, patches)}
+    )
     about |= {
         "size": config.image_size,
         "side": config.side,
         "before": len(before),
         "channels": config.channels,
     }
-    trace = trace_of(found, about)
-    trace.tensors["image.pixels"] = rearrange(pictured[0].cpu(), "c h w -> h w c")
-    similar = similarity(model.encoder.position, config.positions, config.dim, like)
-    if similar is not None:
-        trace.tensors["positions.similarity"] = similar
+    trace = trace_of(forward_pass, about)
+    trace.tensors["image.pixels"] = rearrange(batch[0].cpu(), "c h w -> h w c")
+    cosines = similarity(model.encoder.position, config.positions, config.dim, like)
+    if cosines is not None:
+        trace.tensors["positions.similarity"] = cosines
     trace.manifest["tensors"] = sorted(trace.tensors)
     return trace
 
@@ -158,12 +161,12 @@ def looked_at(opened: TorchRun, pixels: Picture, about: dict[str, Any], room: Ro
 def similarity(
     position: Position, length: int, dim: int, like: Tensor
 ) -> Float[Tensor, "t t"] | None:
-    """cos(p_i, p_j) of what is added at two positions; None where nothing is added."""
+    """cos(p_i, p_j) of two position embeddings; None if the scheme adds none."""
     if type(position).embed is Position.embed:
         return None
     with torch.no_grad():
-        places = torch.arange(length, device=like.device)[None]
-        added = position.embed(like.new_zeros(1, length, dim), places)[0].float().cpu()
+        positions = torch.arange(length, device=like.device)[None]
+        added = position.embed(like.new_zeros(1, length, dim), positions)[0].float().cpu()
     unit = F.normalize(added, dim=-1)
     return unit @ unit.T
 

@@ -1,9 +1,9 @@
-"""The Lens page's question: what a decoder would say after each layer.
+"""Endpoint of the Lens page: the next-token prediction of a decoder after each layer.
 
     P_l = softmax(W · norm(h_l)),  h_0 the embedding, h_l the residual stream after layer l
 
-The logit lens (nostalgebraist 2020): the last norm and the output matrix on every state, not on
-the last alone. The last row is the model's own output.
+The logit lens (nostalgebraist 2020): apply the last norm and the output matrix to the state after
+every layer. The last row is the output of the model.
 """
 
 import math
@@ -26,14 +26,14 @@ from manyheads.loading import TorchRun
 from manyheads.models.gpt import Gpt
 from manyheads.nn.block import Block, Stack
 from manyheads.nn.layers import Residual
-from manyheads.web.forward import Room
+from manyheads.web.forward import SizeLimit
 from manyheads.web.guard import Limits
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, json_answer
 
-TOP = 10  # tokens that are told of a cell
-MOST_TOKENS = 128  # every cell is told with its tokens
-# The parts of a block, as they add to the residual stream.
+TOP = 10  # tokens returned for a cell
+MOST_TOKENS = 128  # a cell returns TOP tokens, so responses are large
+# The residual connections of a block.
 PARTS = {
     "attention": "attention_residual",
     "cross": "cross_residual",
@@ -46,10 +46,9 @@ Added = Float[Tensor, "blocks t d"]
 
 @dataclass
 class Stream:
-    """The residual stream of a pass: before the first layer, after each, and what each part adds.
+    """The residual stream: before the first layer, after each layer, and the term each part adds.
 
-    With the norm after the sum, a state is what the norm leaves, and what a part adds is what went
-    into that sum.
+    With post-norm, a state is the output of the norm, and an added term is an input of its sum.
     """
 
     states: list[Tensor] = field(default_factory=list)
@@ -57,8 +56,8 @@ class Stream:
 
 
 @contextmanager
-def watched(stack: Stack) -> Iterator[Stream]:
-    """While open, a pass through the stack leaves its residual stream in what is yielded."""
+def capture_stream(stack: Stack) -> Iterator[Stream]:
+    """Record the residual stream of the forward passes inside the context."""
     stream = Stream()
     first = stack.blocks[0]
     handles = [
@@ -69,9 +68,9 @@ def watched(stack: Stack) -> Iterator[Stream]:
         handles.append(block.register_forward_hook(_keep(stream.states)))
         for name, attribute in PARTS.items():
             residual = getattr(block, attribute, None)
-            if isinstance(residual, Residual):  # its dropout gives what is added to the stream
-                kept = stream.added.setdefault(name, [])
-                handles.append(residual.dropout.register_forward_hook(_keep(kept)))
+            if isinstance(residual, Residual):  # the output of its dropout is added to the stream
+                outputs = stream.added.setdefault(name, [])
+                handles.append(residual.dropout.register_forward_hook(_keep(outputs)))
     try:
         yield stream
     finally:
@@ -79,70 +78,75 @@ def watched(stack: Stack) -> Iterator[Stream]:
             handle.remove()
 
 
-def _keep(kept: list[Tensor]) -> Callable[..., None]:
+def _keep(outputs: list[Tensor]) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        kept.append(output.detach())
+        outputs.append(output.detach())
 
     return hook
 
 
 @dataclass(frozen=True)
-class Read:
-    """A text as a decoder reads it: states at its own places, and what each place is to predict."""
+class DecoderStates:
+    """The states of a decoder at each input token, and the token that each position predicts."""
 
     states: States
     added: dict[str, Added]
-    given: list[int]
+    decoder_ids: list[int]
     expected: list[int | None]
 
 
-def read(opened: TorchRun, text: str, target: str | None, room: Room) -> Read:
-    """A text through a decoder, once; an encoder–decoder writes `target`, or its own."""
+def decoder_states(
+    opened: TorchRun, text: str, target: str | None, limit: SizeLimit
+) -> DecoderStates:
+    """Run a text through a decoder; an encoder–decoder scores `target`, or its own translation."""
     model: Any = opened.model
     if "decoder" not in model.stacks():
-        raise opened.unsupported("is seen through the lens", "a language model or a decoder")
+        raise opened.unsupported("has a Lens page", "a model with a decoder")
     tokenizer = opened.tokenizer
-    shown = Room(min(MOST_TOKENS, room.tokens), room.bytes)
+    decoder_limit = SizeLimit(min(MOST_TOKENS, limit.tokens), limit.bytes)
     if isinstance(model, Gpt):
-        given = tokenizer.encode(text)
-        given = given or [Generator(model, tokenizer, opened.run.decode).special_tokens.start]
-        expected = [*given[1:], None]
-        shown.check(given, model, "the text")
-        inputs: tuple[Tensor, ...] = (torch.tensor([given], device=opened.device),)
+        decoder_ids = tokenizer.encode(text)
+        decoder_ids = decoder_ids or [
+            Generator(model, tokenizer, opened.run.decode).special_tokens.start
+        ]
+        expected = [*decoder_ids[1:], None]
+        decoder_limit.check(decoder_ids, model, "the text")
+        inputs: tuple[Tensor, ...] = (torch.tensor([decoder_ids], device=opened.device),)
     else:
         translator = Translator(model, tokenizer, opened.run.decode)
         source = translator.special_tokens.source(tokenizer.encode(text))
-        room.check(source, model, "the text")
+        limit.check(source, model, "the text")
         if target is None:
-            found = translator.search([text], n_best=1)[0]
-            written = found[0].tokens if found else []
+            hypotheses = translator.search([text], n_best=1)[0]
+            target_ids = hypotheses[0].tokens if hypotheses else []
         else:
-            written = tokenizer.encode(target)
-        given, expected = (
-            [translator.special_tokens.start, *written],
-            [*written, translator.special_tokens.end],
+            target_ids = tokenizer.encode(target)
+        decoder_ids, expected = (
+            [translator.special_tokens.start, *target_ids],
+            [*target_ids, translator.special_tokens.end],
         )
-        shown.check(given, model, "the target")
-        inputs = tuple(torch.tensor([ids], device=opened.device) for ids in (source, given))
-    with watched(model.decoder) as stream:
+        decoder_limit.check(decoder_ids, model, "the target")
+        inputs = tuple(torch.tensor([ids], device=opened.device) for ids in (source, decoder_ids))
+    with capture_stream(model.decoder) as stream:
         model(*inputs)
-    own = slice(-len(given), None)  # a joined source stands before the target
-    states = torch.stack([state[0, own] for state in stream.states])
+    last_positions = slice(-len(decoder_ids), None)  # skip the source of a decoder-only translator
+    states = torch.stack([state[0, last_positions] for state in stream.states])
     added = {
-        name: torch.stack([part[0, own] for part in parts]) for name, parts in stream.added.items()
+        name: torch.stack([part[0, last_positions] for part in parts])
+        for name, parts in stream.added.items()
     }
-    return Read(states, added, given, expected)
+    return DecoderStates(states, added, decoder_ids, expected)
 
 
 def lens(model: Any, states: States) -> Iterator[Float[Tensor, "t v"]]:
-    """log P_l of each layer, one layer at a time."""
+    """log P_l, layer by layer."""
     for state in states:
         normed = model.decoder.last_norm(state[None])
         yield model.logits(normed)[0].float().log_softmax(-1)
 
 
 async def layers(request: Request) -> Response:
-    """POST {run, text, target?}: the likeliest tokens after each layer at each position."""
+    """POST {run, text, target?}: the most probable tokens after each layer at each position."""
     fields = await Fields.of_body(request)
     state = request.app.state
     return await run_in_threadpool(_layers, fields, state.library, state.limits)
@@ -150,41 +154,41 @@ async def layers(request: Request) -> Response:
 
 def _layers(fields: Fields, library: Library, limits: Limits) -> Response:
     run, text, target = fields.text("run"), fields.text("text", ""), fields.optional_text("target")
-    room = Room(limits.tokens, limits.trace_bytes)
+    limit = SizeLimit(limits.tokens, limits.trace_bytes)
     with library.model(run) as opened, torch.inference_mode():
-        found = read(opened, text, target, room)
-        return json_answer(told(opened, found))
+        states = decoder_states(opened, text, target, limit)
+        return json_answer(lens_table(opened, states))
 
 
-def told(opened: TorchRun, found: Read) -> dict[str, Any]:
-    """The table of the lens. Tokens are ids; `pieces` has what each is to people."""
+def lens_table(opened: TorchRun, states: DecoderStates) -> dict[str, Any]:
+    """The table of the lens. Tokens are ids; `pieces` maps them to subwords."""
     tokenizer = opened.tokenizer
-    ids, chances, entropies, wanted = [], [], [], []
-    for rows in lens(opened.model, found.states):
+    ids, probabilities, entropies, expected_probabilities = [], [], [], []
+    for rows in lens(opened.model, states.states):
         best, which = rows.topk(min(TOP, rows.shape[-1]))
         ids.append(which.tolist())
-        chances.append(best.exp().tolist())
+        probabilities.append(best.exp().tolist())
         entropies.append((torch.special.entr(rows.exp()).sum(-1) / math.log(2)).tolist())
-        wanted.append(
+        expected_probabilities.append(
             [
                 None if token is None else float(row[token].exp())
-                for row, token in zip(rows, found.expected, strict=True)
+                for row, token in zip(rows, states.expected, strict=True)
             ]
         )
-    known = sorted({one for layer in ids for place in layer for one in place})
+    known = sorted({token for layer in ids for position in layer for token in position})
     return {
-        "layers": len(found.states) - 1,
-        "given": tokenizer.subwords(found.given),
+        "layers": len(states.states) - 1,
+        "given": tokenizer.subwords(states.decoder_ids),
         "expected": [
-            None if token is None else tokenizer.subwords([token])[0] for token in found.expected
+            None if token is None else tokenizer.subwords([token])[0] for token in states.expected
         ],
         "pieces": dict(zip(map(str, known), tokenizer.subwords(known), strict=True)),
         "top": ids,
-        "probabilities": chances,
+        "probabilities": probabilities,
         "entropy": entropies,
-        "wanted": wanted,
-        "norm": found.states.float().norm(dim=-1).tolist(),
-        "added": {name: part.float().norm(dim=-1).tolist() for name, part in found.added.items()},
+        "wanted": expected_probabilities,
+        "norm": states.states.float().norm(dim=-1).tolist(),
+        "added": {name: part.float().norm(dim=-1).tolist() for name, part in states.added.items()},
     }
 
 

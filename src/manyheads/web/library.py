@@ -1,4 +1,4 @@
-"""The runs of a folder, found anew at each request, and the models of the last few of them."""
+"""The runs in a folder, listed at each request, and a cache of their models."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from manyheads.errors import UserError
 from manyheads.exchange.huggingface import CONFIG
 from manyheads.loading import TorchRun, load_run
 from manyheads.run import SETTINGS
-from manyheads.web.guard import check_asker
+from manyheads.web.guard import check_client
 from manyheads.web.responses import Problem
 
 OPEN_MODELS = 2
-DEPTH = 2  # how far below the folder a run may lie
+DEPTH = 2  # how deep in the folder a run may be
 MOST_RUNS = 500
-LOOKS_EVERY = 0.05  # seconds, while it waits, whether there is somebody to wait for
+POLL_SECONDS = 0.05  # how often a waiting request checks that its client is still connected
 
 
 def holds_model(folder: Path) -> bool:
@@ -24,7 +24,7 @@ def holds_model(folder: Path) -> bool:
 
 
 class Library:
-    """Runs by name. A name is looked up among those that were found, and is never made a path."""
+    """Runs by name. Names are looked up in the listing and never used as paths."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,32 +32,32 @@ class Library:
         self._lock = Lock()
 
     def folders(self) -> dict[str, Path]:
-        """The folder itself where it is a run, else the runs below it."""
+        """The folder itself if it is a run, else the runs inside it."""
         if holds_model(self.folder):
             return {self.folder.resolve().name: self.folder}
-        found = {}
+        by_name = {}
         for path in _below(self.folder, DEPTH):
-            found[path.relative_to(self.folder).as_posix()] = path
-            if len(found) == MOST_RUNS:
+            by_name[path.relative_to(self.folder).as_posix()] = path
+            if len(by_name) == MOST_RUNS:
                 break
-        return found
+        return by_name
 
     def find(self, name: str) -> Path:
         folder = self.folders().get(name)
         if folder is None:
-            raise Problem(404, f"there is no run '{name[:80]}' here (any more)", "no-run")
+            raise Problem(404, f"run '{name[:80]}' not found", "no-run")
         return folder
 
     def version(self, name: str) -> str:
-        """Changes whenever a run writes weights that are to be used."""
+        """Changes whenever the weights of a run change."""
         times = [path.stat().st_mtime_ns for path in self.find(name).glob("*.safetensors")]
         return f"{max(times, default=0):x}"
 
     @contextmanager
     def model(self, name: str) -> Iterator[TorchRun]:
-        """The model of a run, for one thread at a time: who looks inside it changes its parts.
+        """The model of a run, for one thread at a time, because hooks change the model.
 
-        Whoever waits for a client that has gone waits no longer.
+        A request whose client has disconnected stops waiting.
         """
         folder, key = self.find(name), (name, self.version(name))
         with self._turn():
@@ -70,10 +70,10 @@ class Library:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        while not self._lock.acquire(timeout=LOOKS_EVERY):
-            check_asker()
+        while not self._lock.acquire(timeout=POLL_SECONDS):
+            check_client()
         try:
-            check_asker()
+            check_client()
             yield
         finally:
             self._lock.release()
@@ -83,7 +83,7 @@ def _torch_run(folder: Path) -> TorchRun:
     opened = load_run(folder)
     if not isinstance(opened, TorchRun):
         raise UserError(
-            f"{folder.name} was exported, and cannot be looked into: view the run itself"
+            f"{folder.name} is an exported model without internals: open the original run"
         )
     opened.model.eval()
     return opened
@@ -92,7 +92,7 @@ def _torch_run(folder: Path) -> TorchRun:
 def _below(folder: Path, depth: int) -> Iterator[Path]:
     try:
         inside = sorted(path for path in folder.iterdir() if path.is_dir())
-    except OSError:  # gone, or not ours to read
+    except OSError:  # deleted, or no permission
         return
     for path in inside:
         if holds_model(path):

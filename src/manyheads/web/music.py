@@ -1,4 +1,4 @@
-"""The Music page's questions: a piece through a model of music, and where its events look."""
+"""Endpoint of the Music page: attention maps of a music model over the events of a piece."""
 
 import base64
 import binascii
@@ -34,17 +34,17 @@ from manyheads.loading import TorchRun
 from manyheads.models.capture import Kind
 from manyheads.models.gpt import Gpt
 from manyheads.web.attention import trace_of
-from manyheads.web.forward import Pass, Room
+from manyheads.web.forward import ForwardPass, SizeLimit
 from manyheads.web.guard import Limits
-from manyheads.web.heads import recorded
+from manyheads.web.heads import record_attention
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, Problem, json_answer
 from manyheads.web.traces import Trace, Traces
 
 SPLIT = "valid"
-EVENTS = 256  # words of a piece that are looked at unless told
+EVENTS = 256  # default length of the window
 MOST_PIECES = 2**31
-MOST_MILLISECONDS = 3 * 3_600_000  # of an upload
+MOST_MILLISECONDS = 3 * 3_600_000  # longest upload
 UPLOAD = "the upload"
 
 LayerMaps = Float[Tensor, "layers h t t"]
@@ -52,7 +52,7 @@ LayerMaps = Float[Tensor, "layers h t t"]
 
 @dataclass(frozen=True)
 class Event:
-    """A word of a piece: when it is, in milliseconds, and its pitch where it has one."""
+    """A token of a piece: its time in milliseconds and its pitch, if any."""
 
     word: str
     time: int
@@ -60,7 +60,7 @@ class Event:
 
 
 def events_in(words: Sequence[str], encoding: Encoding) -> list[Event]:
-    """Where each word stands in time and pitch."""
+    """The time and pitch of each token."""
     if isinstance(encoding, ChoraleGrid):
         return [
             Event(word, at // len(VOICES) * encoding.step, _pitch(word))
@@ -68,12 +68,12 @@ def events_in(words: Sequence[str], encoding: Encoding) -> list[Event]:
         ]
     events, now = [], 0
     for word in words:
-        found = EVENT.fullmatch(word)
-        keyed = found is not None and found[1] in ("on", "off")
-        pitch = int(found[2]) if found is not None and keyed else None
+        match = EVENT.fullmatch(word)
+        keyed = match is not None and match[1] in ("on", "off")
+        pitch = int(match[2]) if match is not None and keyed else None
         events.append(Event(word, now * encoding.step, pitch))
-        if found is not None and found[1] == "shift":
-            now += int(found[2])
+        if match is not None and match[1] == "shift":
+            now += int(match[2])
     return events
 
 
@@ -82,10 +82,10 @@ def _pitch(word: str) -> int | None:
 
 
 async def music(request: Request) -> Response:
-    """POST {run, piece, begin?, events?} or {run, upload, …}: what there is to see, and its trace.
+    """POST {run, piece, begin?, events?} or {run, upload, …}: the manifest, with its trace.
 
-    `piece` numbers those of the run's validation split from 0; `upload` is a MIDI file in base64.
-    `begin` and `events` say which of its words are looked at.
+    `piece` is an index in the run's validation split; `upload` is a MIDI file in base64.
+    `begin` and `events` are the start and length of the window.
     """
     fields = await Fields.of_body(request)
     state = request.app.state
@@ -95,42 +95,42 @@ async def music(request: Request) -> Response:
 def _music(fields: Fields, library: Library, traces: Traces, limits: Limits) -> Response:
     run, upload = fields.text("run"), fields.optional_text("upload")
     number = fields.number("piece", MOST_PIECES) or 0
-    begin, many = fields.number("begin", 2**31) or 0, fields.number("events", limits.tokens)
-    asked = json.dumps([run, library.version(run), number, upload, begin, many])
-    name = "m" + hashlib.sha256(asked.encode()).hexdigest()[:20]
-    kept = traces.find(name)
-    if kept is None:
+    begin, count = fields.number("begin", 2**31) or 0, fields.number("events", limits.tokens)
+    key = json.dumps([run, library.version(run), number, upload, begin, count])
+    name = "m" + hashlib.sha256(key.encode()).hexdigest()[:20]
+    trace = traces.find(name)
+    if trace is None:
         with library.model(run) as opened:
             data, model = cast(MusicData, opened.run.data), cast(Gpt, opened.model)
             if "music" not in opened.run.spec.pages(opened.run):
-                raise opened.unsupported("reads music", "a language model of music")
+                raise opened.unsupported("has a Music page", "a music model")
             words, about = _words(data, number, upload)
-            most = min(many or EVENTS, model.config.max_length - 1)
-            part, first = stretch(words, begin, most, data.encoding.unit)
+            max_events = min(count or EVENTS, model.config.max_length - 1)
+            part, first = window(words, begin, max_events, data.encoding.unit)
             about |= {"trace": name, "run": run, "begin": first, "words": len(words)}
-            room = Room(limits.tokens, limits.trace_bytes)
-            kept = listened(opened, part, data.encoding, about, room)
-        traces.keep(name, kept)
-    return json_answer(kept.manifest)
+            limit = SizeLimit(limits.tokens, limits.trace_bytes)
+            trace = trace_piece(opened, part, data.encoding, about, limit)
+        traces.keep(name, trace)
+    return json_answer(trace.manifest)
 
 
 def _words(data: MusicData, number: int, upload: str | None) -> tuple[list[str], dict[str, Any]]:
-    """The words of a piece of the validation split, or of an uploaded file."""
+    """The tokens of a piece of the validation split, or of an uploaded file."""
     if upload is not None:
         try:
             content = base64.b64decode(upload, validate=True)
         except (binascii.Error, ValueError):
-            raise UserError("the upload is no base64: choose a MIDI file") from None
+            raise UserError("the upload is not valid base64: choose a MIDI file") from None
         check_length(content, data.encoding)
         return data.encoding.words(content, UPLOAD), {"source": "upload"}
     pieces = _pieces(data)
     if number >= len(pieces):
-        raise Problem(400, f"'piece' must be a whole number from 0 to {len(pieces) - 1}")
+        raise Problem(400, f"'piece' must be an integer from 0 to {len(pieces) - 1}")
     return list(pieces[number]), {"source": SPLIT, "count": len(pieces)}
 
 
 def check_length(content: bytes, encoding: Encoding) -> None:
-    """Refuse a file whose notes last for days: a few bytes can say so, and words are many more."""
+    """Refuse a file with very long notes: a few bytes of MIDI can expand to many tokens."""
     grid = isinstance(encoding, ChoraleGrid)
     parts = parse_voices(content, UPLOAD) if grid else [parse_performance(content, UPLOAD)]
     end = max((note.end for part in parts for note in part), default=0)
@@ -140,41 +140,41 @@ def check_length(content: bytes, encoding: Encoding) -> None:
 
 @lru_cache(maxsize=1)
 def _pieces(data: MusicData) -> list[list[str]]:
-    """Of the run that was last looked at: a whole split is long to read."""
+    """The validation split of the last run, cached because reading it is slow."""
     return data.read(SPLIT).pieces_of_words
 
 
-def stretch(words: list[str], begin: int, most: int, unit: int) -> tuple[list[str], int]:
-    """At most so many words from one on; of a chorale whole sixteenths."""
+def window(words: list[str], begin: int, most: int, unit: int) -> tuple[list[str], int]:
+    """At most `most` words from `begin`, rounded to whole time steps of `unit` words."""
     first = min(begin, max(0, len(words) - unit)) // unit * unit
     return words[first : first + max(unit, most // unit * unit)], first
 
 
-def listened(
-    opened: TorchRun, words: list[str], encoding: Encoding, about: dict[str, Any], room: Room
+def trace_piece(
+    opened: TorchRun, words: list[str], encoding: Encoding, about: dict[str, Any], limit: SizeLimit
 ) -> Trace:
-    """Words after the end of another piece, as in training, through the model once."""
+    """Run words through the model, after an end token as in training."""
     model, tokenizer = opened.model, opened.tokenizer
     assert isinstance(model, Gpt)
     known = [tokenizer.token_id(word) for word in words]
-    strange = next((word for word, one in zip(words, known, strict=True) if one is None), None)
-    if strange is not None:
+    unknown = next((word for word, token in zip(words, known, strict=True) if token is None), None)
+    if unknown is not None:
         raise UserError(
-            f"'{strange}' is no token of this model: choose a piece of its own encoding"
+            f"'{unknown}' is not a token of this model: choose a piece with the same encoding"
         )
     end = SpecialTokens(tokenizer, opened.run.decode).end
-    ids = [end, *(one for one in known if one is not None)]
-    room.check(ids, model, "the piece")
-    room.check_maps(model, len(ids))
-    with torch.inference_mode(), recorded(model) as record:
+    ids = [end, *(token for token in known if token is not None)]
+    limit.check(ids, model, "the piece")
+    limit.check_maps(model, len(ids))
+    with torch.inference_mode(), record_attention(model) as record:
         logits = model(torch.tensor([ids], device=opened.device))
-    chances = logits[0, :-1].float().log_softmax(-1)
-    each = [float(row[token]) for row, token in zip(chances, ids[1:], strict=True)]
+    log_probs = logits[0, :-1].float().log_softmax(-1)
+    event_log_probs = [float(row[token]) for row, token in zip(log_probs, ids[1:], strict=True)]
     labels = tokenizer.subwords(ids)
     sides: dict[tuple[str, Kind], tuple[list[str], list[str]]] = {
         ("decoder", "self"): (labels, labels)
     }
-    trace = trace_of(Pass(record, {"log_probabilities": each}, sides), about)
+    trace = trace_of(ForwardPass(record, {"log_probabilities": event_log_probs}, sides), about)
     weights = trace.tensors["decoder.self.weights"]
     trace.tensors["decoder.self.distance"] = by_distance(weights)
     parts = encoding.parts(words)
@@ -188,14 +188,14 @@ def listened(
 
 
 def by_distance(weights: LayerMaps) -> Float[Tensor, "layers h t"]:
-    """The mean weight at each distance back, over the queries that have one so far before them."""
+    """The mean weight at each distance back, over the queries with enough earlier keys."""
     length = weights.shape[-1]
     means = [weights.diagonal(-back, -2, -1).mean(-1) for back in range(length)]
     return torch.stack(means, dim=-1)
 
 
 def _notes(parts: list[Performance], step: int) -> list[dict[str, Any]]:
-    """Notes in milliseconds, each with its part."""
+    """Notes with times in milliseconds and the number of their part."""
     return [
         {
             "start": note.start * step,

@@ -1,4 +1,4 @@
-"""What stands on top of the last stack of a model, as parts: scores, and what chances they are."""
+"""The output head of a model as parts: logits and probabilities."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,8 +26,8 @@ def replaced(logits: Scores) -> Scores:
     return logits.sigmoid()
 
 
-def crowned(model: Any, column: Column, seen: Calls, tokenizer: Tokenizer) -> list[Part]:
-    """The parts of the head of a model; a model may have none."""
+def head_parts(model: Any, column: Column, seen: Calls, tokenizer: Tokenizer) -> list[Part]:
+    """The parts of the output head; empty if the model has none."""
     head = dict(model.named_children()).get("head")
     if head is None or head not in seen:
         return []
@@ -41,10 +41,12 @@ def crowned(model: Any, column: Column, seen: Calls, tokenizer: Tokenizer) -> li
         labels = tuple(model.config.head.labels)
         if not head.pooled:
             return _of_labels(column, scores, labels, "z = h W + b", head)
-        whole = seen[head].args[0].float().cpu()
-        formula = "h of the first position, or what the pooler makes of them all"
+        pooled_states = seen[head].args[0].float().cpu()
+        formula = "h of the first position, or the output of the pooler"
         code = (model.pool,)
-        pooled = Part(f"{column.name}.pooled", "Pooled", "t d", whole, formula, code, ("text",))
+        pooled = Part(
+            f"{column.name}.pooled", "Pooled", "t d", pooled_states, formula, code, ("text",)
+        )
         return [pooled, *_of_labels(column, scores[None], labels, "z = h W + b", head)]
     return []
 
@@ -53,18 +55,18 @@ def _of_labels(
     column: Column, scores: Scores, labels: tuple[str, ...], formula: str, head: nn.Module
 ) -> list[Part]:
     rows: Labels = column.name if len(scores) == len(column.ids) else ("text",)
-    place = f"{column.name}.logits"
-    logits = Part(place, "Logits", "t v", scores, formula, (head.forward,), rows, labels)
+    name = f"{column.name}.logits"
+    logits = Part(name, "Logits", "t v", scores, formula, (head.forward,), rows, labels)
     if isinstance(head, LabelHead) and len(labels) == 1:
-        return [logits]  # a number that is predicted, no choice among labels
-    chances = replaced if isinstance(head, DetectHead) else distribution
-    return [logits, _as_chances(logits, chances(scores), chances)]
+        return [logits]  # regression
+    activation = replaced if isinstance(head, DetectHead) else distribution
+    return [logits, _as_probabilities(logits, activation(scores), activation)]
 
 
 def _of_tokens(
     head: LMHead | MaskedHead, logits: Scores, column: Column, seen: Calls, tokenizer: Tokenizer
 ) -> list[Part]:
-    """Of each position the likeliest tokens, likeliest first."""
+    """The most probable tokens of each position, best first."""
     before, last = [], head
     if isinstance(head, MaskedHead):
         entered, formula = seen[head.norm].output[0].float().cpu(), "h ← Norm(act(h W + b))"
@@ -72,7 +74,7 @@ def _of_tokens(
         before.append(Part(place, "Head", "t d", entered, formula, code, column.name))
         last = head.output
     assert isinstance(last, LMHead)
-    chances, ids = distribution(logits).topk(min(TOP, logits.shape[-1]))
+    probabilities, ids = distribution(logits).topk(min(TOP, logits.shape[-1]))
     best = Part(
         name=f"{column.name}.logits",
         title="Logits",
@@ -80,18 +82,23 @@ def _of_tokens(
         tensor=logits.gather(-1, ids),
         formula=formulas.logits(last),
         code=(last.forward,),
-        # Where a source stands before the target, its positions answer nothing.
+        # The source positions of a decoder-only translator have no logits.
         rows=tuple(tokenizer.subwords(column.ids[-len(logits) :])),
         columns=tuple(str(rank) for rank in range(1, ids.shape[1] + 1)),
         words=tuple(tuple(tokenizer.subwords(row)) for row in ids.tolist()),
         all=logits.shape[-1],
     )
-    return [*before, best, _as_chances(best, chances, distribution)]
+    return [*before, best, _as_probabilities(best, probabilities, distribution)]
 
 
-def _as_chances(logits: Part, chances: Tensor, by: Any) -> Part:
+def _as_probabilities(logits: Part, probabilities: Tensor, function: Any) -> Part:
     name = logits.name.replace(".logits", ".distribution")
-    said = str(by.__doc__)
+    formula = str(function.__doc__)
     return replace(
-        logits, name=name, title="Distribution", tensor=chances, formula=said, code=(by,)
+        logits,
+        name=name,
+        title="Distribution",
+        tensor=probabilities,
+        formula=formula,
+        code=(function,),
     )

@@ -1,8 +1,8 @@
-"""The Positions page's question: what a position scheme adds, turns and weighs, as numbers.
+"""Endpoint of the Positions page: the numbers that a position scheme adds, rotates or biases.
 
-A scheme is built by its own settings and asked by its own hooks, with a vector of zeros (what is
-added to it), of ones (where it is turned to) and one query for every position (what is added to its
-scores): nothing here is computed a second way.
+The scheme is built from its settings and evaluated through its own methods: `embed` on a vector of
+zeros, `rotate` on a vector of ones, `score` with the same query at every position. No formula is
+implemented twice.
 """
 
 import hashlib
@@ -49,13 +49,13 @@ from manyheads.web.library import Library
 from manyheads.web.responses import Fields, Problem, json_answer
 from manyheads.web.traces import Trace, Traces
 
-OF_RUN = "run"  # the scheme that a run has, with its weights
+OF_RUN = "run"  # the trained scheme of a run
 MOST = {"length": 512, "trained": 512, "dim": 512, "heads": 16}
 DEFAULT = {"length": 64, "trained": 64, "dim": 64, "heads": 4}
 MOST_BASE = 1e9
 MOST_PATCHES = 1024
-SKEWED = 8  # positions whose skew is shown step by step
-CURVES = 4  # heads of which a curve is drawn
+SKEWED = 8  # positions in the step-by-step view of the skew
+CURVES = 4  # heads with a curve
 QUERY_SEED = 1
 WITHOUT_HEADS = ("sinusoidal", "learned", "sinusoidal-2d")
 
@@ -66,14 +66,14 @@ Curve = dict[str, Any]
 
 BEYOND = {
     "none": "",
-    "sinusoidal": "The waves go on, and their dot product hangs on the distance alone.",
-    "learned": "There is no row beyond the last: a longer text is refused.",
-    "rotary": "The turns go on; distances beyond those of training are new to the model.",
-    "shaw": "Beyond its last distance every one has the vector of the last.",
+    "sinusoidal": "Defined for any length; the dot product depends only on the distance.",
+    "learned": "No row after the last position: longer texts are refused.",
+    "rotary": "Defined for any length; longer distances than in training are new to the model.",
+    "shaw": "Distances are clipped to the largest one.",
     "t5": "All far distances share the last bucket.",
-    "alibi": "The penalty goes on in a straight line: made to be read beyond training.",
-    "relative": "Beyond its last distance every one has the vector of the last.",
-    "sinusoidal-2d": "The waves of rows and columns go on.",
+    "alibi": "The penalty stays linear: designed to extrapolate beyond the training length.",
+    "relative": "Distances are clipped to the largest one.",
+    "sinusoidal-2d": "Defined for any grid size.",
 }
 KINDS: dict[type[Position], str] = {
     Position: "none",
@@ -89,15 +89,15 @@ KINDS: dict[type[Position], str] = {
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A position scheme, and the sizes that it was built for."""
+class BuiltScheme:
+    """A position scheme with the sizes it was built for."""
 
     position: Position
     sizes: PositionSizes
     layers: int = 1
     stacks: tuple[str, ...] = ()
-    columns: int | None = None  # of the grid that the positions of an image are
-    scores: str | None = None  # the formula of what is added to, where there is a model
+    columns: int | None = None  # grid columns, for image positions
+    scores: str | None = None  # formula of the model's scores, if the scheme is from a run
 
     @property
     def kind(self) -> str:
@@ -105,8 +105,8 @@ class Placed:
 
 
 def scheme(kind: str, base: float) -> PositionConfig | Sinusoidal2d:
-    """The settings of a scheme by its name."""
-    made: dict[str, PositionConfig | Sinusoidal2d] = {
+    """The configuration of a scheme by name."""
+    schemes: dict[str, PositionConfig | Sinusoidal2d] = {
         "sinusoidal": Sinusoidal(base=base),
         "learned": Learned(),
         "rotary": Rotary(base=base, layout="interleaved"),
@@ -116,31 +116,33 @@ def scheme(kind: str, base: float) -> PositionConfig | Sinusoidal2d:
         "relative": Relative(),
         "sinusoidal-2d": Sinusoidal2d(base=base),
     }
-    if kind not in made:
-        raise Problem(400, f"'{kind[:40]}' is no scheme: choose {', '.join(made)} or {OF_RUN}")
-    return made[kind]
+    if kind not in schemes:
+        raise Problem(
+            400, f"'{kind[:40]}' is not a scheme: choose {', '.join(schemes)} or {OF_RUN}"
+        )
+    return schemes[kind]
 
 
-def drawn(config: PositionConfig | Sinusoidal2d, sizes: PositionSizes) -> Placed:
-    """A scheme as a model begins with it: its tables are drawn, always the same."""
+def random_scheme(config: PositionConfig | Sinusoidal2d, sizes: PositionSizes) -> BuiltScheme:
+    """A scheme at initialisation, its tables sampled with a fixed seed."""
     position = config.build(sizes)
-    draw = torch.Generator().manual_seed(QUERY_SEED)
+    generator = torch.Generator().manual_seed(QUERY_SEED)
     with torch.no_grad():
         for table in position.parameters():
-            table.normal_(std=table.shape[-1] ** -0.5, generator=draw)
+            table.normal_(std=table.shape[-1] ** -0.5, generator=generator)
     columns = position.columns if isinstance(position, GridPosition) else None
-    return Placed(position, sizes, columns=columns)
+    return BuiltScheme(position, sizes, columns=columns)
 
 
-def of_run(model: Any, stack: str | None, layer: int) -> Placed:
-    """The scheme of a trained model, in one of its stacks and layers."""
-    found = model.stacks()
-    if not found:
-        raise UserError("this model has no positions: it reads one token after another")
-    name = stack or next(iter(found))
-    chosen = found.get(name)
+def of_run(model: Any, stack: str | None, layer: int) -> BuiltScheme:
+    """The scheme of a trained model in one stack and layer."""
+    stacks = model.stacks()
+    if not stacks:
+        raise UserError("this model has no position encoding: it is recurrent or convolutional")
+    name = stack or next(iter(stacks))
+    chosen = stacks.get(name)
     if chosen is None:
-        raise UserError(f"the model has no stack '{name[:40]}': it has {', '.join(found)}")
+        raise UserError(f"the model has no stack '{name[:40]}': it has {', '.join(stacks)}")
     position = chosen.positions[min(layer, len(chosen.positions) - 1)]
     block = chosen.blocks[min(layer, len(chosen.blocks) - 1)]
     assert isinstance(position, Position)
@@ -156,70 +158,70 @@ def of_run(model: Any, stack: str | None, layer: int) -> Placed:
     )
     columns = config.side if isinstance(config, VitConfig) else None
     scores = formulas.pair_score(block.attention.score, heads.head_dim)
-    return Placed(position, sizes, len(chosen.positions), tuple(found), columns, scores)
+    return BuiltScheme(position, sizes, len(chosen.positions), tuple(stacks), columns, scores)
 
 
-def tables(placed: Placed, length: int) -> Tables:
-    """What each hook of a scheme gives, so far as the scheme has it.
+def tables(built: BuiltScheme, length: int) -> Tables:
+    """The output of each method that the scheme implements.
 
-    added: [n, d]; turned: [n, c], of a vector of ones; scores: [h, n, n], for one query at every
-    position; dots: [n, n], of the rows of the first two.
+    added [n, d]: `embed` of zeros; turned [n, c]: `rotate` of ones; scores [h, n, n]: `score` with
+    the same query at every position; dots [n, n]: dot products of the rows of added or turned.
     """
-    position, sizes = placed.position, placed.sizes
-    own, like = type(position), _like(position)
-    places = torch.arange(length)[None]
-    found: Tables = {}
+    position, sizes = built.position, built.sizes
+    kind, like = type(position), _like(position)
+    positions = torch.arange(length)[None]
+    result: Tables = {}
     with torch.no_grad():
-        if own.embed is not Position.embed:
-            found["added"] = position.embed(like.new_zeros(1, length, sizes.dim), places)[0]
-        if own.rotate is not Position.rotate:
-            ones = like.new_ones(1, 1, length, sizes.head_dim)
-            found["turned"] = position.rotate(ones, places)[0, 0]
-        if own.score is not Position.score:
+        if kind.embed is not Position.embed:
+            result["added"] = position.embed(like.new_zeros(1, length, sizes.dim), positions)[0]
+        if kind.rotate is not Position.rotate:
+            vectors = like.new_ones(1, 1, length, sizes.head_dim)
+            result["turned"] = position.rotate(vectors, positions)[0, 0]
+        if kind.score is not Position.score:
             queries = query(sizes).to(like)[:, :, None].expand(-1, -1, length, -1)
-            bias = position.score(queries, places, places)
+            bias = position.score(queries, positions, positions)
             assert bias is not None
-            found["scores"] = bias[0]
+            result["scores"] = bias[0]
     for name in ("added", "turned"):
-        if name in found:
-            found["dots"] = found[name] @ found[name].T
-    return found
+        if name in result:
+            result["dots"] = result[name] @ result[name].T
+    return result
 
 
 def _like(position: Position) -> Tensor:
-    """A tensor of the type that the scheme computes in."""
+    """A tensor with the dtype and device of the scheme."""
     return next(position.parameters(), torch.empty(0))
 
 
 def query(sizes: PositionSizes) -> Float[Tensor, "1 h c"]:
-    """A query for each head, always the same."""
-    draw = torch.Generator().manual_seed(QUERY_SEED + 1)
-    return torch.randn(1, sizes.heads, sizes.head_dim, generator=draw)
+    """A query for each head, sampled with a fixed seed."""
+    generator = torch.Generator().manual_seed(QUERY_SEED + 1)
+    return torch.randn(1, sizes.heads, sizes.head_dim, generator=generator)
 
 
-def skew_steps(placed: Placed) -> Tables:
-    """From Q Eᵀ to S_rel, each head: with a column of padding, read in shorter rows, and cut."""
-    position, sizes = placed.position, placed.sizes
+def skew_steps(built: BuiltScheme) -> Tables:
+    """The skew from Q Eᵀ to S_rel for each head: pad a column, reshape, slice."""
+    position, sizes = built.position, built.sizes
     assert isinstance(position, RelativePosition)
     length = min(SKEWED, sizes.max_length)
-    draw = torch.Generator().manual_seed(QUERY_SEED + 2)
-    queries = torch.randn(1, sizes.heads, length, sizes.head_dim, generator=draw)
+    generator = torch.Generator().manual_seed(QUERY_SEED + 2)
+    queries = torch.randn(1, sizes.heads, length, sizes.head_dim, generator=generator)
     queries = queries.to(_like(position))
-    far = length - 1
+    farthest = length - 1
     with torch.no_grad():
-        met = position.distances.scores(queries, -far, far * position.both_ways)
-        padded = F.pad(met, (1, 0))
-        read = padded.flatten(-2)[..., length:].unflatten(-1, met.shape[2:])
-        steps = {"1": met, "2": padded, "3": read, "4": skew(met)}
+        products = position.distances.scores(queries, -farthest, farthest * position.both_ways)
+        padded = F.pad(products, (1, 0))
+        reshaped = padded.flatten(-2)[..., length:].unflatten(-1, products.shape[2:])
+        steps = {"1": products, "2": padded, "3": reshaped, "4": skew(products)}
     return {f"skew.{step}": table[0] for step, table in steps.items()}
 
 
-def curves(placed: Placed, found: Tables) -> list[Curve]:
-    """The dot product, or what is added to the scores, against the distance."""
-    if "scores" in found:
-        bias, causal = found["scores"][:CURVES], placed.sizes.causal
+def curves(built: BuiltScheme, computed: Tables) -> list[Curve]:
+    """The dot product, or the bias added to the scores, over the distance."""
+    if "scores" in computed:
+        bias, causal = computed["scores"][:CURVES], built.sizes.causal
         length = bias.shape[-1]
-        back = bias[:, -1].tolist()  # the last query sees all that is before it
+        back = bias[:, -1].tolist()  # the last query sees all earlier keys
         ahead = bias[:, 0, 1:].tolist()
         far = range(1 - length, 1 if causal else length)
         return [
@@ -229,9 +231,9 @@ def curves(placed: Placed, found: Tables) -> list[Curve]:
             }
             for head in range(len(bias))
         ]
-    if "dots" not in found or placed.columns is not None:
+    if "dots" not in computed or built.columns is not None:
         return []
-    dots = found["dots"]
+    dots = computed["dots"]
     means = [[k, float(dots.diagonal(k).mean())] for k in range(len(dots))]
     return [{"name": "mean over positions", "points": means}]
 
@@ -239,7 +241,7 @@ def curves(placed: Placed, found: Tables) -> list[Curve]:
 async def positions(request: Request) -> Response:
     """GET ?scheme&length&trained&dim&heads&base&causal, or ?scheme=run&run&stack&layer&length.
 
-    What there is to see, and the name of the trace that has the tensors.
+    Returns the manifest with the name of the trace that holds the tensors.
     """
     fields = Fields.of_query(request)
     state = request.app.state
@@ -255,16 +257,16 @@ def _positions(fields: Fields, library: Library, traces: Traces) -> Response:
         with library.model(run) as opened:
             layer = fields.number("layer", 10_000) or 0
             stack = fields.optional_text("stack")
-            placed = of_run(opened.model, stack, layer)
-            return _answer(placed, length, ["run", run, version, stack, layer, length], traces)
+            built = of_run(opened.model, stack, layer)
+            return _answer(built, length, ["run", run, version, stack, layer, length], traces)
     sizes = {name: _size(fields, name) for name in ("trained", "dim", "heads")}
     if kind in WITHOUT_HEADS:
         sizes["heads"] = 1
     if sizes["dim"] % sizes["heads"]:
         raise UserError(f"dim={sizes['dim']} does not divide into {sizes['heads']} heads")
-    if kind == "sinusoidal-2d":  # a square grid, whose last row is whole
+    if kind == "sinusoidal-2d":  # a square grid with a complete last row
         length = sizes["trained"] = math.isqrt(length) ** 2
-    built = PositionSizes(
+    built_sizes = PositionSizes(
         dim=sizes["dim"],
         heads=sizes["heads"],
         head_dim=sizes["dim"] // sizes["heads"],
@@ -272,28 +274,30 @@ def _positions(fields: Fields, library: Library, traces: Traces) -> Response:
         causal=fields.text("causal", "") == "1",
     )
     base = _base(fields)
-    placed = drawn(scheme(kind, base), built)
-    return _answer(placed, length, [kind, length, base, asdict(built)], traces)
+    built = random_scheme(scheme(kind, base), built_sizes)
+    return _answer(built, length, [kind, length, base, asdict(built_sizes)], traces)
 
 
-def _answer(placed: Placed, length: int, asked: list[Any], traces: Traces) -> Response:
-    name = "p" + hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:20]
-    position, sizes, note = placed.position, placed.sizes, BEYOND[placed.kind]
+def _answer(built: BuiltScheme, length: int, key: list[Any], traces: Traces) -> Response:
+    name = "p" + hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]
+    position, sizes, note = built.position, built.sizes, BEYOND[built.kind]
     grid = None
-    if placed.columns is not None:  # an image is shown whole
+    if built.columns is not None:  # show all patches of an image
         length = sizes.max_length
-        grid = {"columns": placed.columns, "before": length - placed.columns**2}
+        grid = {"columns": built.columns, "before": length - built.columns**2}
         if length > MOST_PATCHES:
-            raise Problem(413, f"an image is {length} positions, at most {MOST_PATCHES} are shown")
+            raise Problem(
+                413, f"an image has {length} positions; at most {MOST_PATCHES} can be shown"
+            )
     elif position.max_length is not None and length > position.max_length:
         length = position.max_length
-    found = tables(placed, length)
+    computed = tables(built, length)
     if isinstance(position, RelativePosition):
-        found |= skew_steps(placed)
+        computed |= skew_steps(built)
     manifest = {
         "trace": name,
-        "scheme": placed.kind,
-        "formula": formulas.placed(position, placed.scores),
+        "scheme": built.kind,
+        "formula": formulas.position(position, built.scores),
         "note": note,
         "length": length,
         "trained": sizes.max_length,
@@ -301,21 +305,21 @@ def _answer(placed: Placed, length: int, asked: list[Any], traces: Traces) -> Re
         "heads": sizes.heads,
         "head_dim": sizes.head_dim,
         "causal": sizes.causal,
-        "layers": placed.layers,
-        "stacks": list(placed.stacks),
+        "layers": built.layers,
+        "stacks": list(built.stacks),
         "grid": grid,
-        "tensors": sorted(found),
-        "curves": curves(placed, found),
+        "tensors": sorted(computed),
+        "curves": curves(built, computed),
     }
-    traces.keep(name, Trace(manifest, found))
+    traces.keep(name, Trace(manifest, computed))
     return json_answer(manifest)
 
 
 def _size(fields: Fields, name: str) -> int:
-    given = fields.number(name, MOST[name])
-    if given == 0:
+    value = fields.number(name, MOST[name])
+    if value == 0:
         raise Problem(400, f"'{name}' must be at least 1")
-    return DEFAULT[name] if given is None else given
+    return DEFAULT[name] if value is None else value
 
 
 def _base(fields: Fields) -> float:

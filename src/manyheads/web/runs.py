@@ -1,4 +1,4 @@
-"""The questions of the pages Runs and Train: which runs there are, and how each was trained."""
+"""Endpoints of the Runs and Train pages: the list of runs, their settings and metrics."""
 
 import json
 import sys
@@ -21,16 +21,16 @@ from manyheads.web.library import Library
 from manyheads.web.responses import Fields, problem_of
 
 METRICS = "metrics.jsonl"
-MOST_BYTES = 4 * 2**20  # of a metrics file, in one answer
-POINTS = 400  # of the schedule's curve
+MOST_BYTES = 4 * 2**20  # bytes of a metrics file read per response
+POINTS = 400  # points of the schedule curve
 MOST = sys.float_info.max
 
 
 async def runs(request: Request) -> Response:
-    """GET: every run, with what can be told without opening its model."""
+    """GET: all runs with a summary of each, without loading models."""
     library: Library = request.app.state.library
-    found = await run_in_threadpool(_all, library)
-    return JSONResponse({"folder": library.folder.resolve().name, "runs": found})
+    summaries = await run_in_threadpool(_all, library)
+    return JSONResponse({"folder": library.folder.resolve().name, "runs": summaries})
 
 
 def _all(library: Library) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def _all(library: Library) -> list[dict[str, Any]]:
 
 
 def summary(name: str, folder: Path) -> dict[str, Any]:
-    """A line about a run, made anew when one of the files that it is made from has changed."""
+    """The summary of a run, cached until one of its files changes."""
     return _summary(name, folder, *(_stamp(folder / file) for file in (SETTINGS, METRICS, SCORES)))
 
 
@@ -52,7 +52,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any]:
-    """One that cannot be read says why, and the others are there still."""
+    """A run that cannot be read has an `error` and does not hide the others."""
     try:
         if not (folder / SETTINGS).is_file():
             return {"name": name, "kind": "imported", "task": "", "example": EXAMPLE}
@@ -78,10 +78,10 @@ def _summary(name: str, folder: Path, *stamps: tuple[int, int]) -> dict[str, Any
 
 
 def _scores(folder: Path) -> dict[str, float]:
-    """The single numbers of scores.json."""
+    """The scalar values of scores.json."""
     try:
-        found = json.loads((folder / SCORES).read_text(encoding="utf-8"))
-        return {name: value for name, value in found.items() if _is_number(value)}
+        scores = json.loads((folder / SCORES).read_text(encoding="utf-8"))
+        return {name: value for name, value in scores.items() if _is_number(value)}
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
 
@@ -89,11 +89,11 @@ def _scores(folder: Path) -> dict[str, float]:
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return -MOST <= value <= MOST  # `isfinite` fails for whole numbers that are larger
+    return -MOST <= value <= MOST  # `isfinite` raises for larger integers
 
 
 async def settings(request: Request) -> Response:
-    """GET ?run: its settings as run.toml has them, and the command that trains the same again."""
+    """GET ?run: the text of run.toml, and the command that repeats the training."""
     name = Fields.of_query(request).text("run")
     library: Library = request.app.state.library
     return await run_in_threadpool(_settings, name, library)
@@ -103,15 +103,15 @@ def _settings(name: str, library: Library) -> Response:
     folder = library.find(name)
     read_run(folder)
     text = (folder / SETTINGS).read_text(encoding="utf-8")
-    again = f"manyheads train {folder / SETTINGS} --out NEW"
-    return JSONResponse({"name": name, "settings": text, "command": again})
+    command = f"manyheads train {folder / SETTINGS} --out NEW"
+    return JSONResponse({"name": name, "settings": text, "command": command})
 
 
 async def metrics(request: Request) -> Response:
-    """GET ?run&since&version: what was measured after the byte `since`, and where that ends.
+    """GET ?run&since&version: the records after byte `since`, and the next offset.
 
-    A run that is taken up again writes its file anew: its version is another then, and the answer
-    begins at the beginning (`reset`). Of a long file there may be `more`.
+    A resumed run replaces its metrics file, which changes `version`; the response then starts at
+    byte 0 (`reset`). `more` is true if the file continues after this response.
     """
     fields = Fields.of_query(request)
     library: Library = request.app.state.library
@@ -121,55 +121,59 @@ async def metrics(request: Request) -> Response:
 def _metrics(fields: Fields, library: Library) -> Response:
     folder = library.find(fields.text("run"))
     since = fields.number("since", 2**53) or 0
-    found = read_metrics(folder / METRICS, since, fields.text("version", ""))
-    if since == 0 or found["reset"]:
-        found["schedule"] = schedule(read_run(folder)) if (folder / SETTINGS).is_file() else None
-    return JSONResponse(found)
+    answer = read_metrics(folder / METRICS, since, fields.text("version", ""))
+    if since == 0 or answer["reset"]:
+        answer["schedule"] = schedule(read_run(folder)) if (folder / SETTINGS).is_file() else None
+    return JSONResponse(answer)
 
 
 def read_metrics(path: Path, since: int = 0, version: str = "") -> dict[str, Any]:
-    """The whole lines of a metrics file after a byte; one that is still being written waits."""
+    """The complete lines of a metrics file after byte `since`; a partial last line is skipped."""
     try:
         status = path.stat()
-        own = f"{status.st_ino:x}"
-        reset = bool(version) and (version != own or since > status.st_size)
+        current_version = f"{status.st_ino:x}"
+        reset = bool(version) and (version != current_version or since > status.st_size)
         begin = 0 if reset else since
         with path.open("rb") as file:
             file.seek(begin)
             data = file.read(MOST_BYTES)
-    except OSError:  # nothing was measured yet
+    except OSError:  # no metrics yet
         empty = {"records": [], "broken": 0, "next": 0, "version": ""}
         return {**empty, "reset": bool(version), "more": False}
-    whole = data[: data.rfind(b"\n") + 1]
-    read = [_record(line) for line in whole.splitlines()]
-    records = [record for record in read if record is not None]
-    found = {"records": records, "broken": len(read) - len(records), "next": begin + len(whole)}
-    more = len(data) == MOST_BYTES and len(whole) > 0
-    return {**found, "version": own, "reset": reset, "more": more}
+    complete = data[: data.rfind(b"\n") + 1]
+    parsed = [_record(line) for line in complete.splitlines()]
+    records = [record for record in parsed if record is not None]
+    answer = {
+        "records": records,
+        "broken": len(parsed) - len(records),
+        "next": begin + len(complete),
+    }
+    more = len(data) == MOST_BYTES and len(complete) > 0
+    return {**answer, "version": current_version, "reset": reset, "more": more}
 
 
 def all_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Every line of a metrics file, read in parts."""
+    """All records of a metrics file, read in parts."""
     since, more = 0, True
     while more:
-        found = read_metrics(path, since)
-        since, more = found["next"], found["more"]
-        yield from found["records"]
+        part = read_metrics(path, since)
+        since, more = part["next"], part["more"]
+        yield from part["records"]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """A line with its finite numbers; JSON has no others, and a broken line is none."""
+    """The finite numbers of a line; None if the line is broken."""
     try:
-        found = json.loads(line)
-        step = int(found["step"])
+        values = json.loads(line)
+        step = int(values["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    numbers = {name: value for name, value in found.items() if _is_number(value)}
-    return {**numbers, "step": step, "split": str(found.get("split", ""))}
+    numbers = {name: value for name, value in values.items() if _is_number(value)}
+    return {**numbers, "step": step, "split": str(values.get("split", ""))}
 
 
 def formula(train: Train) -> str:
-    """What `learning_rate` computes, as it is written."""
+    """The formula of `learning_rate`."""
     if train.schedule == "transformer":
         first = "d^−½" if train.learning_rate is None else "peak · warmup^½"
         return f"{first} · min(step^−½, step · warmup^−3⁄2)"
@@ -185,17 +189,17 @@ def formula(train: Train) -> str:
 
 
 def schedule(run: Run) -> dict[str, Any]:
-    """The learning rate as its formula says it, at up to so many steps."""
+    """The learning-rate schedule: its formula and its values at selected steps."""
     about: dict[str, Any] = {
         "name": run.train.schedule,
         "formula": formula(run.train),
         "points": [],
     }
     if run.train.epochs is not None:
-        reason = "The run counts epochs: how many steps that is, its data alone knows."
+        reason = "The run counts epochs; the number of steps depends on its data."
         return {**about, "reason": reason}
-    train = run.train.settled(1)  # without epochs the number of steps in one has no say
-    # The curve, and the steps at which the rate was measured, so that both can be compared.
+    train = run.train.settled(1)  # steps per epoch have no effect without epochs
+    # Include the logged steps, so that formula and measurement can be compared.
     strides = (max(1, train.steps // POINTS), max(train.log_every, train.steps // POINTS))
     steps = {step for stride in strides for step in range(stride, train.steps + 1, stride)}
     steps |= {1, min(train.warmup_steps, train.steps) or 1, train.steps}

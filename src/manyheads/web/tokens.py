@@ -1,4 +1,4 @@
-"""The Tokens page's question: how a text falls into pieces."""
+"""Endpoint of the Tokens page: the subwords of a text."""
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -13,7 +13,7 @@ from manyheads.web.responses import Fields, Problem
 
 
 async def tokens(request: Request) -> Response:
-    """POST {run, text}: its pieces, their ids, and the states on the way where they are known."""
+    """POST {run, text}: subwords, ids and, if the tokenizer supports it, each merge step."""
     fields = await Fields.of_body(request)
     state = request.app.state
     return await run_in_threadpool(_tokens, fields, state.library, state.limits)
@@ -22,21 +22,21 @@ async def tokens(request: Request) -> Response:
 def _tokens(fields: Fields, library: Library, limits: Limits) -> Response:
     folder, text = library.find(fields.text("run")), fields.text("text", "")
     if not (folder / TOKENIZER).is_file():
-        raise UserError(f"{folder.name} has no {TOKENIZER}: it reads no text")
+        raise UserError(f"{folder.name} has no {TOKENIZER}: it is not a text model")
     tokenizer = read_tokenizer(folder)
     ids = tokenizer.encode(text)
     if len(ids) > limits.tokens:
-        raise Problem(
-            413, f"the text has {len(ids)} tokens, at most {limits.tokens} are shown: shorten it"
-        )
+        raise Problem(413, f"the text has {len(ids)} tokens, more than {limits.tokens}: shorten it")
     steps, reason = [], ""
     if len(text) > limits.replay_characters:
-        reason = f"steps are shown of up to {limits.replay_characters} characters: shorten the text"
+        reason = (
+            f"steps are shown for up to {limits.replay_characters} characters: shorten the text"
+        )
     elif text:
         try:
             steps = tokenizer.trace(text)
-        except UserError as mistake:
-            reason = str(mistake)
+        except UserError as error:
+            reason = str(error)
     return JSONResponse(
         {
             "kind": tokenizer.kind,

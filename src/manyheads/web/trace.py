@@ -1,7 +1,7 @@
-"""What becomes of a text on its way through a model: part after part, each with its numbers.
+"""All intermediate tensors of a forward pass, part by part, with formula and code.
 
-Hooks keep what every module was given and gave in the pass itself. Scores and masks, which a fast
-core never holds, are computed again from the same queries and keys by the parts that define them.
+Forward hooks record the inputs and outputs of every module. Fused attention never materialises
+scores and masks: the modules that define them recompute them from the same queries and keys.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from manyheads.nn.positions import Position
 from manyheads.nn.shapes import Values
 from manyheads.ops import share_heads
 from manyheads.web import formulas
-from manyheads.web.heads import Recorded
+from manyheads.web.heads import Recording
 
 Key = tuple[str, Kind, int]
 Code = tuple[Callable[..., Any], ...]
@@ -33,7 +33,7 @@ Labels = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """What a module was given, and what it gave."""
+    """Inputs and output of a module call."""
 
     args: tuple[Any, ...]
     output: Any
@@ -44,11 +44,11 @@ Calls = dict[nn.Module, Call]
 
 @dataclass(frozen=True)
 class Part:
-    """Numbers on the way, the formula and the code that they come from.
+    """An intermediate tensor with its formula and code.
 
-    `axes` are letters of nn/shapes.py. Labels are those given, or the tokens of the stack that is
-    named. `words` are the tokens that the numbers of a row speak of, where they differ by row;
-    `all` how many columns there are, where not all are kept.
+    `axes` are letters of nn/shapes.py. `rows` and `columns` are labels, or the name of the stack
+    whose tokens are the labels. `words` are column labels that differ by row; `all` is the full
+    number of columns if only the largest are stored.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Column:
-    """One stack with what leads into it: parts before, in each layer, and after the layers."""
+    """The parts of a stack: before the layers, in each layer, and after them."""
 
     name: str
     ids: list[int]
@@ -76,7 +76,7 @@ class Column:
 
 @contextmanager
 def calls_of(model: nn.Module) -> Iterator[Calls]:
-    """While open, the last call of every module of the model is kept."""
+    """Record the last call of every module while the context is open."""
     seen: Calls = {}
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -91,13 +91,13 @@ def calls_of(model: nn.Module) -> Iterator[Calls]:
 
 
 def stacks(model: Model) -> list[tuple[str, Embedding, Stack]]:
-    """The stacks of blocks of a model in the order of reading; none where it is made otherwise."""
+    """The Transformer stacks of a model with their embeddings; empty for other architectures."""
     stacks_by_name = model.stacks()
     return [(name, below, stacks_by_name[name]) for name, below in model.embeddings().items()]
 
 
-def journey(model: Model, seen: Calls, record: Recorded) -> list[Column]:
-    """Every part of the last pass, for the one text that it read."""
+def forward_parts(model: Model, seen: Calls, record: Recording) -> list[Column]:
+    """All parts of the last forward pass, for a batch of one text."""
     columns = []
     for name, embedding, stack in stacks(model):
         ids = seen[embedding].args[1][0].tolist()
@@ -113,31 +113,33 @@ def journey(model: Model, seen: Calls, record: Recorded) -> list[Column]:
     return columns
 
 
-def _one(tensor: Tensor) -> Tensor:
-    """Of the one text of a batch, in full precision, where it can be kept."""
+def _first(tensor: Tensor) -> Tensor:
+    """The first item of a batch, as float32 on the CPU."""
     return tensor[0].float().cpu()
 
 
 def _embedded(name: str, embedding: Embedding, seen: Calls) -> list[Part]:
-    """token · scale, position and segment, and the sum of them that enters the first layer."""
-    table, tokens, position, places = seen[embedding].args[:4]
+    """Scaled token embedding, position, segment, and their sum, the input of the first layer."""
+    table, tokens, position, positions = seen[embedding].args[:4]
     vectors = table(tokens) * embedding.scale
     code: Code = (embedding.forward,)
 
     def part(what: str, title: str, tensor: Tensor, formula: str, code: Code) -> Part:
-        return Part(f"{name}.{what}", title, "t d", _one(tensor), formula, code, name)
+        return Part(f"{name}.{what}", title, "t d", _first(tensor), formula, code, name)
 
     scale = "" if embedding.scale == 1.0 else f" · √d,  √d = {embedding.scale:.4g}"
     parts = [part("embedding", "Embedding", vectors, f"E[token]{scale}", code)]
     terms = ["E[token]" if embedding.scale == 1.0 else "√d · E[token]"]
     if type(position).embed is not Position.embed:
-        alone = position.embed(torch.zeros_like(vectors), places).expand_as(vectors)
-        said, shown = formulas.embedded(position), (position.embed, embedding.forward)
-        parts.append(part("position", "Position", alone, said, shown))
+        position_term = position.embed(torch.zeros_like(vectors), positions).expand_as(vectors)
+        formula, functions = formulas.embedded(position), (position.embed, embedding.forward)
+        parts.append(part("position", "Position", position_term, formula, functions))
         terms.append("PE(pos)")
     if embedding.segment is not None:
-        given = seen[embedding].args[4] if len(seen[embedding].args) > 4 else None
-        segments = embedding.segment(torch.zeros_like(tokens) if given is None else given)
+        segment_ids = seen[embedding].args[4] if len(seen[embedding].args) > 4 else None
+        segments = embedding.segment(
+            torch.zeros_like(tokens) if segment_ids is None else segment_ids
+        )
         parts.append(part("segment", "Segment", segments, "S[segment]", code))
         terms.append("S[segment]")
     total = " + ".join(terms)
@@ -149,17 +151,17 @@ def _embedded(name: str, embedding: Embedding, seen: Calls) -> list[Part]:
     return parts
 
 
-def _layer(name: str, layer: int, block: Block, seen: Calls, record: Recorded) -> list[Part]:
-    """What comes in, then each part of the block with its residual connection."""
-    entered = _one(seen[block].args[0])
-    formula = "x: what the layer before gave, in the first layer the embeddings"
+def _layer(name: str, layer: int, block: Block, seen: Calls, record: Recording) -> list[Part]:
+    """The input of a block, then each sub-layer with its residual connection."""
+    block_input = _first(seen[block].args[0])
+    formula = "x: the output of the previous layer; in the first layer the embeddings"
     code: Code = (block.forward,)
-    parts = [Part(f"{name}.layer.input", "Input x", "t d", entered, formula, code, name)]
-    own = _attention((name, "self", layer), block.attention, seen, record)
-    parts += _around(f"{name}.self", block.attention_residual, seen, own, "MultiHead")
+    parts = [Part(f"{name}.layer.input", "Input x", "t d", block_input, formula, code, name)]
+    self_attention = _attention((name, "self", layer), block.attention, seen, record)
+    parts += _around(f"{name}.self", block.attention_residual, seen, self_attention, "MultiHead")
     if "cross" in dict(block.named_children()):
-        other = _attention((name, "cross", layer), block.cross, seen, record)
-        parts += _around(f"{name}.cross", block.cross_residual, seen, other, "MultiHead")
+        cross_attention = _attention((name, "cross", layer), block.cross, seen, record)
+        parts += _around(f"{name}.cross", block.cross_residual, seen, cross_attention, "MultiHead")
     inside = _feedforward(f"{name}.feedforward", block.feedforward, seen)
     return parts + _around(f"{name}.feedforward", block.feedforward_residual, seen, inside, "FFN")
 
@@ -167,34 +169,34 @@ def _layer(name: str, layer: int, block: Block, seen: Calls, record: Recorded) -
 def _around(
     place: str, residual: Residual, seen: Calls, inside: list[Part], function: str
 ) -> list[Part]:
-    """The norm before or after, and the sum of the residual connection."""
+    """A sub-layer with its norm (pre or post) and residual sum."""
     name = place.partition(".")[0]
     norm = _norm(place, residual.norm, seen, residual.forward)
     pre = residual.placement == "pre"
     total = seen[residual].output if pre else seen[residual.norm].args[0]
     formula, code = formulas.summed(residual, function), (residual.forward,)
-    added = Part(f"{place}.sum", "x + output", "t d", _one(total), formula, code, name)
+    added = Part(f"{place}.sum", "x + output", "t d", _first(total), formula, code, name)
     return [norm, *inside, added] if pre else [*inside, added, norm]
 
 
 def _norm(
-    place: str, norm: nn.Module, seen: Calls, where: Callable[..., Any], what: str = "norm"
+    place: str, norm: nn.Module, seen: Calls, function: Callable[..., Any], part_name: str = "norm"
 ) -> Part:
-    title = "Norm" if what == "norm" else "Last norm"
-    tensor, name = _one(seen[norm].output), place.partition(".")[0]
-    code = (where, Norm.build)
-    return Part(f"{place}.{what}", title, "t d", tensor, formulas.norm(norm), code, name)
+    title = "Norm" if part_name == "norm" else "Last norm"
+    tensor, name = _first(seen[norm].output), place.partition(".")[0]
+    code = (function, Norm.build)
+    return Part(f"{place}.{part_name}", title, "t d", tensor, formulas.norm(norm), code, name)
 
 
-def _sight(attention: nn.Module, call: Call) -> tuple[AttentionMask, Position]:
-    """Who saw whom, and the position that scores: as the attention itself had them."""
+def _mask_and_position(attention: nn.Module, call: Call) -> tuple[AttentionMask, Position]:
+    """The mask and the position scheme that the attention module used."""
     if isinstance(attention, SelfAttention):
         return call.args[1], call.args[2]
     assert isinstance(attention, CrossAttention)
-    x, sight = call.args[0], call.args[2]
-    queries = sight.key_positions.new_zeros(1, x.shape[1])
+    x, mask = call.args[0], call.args[2]
+    queries = mask.key_positions.new_zeros(1, x.shape[1])
     return AttentionMask(
-        sight.rule, queries, sight.key_positions, sight.padding_mask
+        mask.rule, queries, mask.key_positions, mask.padding_mask
     ), attention.position
 
 
@@ -205,51 +207,57 @@ def _values(attention: SelfAttention | CrossAttention, seen: Calls) -> Values:
 
 
 def _attention(
-    key: Key, attention: SelfAttention | CrossAttention, seen: Calls, record: Recorded
+    key: Key, attention: SelfAttention | CrossAttention, seen: Calls, record: Recording
 ) -> list[Part]:
     """Q, K, V, scores, mask, weights, the mixed values of each head, and Concat(…) W^O."""
     name, kind, _ = key
-    read, heads = ("encoder" if kind == "cross" else name), attention.config.heads
-    sight, position = _sight(attention, seen[attention])
+    key_stack, heads = ("encoder" if kind == "cross" else name), attention.config.heads
+    mask, position = _mask_and_position(attention, seen[attention])
     q, k = record.queries[key], share_heads(record.keys[key], heads)
     weights = record.maps.by_layer[key][-1]
     v, core = share_heads(_values(attention, seen), heads), attention.core
-    computed = core.forward if isinstance(core, nn.Module) else core.__call__
+    core_forward = core.forward if isinstance(core, nn.Module) else core.__call__
     exact = isinstance(core, ExactAttention)
-    spread = position.value_bias(weights, sight) if exact else None
+    value_bias = position.value_bias(weights, mask) if exact else None
     mixed = rearrange(seen[attention.output].args[0], "b t (h c) -> b h t c", h=heads)
-    project = attention.forward
-    read_by = attention.project_kv if isinstance(attention, CrossAttention) else attention.forward
+    attention_forward = attention.forward
+    project_kv = (
+        attention.project_kv if isinstance(attention, CrossAttention) else attention.forward
+    )
 
     def part(
         what: str, title: str, axes: str, tensor: Tensor, formula: str, *code: Callable[..., Any]
     ) -> Part:
-        rows = read if axes == "h s c" else name
-        columns = read if axes.endswith("s") else ""
-        place = f"{name}.{kind}.{what}"
-        return Part(place, title, axes, _one(tensor), formula, code, rows, columns)
+        rows = key_stack if axes == "h s c" else name
+        columns = key_stack if axes.endswith("s") else ""
+        part_name = f"{name}.{kind}.{what}"
+        return Part(part_name, title, axes, _first(tensor), formula, code, rows, columns)
 
-    turned = (position.rotate,) if type(position).rotate is not Position.rotate else ()
-    said = {letter: formulas.projected(letter, attention, position) for letter in "QKV"}
+    rotations = (position.rotate,) if type(position).rotate is not Position.rotate else ()
+    formulas_by_letter = {
+        letter: formulas.projected(letter, attention, position) for letter in "QKV"
+    }
     parts = [
-        part("q", "Q", "h t c", q, said["Q"], project, *turned),
-        part("k", "K", "h s c", k, said["K"], read_by, *turned),
-        part("v", "V", "h s c", v, said["V"], read_by),
+        part("q", "Q", "h t c", q, formulas_by_letter["Q"], attention_forward, *rotations),
+        part("k", "K", "h s c", k, formulas_by_letter["K"], project_kv, *rotations),
+        part("v", "V", "h s c", v, formulas_by_letter["V"], project_kv),
     ]
     if exact:
-        parts += _scores(part, attention, sight, position, (q, k))
+        parts += _scores(part, attention, mask, position, (q, k))
         parts.append(part("weights", "Softmax", "h t s", weights, SOFTMAX, dense_weights))
     else:
         formula = f"the weights of core={attention.config.core.kind}: see its code"
         parts.append(part("weights", "Weights", "h t s", weights, formula, core.weights))
-    formula = "head_h = α V" if spread is None else "head_h = α V + position on V"
-    if spread is not None:
-        aside = "Σ_j α_ij a^V_{clip(j−i)}"
-        parts.append(part("spread", "Position on V", "h t c", spread, aside, position.value))
-    parts.append(part("mix", "Mix", "h t c", mixed, formula, computed))
+    formula = "head_h = α V" if value_bias is None else "head_h = α V + position on V"
+    if value_bias is not None:
+        formula_bias = "Σ_j α_ij a^V_{clip(j−i)}"
+        parts.append(
+            part("spread", "Position on V", "h t c", value_bias, formula_bias, position.value)
+        )
+    parts.append(part("mix", "Mix", "h t c", mixed, formula, core_forward))
     formula = f"Concat(head_1, …, head_h) W^O{formulas.plus_bias(attention.output)}"
     output = seen[attention].output
-    return [*parts, part("output", "Output", "t d", output, formula, project)]
+    return [*parts, part("output", "Output", "t d", output, formula, attention_forward)]
 
 
 SOFTMAX = "α_ij = exp(e_ij) / Σ_k exp(e_ik),  e the scores + mask"
@@ -258,60 +266,71 @@ SOFTMAX = "α_ij = exp(e_ij) / Σ_k exp(e_ik),  e the scores + mask"
 def _scores(
     part: Callable[..., Part],
     attention: SelfAttention | CrossAttention,
-    sight: AttentionMask,
+    attention_mask: AttentionMask,
     position: Position,
     queries_and_keys: tuple[Tensor, Tensor],
 ) -> list[Part]:
-    """score(q, k), what the position adds, and what the mask takes away, as `dense_weights` does.
+    """Scores, position bias and mask, computed as in `dense_weights`.
 
-    A mask is 0 where a query sees a key and −∞ where it does not.
+    A mask is 0 where a query sees a key and −∞ elsewhere.
     """
     q, k = queries_and_keys
     scores = attention.score(q, k)
     formula = formulas.score(attention.score, q.shape[-1])
     parts = [part("scores", "Scores", "h t s", scores, formula, attention.score.forward)]
-    bias = position.score(q, sight.query_positions, sight.key_positions)
+    bias = position.score(q, attention_mask.query_positions, attention_mask.key_positions)
     if bias is not None:
-        bias, said = bias.expand_as(scores), formulas.biased(position)
-        parts.append(part("bias", "Position bias", "h t s", bias, said, position.score))
+        bias, formula = bias.expand_as(scores), formulas.biased(position)
+        parts.append(part("bias", "Position bias", "h t s", bias, formula, position.score))
         scores = scores + bias
-    mask, seen_by = scores.new_zeros(scores.shape[-2:])[None], sight.as_bool()
+    mask, visible = scores.new_zeros(scores.shape[-2:])[None], attention_mask.as_bool()
     formula = "0: every query sees every key"
-    if seen_by is not None:
-        mask = mask.masked_fill(~seen_by[:1, 0], -torch.inf)
+    if visible is not None:
+        mask = mask.masked_fill(~visible[:1, 0], -torch.inf)
         formula = (
-            "0 where query i sees key j (j ≤ i), else −∞" if sight.rule.is_causal else "0 / −∞"
+            "0 where query i sees key j (j ≤ i), else −∞"
+            if attention_mask.rule.is_causal
+            else "0 / −∞"
         )
-    parts.append(part("mask", "Mask", "t s", mask, formula, sight.as_bool, sight.rule.__call__))
+    parts.append(
+        part(
+            "mask",
+            "Mask",
+            "t s",
+            mask,
+            formula,
+            attention_mask.as_bool,
+            attention_mask.rule.__call__,
+        )
+    )
     formula = "e = scores + bias + mask" if bias is not None else "e = scores + mask"
     return [*parts, part("masked", "Scores + mask", "h t s", scores + mask, formula, dense_weights)]
 
 
 def _feedforward(place: str, part: nn.Module, seen: Calls) -> list[Part]:
-    """What is inside a feed-forward layer, and what it gives."""
+    """The hidden layer or router, and the output, of a feed-forward layer."""
     name, code = place.partition(".")[0], (part.forward,)
     inside: list[Part] = []
     if isinstance(part, ExpertFeedForward):
-        chances = seen[part.router].output[None].softmax(-1)
-        formula = "softmax(x W_g): the experts' shares before the choice"
-        inside.append(Part(f"{place}.router", "Router", "t e", _one(chances), formula, code, name))
+        shares = seen[part.router].output[None].softmax(-1)
+        formula = "softmax(x W_g): router probabilities before top-k"
+        inside.append(Part(f"{place}.router", "Router", "t e", _first(shares), formula, code, name))
     elif isinstance(part, FeedForward | GatedFeedForward):
-        tensor = _one(seen[part.dropout].output)
+        tensor = _first(seen[part.dropout].output)
         formula = formulas.hidden(part)
         inside.append(Part(f"{place}.hidden", "Hidden", "t f", tensor, formula, code, name))
-    output, formula = _one(seen[part].output), formulas.feedforward(part)
+    output, formula = _first(seen[part].output), formulas.feedforward(part)
     return [*inside, Part(f"{place}.output", "Output", "t d", output, formula, code, name)]
 
 
 def _stacked(layers: list[list[Part]]) -> list[Part]:
-    """Parts of the same name as one, with the layer as the first index.
+    """Stack the parts of all layers by name, with the layer as the first index.
 
-    Layers that compute differently (one attends to fewer keys) have no common shape: such a part
-    is left out.
+    A part whose shape differs between layers is left out.
     """
     parts = []
-    for one in layers[0]:
-        same = [part.tensor for parts in layers for part in parts if part.name == one.name]
+    for first in layers[0]:
+        same = [part.tensor for parts in layers for part in parts if part.name == first.name]
         if len(same) == len(layers) and len({tensor.shape for tensor in same}) == 1:
-            parts.append(replace(one, tensor=torch.stack(same)))
+            parts.append(replace(first, tensor=torch.stack(same)))
     return parts

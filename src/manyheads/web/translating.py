@@ -1,4 +1,4 @@
-"""The Translate page's questions: hypotheses with their alignment, and the phrasebook's own."""
+"""Endpoints of the Translate page: hypotheses with alignment, and gold alignments."""
 
 import hashlib
 import json
@@ -23,19 +23,18 @@ from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2Seq
 from manyheads.phrasebook import Pair, sentences
 from manyheads.run import SETTINGS, read_run
-from manyheads.web.forward import Pass, Room
+from manyheads.web.forward import ForwardPass, SizeLimit
+from manyheads.web.generation import MOST_BEAM, Generation, generation_of
 from manyheads.web.guard import Limits
-from manyheads.web.heads import recorded
+from manyheads.web.heads import record_attention
 from manyheads.web.library import Library
 from manyheads.web.responses import Fields, json_answer
 from manyheads.web.traces import Trace, Traces
-from manyheads.web.writing import MOST_BEAM, Writing, writing_of
 
-MOST_DRAWN = 20_000  # sentences of a split of the phrasebook that a text is looked for in
+MOST_SENTENCES = 20_000  # sentences per phrasebook split that are searched
 EXAMPLES = 12
 EXAMPLE_LETTERS = 60
-DRAWING = Lock()  # it takes seconds: whoever comes meanwhile waits for it
-# A word attends to the source words, in every layer and head.
+LOADING = Lock()  # loading takes seconds; concurrent requests wait
 LayerMaps = Float[Tensor, "layers h t s"]
 Links = Float[Tensor, "w v"]
 
@@ -43,7 +42,7 @@ Links = Float[Tensor, "w v"]
 async def translate(request: Request) -> Response:
     """POST {run, text, beam?, prefix?, which?}: the hypotheses, and the alignment of one.
 
-    `which` counts them from 0. With a prefix they all begin with its tokens.
+    `which` is the index of that hypothesis. All hypotheses start with the tokens of `prefix`.
     """
     fields = await Fields.of_body(request)
     state = request.app.state
@@ -52,88 +51,92 @@ async def translate(request: Request) -> Response:
 
 def _translate(fields: Fields, library: Library, traces: Traces, limits: Limits) -> Response:
     run = fields.text("run")
-    names = ("text", "beam", "prefix", "which")
-    name = name_of("translate", run, library.version(run), *map(fields.values.get, names))
-    kept = traces.find(name)
-    if kept is None:
-        room = Room(limits.tokens, limits.trace_bytes)
+    field_names = ("text", "beam", "prefix", "which")
+    name = name_of("translate", run, library.version(run), *map(fields.values.get, field_names))
+    trace = traces.find(name)
+    if trace is None:
+        limit = SizeLimit(limits.tokens, limits.trace_bytes)
         with library.model(run) as opened, torch.inference_mode():
-            kept = _translated(opened, fields, room, {"trace": name, "run": run})
-        traces.keep(name, kept)
-    return json_answer(kept.manifest)
+            trace = _translated(opened, fields, limit, {"trace": name, "run": run})
+        traces.keep(name, trace)
+    return json_answer(trace.manifest)
 
 
-def name_of(*asked: Any) -> str:
-    """The same for the same question."""
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:20]
+def name_of(*key: Any) -> str:
+    """The name of a trace: a hash of the request."""
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]
 
 
-def _translated(opened: TorchRun, fields: Fields, room: Room, about: dict[str, Any]) -> Trace:
-    writing = writing_of(opened, fields, room.tokens)
-    if writing.continues:
+def _translated(opened: TorchRun, fields: Fields, limit: SizeLimit, about: dict[str, Any]) -> Trace:
+    generation = generation_of(opened, fields, limit.tokens)
+    if generation.continues:
         raise opened.unsupported("translates", "an encoder–decoder")
-    given = writing.given(fields)
-    [found] = writing.search(given)(writing.begin(), writing.start, writing.limits())
-    which = min(fields.number("which", MOST_BEAM) or 0, len(found) - 1)
-    tokenizer = writing.tokenizer
-    weights, chances = aligned(writing, found[which].tokens, room)
-    expected = [*found[which].tokens, writing.special_tokens.end][: len(chances)]
-    columns = tokenizer.subwords(writing.read)
+    prefix = generation.prefix(fields)
+    [hypotheses] = generation.search(prefix)(
+        generation.begin(), generation.start, generation.limits()
+    )
+    which = min(fields.number("which", MOST_BEAM) or 0, len(hypotheses) - 1)
+    tokenizer = generation.tokenizer
+    weights, log_probs = aligned(generation, hypotheses[which].tokens, limit)
+    expected = [*hypotheses[which].tokens, generation.special_tokens.end][: len(log_probs)]
+    columns = tokenizer.subwords(generation.read)
     tensors, alignment = {}, None
     if weights is not None:
         layers, heads, _, keys = weights.shape
         tensors = with_means("alignment", weights)
-        if keys != len(columns):  # a core that makes something else of the keys
+        if keys != len(columns):  # this attention changes the number of keys
             columns = [str(number) for number in range(1, keys + 1)]
         alignment = {"layers": layers, "heads": heads, "columns": columns}
-        alignment["joined"] = isinstance(writing.model, DecoderOnlySeq2Seq)
+        alignment["joined"] = isinstance(generation.model, DecoderOnlySeq2Seq)
     manifest = {
         **about,
-        "prefix": given,
-        "width": writing.decode.beam,
-        "source": tokenizer.subwords(writing.read),
+        "prefix": prefix,
+        "width": generation.decode.beam,
+        "source": tokenizer.subwords(generation.read),
         "which": which,
-        "hypotheses": [_hypothesis(one, writing) for one in found],
+        "hypotheses": [_hypothesis(hypothesis, generation) for hypothesis in hypotheses],
         "pieces": tokenizer.subwords(expected),
         "tokens": expected,
-        "log_probabilities": chances,
+        "log_probabilities": log_probs,
         "alignment": alignment,
     }
     return Trace(manifest, tensors)
 
 
-def _hypothesis(one: Hypothesis, writing: Writing) -> dict[str, Any]:
-    text = writing.text(one.tokens)
-    return {"text": text, "log_probability": one.log_probability, "score": one.score}
+def _hypothesis(hypothesis: Hypothesis, generation: Generation) -> dict[str, Any]:
+    text = generation.text(hypothesis.tokens)
+    return {"text": text, "log_probability": hypothesis.log_probability, "score": hypothesis.score}
 
 
 def aligned(
-    writing: Writing, written: list[int], room: Room
+    generation: Generation, target_ids: list[int], limit: SizeLimit
 ) -> tuple[LayerMaps | None, list[float]]:
-    """Where each written token's place looks in the source, and log P of each, the end included.
+    """Attention to the source at each target position, and log P of each token with the end.
 
-    Row t is the place at which token t is written: it has read those before. Source and target
-    that are one sequence have that part of their self-attention; its rows are shares of 1.
+    Row t is the position that predicts token t. A decoder-only translator returns the source
+    columns of its self-attention, whose rows sum to less than 1.
     """
-    model, read = writing.model, writing.read
+    model, source = generation.model, generation.read
     joined = isinstance(model, DecoderOnlySeq2Seq)
-    given = [writing.start, *written][: writing.limit]
-    room.check_maps(model, len(read) + len(given) if joined else max(len(read), len(given)))
-    with recorded(model) as record:
-        logits = writing.logits(given[1:])
-    expected = [*written, writing.special_tokens.end][: len(given)]
-    each = logits.log_softmax(-1)[torch.arange(len(expected)), expected]
-    tensors = Pass(record, {}).tensors()
+    decoder_input = [generation.start, *target_ids][: generation.limit]
+    limit.check_maps(
+        model, len(source) + len(decoder_input) if joined else max(len(source), len(decoder_input))
+    )
+    with record_attention(model) as record:
+        logits = generation.logits(decoder_input[1:])
+    expected = [*target_ids, generation.special_tokens.end][: len(decoder_input)]
+    token_log_probs = logits.log_softmax(-1)[torch.arange(len(expected)), expected]
+    tensors = ForwardPass(record, {}).tensors()
     if not joined:
-        return tensors.get("decoder.cross.weights"), each.tolist()
-    both = tensors.get("decoder.self.weights")
-    if both is None or both.shape[-1] != len(read) + len(given):
-        return None, each.tolist()
-    return both[:, :, len(read) :, : len(read)], each.tolist()
+        return tensors.get("decoder.cross.weights"), token_log_probs.tolist()
+    joint_maps = tensors.get("decoder.self.weights")
+    if joint_maps is None or joint_maps.shape[-1] != len(source) + len(decoder_input):
+        return None, token_log_probs.tolist()
+    return joint_maps[:, :, len(source) :, : len(source)], token_log_probs.tolist()
 
 
 def with_means(name: str, weights: LayerMaps) -> dict[str, Tensor]:
-    """Maps of all heads, the mean of each layer's, and the mean of all."""
+    """The maps of all heads, their mean per layer, and their mean over all layers."""
     return {
         f"{name}.weights": weights.contiguous(),
         f"{name}.mean": reduce(weights, "layers h t s -> layers t s", "mean"),
@@ -142,7 +145,7 @@ def with_means(name: str, weights: LayerMaps) -> dict[str, Tensor]:
 
 
 async def gold(request: Request) -> Response:
-    """POST {run, text}: the phrasebook's translation of a sentence of its own, word by word."""
+    """POST {run, text}: translation and word alignment of a phrasebook sentence."""
     fields = await Fields.of_body(request)
     state = request.app.state
     return await run_in_threadpool(_gold, fields, state.library, state.traces)
@@ -154,33 +157,33 @@ def _gold(fields: Fields, library: Library, traces: Traces) -> Response:
     data = read_run(folder).data if (folder / SETTINGS).is_file() else None
     if not isinstance(data, PhrasebookData):
         return json_answer({"phrasebook": False, "examples": [], "pair": None})
-    with DRAWING:
-        known = drawn(data)
-    examples = [source for source in known if len(source) <= EXAMPLE_LETTERS][:EXAMPLES]
-    found: dict[str, Any] = {"phrasebook": True, "looked": len(known), "examples": examples}
-    pair = known.get(text.strip())
+    with LOADING:
+        pairs = load_sentences(data)
+    examples = [source for source in pairs if len(source) <= EXAMPLE_LETTERS][:EXAMPLES]
+    answer: dict[str, Any] = {"phrasebook": True, "looked": len(pairs), "examples": examples}
+    pair = pairs.get(text.strip())
     if pair is None:
-        return json_answer({**found, "pair": None})
+        return json_answer({**answer, "pair": None})
     name = name_of("gold", run, library.version(run), text.strip())
-    kept = traces.find(name)
-    if kept is None:
+    trace = traces.find(name)
+    if trace is None:
         with library.model(run) as opened:
-            kept = _word_by_word(opened, pair, name)
-        traces.keep(name, kept)
-    return json_answer({**found, "pair": kept.manifest})
+            trace = _word_by_word(opened, pair, name)
+        traces.keep(name, trace)
+    return json_answer({**answer, "pair": trace.manifest})
 
 
 @lru_cache(maxsize=2)
-def drawn(data: PhrasebookData) -> dict[str, Pair]:
-    """The sentences that a run has, by their text; of a long split the first ones."""
+def load_sentences(data: PhrasebookData) -> dict[str, Pair]:
+    """The sentences of a run by source text, at most `MOST_SENTENCES` per split."""
     counts = {"test": data.test_pairs, "valid": data.valid_pairs}
     counts |= {"compositional": data.test_pairs, "train": data.train_pairs}
-    pairs = (sentences(data.pair, split, min(n, MOST_DRAWN)) for split, n in counts.items())
-    return {pair.source: pair for some in pairs for pair in some}
+    pairs = (sentences(data.pair, split, min(n, MOST_SENTENCES)) for split, n in counts.items())
+    return {pair.source: pair for split_pairs in pairs for pair in split_pairs}
 
 
 def _word_by_word(opened: TorchRun, pair: Pair, name: str) -> Trace:
-    """Gold links, and beside them what the model attends to while it is given that target."""
+    """Gold links, and the attention maps of the model on the same pair."""
     manifest: dict[str, Any] = {
         "trace": name,
         "target": pair.target,
@@ -191,9 +194,9 @@ def _word_by_word(opened: TorchRun, pair: Pair, name: str) -> Trace:
     links = gold_links(pair)
     tensors: dict[str, Tensor] = {"gold": links}
     model: Any = opened.model
-    # One sequence has no cross-attention, and a pair that is too long for the model no maps.
-    found = list(word_maps(model, opened.tokenizer, [pair])) if has_cross_attention(model) else []
-    for _, weights in found:
+    # Decoder-only models have no cross-attention; pairs that are too long have no maps.
+    maps = list(word_maps(model, opened.tokenizer, [pair])) if has_cross_attention(model) else []
+    for _, weights in maps:
         tensors |= with_means("words", weights)
         manifest["errors"] = {
             kind: error_of(tensors[f"words.{kind}"], links).tolist()
@@ -203,7 +206,7 @@ def _word_by_word(opened: TorchRun, pair: Pair, name: str) -> Trace:
 
 
 def gold_links(pair: Pair) -> Links:
-    """1 where a target word and a source word belong together."""
+    """1 where a target word is aligned with a source word."""
     links = torch.zeros(len(pair.target_words), len(pair.source_words))
     for source, target in pair.alignment:
         links[target, source] = 1.0
@@ -211,7 +214,7 @@ def gold_links(pair: Pair) -> Links:
 
 
 def error_of(maps: Float[Tensor, "*n w v"], links: Links) -> Float[Tensor, "*n"]:
-    """1 − 2 |A ∩ G| / (|A| + |G|), where A links each target word to its greatest weight."""
+    """1 − 2 |A ∩ G| / (|A| + |G|), A = argmax of each target word."""
     hits = links.expand_as(maps).gather(-1, maps.argmax(-1, keepdim=True)).sum((-1, -2))
     return 1 - 2 * hits / (len(links) + links.sum())
 

@@ -1,4 +1,4 @@
-// Questions to the server. An answer that is an error is thrown with the server's own words.
+// Requests to the server. An error response is thrown with the message of the server.
 
 export class Refused extends Error {
   /** @param {string} message @param {string} type @param {number} status */
@@ -9,7 +9,7 @@ export class Refused extends Error {
   }
 }
 
-const TRIES = 30; // while the server is busy with others
+const TRIES = 30; // while the server is busy (503)
 
 async function ask(path, options) {
   let answer;
@@ -18,14 +18,14 @@ async function ask(path, options) {
       answer = await fetch(path, options);
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Refused("the server does not answer: is `manyheads view` still running?", "gone", 0);
+      throw new Refused("the server does not respond: is `manyheads view` still running?", "gone", 0);
     }
     if (answer.ok) return answer;
     if (answer.status !== 503) break;
     await new Promise((done) => setTimeout(done, 1000 * Number(answer.headers.get("Retry-After") ?? 1)));
   }
-  const told = await answer.json().catch(() => null);
-  const { message, type } = told?.error ?? { message: answer.statusText, type: "error" };
+  const body = await answer.json().catch(() => null);
+  const { message, type } = body?.error ?? { message: answer.statusText, type: "error" };
   throw new Refused(message, type, answer.status);
 }
 
@@ -51,8 +51,7 @@ export async function post(path, body, signal = undefined) {
  * A tensor of a trace, or one layer or head of it.
  * @param {string} trace @param {string} name as `encoder.self.weights`
  * @param {{layer?: number, head?: number, dtype?: "f32"|"u8", side?: number, own?: number}} [which]
- * `side` is the most rows and columns that are wanted: a cell is the greatest of those it stands for;
- * with `own` each map is divided by its greatest number
+ * `side` limits rows and columns by max-pooling; `own` divides each map by its maximum
  * @returns {Promise<Tensor>}
  */
 export async function tensor(trace, name, which = {}, signal = undefined) {
@@ -60,10 +59,10 @@ export async function tensor(trace, name, which = {}, signal = undefined) {
   const answer = await ask(`/api/trace/${trace}/tensor/${name}?${query}`, { signal });
   const bytes = await answer.arrayBuffer();
   const shape = answer.headers.get("X-Shape").split(",").map(Number);
-  const whole = answer.headers.get("X-Dtype") === "u8";
+  const isBytes = answer.headers.get("X-Dtype") === "u8";
   return {
     shape,
-    values: whole ? new Uint8Array(bytes) : new Float32Array(bytes),
+    values: isBytes ? new Uint8Array(bytes) : new Float32Array(bytes),
     low: Number(answer.headers.get("X-Low") ?? 0),
     high: Number(answer.headers.get("X-High") ?? 1),
   };

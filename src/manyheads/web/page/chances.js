@@ -1,4 +1,4 @@
-// The next token: probabilities as pairs of bars, by the model and as they are drawn from.
+// The next token: probabilities as pairs of bars, before and after temperature, top-k and top-p.
 
 import { LINES } from "./colour.js";
 import { element, escaped, magnified, shown, visible } from "./dom.js";
@@ -35,7 +35,7 @@ export class Chances {
     this.at = Math.min(this.at, chances.length - 1);
     this.caption.textContent = title;
     this.remark.textContent = remark;
-    this.place.setAttribute("aria-label", `${title}. Arrow keys walk from token to token.`);
+    this.place.setAttribute("aria-label", `${title}. Arrow keys move from token to token.`);
     this.draw();
   }
 
@@ -47,13 +47,13 @@ export class Chances {
       `<svg width="${width * larger}" height="${height * larger}" viewBox="0 0 ${width} ${height}" aria-hidden="true">` +
       `${this.inside(width, this.at)}</svg>`;
     const { piece, before, after } = this.chances[this.at];
-    const then = after > 0 ? `${shown(after, 5)} as it is drawn` : "cut off when it is drawn";
-    this.output.textContent = `“${visible(piece)}”: ${shown(before, 5)} by the model, ${then}`;
+    const sampled = after > 0 ? `${shown(after, 5)} when sampling` : "removed when sampling";
+    this.output.textContent = `“${visible(piece)}”: ${shown(before, 5)} by the model, ${sampled}`;
   }
 
   inside(width, chosen) {
     const room = width - LEFT - RIGHT;
-    const key = ["by the model", "as it is drawn"].map((name, at) => {
+    const key = ["model", "sampling"].map((name, at) => {
       const x = (width < 320 ? 4 : LEFT) + 110 * at;
       return `<rect x="${x}" y="4" width="10" height="10" fill="${LINES[at]}"/><text x="${x + 15}" y="13" font-size="12">${name}</text>`;
     });
@@ -61,7 +61,7 @@ export class Chances {
       const y = 26 + at * ROW;
       const bar = (value, number) =>
         `<rect x="${LEFT}" y="${y + 2 + 14 * number}" width="${(room * value).toFixed(2)}" height="11" fill="${LINES[number]}"/>` +
-        `<text x="${(LEFT + room * value + 5).toFixed(1)}" y="${y + 12 + 14 * number}" font-size="11">${number && !value ? "cut off" : shown(value)}</text>`;
+        `<text x="${(LEFT + room * value + 5).toFixed(1)}" y="${y + 12 + 14 * number}" font-size="11">${number && !value ? "removed" : shown(value)}</text>`;
       const frame = at === chosen ? `<rect x="1" y="${y - 1}" width="${width - 2}" height="${ROW - 2}" rx="3" fill="none" stroke="currentColor" opacity="0.5"/>` : "";
       const label = escaped([...visible(piece)].slice(0, 11).join(""));
       return `${frame}<text x="${LEFT - 8}" y="${y + 19}" font-size="13" text-anchor="end">${label}</text>${bar(before, 0)}${bar(after, 1)}`;
@@ -85,7 +85,7 @@ export class Chances {
 
   table() {
     return {
-      columns: ["token", "piece", "by the model", "as it is drawn"],
+      columns: ["token", "subword", "model", "sampling"],
       rows: this.chances.map(({ token, piece, before, after }) => [token, piece, before, after]),
     };
   }

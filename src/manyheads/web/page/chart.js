@@ -1,4 +1,4 @@
-// Curves over an axis: SVG, linear or logarithmic, a step that keys walk over and its numbers.
+// A line chart as SVG, linear or logarithmic; arrow keys move over its points.
 
 import { LINES } from "./colour.js";
 import { element, escaped, magnified, shown } from "./dom.js";
@@ -12,12 +12,12 @@ const LINE = 18; // the height of a line of the legend
  * @typedef {object} Series
  * @property {string} name @property {[number, number][]} points rising in x
  * @property {"line"|"dots"|"dashes"} [style]
- * @property {boolean} [mute] drawn, but no measurement: the read-out leaves it out
+ * @property {boolean} [mute] drawn, but not in the read-out
  */
 
 /**
  * Round numbers between two ends, at most about `count` of them.
- * @param {number} [least] the smallest step: 1 where what is counted comes whole
+ * @param {number} [least] the smallest step: 1 for integers
  */
 export function ticks(low, high, count = 6, least = 0) {
   if (!(high > low)) return [low];
@@ -37,7 +37,7 @@ export function logTicks(low, high) {
   return inside.length > 1 ? inside : ticks(low, high);
 }
 
-/** Means of each point with those before it, by a weight that fades: s = a·s + (1 − a)·y. */
+/** Exponential moving average: s = a·s + (1 − a)·y. */
 export function smooth(points, share) {
   let mean = null;
   return points.map(([x, y]) => [x, (mean = mean === null ? y : share * mean + (1 - share) * y)]);
@@ -55,7 +55,7 @@ export class Chart {
       tabindex: "0",
       role: "application",
       "aria-roledescription": "chart",
-      "aria-label": `${title}: arrow keys walk over the steps`,
+      "aria-label": `${title}: arrow keys move over the steps`,
       onkeydown: (event) => this.walk(event),
       onpointermove: (event) => this.point(event),
     });
@@ -73,7 +73,7 @@ export class Chart {
     new ResizeObserver(() => this.fit()).observe(this.root);
   }
 
-  /** As wide as its place, so that letters keep their size. */
+  /** Adapts the width to the container, so that the font size stays the same. */
   fit() {
     const width = Math.max(280, Math.min(760, Math.floor(this.place.clientWidth / magnified())));
     if (!this.series || width === this.size.width) return;
@@ -81,7 +81,7 @@ export class Chart {
     this.draw();
   }
 
-  /** The legend's entries: [series, x, line], as many in a line as there is room for. */
+  /** The legend's entries: [series, x, line], as many per line as fit. */
   legend() {
     let [x, line] = [MARGIN.left, 0];
     return this.series.map((one) => {
@@ -92,7 +92,7 @@ export class Chart {
     });
   }
 
-  /** Where the axes stand. */
+  /** Size and margins of the axes. */
   frame() {
     const lines = 1 + Math.max(0, ...this.legend().map(([, , line]) => line));
     return { ...this.size, ...MARGIN, top: 10 + LINE * lines };
@@ -115,15 +115,15 @@ export class Chart {
   draw() {
     this.place.innerHTML = this.svg(false);
     if (this.at < 0) {
-      this.output.textContent = "Nothing was measured yet.";
+      this.output.textContent = "No measurements yet.";
       return;
     }
     const step = this.steps[this.at];
-    const told = this.series.flatMap(({ name, points, mute }) => {
-      const found = mute ? null : points.find(([x]) => x === step); // each series at its own steps
-      return found ? [`${name} ${shown(found[1], 4)}`] : [];
+    const readings = this.series.flatMap(({ name, points, mute }) => {
+      const point = mute ? null : points.find(([x]) => x === step); // series may have different steps
+      return point ? [`${name} ${shown(point[1], 4)}`] : [];
     });
-    this.output.textContent = `${this.across} ${step}: ${told.join(", ")}`;
+    this.output.textContent = `${this.across} ${step}: ${readings.join(", ")}`;
   }
 
   walk(event) {
@@ -147,13 +147,13 @@ export class Chart {
     }
   }
 
-  /** From numbers to places. */
+  /** Functions from values to pixels. */
   scales() {
     const points = this.series.flatMap((one) => one.points);
     const [x, y] = [0, 1].map((axis) => ends(points.map((point) => point[axis])));
-    const whole = points.every(([at]) => Number.isInteger(at));
-    // One measurement stands in the middle, with whole numbers beside it.
-    if (whole && points.length && !this.logX && !Number.isInteger(x[0])) [x[0], x[1]] = [points[0][0] - 1, points[0][0] + 1];
+    const integers = points.every(([at]) => Number.isInteger(at));
+    // Centre a single integer point between its neighbours.
+    if (integers && points.length && !this.logX && !Number.isInteger(x[0])) [x[0], x[1]] = [points[0][0] - 1, points[0][0] + 1];
     if (!this.logY) y[0] = Math.min(y[0], y[0] > 0 && y[0] < y[1] / 3 ? 0 : y[0]);
     const { width, height, left, right, top, bottom } = this.frame();
     const along = ([low, high], log) => (value) =>
@@ -162,14 +162,14 @@ export class Chart {
     return {
       x,
       y,
-      least: whole ? 1 : 0,
+      least: integers ? 1 : 0,
       toX: (value) => left + (width - left - right) * shareX(value),
       toY: (value) => height - bottom - (height - top - bottom) * shareY(value),
     };
   }
 
-  /** @param {boolean} [alone] as a file: with a title, and with colours of its own */
-  svg(alone = true) {
+  /** @param {boolean} [standalone] for a file: with a title and fixed colours */
+  svg(standalone = true) {
     const { width, height, left, right, top, bottom } = this.frame();
     const { x, y, least, toX, toY } = this.scales();
     const parts = [];
@@ -198,11 +198,11 @@ export class Chart {
       parts.push(`<rect x="${at}" y="${base - 9}" width="10" height="10" fill="${LINES[number % LINES.length]}"/>`);
       parts.push(`<text x="${at + 15}" y="${base}">${escaped(name)}</text>`);
     });
-    if (!alone && this.at >= 0) {
+    if (!standalone && this.at >= 0) {
       const place = toX(this.steps[this.at]);
       parts.push(`<path class="now" stroke="currentColor" d="M${place} ${top}V${height - bottom}"/>`);
     }
-    if (alone) {
+    if (standalone) {
       const title = `<text x="6" y="16" font-size="14">${escaped(this.title)}</text>`;
       return picture(width, height + 24, `${title}<g transform="translate(0 24)">${parts.join("")}</g>`);
     }

@@ -42,7 +42,7 @@ export function css(byte) {
 /** The same as pixels, four bytes in one number: a map of a million cells is painted at once. */
 const PIXELS = new Uint32Array(Uint8Array.from(COLOURS.flatMap((colour) => [...colour, 255])).buffer);
 
-/** Colours for lines of a chart, told apart by everyone (Okabe and Ito). */
+/** Line colours that colour-blind readers can distinguish (Okabe and Ito). */
 export const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
 /**

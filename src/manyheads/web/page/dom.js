@@ -1,4 +1,4 @@
-// Making elements, and the few things that every page does with them.
+// Create elements, and helpers for all pages.
 
 /**
  * An element: `element("button", { class: "quiet", onclick: act }, "Go")`. A property that begins
@@ -40,7 +40,7 @@ export function labelled(label, control, kind = "") {
 }
 
 /**
- * A choice; what an address has chosen is among the options. @param {[string, string][]} options value and text of each
+ * A select; a value from the URL is added to the options if it is missing. @param {[string, string][]} options value and text of each
  * @param {string} chosen @param {(value: string) => void} change
  */
 export function select(options, chosen, change) {
@@ -53,7 +53,7 @@ export function select(options, chosen, change) {
 }
 
 /**
- * Several choices of which one holds, as buttons in a row.
+ * A row of buttons of which one is pressed.
  * @param {string} label @param {[string, string][]} options @param {string} chosen
  * @param {(value: string) => void} change
  */
@@ -74,27 +74,26 @@ export function checkbox(label, checked, change) {
   return element("label", { class: "check" }, box, label);
 }
 
-/** Calls `act` when nothing has happened for a while: one question for a word, not one a letter. */
+/** Debounce: calls `act` after a pause, so that typing a word sends one request. */
 export function afterPause(act, milliseconds = 350) {
   let timer = 0;
-  return (...given) => {
+  return (...args) => {
     clearTimeout(timer);
-    timer = setTimeout(() => act(...given), milliseconds);
+    timer = setTimeout(() => act(...args), milliseconds);
   };
 }
 
 /**
- * What a control is to a person: its id, else its kind and its words. Two of them are the same one
- * though the page was drawn anew in between.
+ * A key for a control: its id, else its tag and label. The key survives a redraw of the page.
  * @param {Element} control
  */
 export function identity(control) {
-  const label = control.closest("label"); // its words stand in a span, those of a checkbox beside it
+  const label = control.closest("label"); // the text is in a span, or next to a checkbox
   const words = control.getAttribute("aria-label") ?? (label?.querySelector("span") ?? label ?? control).textContent;
   return control.id || `${control.tagName} ${words}`;
 }
 
-/** A number for people, with one digit before the others: 0.07738, 96.03, 2.056e-8. */
+/** Formats a number with `digits` + 1 significant digits: 0.07738, 96.03, 2.056e-8. */
 export function shown(number, digits = 3) {
   if (number === null || number === undefined) return "–";
   const size = Math.abs(number);
@@ -102,19 +101,19 @@ export function shown(number, digits = 3) {
   return String(Number(number.toPrecision(digits + 1)));
 }
 
-/** How much larger things are drawn than usual: more in presenter mode. */
+/** The zoom factor: larger in presenter mode. */
 export function magnified() {
   return document.documentElement.classList.contains("presenter") ? 1.45 : 1;
 }
 
-/** A piece of text with its spaces to be seen. */
+/** A subword with visible whitespace. */
 export function visible(piece) {
   return piece === "" ? "∅" : piece.replace(/^ /, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 }
 
-const UNSEEN = /[\x00-\x08\x0b\x0c\x0e-\x1f]/g; // tabs and the ends of lines are left
+const UNSEEN = /[\x00-\x08\x0b\x0c\x0e-\x1f]/g; // except tabs and line ends
 
-/** Control characters written out as \x01: a token may be one, and no SVG can hold it. */
+/** Escapes control characters as \x01: tokens may have them, but SVG does not allow them. */
 export function spelled(text) {
   return text.replace(UNSEEN, (sign) => `\\x${sign.charCodeAt(0).toString(16).padStart(2, "0")}`);
 }

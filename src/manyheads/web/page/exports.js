@@ -12,7 +12,7 @@ import { element, escaped } from "./dom.js";
  * A figure is hidden until it is shown for the first time: before that there is nothing to save.
  */
 
-/** Buttons that save a view. @param {() => View} view asked for when a button is used */
+/** Buttons that save a view. @param {() => View} view evaluated when a button is used */
 export function saving(view) {
   const button = (text, act) =>
     element("button", { type: "button", class: "quiet", onclick: () => act(view()) }, text);

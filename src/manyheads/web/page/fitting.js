@@ -1,49 +1,49 @@
-// Pages for one kind of model: which runs they can show, and what they say where there is none.
+// Pages for one kind of model: the runs they support, and the message if there is none.
 
 import { element } from "./dom.js";
 import { fits, pageOf } from "./pages.js";
 import { lead, missing, runChoice, usableRuns } from "./runs.js";
 
 /**
- * The runs that a page can show, and which of them it shows: the one that the address names, or the
- * first where that is of another kind (a link from another page may name it) or none is named.
+ * The runs that a page supports, and the one to show: the run in the URL, or the first if the URL
+ * names none or one of another kind (as a link from another page may do).
  * @param {string} page @param {string|undefined} name @param {AbortSignal} signal
  * @returns {Promise<{runs: import("./runs.js").Run[], run: import("./runs.js").Run|undefined}>}
  */
 export async function fitting(page, name, signal) {
   const all = await usableRuns(signal);
   if (name && !all.some((run) => run.name === name)) throw missing(name);
-  const own = all.filter((run) => fits(pageOf(page), run));
-  // Of what was imported only opening tells whether it fits: known ones first.
-  const runs = [...own.filter((run) => run.kind !== "imported"), ...own.filter((run) => run.kind === "imported")];
+  const supported = all.filter((run) => fits(pageOf(page), run));
+  // Imported models are checked only when loaded, so they come last.
+  const runs = [...supported.filter((run) => run.kind !== "imported"), ...supported.filter((run) => run.kind === "imported")];
   return { runs, run: runs.find((run) => run.name === name) ?? runs[0] };
 }
 
-/** A page that has nothing to show, and how to get something. */
+/** The message of a page without a supported run, with the command that trains one. */
 export function nothingFits(place, page) {
   const { title, needed, command } = pageOf(page);
   place.replaceChildren(
     element("h1", {}, title),
-    lead(`This page is for ${needed}, and there is none here.`),
+    lead(`This page needs ${needed}; this folder has none.`),
     element("p", {}, "Train one: ", element("code", {}, command)),
   );
 }
 
-/** The choice of a run is there before the answer is: who gets none chooses another. */
+/** Shows the run select before the response arrives, so that another run can be chosen on an error. */
 export function chooseFirst(controls, runs, run, name, page) {
   if (controls.dataset.run === run.name) return;
   controls.dataset.run = run.name;
   controls.replaceChildren(runChoice(runs, run.name), insteadOf(name, run, page));
 }
 
-/** Says that another run is shown than the address names; nothing where it is the same. */
+/** A note if the shown run is not the one in the URL. */
 export function insteadOf(name, run, page) {
   if (!name || name === run.name) return "";
-  return element("p", { class: "note" }, `“${name}” is not among the ${pageOf(page).needed}: this is “${run.name}”.`);
+  return element("p", { class: "note" }, `“${name}” does not support this page. Showing “${run.name}”.`);
 }
 
 /**
- * A number that a person sets. What it cannot be is said; the old one is there again when they leave it.
+ * A number input. The browser reports an invalid value; on blur the old value is restored.
  * @param {(value: string) => void} change
  */
 export function numberInput(value, least, most, change, step = "1") {
@@ -59,7 +59,7 @@ export function numberInput(value, least, most, change, step = "1") {
   });
 }
 
-/** The same for one of several, which people count from 1 and the address from 0; null is none of them. */
+/** An index input: shown from 1, stored in the URL from 0; null is empty. */
 export function countInput(at, count, change) {
   return numberInput(at === null ? "" : at + 1, 1, Math.max(1, count ?? 2 ** 31), (value) => change(String(value - 1)));
 }
@@ -74,13 +74,13 @@ export function base64(file) {
   });
 }
 
-/** A whole number of the state, kept between 0 and count − 1. */
+/** An integer of the state, clamped to 0 … count − 1. */
 export function limited(text, count, otherwise = 0) {
   const number = Number.parseInt(text ?? "", 10);
   return Number.isInteger(number) ? Math.max(0, Math.min(count - 1, number)) : otherwise;
 }
 
-/** The cell that the state names: "row,column". */
+/** The cell in the state: "row,column". */
 export function cellOf(text, otherwise = [0, 0]) {
   const cell = (text ?? "").split(",").map(Number);
   return cell.length === 2 && cell.every((one) => Number.isInteger(one) && one >= 0) ? cell : otherwise;

@@ -1,15 +1,15 @@
-// The parts of a pass as small boxes in the order of reading, a column for each stack.
+// The parts of a forward pass as small boxes, one column per stack.
 
 import { byteOf, paint } from "./colour.js";
 import { element, escaped, shown, visible } from "./dom.js";
 import { picture, saving } from "./exports.js";
 
 const KINDS = { layer: "", self: "self-attention", cross: "cross-attention", feedforward: "feed-forward" };
-const SMALL = 96; // pixels of a small map; what has more columns is drawn smoothly
+const SMALL = 96; // pixels of a small map; wider maps are interpolated
 
 /**
- * What the numbers of a box lie between, and the ends of its colours: they are finite, and what is −∞
- * lies below them. Weights and chances are shares of 1 by their nature; a mask is 0 or −∞.
+ * The range of a box and of its colour scale. The scale is finite; −∞ gets the lowest colour.
+ * Weights and probabilities range from 0 to 1; a mask is 0 or −∞.
  * @param {{name: string}} box @param {ArrayLike<number>} values
  */
 export function extent({ name }, values) {
@@ -28,18 +28,18 @@ export function extent({ name }, values) {
   return { least, greatest, low: below, high };
 }
 
-/** A number that may be −∞. */
-export function told(number, digits = 3) {
+/** Formats a number, including −∞. */
+export function formatted(number, digits = 3) {
   return number === -Infinity ? "−∞" : shown(number, digits);
 }
 
-/** What a stack is called. */
+/** The title of a stack. */
 export const nameOf = (column) => ({ encoder: "Encoder", decoder: "Decoder" })[column.name] ?? column.name;
 
 /** A shape in letters and numbers: `t × d = 8 × 128`. */
 export const shapeOf = (box) => `${box.axes.split(" ").join(" × ")} = ${box.shape.join(" × ")}`;
 
-/** The heading that a box stands under. */
+/** The heading above a box. */
 export function groupOf(box, layer, layers) {
   if (box.stage === "before") return "Into the model";
   if (box.stage === "after") return "Out of the layers";
@@ -87,7 +87,7 @@ export class FlowBoxes {
     return element("section", { "aria-label": nameOf(stack) }, element("h2", {}, nameOf(stack)), ...parts);
   }
 
-  /** The chosen box is in sight in the columns; the page itself stays where it is. */
+  /** Scrolls the chosen box into view without scrolling the page. */
   reveal(button) {
     const [top, bottom] = [button.offsetTop - 40, button.offsetTop + button.offsetHeight + 8];
     const { scrollTop, clientHeight } = this.columns;
@@ -121,7 +121,7 @@ export class FlowBoxes {
     const canvas = button.querySelector("canvas");
     canvas.classList.toggle("smooth", columns > SMALL || rows > SMALL);
     paint(canvas, Uint8Array.from(values, (value) => byteOf(value, low, high)), rows, columns);
-    button.querySelector(".range").textContent = `${told(least, 1)} … ${told(greatest, 1)}`;
+    button.querySelector(".range").textContent = `${formatted(least, 1)} … ${formatted(greatest, 1)}`;
     this.ranges.set(box.name, [least, greatest]);
   }
 

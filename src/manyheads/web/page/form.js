@@ -1,18 +1,18 @@
-// The texts of a page: what a model reads and, for one that writes, the target that it is given.
+// Text areas: the source text and, for translators, the target.
 
 import { afterPause, element, labelled } from "./dom.js";
 import { change } from "./state.js";
 
-const pending = new WeakSet(); // areas whose text is not in the address yet
+const pending = new WeakSet(); // areas with text that is not in the URL yet
 
-/** What a person is just writing is left alone; else an area shows the state. */
+/** Sets the text of an area, unless the user is typing in it. */
 export function fill(area, text) {
   if (!pending.has(area) && area.value !== text) area.value = text;
 }
 
 /**
- * A place to write in. Another text replaces the one in the address, together with what these
- * values said of the last one. @param {string} key its name in the address
+ * A text area. New text replaces the old one in the URL and resets the values in `forgotten`.
+ * @param {string} key its name in the URL
  * @param {Record<string, string>} [forgotten] @param {{rows?: number, pause?: number}} [how]
  */
 export function textArea(key, forgotten = {}, { rows = 2, pause = 350 } = {}) {
@@ -33,7 +33,7 @@ export class TextAndTarget {
   constructor(forgotten = {}) {
     this.text = textArea("text", forgotten, { rows: 1 });
     this.target = textArea("target", forgotten, { rows: 1 });
-    this.targetLabel = labelled("Target (empty: what the model writes itself)", this.target, "wide");
+    this.targetLabel = labelled("Target (empty: the model’s own output)", this.target, "wide");
     this.root = element("div", { class: "pair" }, labelled("Text", this.text, "wide"), this.targetLabel);
   }
 
@@ -42,7 +42,7 @@ export class TextAndTarget {
     fill(this.target, target);
   }
 
-  /** Only a model that reads one text and writes another is given a target. */
+  /** Shows the target only for translators. */
   hasTarget(has) {
     this.targetLabel.hidden = !has;
   }

@@ -1,5 +1,5 @@
-// A matrix as a heat map: one canvas pixel a cell, labels beside it, a cell that keys walk over,
-// what that cell says in words, and the same numbers as a table.
+// A matrix as a heat map: one canvas pixel per cell, with labels, a cursor moved by arrow keys,
+// a read-out of the cell, and the same numbers as a table.
 
 import { byteOf, css, paint } from "./colour.js";
 import { element, escaped, magnified, shown, svgElement, visible } from "./dom.js";
@@ -19,7 +19,7 @@ const MOST_IN_TABLE = 64 * 64;
  */
 
 export class HeatMap {
-  /** @param {{move?: (row: number, column: number) => void}} [how] told where the keys walk */
+  /** @param {{move?: (row: number, column: number) => void}} [how] called when the cursor moves */
   constructor({ move = () => {} } = {}) {
     this.move = move;
     this.at = [0, 0];
@@ -83,19 +83,19 @@ export class HeatMap {
     return this.matrix.title;
   }
 
-  /** The number of a cell, as it came. */
+  /** The value of a cell. */
   value(row, column) {
     return this.matrix.values[row * this.matrix.columns.length + column];
   }
 
-  /** How large cells and margins are, for the room that there is; few rows, and those of a flat map, may be taller. */
+  /** Sizes of cells and margins for the available width; maps with few rows get taller cells. */
   layout(room, larger = 1) {
     const { rows, columns } = this.matrix;
     const longest = (labels) => Math.max(1, ...labels.map((label) => visible(label).length));
     const letter = LETTER * larger;
     const left = Math.min(150 * larger, 12 + letter * longest(rows));
     const top = Math.min(110 * larger, 14 + letter * 0.75 * longest(columns));
-    // Slanted labels of the last columns lean out of the map.
+    // Slanted labels of the last columns extend beyond the map.
     const right = Math.min(100 * larger, 14 + letter * 0.65 * longest(columns));
     const fit = Math.floor((room - left - right) / columns.length);
     const cell = Math.max(columns.length > 128 ? 1 : 3, Math.min(34 * larger, fit));
@@ -218,12 +218,12 @@ export class HeatMap {
   }
 }
 
-/** Sizes and places in pixels, by CSSOM: the page's policy allows no style attribute. */
+/** Sets sizes and positions via CSSOM: the Content-Security-Policy forbids style attributes. */
 function assign(one, pixels) {
   for (const [key, value] of Object.entries(pixels)) one.style[key] = `${value}px`;
 }
 
-/** Labels of rows and columns as SVG; where they are many only every few of them. */
+/** Labels of rows and columns as SVG; labels are thinned out if there are many. */
 function labelText({ rows, columns }, { left, top, cell, tall, letter }) {
   const every = (size) => Math.max(1, Math.ceil((1.8 * letter) / size));
   const text = (label) => escaped(visible(label).slice(0, 18));

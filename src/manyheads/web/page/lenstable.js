@@ -14,7 +14,7 @@ function inkOn(byte) {
 }
 
 export class LensTable {
-  /** @param {{move: (layer: number, position: number) => void}} how told where the keys walk */
+  /** @param {{move: (layer: number, position: number) => void}} how called when the cursor moves */
   constructor({ move }) {
     this.move = move;
     this.at = [0, 0];
@@ -22,7 +22,7 @@ export class LensTable {
     this.body = element("table", {
       role: "grid",
       tabindex: "0",
-      "aria-label": "Likeliest token after each layer: arrow keys walk over the cells",
+      "aria-label": "Likeliest token after each layer: arrow keys move over the cells",
       onkeydown: (event) => this.walk(event),
     });
     this.output = element("output", { class: "readout", "aria-live": "polite" });

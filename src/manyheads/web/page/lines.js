@@ -1,5 +1,5 @@
-// Attention as lines: queries on the left, keys on the right, the strongest few of each query, each
-// as strong as its weight. One query can be looked at alone.
+// Attention as lines from queries (left) to keys (right): the largest weights of each query, with the
+// weight as opacity. A single query can be selected.
 
 import { LINES } from "./colour.js";
 import { element, escaped, labelled, select, shown, visible } from "./dom.js";
@@ -7,9 +7,9 @@ import { picture, saving } from "./exports.js";
 
 const ROW = 22; // the height of a token
 const TOPS = ["1", "2", "3", "5", "10"];
-const BETWEEN = 260; // from the left tokens to the right ones, where there is room
+const BETWEEN = 260; // from the left tokens to the right ones, if it fits
 
-/** The k greatest of a row, greatest first: [[column, value], …]. */
+/** The k largest values of a row, in descending order: [[column, value], …]. */
 export function strongest(values, row, columns, k) {
   const of = Array.from({ length: columns }, (_, column) => [column, values[row * columns + column]]);
   return of.sort((one, other) => other[1] - one[1]).slice(0, k);
@@ -17,8 +17,8 @@ export function strongest(values, row, columns, k) {
 
 export class Lines {
   /**
-   * @param {{choose?: (row: number) => void, change?: (top: string) => void}} [how] told which query
-   * is chosen (−1 is all), and how many lines each shall have
+   * @param {{choose?: (row: number) => void, change?: (top: string) => void}} [how] called with the
+   * selected query (−1 is all) and the number of lines per query
    */
   constructor({ choose = () => {}, change = () => {} } = {}) {
     this.choose = choose;
@@ -55,9 +55,9 @@ export class Lines {
     this.row = row < matrix.rows.length ? row : -1;
     this.caption.textContent = matrix.title;
     const choice = select(TOPS.map((count) => [count, count]), String(top), this.change);
-    this.many.replaceChildren(labelled("Lines of each query", choice));
+    this.many.replaceChildren(labelled("Lines per query", choice));
     const { rows, columns, values } = matrix;
-    this.found = rows.map((_, at) => strongest(values, at, columns.length, top));
+    this.topKeys = rows.map((_, at) => strongest(values, at, columns.length, top));
     this.left.replaceChildren(
       ...rows.map((label, at) => element("div", { role: "option", onclick: () => this.pick(at) }, visible(label))),
     );
@@ -91,7 +91,7 @@ export class Lines {
 
   /** Lines as [row, column, weight] of the chosen query, or of all. */
   chosen() {
-    return this.found.flatMap((keys, row) =>
+    return this.topKeys.flatMap((keys, row) =>
       this.row === -1 || this.row === row ? keys.map(([column, weight]) => [row, column, weight]) : [],
     );
   }
@@ -108,7 +108,7 @@ export class Lines {
     this.canvas.style.height = `${height}px`;
     const context = this.canvas.getContext("2d");
     context.scale(fine, fine);
-    // Of the whole document: this canvas may not be in it yet.
+    // From the root element: this canvas may not be in the document yet.
     context.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--strong");
     for (const [row, column, weight] of this.chosen()) {
       context.globalAlpha = Math.min(1, Math.max(0.04, weight));
@@ -119,13 +119,13 @@ export class Lines {
       context.stroke();
     }
     [...this.left.children].forEach((one, at) => one.setAttribute("aria-selected", String(at === this.row)));
-    const strong = new Map(this.row === -1 ? [] : this.found[this.row]);
+    const strong = new Map(this.row === -1 ? [] : this.topKeys[this.row]);
     [...this.right.children].forEach((one, at) => one.classList.toggle("strong", strong.has(at)));
     this.output.textContent =
       this.row === -1
         ? "All queries. Choose one on the left."
-        : `“${visible(rows[this.row])}” looks at ` +
-          this.found[this.row].map(([at, weight]) => `“${visible(columns[at])}” ${shown(weight)}`).join(", ");
+        : `“${visible(rows[this.row])}” attends to ` +
+          this.topKeys[this.row].map(([at, weight]) => `“${visible(columns[at])}” ${shown(weight)}`).join(", ");
   }
 
   table() {

@@ -1,7 +1,7 @@
-// The frame: the menu, the page that the address names, presenter mode, light and dark, help.
+// The frame: menu, the page in the URL, presenter mode, light and dark theme, help.
 
 import { element, identity } from "./dom.js";
-import { KEPT, pageOf, PAGES } from "./pages.js";
+import { pageOf, PAGES, SHARED_KEYS } from "./pages.js";
 import { address, change, go, onChange, pageName, read } from "./state.js";
 
 const GLOBAL_KEYS = [
@@ -14,11 +14,11 @@ const content = document.getElementById("content");
 const problem = document.getElementById("problem");
 const help = /** @type {HTMLDialogElement} */ (document.getElementById("help"));
 let drawing = new AbortController();
-let drawn = ""; // the page that is on screen
+let drawn = ""; // the page on screen
 let keys = [];
-let focused = ""; // the control that a person was on before it was drawn anew
+let focused = ""; // the focused control before a redraw
 
-/** Shows a failure in words; nothing to take the last one away. @param {string} message */
+/** Shows an error message; an empty message hides it. @param {string} message */
 function say(message) {
   problem.textContent = message;
   problem.hidden = message === "";
@@ -31,29 +31,29 @@ async function draw() {
   frame(name, state);
   restore();
   drawing.abort();
-  const own = (drawing = new AbortController());
+  const controller = (drawing = new AbortController());
   content.setAttribute("aria-busy", "true");
   try {
     const page = await import(`./pages/${name}.js`);
-    if (own.signal.aborted) return;
+    if (controller.signal.aborted) return;
     if (drawn !== name) content.replaceChildren();
     drawn = name;
     keys = page.keys ?? [];
-    await page.draw(content, state, own.signal);
-    if (!own.signal.aborted) say("");
+    await page.draw(content, state, controller.signal);
+    if (!controller.signal.aborted) say("");
   } catch (error) {
-    if (own.signal.aborted || error.name === "AbortError") return;
+    if (controller.signal.aborted || error.name === "AbortError") return;
     say(error.message);
-    if (error.type === undefined) throw error; // ours: the console has more of it
+    if (error.type === undefined) throw error; // a bug in the page: log it in the console
   } finally {
-    if (!own.signal.aborted) {
+    if (!controller.signal.aborted) {
       content.removeAttribute("aria-busy");
       restore();
     }
   }
 }
 
-/** Who walks by keys stays where they are: on the control of the same name. */
+/** Keeps the keyboard focus on the same control after a redraw. */
 function remember() {
   const on = document.activeElement;
   if (on && on !== document.body) focused = on === content ? "" : identity(on);
@@ -70,9 +70,9 @@ function frame(name, state) {
   document.title = [title, state.run, "Manyheads"].filter(Boolean).join(" · ");
   document.documentElement.classList.toggle("presenter", state.present === "1");
   document.documentElement.dataset.theme = state.theme ?? "";
-  const kept = Object.fromEntries(KEPT.filter((key) => key in state).map((key) => [key, state[key]]));
+  const shared = Object.fromEntries(SHARED_KEYS.filter((key) => key in state).map((key) => [key, state[key]]));
   const links = PAGES.map((page) =>
-    element("a", { href: address(page.name, kept), "aria-current": page.name === name ? "page" : null }, page.title),
+    element("a", { href: address(page.name, shared), "aria-current": page.name === name ? "page" : null }, page.title),
   );
   document.getElementById("pages").replaceChildren(...links);
   document.getElementById("tools").replaceChildren(
@@ -103,7 +103,7 @@ function showHelp() {
   help.showModal();
 }
 
-// Links within the page change the address without loading it anew.
+// Links within the app change the URL without reloading the page.
 document.addEventListener("click", (event) => {
   const link = /** @type {HTMLElement} */ (event.target).closest("a");
   if (!link || link.origin !== location.origin || link.hasAttribute("download")) return;

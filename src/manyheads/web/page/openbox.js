@@ -1,13 +1,13 @@
-// One part of a pass, opened: its numbers, its shape, its formula, and the code that computed it.
+// One part of the forward pass: its numbers, shape, formula and code.
 
 import { element, escaped, shown, visible } from "./dom.js";
 import { picture, saving } from "./exports.js";
-import { extent, groupOf, nameOf, shapeOf, told } from "./flowboxes.js";
+import { extent, formatted, groupOf, nameOf, shapeOf } from "./flowboxes.js";
 import { HeatMap } from "./heatmap.js";
 import { chips } from "./tokens.js";
 
 export class OpenBox {
-  /** @param {{move: (row: number, column: number) => void}} how told where the keys walk */
+  /** @param {{move: (row: number, column: number) => void}} how called when the cursor moves */
   constructor({ move }) {
     this.title = element("h2");
     this.formula = element("p", { class: "formula" });
@@ -31,7 +31,7 @@ export class OpenBox {
 
   /**
    * @param {object} box with its column @param {{layer: number, head: number, cell: [number, number], labels: Function}} how
-   * @param {{numbers: any, beside: any}} of its tensor, and for chances or logits the other of them
+   * @param {{numbers: any, beside: any}} of its tensor; for logits also the probabilities, and vice versa
    * @param {Record<string, {at: string, text: string}>} sources
    */
   show(box, { layer, head, cell, labels }, { numbers, beside }, sources) {
@@ -51,8 +51,8 @@ export class OpenBox {
       return;
     }
     const { least, greatest, low, high } = extent(box, numbers.values);
-    const kept = box.words.length ? `; of ${box.shape.at(-1)} the ${numbers.shape[1]} likeliest of each position` : "";
-    this.facts.textContent = `shape ${shapeOf(box)}; from ${told(least, 5)} to ${told(greatest, 5)}${kept}`;
+    const topNote = box.words.length ? `; the top ${numbers.shape[1]} of ${box.shape.at(-1)} at each position` : "";
+    this.facts.textContent = `shape ${shapeOf(box)}; from ${formatted(least, 5)} to ${formatted(greatest, 5)}${topNote}`;
     const [rows, columns] = [labels(box.rows, numbers.shape[0]), labels(box.columns, numbers.shape[1])];
     const says = (row, column, value) => (box.words.length ? `at ${row}, number ${column}: ${value}` : `${row}, ${column}: ${value.replace("-Infinity", "−∞")}`);
     const name = `${box.name}-${layer + 1}-${head + 1}`;
@@ -62,7 +62,7 @@ export class OpenBox {
   }
 }
 
-/** A function with where it stands; its text is text, never markup. */
+/** The source of a function with its location, inserted as text, not as markup. */
 function sourceOf(name, { at, text }) {
   const short = name.split(".").slice(-2).join(".");
   return [
@@ -71,7 +71,7 @@ function sourceOf(name, { at, text }) {
   ];
 }
 
-/** The likeliest tokens at one position, as bars. */
+/** The most probable tokens at one position, as bars. */
 class Bars {
   constructor() {
     this.caption = element("figcaption");
@@ -79,19 +79,19 @@ class Bars {
     this.root = element("figure", { class: "likeliest", hidden: true }, this.caption, this.body, element("div", { class: "below" }, saving(() => this)));
   }
 
-  show(given, row) {
-    this.given = given;
+  show(content, row) {
+    this.content = content;
     this.at(row);
   }
 
   at(row) {
-    if (!this.given || this.root.hidden) return;
-    const { box, rows, numbers, beside } = this.given;
+    if (!this.content || this.root.hidden) return;
+    const { box, rows, numbers, beside } = this.content;
     const count = numbers.shape[1];
     const [chances, scores] = box.name.endsWith(".logits") ? [beside, numbers] : [numbers, beside];
     const at = (tensor, rank) => tensor.values[row * count + rank];
     this.lines = box.words[row].map((word, rank) => [visible(word), at(chances, rank), at(scores, rank)]);
-    this.caption.textContent = `The ${count} likeliest tokens at position ${row + 1}, “${visible(rows[row])}”`;
+    this.caption.textContent = `Top ${count} tokens at position ${row + 1}, “${visible(rows[row])}”`;
     const cells = this.lines.map(([word, chance, score]) =>
       element(
         "tr",
@@ -107,7 +107,7 @@ class Bars {
   }
 
   get name() {
-    return `${this.given.box.name}-position-${this.row + 1}`;
+    return `${this.content.box.name}-position-${this.row + 1}`;
   }
 
   get title() {

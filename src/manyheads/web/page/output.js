@@ -1,15 +1,15 @@
-// What a model gives for a text, and what it gives without some heads, side by side.
+// The output of a model, and its output without some heads, side by side.
 
 import { element, shown, visible } from "./dom.js";
 import { compared } from "./tokens.js";
 
 /**
- * @param {object} whole of the whole model @param {object|null} without of the one without heads
- * A text that goes on is asked for last (`text`): until then there are dots in its place.
+ * @param {object} baseline of the complete model @param {object|null} without with heads knocked out
+ * The continuation (`text`) arrives last: until then an ellipsis is shown.
  */
-export function outputPanel(whole, without) {
-  const rows = [row(without ? "Whole model" : "Output", whole, null)];
-  if (without) rows.push(row("Without these heads", without, whole));
+export function outputPanel(baseline, without) {
+  const rows = [row(without ? "Complete model" : "Output", baseline, null)];
+  if (without) rows.push(row("Without these heads", without, baseline));
   return element("div", { class: "outputs" }, ...rows);
 }
 
@@ -22,7 +22,7 @@ function content(output, before) {
     case "text":
       return [sentence(output.text, before?.text), likelihood(output, "log P(target | text)")];
     case "continuation":
-      return [sentence(output.text ?? "…", before?.text, "goes on: "), bars(output.top, before?.top), likelihood(output, "log P(text)")];
+      return [sentence(output.text ?? "…", before?.text, "continuation: "), bars(output.top, before?.top), likelihood(output, "log P(text)")];
     case "words":
       return output.masked
         ? output.words.map((one, at) => element("div", {}, element("p", { class: "note" }, `mask ${at + 1}`), bars(one.top.slice(0, 5), before?.words[at]?.top)))
@@ -30,11 +30,11 @@ function content(output, before) {
     case "labels":
       return [labels(output)];
     default:
-      return [element("p", { class: "note" }, "What stands on top of this model is not shown here: its maps are.")];
+      return [element("p", { class: "note" }, "This model has no output head; only its attention maps are shown.")];
   }
 }
 
-/** A text, with the words that were not there before marked. */
+/** A text with changed words marked. */
 function sentence(text, before, lead = "") {
   const words = text.split(" ");
   const marked = before === undefined ? words.map((word) => [word, true]) : compared(before.split(" "), words);
@@ -46,23 +46,23 @@ function likelihood(output, name) {
   return element("p", { class: "note told" }, `${name} = ${shown(output.log_probability)}, ${output.pieces.length} tokens`);
 }
 
-/** Probabilities as bars; where there are earlier ones, what became of each. */
+/** Probabilities as bars, with the earlier value of each if there is one. */
 function bars(top, before) {
   const rows = top.map(({ piece, probability }) => {
     const was = before?.find((one) => one.piece === piece)?.probability;
-    const told = before ? ` (${was === undefined ? "not among the first" : shown(was)})` : "";
+    const earlier = before ? ` (${was === undefined ? "not in the top" : shown(was)})` : "";
     return element(
       "tr",
       {},
       element("th", { scope: "row" }, visible(piece)),
       element("td", {}, element("meter", { min: "0", max: "1", value: String(probability), "aria-hidden": "true" })),
-      element("td", {}, shown(probability) + told),
+      element("td", {}, shown(probability) + earlier),
     );
   });
   return element("table", { class: "bars" }, ...rows);
 }
 
-/** The likeliest word at each place of a text without masks. */
+/** The most probable word at each position of a text without masks. */
 function words(output, before) {
   const parts = output.words.map((one, at) => {
     const { piece, probability } = one.top[0];

@@ -1,5 +1,5 @@
 // Numbers of patches over the picture that they were cut from: one large, with a patch that keys
-// walk over, and small ones beside each other to choose among.
+// walk over, and small ones side by side to choose from.
 
 import { byteOf, css } from "./colour.js";
 import { element, escaped, shown } from "./dom.js";
@@ -8,7 +8,7 @@ import { picture, saving } from "./exports.js";
 const SIZE = 448; // of the large one, in pixels of its canvas
 const SMALL = 112;
 
-/** A picture as a canvas of its own pixels. @param {import("./api.js").Tensor} pixels height, width, channels; 0 to 1 */
+/** An image as a canvas. @param {import("./api.js").Tensor} pixels height, width, channels; 0 to 1 */
 export function pictureOf({ shape: [height, width, channels], values }) {
   const canvas = element("canvas", { width, height });
   const context = canvas.getContext("2d");
@@ -47,7 +47,7 @@ function paintOver(canvas, size, image, values, side, opacity) {
 }
 
 export class Overlay {
-  /** @param {{choose: (query: number) => void}} how told which patch is chosen; −1 is the class token */
+  /** @param {{choose: (query: number) => void}} how called with the chosen patch; −1 is the class token */
   constructor({ choose }) {
     this.choose = choose;
     this.at = 0;

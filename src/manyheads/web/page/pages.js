@@ -3,16 +3,16 @@
 //   keys (if it has any): rows of [key, what it does] for the help
 // `signal` is aborted when another page or state is drawn: timers and listeners end with it.
 
-/** Kinds of models that read a source; of what was imported nobody knows before it is opened. */
+/** Translators. The kind of an imported model is unknown until it is loaded. */
 const TRANSLATORS = ["seq2seq", "decoder-only-seq2seq", "rnn", "gnmt", "convs2s", "bytenet", "imported"];
 const TEXTS = [...TRANSLATORS, "gpt", "bert"];
 
 /**
  * @typedef {object} Page
  * @property {string} name of its module and in its address @property {string} title
- * @property {string[]} [kinds] of models that it can show, beside the runs that say so themselves
- * (`can`); every kind where it is left out
- * @property {string} [needed] what these are called @property {string} [command] trains one of them
+ * @property {string[]} [kinds] of models that it supports, in addition to the runs that list it in `can`;
+ * all kinds if omitted
+ * @property {string} [needed] what these models are called @property {string} [command] trains one of them
  * @property {Record<string, string>} [opens] the state with which a run opens it
  */
 
@@ -23,13 +23,13 @@ export const PAGES = [
   { name: "flow", title: "Flow", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert"], needed: "Transformers that read text", command: "manyheads demo" },
   { name: "attention", title: "Attention", kinds: TEXTS, needed: "models that read text", command: "manyheads demo" },
   { name: "translate", title: "Translate", kinds: TRANSLATORS, needed: "runs that translate", command: "manyheads demo" },
-  { name: "decode", title: "Decode", kinds: [...TRANSLATORS, "gpt"], needed: "runs that write", command: "manyheads demo" },
+  { name: "decode", title: "Decode", kinds: [...TRANSLATORS, "gpt"], needed: "runs that generate text", command: "manyheads demo" },
   { name: "tokens", title: "Tokens", kinds: TEXTS, needed: "runs that read text", command: "manyheads demo" },
   { name: "positions", title: "Positions", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert", "vit"], needed: "Transformers", command: "manyheads demo", opens: { scheme: "run" } },
   { name: "lens", title: "Lens", kinds: ["gpt", "seq2seq", "decoder-only-seq2seq", "imported"], needed: "language models and decoders", command: "manyheads train language data.folder=books --out runs/books" },
   { name: "fill", title: "Fill", kinds: ["imported"], needed: "masked language models", command: "manyheads train bert-mini data.folder=corpus --out runs/mini" },
-  { name: "image", title: "Image", kinds: ["vit", "imported"], needed: "models of images", command: "manyheads train images data.folder=mnist --out runs/mnist" },
-  { name: "music", title: "Music", kinds: [], needed: "models of music", command: "manyheads train jsb-chorales data.folder=jsb_chorales --out runs/chorales" },
+  { name: "image", title: "Image", kinds: ["vit", "imported"], needed: "image models", command: "manyheads train images data.folder=mnist --out runs/mnist" },
+  { name: "music", title: "Music", kinds: [], needed: "music models", command: "manyheads train jsb-chorales data.folder=jsb_chorales --out runs/chorales" },
 ];
 
 /** @param {string} name @returns {Page|undefined} */
@@ -40,5 +40,5 @@ export function fits({ name, kinds }, run) {
   return !kinds || kinds.includes(run.kind) || (run.can ?? []).includes(name);
 }
 
-/** The values of the state that a link to another page keeps. */
-export const KEPT = ["run", "text", "present", "theme"];
+/** The values of the state that links to other pages keep. */
+export const SHARED_KEYS = ["run", "text", "present", "theme"];

@@ -27,7 +27,7 @@ export class QueryKey {
     const channels = queries.shape.at(-1);
     if (keys.shape[0] !== columns.length || keys.shape[1] !== channels) {
       this.map.root.hidden = true;
-      this.sum.textContent = "This attention makes something else of its keys: there is no q · k of a single one.";
+      this.sum.textContent = "This attention transforms its keys, so q · k is not defined for a single key.";
       return;
     }
     const q = queries.values.subarray(query * channels, (query + 1) * channels);

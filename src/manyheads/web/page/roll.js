@@ -1,4 +1,4 @@
-// A piano roll: notes as bars over time and pitch, and arcs from one event to those that it looks at.
+// A piano roll: notes over time and pitch, and arcs from one event to the events it attends to.
 
 import { LINES } from "./colour.js";
 import { element, escaped, shown, visible } from "./dom.js";
@@ -17,7 +17,7 @@ export function nameOf(pitch) {
 }
 
 export class Roll {
-  /** @param {{choose: (event: number) => void}} how told which event is chosen */
+  /** @param {{choose: (event: number) => void}} how called with the chosen event */
   constructor({ choose }) {
     this.choose = choose;
     this.caption = element("figcaption");
@@ -71,8 +71,8 @@ export class Roll {
     return pitch === null ? this.height - BASE + 10 : TOP + KEY * (this.high - pitch) + KEY / 2;
   }
 
-  /** The strongest of what the chosen event looks at: [[event, weight], …]; −1 is before the piece. */
-  found() {
+  /** The largest weights of the chosen event: [[event, weight], …]; −1 is before the piece. */
+  strongestKeys() {
     const { weights, at, top } = this.roll;
     return strongest(weights, 0, at + 2, top).map(([key, weight]) => [key - 1, weight]);
   }
@@ -83,10 +83,10 @@ export class Roll {
     const [x, seen] = [this.x(events[at].time), this.frame.clientWidth];
     if (x < this.frame.scrollLeft || x > this.frame.scrollLeft + seen - 20) this.frame.scrollLeft = Math.max(0, x - seen + 60);
     const called = (event) => (event < 0 ? "the beginning" : `${first + event} “${visible(events[event].word)}”`);
-    const told = this.found().slice(0, 4).map(([event, weight]) => `${called(event)} ${shown(weight)}`);
-    const one = events[at];
-    const where = one.pitch === null ? "" : `, ${nameOf(one.pitch)}`;
-    this.output.textContent = `Event ${called(at)} at ${shown(one.time / 1000)} s${where} looks at ${told.join(", ")}`;
+    const readings = this.strongestKeys().slice(0, 4).map(([event, weight]) => `${called(event)} ${shown(weight)}`);
+    const event = events[at];
+    const where = event.pitch === null ? "" : `, ${nameOf(event.pitch)}`;
+    this.output.textContent = `Event ${called(at)} at ${shown(event.time / 1000)} s${where} attends to ${readings.join(", ")}`;
   }
 
   inside() {
@@ -106,7 +106,7 @@ export class Roll {
     }
     const place = (event) => (event < 0 ? [LEFT, this.height - BASE + 10] : [this.x(events[event].time) + 3, this.y(events[event].pitch)]);
     const [x, y] = place(at);
-    const arcs = this.found().filter(([one]) => one !== at);
+    const arcs = this.strongestKeys().filter(([one]) => one !== at);
     const most = Math.max(1e-9, ...arcs.map(([, weight]) => weight));
     for (const [event, weight] of arcs) {
       const [toX, toY] = place(event);

@@ -1,15 +1,15 @@
-// Which run a page shows: a choice that every page has.
+// The choice of a run, shared by all pages.
 
 import { get } from "./api.js";
 import { element, labelled, select } from "./dom.js";
-import { KEPT } from "./pages.js";
+import { SHARED_KEYS } from "./pages.js";
 import { address, change, go, pageName, read } from "./state.js";
 
 /**
  * @typedef {object} Run
  * @property {string} name @property {string} [error] why it cannot be read
  * @property {string} kind @property {string} task @property {string} example a text to begin with
- * @property {string[]} [can] pages that it has beside those of its kind
+ * @property {string[]} [can] pages that it supports in addition to those of its kind
  */
 
 /** The runs that can be shown. @returns {Promise<Run[]>} */
@@ -19,18 +19,18 @@ export async function usableRuns(signal) {
 }
 
 /**
- * The run that the state names, or the first; a failure in words where there is none.
+ * The run that the state names, or the first; throws if there is none.
  * @param {Run[]} runs @param {string} [name] @returns {Run}
  */
 export function chosenRun(runs, name) {
-  const found = name ? runs.find((run) => run.name === name) : runs[0];
-  if (found) return found;
+  const chosen = name ? runs.find((run) => run.name === name) : runs[0];
+  if (chosen) return chosen;
   throw missing(name);
 }
 
 /** @param {string} [name] */
 export function missing(name) {
-  const message = name ? `There is no run “${name}” here (any more).` : "There is no run here that can be read.";
+  const message = name ? `Run “${name}” not found.` : "This folder has no readable run.";
   return Object.assign(new Error(message), { type: "no-run" });
 }
 
@@ -41,14 +41,14 @@ export function runChoice(runs, name, key = "run", label = "Run", none = null) {
   return labelled(label, select(options, name, (value) => (key === "run" ? open(value) : change({ [key]: value }))));
 }
 
-/** Another run on the same page: heads and cells of the last one mean nothing in it. */
+/** Opens another run on the same page and drops heads and cells of the last one. */
 function open(run) {
   const state = read();
-  const kept = KEPT.filter((key) => key in state).map((key) => [key, state[key]]);
-  go(address(pageName(), { ...Object.fromEntries(kept), run }));
+  const shared = SHARED_KEYS.filter((key) => key in state).map((key) => [key, state[key]]);
+  go(address(pageName(), { ...Object.fromEntries(shared), run }));
 }
 
-/** A line that says what a page shows and what it does not say. */
+/** The introductory line of a page. */
 export function lead(text) {
   return element("p", { class: "lead" }, text);
 }

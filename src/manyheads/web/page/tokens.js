@@ -2,7 +2,7 @@
 
 import { element, visible } from "./dom.js";
 
-const TINTS = 6; // classes of style.css: neighbours are told apart
+const TINTS = 6; // colour classes in style.css, so that neighbours differ
 
 /**
  * @param {string[]} pieces @param {(number|null)[]} [ids]

@@ -1,4 +1,4 @@
-// A beam as a tree: a column for each step, in it every continuation that was weighed, best first.
+// Beam search as a tree: a column per step with all candidates, best first.
 
 import { element, escaped, magnified, shown, visible } from "./dom.js";
 import { picture, saving } from "./exports.js";
@@ -16,7 +16,7 @@ const ROOT = -1;
  */
 
 export class Tree {
-  /** @param {{choose: (node: number) => void, step: (step: number) => void}} how told what is chosen */
+  /** @param {{choose: (node: number) => void, step: (step: number) => void}} how callbacks for the chosen node and step */
   constructor({ choose, step }) {
     this.choose = choose;
     this.stepped = step;
@@ -59,16 +59,16 @@ export class Tree {
     this.step = step >= 1 ? Math.min(step, this.last) : this.last;
     this.slider.value = String(this.step);
     this.caption.textContent = this.title;
-    this.plane.setAttribute("aria-label", `${this.title}. Arrow keys walk from token to token.`);
+    this.plane.setAttribute("aria-label", `${this.title}. Arrow keys move from token to token.`);
     this.draw();
     this.reveal();
   }
 
   /** From the root to a node. */
   path(node) {
-    const found = [];
-    for (let at = node; at !== ROOT; at = this.nodes[at].parent) found.unshift(at);
-    return found;
+    const nodes = [];
+    for (let at = node; at !== ROOT; at = this.nodes[at].parent) nodes.unshift(at);
+    return nodes;
   }
 
   tokens(node) {
@@ -149,8 +149,8 @@ export class Tree {
   }
 
   clicked(event) {
-    const found = event.target.closest("[data-node]");
-    if (found) this.go(Number(found.dataset.node));
+    const box = event.target.closest("[data-node]");
+    if (box) this.go(Number(box.dataset.node));
   }
 
   go(node) {
@@ -187,7 +187,7 @@ export class Tree {
   tell() {
     const node = this.nodes[this.node];
     if (!node) {
-      this.output.textContent = "The beginning. Choose a token to see what may come after it.";
+      this.output.textContent = "Start of the text. Choose a token to see the predictions after it.";
       return;
     }
     const state = { kept: "kept", pruned: "pruned", ended: node.place ? `ended, result ${node.place}` : "ended, not among the results" }[node.state];
@@ -212,5 +212,5 @@ export class Tree {
 
 function legend() {
   const mark = (state, words) => element("span", { class: `key ${state}` }, words);
-  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its place in the result)"), " ", mark("pruned", "pruned"), " A box shows the score, log P ⁄ lp, up to there; the strong line leads to the best."];
+  return [mark("kept", "kept in the beam"), " ", mark("ended", "ended (with its rank)"), " ", mark("pruned", "pruned"), " A box shows the score log P ⁄ lp so far; the thick line leads to the best result."];
 }

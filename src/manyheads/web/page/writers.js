@@ -1,27 +1,27 @@
-// What the pages of models that write share: tokens as buttons, tokens in the address.
+// Shared by Translate and Decode: tokens as buttons, tokens in the URL.
 
 import { element, escaped, shown, spelled, visible } from "./dom.js";
 import { picture } from "./exports.js";
 
-/** What can be chosen as the width of a beam. */
+/** The beam widths to choose from. */
 export const BEAMS = ["1", "2", "3", "4", "5", "6", "7", "8"].map((beam) => [beam, beam]);
 
-/** An answer whose texts can all be read. */
+/** A response with control characters escaped in all its strings. */
 export function legible(answer) {
   return JSON.parse(JSON.stringify(answer), (_, value) => (typeof value === "string" ? spelled(value) : value));
 }
 
-/** Tokens as the address has them, and back. */
+/** Tokens to and from the URL. */
 export const tokensIn = (text) => (text ? text.split(" ").map(Number).filter(Number.isInteger) : []);
 export const tokensOut = (tokens) => tokens.join(" ");
 
-/** A whole number of the state, if it is one. */
-export const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : undefined);
+/** An integer of the state, or undefined. */
+export const integer = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : undefined);
 
 /**
- * Pieces as buttons in a row, of which arrow keys choose one.
+ * Subwords as a row of buttons with arrow-key navigation.
  * @param {string} label @param {string[]} pieces @param {number[]} chances P of each
- * @param {{chosen: number, given: number, choose: (at: number) => void}} how the first `given` ones were told
+ * @param {{chosen: number, given: number, choose: (at: number) => void}} how the first `given` tokens are forced
  */
 export function pieceButtons(label, pieces, chances, { chosen, given, choose }) {
   const stop = chosen >= 0 ? chosen : Math.max(0, given - 1);
@@ -33,7 +33,7 @@ export function pieceButtons(label, pieces, chances, { chosen, given, choose }) 
         class: at < given ? "given" : "",
         tabindex: at === stop ? "0" : "-1",
         "aria-pressed": String(at === chosen),
-        "aria-label": `${visible(piece)}, place ${at + 1}, probability ${shown(chances[at])}${at < given ? ", given" : ""}`,
+        "aria-label": `${visible(piece)}, position ${at + 1}, probability ${shown(chances[at])}${at < given ? ", given" : ""}`,
         onclick: () => choose(at),
       },
       element("span", { class: "piece" }, visible(piece)),
@@ -52,7 +52,7 @@ export function pieceButtons(label, pieces, chances, { chosen, given, choose }) 
 }
 
 /**
- * Texts with their numbers, to be saved.
+ * Texts with their scores, for export.
  * @param {string} name @param {string} title
  * @param {{way?: string, text: string, score: number, log_probability: number}[]} texts best first
  */

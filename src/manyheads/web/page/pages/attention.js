@@ -1,4 +1,4 @@
-// Attention: every head of a model on a text, one head near by, and the model without some heads.
+// Attention: all heads of a model on a text, one head in detail, and the model without some heads.
 
 import { post, tensor } from "../api.js";
 import { element, labelled, select, shown, tabs } from "../dom.js";
@@ -18,26 +18,26 @@ const VIEWS = [
   ["qk", "q · k"],
   ["rollout", "Rollout"],
 ];
-const SIDE = 256; // the most rows and columns of a map in the grid
-// In a long text all weights are small: from 0 to 1 its maps are dark.
+const SIDE = 256; // maximum rows and columns of a map in the grid
+// In a long text all weights are small, and a scale from 0 to 1 is dark.
 const COLOURS = [
-  ["", "from 0 to 1"],
-  ["own", "to the greatest of each map"],
+  ["", "0 to 1"],
+  ["own", "0 to the maximum of each map"],
 ];
 const STATISTICS = {
   entropy: "entropy (bits)",
   distance: "mean distance",
-  previous: "share of the token before",
-  first: "share of the first token",
+  previous: "weight on the previous token",
+  first: "weight on the first token",
 };
 
 export const keys = [
-  ["← → ↑ ↓", "in the grid: the head and the layer beside; in the map: the cell beside"],
-  ["[ ]", "the head before, the head after"],
-  ["x", "knock the chosen head out, or bring it back (in the grid: Shift and a click)"],
+  ["← → ↑ ↓", "in the grid: next head or layer; in the map: next cell"],
+  ["[ ]", "previous head, next head"],
+  ["x", "knock out or restore the chosen head (in the grid: Shift+click)"],
 ];
 
-/** The parts of the page, which stay while texts and heads change. */
+/** The elements of the page, reused while text and head change. */
 let screen = null;
 
 export async function draw(place, state, signal) {
@@ -48,45 +48,45 @@ export async function draw(place, state, signal) {
   const off = state.off ? state.off.split(" ") : [];
   screen.form.show(text, state.target);
   chooseFirst(screen.controls, runs, run, state.run, "attention");
-  const asked = { run: run.name, text, target: state.target || undefined };
-  const trace = await post("/api/trace", { ...asked, off }, signal);
-  const whole = off.length ? await post("/api/trace", asked, signal) : trace;
+  const request = { run: run.name, text, target: state.target || undefined };
+  const trace = await post("/api/trace", { ...request, off }, signal);
+  const baseline = off.length ? await post("/api/trace", request, signal) : trace;
   screen.form.hasTarget(trace.output.kind === "text");
   const now = { run, runs, state, trace, off, ...chosen(trace, state) };
   screen.now = now;
   screen.controls.replaceChildren(...controls(now));
-  screen.output.replaceChildren(outputPanel(whole.output, off.length ? trace.output : null));
+  screen.output.replaceChildren(outputPanel(baseline.output, off.length ? trace.output : null));
   await Promise.all([allHeads(now, signal), near(now, signal)]);
-  if (trace.output.kind === "continuation") await goOn(asked, off, { whole, trace }, signal);
+  if (trace.output.kind === "continuation") await showContinuation(request, off, { baseline, trace }, signal);
 }
 
-/** The map, the layer and the head that a state names. */
+/** The map, layer and head in the state. */
 function chosen({ maps }, state) {
   const map = maps.find((one) => one.name === state.map) ?? maps.at(-1);
   return { map, layer: limited(state.layer, map.layers), head: limited(state.head, map.heads) };
 }
 
-/** Every head as a small map; another head of the same text asks for nothing. */
+/** All heads as small maps, cached for the same text. */
 async function allHeads({ state, trace, map, layer, head, off }, signal) {
   const which = { dtype: "u8", side: SIDE, own: state.colours === "own" ? 1 : 0 };
   const key = [trace.trace, map.name, which.own].join(" ");
-  if (screen.kept.key !== key) {
-    screen.kept = { key, bytes: await tensor(trace.trace, `${map.name}.weights`, which, signal) };
+  if (screen.cached.key !== key) {
+    screen.cached = { key, bytes: await tensor(trace.trace, `${map.name}.weights`, which, signal) };
   }
-  screen.grid.show(map, screen.kept.bytes, { by: state.by in map.statistics ? state.by : "", chosen: [layer, head], off: new Set(off) });
+  screen.grid.show(map, screen.cached.bytes, { by: state.by in map.statistics ? state.by : "", chosen: [layer, head], off: new Set(off) });
 }
 
-/** What a language model writes after the text: asked for last, as no map hangs on it. */
-async function goOn(asked, off, { whole, trace }, signal) {
-  const [long, short] = await Promise.all([[], ...(off.length ? [off] : [])].map((heads) => post("/api/continue", { ...asked, off: heads }, signal)));
-  screen.output.replaceChildren(outputPanel({ ...whole.output, ...long }, short ? { ...trace.output, ...short } : null));
+/** The continuation of a language model, requested last because no map depends on it. */
+async function showContinuation(request, off, { baseline, trace }, signal) {
+  const [long, short] = await Promise.all([[], ...(off.length ? [off] : [])].map((heads) => post("/api/continue", { ...request, off: heads }, signal)));
+  screen.output.replaceChildren(outputPanel({ ...baseline.output, ...long }, short ? { ...trace.output, ...short } : null));
 }
 
 function build(place) {
   const made = {
     form: new TextAndTarget(),
     controls: element("div", { class: "controls" }),
-    output: element("section", { class: "output", "aria-label": "What the model gives" }),
+    output: element("section", { class: "output", "aria-label": "Model output" }),
     grid: new HeadGrid({ choose: (layer, head) => choose(layer, head), knock }),
     map: new HeatMap({ move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }) }),
     lines: new Lines({
@@ -96,13 +96,13 @@ function build(place) {
     queryKey: new QueryKey(),
     about: element("div", { class: "about" }),
     near: element("div"),
-    kept: { key: "", bytes: null },
+    cached: { key: "", bytes: null },
   };
   made.root = element(
     "div",
     {},
     element("h1", {}, "Attention"),
-    lead("Where each head looks. A weight says what is mixed in, not why the model answers as it does."),
+    lead("Attention weights of each head. A weight shows what is mixed in, not why the model produces its output."),
     made.controls,
     made.form.root,
     made.output,
@@ -125,12 +125,12 @@ function controls({ run, runs, state, trace, map }) {
   ];
 }
 
-/** What a kind of attention is called, by the model that it is in. */
+/** The title of a kind of attention. */
 export function nameOf(name) {
   return { "encoder.self": "Encoder", "decoder.self": "Decoder", "decoder.cross": "Cross" }[name] ?? name;
 }
 
-/** One head near by: its numbers, the switch that takes it out, and the chosen view of it. */
+/** One head in detail: statistics, the knock-out button and the chosen view. */
 async function near({ state, trace, map, layer, head, off }, signal) {
   const place = `${map.name}.${layer}.${head}`;
   const isOff = off.includes(place);
@@ -143,9 +143,9 @@ async function near({ state, trace, map, layer, head, off }, signal) {
   const button = element(
     "button",
     { type: "button", id: "knock", "aria-pressed": String(isOff), onclick: () => knock(layer, head) },
-    isOff ? "Bring this head back" : "Knock this head out",
+    isOff ? "Restore this head" : "Knock out this head",
   );
-  const all = element("button", { type: "button", class: "quiet", onclick: () => change({ off: "" }) }, "Bring all back");
+  const all = element("button", { type: "button", class: "quiet", onclick: () => change({ off: "" }) }, "Restore all heads");
   screen.about.replaceChildren(
     element("h2", {}, `${nameOf(map.name)}, layer ${layer + 1}, head ${head + 1}${isOff ? " (knocked out)" : ""}`),
     element("dl", { class: "facts" }, ...facts),
@@ -157,7 +157,7 @@ async function near({ state, trace, map, layer, head, off }, signal) {
 async function drawView(view, { state, trace, map, layer, head }, signal) {
   const title = `${nameOf(map.name)}, layer ${layer + 1}, head ${head + 1}`;
   const at = cellOf(state.cell);
-  const says = (row, column, value) => `${row} looks at ${column}: ${value}`;
+  const says = (row, column, value) => `${row} attends to ${column}: ${value}`;
   const matrix = { name: `${map.name}-${layer + 1}-${head + 1}`, title, rows: map.rows, columns: map.columns, says };
   const of = (what, which) => tensor(trace.trace, `${map.name}.${what}`, which, signal);
   const high = (values) => (state.colours === "own" ? values.reduce((most, one) => Math.max(most, one), 0) || 1 : 1);
@@ -187,7 +187,7 @@ async function drawView(view, { state, trace, map, layer, head }, signal) {
   if (screen.near.firstChild !== shownPart.root) screen.near.replaceChildren(shownPart.root);
 }
 
-/** The keys of a head; heads that share keys have those of their group. */
+/** The keys of a head; in grouped-query attention those of its group. */
 async function keysOf(map, layer, head, of) {
   const all = await of("k", { layer });
   const [groups, rows, channels] = all.shape;
@@ -200,7 +200,7 @@ function choose(layer, head) {
   change({ layer: String(layer), head: String(head) }, { replace: true });
 }
 
-/** Takes a head out, or brings it back. */
+/** Knocks out a head, or restores it. */
 function knock(layer, head) {
   const place = `${chosen(screen.now.trace, read()).map.name}.${layer}.${head}`;
   const off = new Set((read().off ?? "").split(" ").filter(Boolean));
@@ -208,7 +208,7 @@ function knock(layer, head) {
   change({ off: [...off].join(" "), layer: String(layer), head: String(head) });
 }
 
-/** Steps from where the address is: a key may be pressed again before the page is drawn. */
+/** Steps from the state in the URL: a key may be pressed again before the page is redrawn. */
 function shortcuts(event) {
   if (event.target.closest("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (!screen.now) return;

@@ -1,5 +1,5 @@
-// Decode: beam search as a tree, step by step; greedy, beam and chance side by side; and what may
-// come at a place, before and after temperature, top-k and top-p.
+// Decode: beam search as a tree; greedy search, beam search and sampling side by side; the next-token
+// distribution before and after temperature, top-k and top-p.
 
 import { post } from "../api.js";
 import { Chances } from "../chances.js";
@@ -10,10 +10,10 @@ import { fill, textArea } from "../form.js";
 import { lead, runChoice } from "../runs.js";
 import { change } from "../state.js";
 import { Tree } from "../tree.js";
-import { BEAMS, legible, textsView, tokensIn, tokensOut, whole } from "../writers.js";
+import { BEAMS, integer, legible, textsView, tokensIn, tokensOut } from "../writers.js";
 
 const LIMITS = ["8", "12", "20", "32", "64"].map((count) => [count, count]);
-// Settings of chance: name, label, least, most, step, usual value.
+// Sampling settings: name, label, minimum, maximum, step, default.
 const CHANCE = [
   ["temperature", "Temperature", "0", "5", "any", "1"],
   ["top_k", "Top-k (0: all)", "0", "1000", "1", "0"],
@@ -22,14 +22,14 @@ const CHANCE = [
 ];
 
 export const keys = [
-  ["← → ↑ ↓", "in the tree: the token before, the best after it, those beside it"],
-  ["← →", "on the slider: one step back, one on"],
-  ["↑ ↓", "in the bars: the token above, below"],
+  ["← → ↑ ↓", "in the tree: previous token, best next token, tokens of the same step"],
+  ["← →", "on the slider: previous step, next step"],
+  ["↑ ↓", "in the bars: previous token, next token"],
 ];
 
-/** The parts of the page, which stay; and the last answer, which a step or a node does not change. */
+/** The elements of the page, and the last response, reused when only step or node change. */
 let screen = null;
-let last = { asked: "", found: null };
+let last = { key: "", result: null };
 const FORGOTTEN = { prefix: "", node: "", step: "" };
 
 export async function draw(place, state, signal) {
@@ -40,31 +40,31 @@ export async function draw(place, state, signal) {
   fill(screen.text, text);
   chooseFirst(screen.controls, runs, run, state.run, "decode");
   const chance = Object.fromEntries(CHANCE.map(([name, , , , , usual]) => [name, Number(state[name] ?? usual)]));
-  const base = { run: run.name, text, beam: whole(state.beam), limit: whole(state.limit) };
-  const found = await answer({ ...base, ...chance, prefix: tokensIn(state.prefix) }, signal);
-  const now = { run, runs, state, found, chance, base };
+  const base = { run: run.name, text, beam: integer(state.beam), limit: integer(state.limit) };
+  const result = await answer({ ...base, ...chance, prefix: tokensIn(state.prefix) }, signal);
+  const now = { run, runs, state, result, chance, base };
   screen.controls.replaceChildren(...controls(now));
-  screen.outputs.replaceChildren(...outputs(found, text));
-  const node = state.node === undefined ? -1 : (whole(state.node) ?? -1);
-  const title = `Beam search, width ${found.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
-  screen.tree.show({ name: "beam", title, rootPiece: found.root, nodes: found.nodes }, { step: whole(state.step) ?? 0, node });
+  screen.outputs.replaceChildren(...outputs(result, text));
+  const node = state.node === undefined ? -1 : (integer(state.node) ?? -1);
+  const title = `Beam search, width ${result.width}: “${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
+  screen.tree.show({ name: "beam", title, rootPiece: result.root, nodes: result.nodes }, { step: integer(state.step) ?? 0, node });
   screen.how.textContent =
-    `lp = ${found.penalty}; stops by “${found.stopping}”; at most ${found.limit} tokens.` +
-    (found.prefix.length ? ` The first ${found.prefix.length} are given.` : "");
+    `lp = ${result.penalty}; stopping: ${result.stopping}; at most ${result.limit} tokens.` +
+    (result.prefix.length ? ` The first ${result.prefix.length} are forced.` : "");
   await drawChances(now, screen.tree.node, signal);
 }
 
-async function answer(asked, signal) {
-  const key = JSON.stringify(asked);
-  if (last.asked !== key) last = { asked: key, found: legible(await post("/api/decode", asked, signal)) };
-  return last.found;
+async function answer(request, signal) {
+  const key = JSON.stringify(request);
+  if (last.key !== key) last = { key, result: legible(await post("/api/decode", request, signal)) };
+  return last.result;
 }
 
 function build(place) {
   const made = {
     text: textArea("text", FORGOTTEN, { pause: 250 }),
     controls: element("div", { class: "controls" }),
-    outputs: element("section", { class: "ways", "aria-label": "Ways of writing" }),
+    outputs: element("section", { class: "ways", "aria-label": "Decoding methods" }),
     tree: new Tree({
       choose: (node) => change({ node: node < 0 ? "" : String(node) }, { replace: true }),
       step: (step) => change({ step: String(step) }, { replace: true, quiet: true }),
@@ -77,7 +77,7 @@ function build(place) {
     "div",
     {},
     element("h1", {}, "Decode"),
-    lead("What beam search weighed at every step, and what greedy choice and chance write instead."),
+    lead("The candidates of beam search at every step, compared with greedy search and sampling."),
     made.controls,
     labelled("Text", made.text, "wide"),
     made.outputs,
@@ -90,27 +90,27 @@ function build(place) {
   return made;
 }
 
-function controls({ run, runs, state, found }) {
-  const limit = labelled("Tokens to write", select(LIMITS, String(whole(state.limit) ?? 20), (value) => change({ ...FORGOTTEN, limit: value })));
+function controls({ run, runs, state, result }) {
+  const limit = labelled("Tokens to generate", select(LIMITS, String(integer(state.limit) ?? 20), (value) => change({ ...FORGOTTEN, limit: value })));
   const chance = CHANCE.map(([name, label, min, max, step, usual]) => {
     const act = (value) => change({ [name]: value === usual ? "" : value }, { replace: true });
     return labelled(label, numberInput(state[name] ?? usual, min, max, act, step));
   });
   return [
     runChoice(runs, run.name),
-    labelled("Beam", select(BEAMS, String(found.width), (beam) => change({ ...FORGOTTEN, beam }))),
-    ...(found.continues ? [limit] : []),
+    labelled("Beam", select(BEAMS, String(result.width), (beam) => change({ ...FORGOTTEN, beam }))),
+    ...(result.continues ? [limit] : []),
     ...chance,
     insteadOf(state.run, run, "decode"),
   ];
 }
 
-/** Greedy, beam and chance, each with what it wrote. */
-function outputs(found, text) {
+/** The texts of greedy search, beam search and sampling. */
+function outputs(result, text) {
   const kinds = [
-    ["Greedy", ": the likeliest token at each step", found.greedy],
-    [`Beam ${found.width}`, ": the best score of whole texts", found.beam],
-    ["Sampling", ": each token by chance", found.sampling],
+    ["Greedy", ": the most probable token at each step", result.greedy],
+    [`Beam ${result.width}`, ": the best score of complete texts", result.beam],
+    ["Sampling", ": each token sampled", result.sampling],
   ];
   const all = kinds.flatMap(([way, , texts]) => texts.map((one) => ({ ...one, way })));
   const panel = ([way, how, texts]) => element("div", {}, element("h3", {}, way + how), element("ol", { class: "texts" }, ...texts.map(line)));
@@ -122,23 +122,23 @@ function line({ text, log_probability: log, score }) {
   return element("li", {}, element("span", { class: "sentence" }, text || "(nothing)"), element("span", { class: "note" }, `log P ${shown(log)}, score ${shown(score)}`));
 }
 
-/** What may come after the chosen node; after one that has ended, what could have come there. */
-async function drawChances({ found, chance, base }, node, signal) {
-  const ended = found.nodes[node]?.state === "ended";
-  const at = ended ? found.nodes[node].parent : node;
+/** Predictions after the chosen node; for an end token, the predictions at its own position. */
+async function drawChances({ result, chance, base }, node, signal) {
+  const ended = result.nodes[node]?.state === "ended";
+  const at = ended ? result.nodes[node].parent : node;
   const before = screen.tree.tokens(at);
-  const go = element("button", { type: "button", onclick: () => change({ prefix: tokensOut(screen.tree.tokens(node)), node: "", step: "" }) }, "Search on from this token");
-  const free = element("button", { type: "button", onclick: () => change(FORGOTTEN) }, "Search freely again");
-  screen.ways.replaceChildren(...(node >= 0 && !ended ? [go] : []), ...(found.prefix.length ? [free] : []));
-  const told = legible(await post("/api/next", { ...base, ...chance, prefix: before }, signal));
-  const where = at < 0 ? "at the beginning" : `after “${told.text.trim()}”`;
-  const percent = shown(100 * told.mass, 3);
+  const go = element("button", { type: "button", onclick: () => change({ prefix: tokensOut(screen.tree.tokens(node)), node: "", step: "" }) }, "Continue from this token");
+  const free = element("button", { type: "button", onclick: () => change(FORGOTTEN) }, "Remove the forced tokens");
+  screen.ways.replaceChildren(...(node >= 0 && !ended ? [go] : []), ...(result.prefix.length ? [free] : []));
+  const next = legible(await post("/api/next", { ...base, ...chance, prefix: before }, signal));
+  const where = at < 0 ? "at the start" : `after “${next.text.trim()}”`;
+  const percent = shown(100 * next.mass, 3);
   screen.chances.show({
     name: "next-token",
     title: `The next token ${where}`,
     remark:
-      `${told.left.toLocaleString("en")} of ${told.tokens.toLocaleString("en")} tokens are left to be drawn; the model gives them ${percent} %. ` +
-      `Entropy ${shown(told.bits[0])} bits by the model, ${shown(told.bits[1])} as it is drawn.`,
-    chances: told.top,
+      `${next.left.toLocaleString("en")} of ${next.tokens.toLocaleString("en")} tokens can be sampled; the model gives them ${percent} %. ` +
+      `Entropy ${shown(next.bits[0])} bits by the model, ${shown(next.bits[1])} bits when sampling.`,
+    chances: next.top,
   });
 }

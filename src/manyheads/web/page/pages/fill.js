@@ -1,4 +1,4 @@
-// Fill: words of a text masked by a click, and what a masked language model puts in their place.
+// Fill: mask words with a click, and see the predictions of a masked language model.
 
 import { post } from "../api.js";
 import { Bars } from "../bars.js";
@@ -12,13 +12,13 @@ const MASK = "[MASK]";
 const EXAMPLE = "The small dog sees the tree.";
 
 export const keys = [
-  ["← →", "among the words: the word beside"],
-  ["Enter", "on a word: mask it, or bring it back; a mask that was typed becomes the likeliest word"],
+  ["← →", "among the words: previous word, next word"],
+  ["Enter", "on a word: mask or unmask it; a typed mask is replaced by the most probable word"],
 ];
 
 let screen = null;
 
-/** A text as words and what is between them: [[what, whether it is a word], …]. */
+/** A text as words and separators: [[text, whether it is a word], …]. */
 export function parts(text) {
   const pattern = /\[MASK\]|<mask>|[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*|\s+|[^\s]/giu;
   return (text.match(pattern) ?? []).map((part) => [part, /^\[MASK\]$|^<mask>$|[\p{L}\p{N}]/iu.test(part)]);
@@ -35,24 +35,24 @@ export async function draw(place, state, signal) {
   const words = parts(text);
   const places = words.flatMap(([, isWord], at) => (isWord ? [at] : []));
   const written = places.filter((at) => /^(\[mask\]|<mask>)$/i.test(words[at][0]));
-  // Unless the address says which words are masked, those that are written so, or the middle one.
+  // Default: the masks typed in the text, or the middle word.
   const middle = written.length || !places.length ? [] : [places[Math.floor(places.length / 2)]];
   const chosen = state.mask === undefined ? middle : state.mask.split(" ").map((number) => places[Number(number)]);
   const masked = new Set([...written, ...chosen.filter((at) => at !== undefined)]);
   screen.words.replaceChildren(...buttons(words, places, masked, written));
-  screen.best = new Map(); // the likeliest word of each mask, by its place
+  screen.best = new Map(); // the most probable word of each mask, by position
   if (!masked.size) {
     screen.sentence.textContent = "Click a word to mask it.";
     screen.results.replaceChildren();
     return;
   }
-  const asked = words.map(([part], at) => (masked.has(at) ? MASK : part)).join("");
+  const maskedText = words.map(([part], at) => (masked.has(at) ? MASK : part)).join("");
   const inOrder = [...masked].sort((one, other) => one - other);
   const hidden = inOrder.map((at) => (written.includes(at) ? "" : words[at][0]));
-  const found = await post("/api/fill", { run: run.name, text: asked, hidden }, signal);
-  screen.best = new Map(inOrder.map((at, number) => [at, found.masks[number].top[0].piece]));
-  screen.sentence.textContent = found.text;
-  screen.results.replaceChildren(...found.masks.map((one, at) => result(one, at, hidden[at])));
+  const prediction = await post("/api/fill", { run: run.name, text: maskedText, hidden }, signal);
+  screen.best = new Map(inOrder.map((at, number) => [at, prediction.masks[number].top[0].piece]));
+  screen.sentence.textContent = prediction.text;
+  screen.results.replaceChildren(...prediction.masks.map((one, at) => result(one, at, hidden[at])));
 }
 
 function build(place) {
@@ -68,7 +68,7 @@ function build(place) {
     "div",
     {},
     element("h1", {}, "Fill"),
-    lead("Click words to mask them. A mask is one token: a word that the vocabulary has in pieces cannot come back whole."),
+    lead("Click words to mask them. A mask stands for one token, so words of several subwords cannot be predicted."),
     made.controls,
     made.instead,
     labelled("Text", made.text, "wide"),
@@ -98,10 +98,10 @@ function toggle(number, places, masked) {
   change({ mask: namesOf(numbers), text: read().text ?? EXAMPLE });
 }
 
-/** A text without a mask is a state too: "none" names no word. */
+/** "none" is the state without masks. */
 const namesOf = (numbers) => [...numbers].sort((one, other) => one - other).join(" ") || "none";
 
-/** A mask that was typed hides no word: it becomes the likeliest one, and those after it are counted anew. */
+/** Replaces a typed mask by the most probable word, and renumbers the masks after it. */
 function replace(at, words, masked) {
   const piece = screen.best.get(at)?.trim().replace(/^##/, "");
   if (!piece) return;
@@ -119,14 +119,14 @@ function walk(event) {
   to.focus();
 }
 
-function result(found, at, word) {
+function result(prediction, at, word) {
   const bars = new Bars({ name: `fill-${at + 1}`, title: `Mask ${at + 1}${word ? `, for “${word}”` : ""}` });
-  const rows = found.top.map(({ piece, probability }) => ({ label: piece, value: probability, strong: piece === found.hidden?.piece }));
+  const rows = prediction.top.map(({ piece, probability }) => ({ label: piece, value: probability, strong: piece === prediction.hidden?.piece }));
   let note = "";
-  if (word && found.hidden) {
-    note = found.hidden.rank === null
-      ? `“${word}” is here not one token among the first thousand.`
-      : `“${word}” is number ${found.hidden.rank}, with probability ${shown(found.hidden.probability)}.`;
+  if (word && prediction.hidden) {
+    note = prediction.hidden.rank === null
+      ? `“${word}” is not a single token among the top 1,000.`
+      : `“${word}” has rank ${prediction.hidden.rank}, with probability ${shown(prediction.hidden.probability)}.`;
   }
   bars.show(rows, { note });
   return bars.root;

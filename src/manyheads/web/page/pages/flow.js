@@ -1,4 +1,4 @@
-// Flow: a text on its way through a model, box after box, each with its numbers, formula and code.
+// Flow: the forward pass of a text as boxes, each with its numbers, formula and code.
 
 import { matrices, post } from "../api.js";
 import { element, labelled, select, tabs } from "../dom.js";
@@ -10,13 +10,13 @@ import { lead, runChoice } from "../runs.js";
 import { change, read } from "../state.js";
 
 export const keys = [
-  ["← →", "the box before, the box after (in a map: the cell beside)"],
-  ["↑ ↓", "the layer before, the layer after (in a map: the cell beside)"],
-  ["[ ]", "the head before, the head after"],
-  ["m", "the scores without the mask, and with it"],
+  ["← →", "previous box, next box (in a map: next cell)"],
+  ["↑ ↓", "previous layer, next layer (in a map: next cell)"],
+  ["[ ]", "previous head, next head"],
+  ["m", "scores without mask, with mask"],
 ];
 
-/** The parts of the page, which stay while texts and boxes change. */
+/** The elements of the page, reused while text and box change. */
 let screen = null;
 
 export async function draw(place, state, signal) {
@@ -45,13 +45,13 @@ function build(place) {
     controls: element("div", { class: "controls" }),
     boxes: new FlowBoxes({ choose: (name) => change({ box: name, cell: "" }) }),
     opened: new OpenBox({ move: (row, column) => change({ cell: `${row},${column}` }, { replace: true, quiet: true }) }),
-    kept: { key: "", numbers: new Map() },
+    cached: { key: "", numbers: new Map() },
   };
   made.root = element(
     "div",
     {},
     element("h1", {}, "Flow"),
-    lead("Every number on the way, as the model computed it. Open a box: what is in it, its formula, its code."),
+    lead("Every intermediate tensor of the forward pass. Open a box for its numbers, formula and code."),
     made.controls,
     made.form.root,
     element("div", { class: "flow" }, made.boxes.root, made.opened.root),
@@ -63,7 +63,7 @@ function build(place) {
 function controls({ layers, heads, layer, head, box }) {
   const numbered = (count) => Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]);
   const masked = box.name.replace(/\.(scores|masked)$/, "");
-  const mask = tabs("Mask", [["scores", "Without the mask"], ["masked", "With it"]], box.name.split(".").at(-1), (what) => change({ box: `${masked}.${what}` }));
+  const mask = tabs("Mask", [["scores", "Without mask"], ["masked", "With mask"]], box.name.split(".").at(-1), (what) => change({ box: `${masked}.${what}` }));
   return [
     labelled("Layer", select(numbered(layers), String(layer), (value) => change({ layer: value }))),
     labelled("Head", select(numbered(heads), String(head), (value) => change({ head: value }))),
@@ -71,40 +71,40 @@ function controls({ layers, heads, layer, head, box }) {
   ].filter(Boolean);
 }
 
-/** The numbers of every box in the chosen layer and head, by name; those of the last ones are kept. */
+/** The numbers of all boxes in the chosen layer and head, by name; cached. */
 async function numbersOf({ flow, boxes, layer, head }, signal) {
   const key = `${flow.trace} ${layer} ${head}`;
-  if (screen.kept.key !== key) {
-    const found = await matrices(`/api/flow/${flow.trace}/boxes`, { layer, head }, signal);
+  if (screen.cached.key !== key) {
+    const values = await matrices(`/api/flow/${flow.trace}/boxes`, { layer, head }, signal);
     const names = boxes.filter((box) => box.stage !== "tokens").map((box) => box.name);
-    screen.kept = { key, numbers: new Map(names.map((name, at) => [name, found[at]])) };
+    screen.cached = { key, numbers: new Map(names.map((name, at) => [name, values[at]])) };
   }
-  return screen.kept.numbers;
+  return screen.cached.numbers;
 }
 
-/** The chosen box near by. */
+/** Shows the chosen box in detail. */
 function open({ flow, box, layer, head }, state, numbers) {
-  const labels = (given, count) => {
-    const known = Array.isArray(given) ? given : (flow.columns.find((column) => column.name === given)?.tokens ?? []);
+  const labels = (source, count) => {
+    const known = Array.isArray(source) ? source : (flow.columns.find((column) => column.name === source)?.tokens ?? []);
     return known.length === count ? known : Array.from({ length: count }, (_, number) => String(number + 1));
   };
   screen.opened.show(box, { layer, head, cell: cellOf(state.cell), labels }, { numbers: numbers.get(box.name), beside: numbers.get(besideOf(box.name)) }, flow.code);
 }
 
-/** Logits and chances are read together. */
+/** Logits and probabilities are shown together. */
 function besideOf(name) {
   const [place, what] = [name.slice(0, name.lastIndexOf(".")), name.split(".").at(-1)];
   const other = { logits: "distribution", distribution: "logits" }[what];
   return other && `${place}.${other}`;
 }
 
-/** The box, the layer and the head that a state names. */
+/** The box, layer and head in the state. */
 function chosen({ boxes, layers, heads }, state) {
   const box = boxes.find((one) => one.name === state.box) ?? boxes[0];
   return { box, layer: limited(state.layer, layers), head: limited(state.head, heads) };
 }
 
-/** Steps from where the address is: a key may be pressed again before the page is drawn. */
+/** Steps from the state in the URL: a key may be pressed again before the page is redrawn. */
 function shortcuts(event) {
   const elsewhere = event.target.closest("input, textarea, select, pre, dialog, header");
   if (elsewhere || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;

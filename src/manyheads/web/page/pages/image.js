@@ -1,4 +1,4 @@
-// Image: a picture through a Vision Transformer: its classes, and where its patches look.
+// Image: classes and attention maps of a Vision Transformer.
 
 import { post, tensor } from "../api.js";
 import { Bars } from "../bars.js";
@@ -9,29 +9,29 @@ import { lead, runChoice } from "../runs.js";
 import { change } from "../state.js";
 
 const MAP = "encoder.self";
-const MOST_BYTES = 600_000; // of a file that is sent as it is; larger ones are made smaller here
+const MOST_BYTES = 600_000; // larger files are downscaled before upload
 const MOST_SIDE = 1024;
 const MOST_CLASSES = 10;
 
 export const keys = [
-  ["← → ↑ ↓", "in the picture: the patch beside"],
-  ["Enter", "in the picture: let this patch look"],
-  ["c", "in the picture: let the class token look"],
+  ["← → ↑ ↓", "in the image: next patch"],
+  ["Enter", "in the image: use this patch as query"],
+  ["c", "in the image: use the class token as query"],
 ];
 
 let screen = null;
-let upload = null; // a file cannot be in the address: it stays as long as the page does
+let upload = null; // a file cannot be in the URL; it is kept until the page is closed
 
 export async function draw(place, state, signal) {
   const { runs, run } = await fitting("image", state.run, signal);
   if (!run) return nothingFits(place, "image");
   if (!screen || !place.contains(screen.root)) screen = build(place);
-  const own = state.picture === "upload" && upload;
-  const asked = own ? { run: run.name, upload: upload.content } : { run: run.name, picture: limited(state.picture, 2 ** 31) };
-  const now = { run, runs, state, own };
+  const isUpload = state.picture === "upload" && upload;
+  const request = isUpload ? { run: run.name, upload: upload.content } : { run: run.name, picture: limited(state.picture, 2 ** 31) };
+  const now = { run, runs, state, isUpload };
   screen.controls.replaceChildren(...controls(now, null));
   screen.instead.replaceChildren(insteadOf(state.run, run, "image"));
-  const trace = await post("/api/image", asked, signal);
+  const trace = await post("/api/image", request, signal);
   screen.controls.replaceChildren(...controls(now, trace));
   await show(trace, now, signal);
 }
@@ -48,7 +48,7 @@ function build(place) {
     "div",
     {},
     element("h1", {}, "Image"),
-    lead("Which patches a patch, or the class token, looks at. A weight says what is mixed in, not why a class is chosen."),
+    lead("Attention of a patch or the class token to all patches. A weight shows what is mixed in, not why a class is chosen."),
     made.controls,
     made.instead,
     element("div", { class: "charts loose" }, made.large.root, element("div", { class: "stacked" }, made.small.root, made.classes.root)),
@@ -57,11 +57,11 @@ function build(place) {
   return made;
 }
 
-function controls({ run, runs, state, own }, trace) {
+function controls({ run, runs, state, isUpload }, trace) {
   const file = element("input", { type: "file", accept: "image/png,image/jpeg", onchange: (event) => taken(event.target.files[0]) });
   const made = [
     runChoice(runs, run.name),
-    labelled("Picture of the validation split", countInput(own ? null : limited(state.picture, 2 ** 31), trace?.count, (picture) => change({ picture }))),
+    labelled("Image of the validation split", countInput(isUpload ? null : limited(state.picture, 2 ** 31), trace?.count, (picture) => change({ picture }))),
     labelled("Your own (PNG, JPEG)", file),
   ];
   if (!trace) return made;
@@ -80,21 +80,21 @@ function controls({ run, runs, state, own }, trace) {
   );
   if (trace.before) {
     const isClass = queryOf(state, trace) < 0;
-    made.push(element("button", { type: "button", "aria-pressed": String(isClass), onclick: () => change({ query: "class" }) }, "Class token looks"));
+    made.push(element("button", { type: "button", "aria-pressed": String(isClass), onclick: () => change({ query: "class" }) }, "Class token as query"));
   }
   return made;
 }
 
-/** The last layer unless told. */
+/** Default: the last layer. */
 const layerOf = (state, map) => limited(state.layer, map.layers, map.layers - 1);
 
-/** The patch that looks; −1 is the class token, which looks unless told, where there is one. */
+/** The query patch; −1 is the class token, the default if there is one. */
 function queryOf(state, trace) {
   if (trace.before && (state.query === undefined || state.query === "class")) return -1;
   return limited(state.query, trace.side ** 2, Math.floor(trace.side ** 2 / 2) + Math.floor(trace.side / 2) * (1 - (trace.side % 2)));
 }
 
-async function show(trace, { state, own }, signal) {
+async function show(trace, { state, isUpload }, signal) {
   const map = trace.maps.find((one) => one.name === MAP);
   const [layer, head] = [layerOf(state, map), limited(state.head, map.heads)];
   const query = queryOf(state, trace);
@@ -103,34 +103,34 @@ async function show(trace, { state, own }, signal) {
   const [pixels, weights] = await Promise.all([of("image.pixels"), of(`${MAP}.weights`, { layer })]);
   const image = pictureOf(pixels);
   const patches = trace.side ** 2 + trace.before;
-  /** What a row of a square matrix says of the patches. */
+  /** The query row of a square matrix, without the class token. */
   const over = (values, offset = 0) => values.subarray(offset + row * patches + trace.before, offset + (row + 1) * patches);
   const opacity = limited(state.opacity, 101, 60) / 100;
   const shared = { image, side: trace.side, opacity };
   const who = query < 0 ? "the class token" : `row ${Math.floor(query / trace.side) + 1}, column ${(query % trace.side) + 1}`;
   const heads = Array.from({ length: map.heads }, (_, at) => ({ label: `head ${at + 1}`, values: over(weights.values, at * patches ** 2) }));
   const view = state.view || "head";
-  let [title, values, what] = [`Layer ${layer + 1}, head ${head + 1}: where ${who} looks`, heads[head].values, "weight"];
+  let [title, values, what] = [`Layer ${layer + 1}, head ${head + 1}: attention of ${who}`, heads[head].values, "weight"];
   if (view === "rollout" && map.rollout) {
-    [title, values, what] = [`Rollout over layers 1 to ${layer + 1}: what is in ${who}`, over((await of(`${MAP}.rollout`, { layer })).values), "share"];
+    [title, values, what] = [`Rollout over layers 1 to ${layer + 1}: sources of ${who}`, over((await of(`${MAP}.rollout`, { layer })).values), "share"];
   } else if (view === "positions" && trace.tensors.includes("positions.similarity")) {
-    [title, values, what] = [`Positions like that of ${who} (cosine)`, over((await of("positions.similarity")).values), "cosine"];
+    [title, values, what] = [`Position similarity with ${who} (cosine)`, over((await of("positions.similarity")).values), "cosine"];
   }
   screen.large.show({ ...shared, name: `image-${view}-${layer + 1}-${head + 1}`, title, values, query, what });
-  screen.small.show({ ...shared, name: `image-heads-${layer + 1}`, title: `Every head of layer ${layer + 1}: where ${who} looks` }, heads, view === "head" ? head : -1);
+  screen.small.show({ ...shared, name: `image-heads-${layer + 1}`, title: `All heads of layer ${layer + 1}: attention of ${who}` }, heads, view === "head" ? head : -1);
   const classes = [...trace.output.classes].sort((one, other) => other.probability - one.probability).slice(0, MOST_CLASSES);
-  const from = own ? upload.name : `Picture ${limited(state.picture, 2 ** 31) + 1} of ${trace.count}, a “${trace.label}”`;
-  const lost = state.picture === "upload" && !own ? " The file that this address was made with is not here: choose it again." : "";
+  const from = isUpload ? upload.name : `Image ${limited(state.picture, 2 ** 31) + 1} of ${trace.count}, class “${trace.label}”`;
+  const lost = state.picture === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
   screen.classes.show(classes.map(({ label, probability }) => ({ label, value: probability, strong: label === trace.label })), {
     title: classes.length ? "Classes" : "The model has no classes",
-    note: `${from}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Colours go from 0 to the greatest of each picture.${lost}`,
+    note: `${from}; ${trace.size} × ${trace.size} pixels in ${trace.side} × ${trace.side} patches. Colours range from 0 to the maximum of each map.${lost}`,
   });
 }
 
-/** A file that a person chose; a large one is made smaller, as the model would anyway. */
+/** Uploads a file; large images are downscaled, as the model would do anyway. */
 async function taken(file) {
   if (!file) return;
-  // What the browser cannot read the server refuses in words.
+  // If the browser cannot decode the file, the server reports the error.
   const sent = file.size > MOST_BYTES ? await smaller(file).catch(() => file) : file;
   upload = { name: file.name, content: await base64(sent) };
   change({ picture: "upload", query: "" });

@@ -1,4 +1,4 @@
-// Lens: what a decoder would say after each layer, and who adds how much to the residual stream.
+// Lens: the prediction of a decoder after each layer, and the norms in the residual stream.
 
 import { post } from "../api.js";
 import { Bars } from "../bars.js";
@@ -16,7 +16,7 @@ const COLOURED = [
 ];
 const PARTS = { attention: "attention", cross: "cross-attention", feedforward: "feed-forward" };
 
-export const keys = [["← → ↑ ↓", "in the table: the position and the layer beside"]];
+export const keys = [["← → ↑ ↓", "in the table: next position or layer"]];
 
 let screen = null;
 
@@ -30,8 +30,8 @@ export async function draw(place, state, signal) {
   const by = state.by === "entropy" ? "entropy" : "probability";
   screen.controls.replaceChildren(runChoice(runs, run.name), tabs("Colour", COLOURED, by, (value) => change({ by: value })));
   screen.instead.replaceChildren(insteadOf(state.run, run, "lens"));
-  const found = await post("/api/lens", { run: run.name, text, target: state.target || undefined }, signal);
-  screen.now = { found, rows: rowNames(found.layers), run };
+  const table = await post("/api/lens", { run: run.name, text, target: state.target || undefined }, signal);
+  screen.now = { table, rows: rowNames(table.layers), run };
   show(by, state);
 }
 
@@ -46,16 +46,16 @@ function build(place) {
         near(layer, position);
       },
     }),
-    top: new Bars({ name: "lens-cell", title: "Likeliest tokens" }),
-    chance: new Chart({ name: "lens-next", title: "Probability of the token that comes", across: "layer" }),
-    norm: new Chart({ name: "lens-norm", title: "Length of the residual stream", across: "layer" }),
-    added: new Chart({ name: "lens-added", title: "Length of what each part adds", across: "layer" }),
+    top: new Bars({ name: "lens-cell", title: "Most probable tokens" }),
+    chance: new Chart({ name: "lens-next", title: "Probability of the next token", across: "layer" }),
+    norm: new Chart({ name: "lens-norm", title: "Norm of the residual stream", across: "layer" }),
+    added: new Chart({ name: "lens-added", title: "Norm of the term that each part adds", across: "layer" }),
   };
   made.root = element(
     "div",
     {},
     element("h1", {}, "Lens"),
-    lead("The last norm and the output matrix on the state after every layer. The last row is what the model says; the others it was never trained to say."),
+    lead("The last norm and the output matrix applied after every layer. Only the last row is trained: it is the model’s output."),
     made.controls,
     made.instead,
     made.form.root,
@@ -73,18 +73,18 @@ function rowNames(layers) {
 }
 
 function show(by, state) {
-  const { found, rows } = screen.now;
-  const values = by === "entropy" ? found.entropy : found.probabilities.map((layer) => layer.map((top) => top[0]));
-  const most = by === "entropy" ? Math.max(1e-9, ...found.entropy.flat()) : 1;
-  const last = [found.layers, found.given.length - 1];
+  const { table, rows } = screen.now;
+  const values = by === "entropy" ? table.entropy : table.probabilities.map((layer) => layer.map((top) => top[0]));
+  const most = by === "entropy" ? Math.max(1e-9, ...table.entropy.flat()) : 1;
+  const last = [table.layers, table.given.length - 1];
   screen.table.show(
     {
       name: "lens",
-      title: `Likeliest next token, colour = ${by === "entropy" ? `entropy, 0 to ${most.toFixed(2)} bits` : "its probability, 0 to 1"}; underlined: the one that comes`,
+      title: `Most probable next token, colour = ${by === "entropy" ? `entropy, 0 to ${most.toFixed(2)} bits` : "its probability, 0 to 1"}; underlined: the actual next token`,
       rows,
-      given: found.given,
-      expected: found.expected,
-      tokens: found.top.map((layer) => layer.map((top) => found.pieces[top[0]])),
+      given: table.given,
+      expected: table.expected,
+      tokens: table.top.map((layer) => layer.map((top) => table.pieces[top[0]])),
       values,
       low: 0,
       high: most,
@@ -95,26 +95,26 @@ function show(by, state) {
   near(...screen.table.at);
 }
 
-/** What there is to say of a cell and of its position. */
+/** Shows the details of a cell and its position. */
 function near(layer, position) {
-  const { found, rows } = screen.now;
-  const after = `after “${visible(found.given[position])}”`;
+  const { table, rows } = screen.now;
+  const after = `after “${visible(table.given[position])}”`;
   screen.top.show(
-    found.top[layer][position].map((id, at) => ({
-      label: found.pieces[id],
-      value: found.probabilities[layer][position][at],
-      strong: found.pieces[id] === found.expected[position],
+    table.top[layer][position].map((id, at) => ({
+      label: table.pieces[id],
+      value: table.probabilities[layer][position][at],
+      strong: table.pieces[id] === table.expected[position],
     })),
     { title: `${rows[layer]}, ${after}` },
   );
-  const over = (table) => table.map((row, at) => [at, row[position]]);
-  const mean = (table) => table.map((row, at) => [at, row.reduce((sum, one) => sum + one, 0) / row.length]);
-  const next = found.expected[position];
-  screen.chance.show(next === null ? [] : [{ name: `“${visible(next)}”`, points: over(found.wanted) }], {
+  const over = (rows) => rows.map((row, at) => [at, row[position]]);
+  const mean = (rows) => rows.map((row, at) => [at, row.reduce((sum, one) => sum + one, 0) / row.length]);
+  const next = table.expected[position];
+  screen.chance.show(next === null ? [] : [{ name: `“${visible(next)}”`, points: over(table.wanted) }], {
     note: `Layer 0 is the embedding; ${after}.`,
   });
-  screen.chance.root.hidden = next === null; // nothing comes after the last token of a text
-  screen.norm.show([{ name: after, points: over(found.norm) }, { name: "mean over positions", points: mean(found.norm) }]);
-  const parts = Object.entries(found.added).map(([name, table]) => ({ name: PARTS[name], points: over(table).map(([at, one]) => [at + 1, one]) }));
-  screen.added.show(parts, { note: `Lengths of vectors, ${after}: parts may point against each other.` });
+  screen.chance.root.hidden = next === null; // the last token has no next token
+  screen.norm.show([{ name: after, points: over(table.norm) }, { name: "mean over positions", points: mean(table.norm) }]);
+  const parts = Object.entries(table.added).map(([name, norms]) => ({ name: PARTS[name], points: over(norms).map(([at, one]) => [at + 1, one]) }));
+  screen.added.show(parts, { note: `Norms of vectors, ${after}. Parts may cancel each other.` });
 }

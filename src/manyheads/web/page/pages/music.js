@@ -1,4 +1,4 @@
-// Music: a piece through a model of music: where each event looks, how far back, and how it sounds.
+// Music: attention of each event of a piece, mean weight by distance, and playback.
 
 import { post, tensor } from "../api.js";
 import { Chart } from "../chart.js";
@@ -13,25 +13,25 @@ const MAP = "decoder.self";
 const EVENTS = 256;
 const TOP = 12; // arcs of an event
 
-export const keys = [["← →", "in the roll: the event before, the event after"]];
+export const keys = [["← →", "in the roll: previous event, next event"]];
 
 let screen = null;
-let upload = null; // a file cannot be in the address: it stays as long as the page does
+let upload = null; // a file cannot be in the URL; it is kept until the page is closed
 
-// Who leaves the page hears no more, whatever was being drawn then.
+// Stop playback when the user leaves the page.
 onChange(() => pageName() !== "music" && screen?.player.stop());
 
 export async function draw(place, state, signal) {
   const { runs, run } = await fitting("music", state.run, signal);
   if (!run) return nothingFits(place, "music");
   if (!screen || !place.contains(screen.root)) screen = build(place);
-  const own = state.piece === "upload" && upload;
-  const asked = { run: run.name, begin: limited(state.begin, 2 ** 31), events: limited(state.events, 1025, EVENTS) || EVENTS };
-  Object.assign(asked, own ? { upload: upload.content } : { piece: limited(state.piece, 2 ** 31) });
-  const now = { run, runs, state, own };
+  const isUpload = state.piece === "upload" && upload;
+  const request = { run: run.name, begin: limited(state.begin, 2 ** 31), events: limited(state.events, 1025, EVENTS) || EVENTS };
+  Object.assign(request, isUpload ? { upload: upload.content } : { piece: limited(state.piece, 2 ** 31) });
+  const now = { run, runs, state, isUpload };
   screen.controls.replaceChildren(...controls(now, null));
   screen.instead.replaceChildren(insteadOf(state.run, run, "music"));
-  const trace = await post("/api/music", asked, signal);
+  const trace = await post("/api/music", request, signal);
   if (screen.now?.trace.trace !== trace.trace) screen.player.stop();
   screen.now = { ...now, trace };
   screen.controls.replaceChildren(...controls(now, trace));
@@ -54,7 +54,7 @@ function build(place) {
     "div",
     {},
     element("h1", {}, "Music"),
-    lead("Arcs go from the chosen event to those that it looks at, the strongest drawn heaviest. Click an event, or walk with the keys."),
+    lead("Arcs lead from the chosen event to the events it attends to; thicker arcs have larger weights. Click an event, or use the arrow keys."),
     made.controls,
     made.instead,
     element("div", { class: "controls" }, made.play, made.download),
@@ -66,12 +66,12 @@ function build(place) {
   return made;
 }
 
-function controls({ run, runs, state, own }, trace) {
+function controls({ run, runs, state, isUpload }, trace) {
   const file = element("input", { type: "file", accept: ".mid,.midi,audio/midi", onchange: (event) => taken(event.target.files[0]) });
   const set = (key) => (value) => change({ [key]: value, event: "" });
   const made = [
     runChoice(runs, run.name),
-    labelled("Piece of the validation split", countInput(own ? null : limited(state.piece, 2 ** 31), trace?.count, set("piece"))),
+    labelled("Piece of the validation split", countInput(isUpload ? null : limited(state.piece, 2 ** 31), trace?.count, set("piece"))),
     labelled("Your own (MIDI)", file),
     labelled("From event", countInput(trace?.begin ?? limited(state.begin, 2 ** 31), trace?.words, set("begin"))),
     labelled("Events", numberInput(limited(state.events, 1025, EVENTS), 4, 1024, set("events"))),
@@ -91,7 +91,7 @@ function controls({ run, runs, state, own }, trace) {
 const headOf = (state, map) => (state.head === undefined ? -1 : limited(state.head, map.heads));
 
 async function show(signal) {
-  const { trace, state, own } = screen.now;
+  const { trace, state, isUpload } = screen.now;
   const map = trace.maps.find((one) => one.name === MAP);
   const [layer, head] = [limited(state.layer, map.layers, map.layers - 1), headOf(state, map)];
   const [weights, far] = await Promise.all(["weights", "distance"].map((what) => tensor(trace.trace, `${MAP}.${what}`, { layer }, signal)));
@@ -104,16 +104,16 @@ async function show(signal) {
     return Float32Array.from({ length: size }, (_, key) => heads.reduce((sum, row) => sum + row[key], 0) / map.heads);
   };
   const called = head < 0 ? "mean of all heads" : `head ${head + 1}`;
-  const title = `Layer ${layer + 1}, ${called}: where event ${trace.begin + at + 1}, “${trace.events[at].word}”, looks`;
+  const title = `Layer ${layer + 1}, ${called}: attention of event ${trace.begin + at + 1}, “${trace.events[at].word}”`;
   const row = of(weights.values, size * size, (at + 1) * size);
   screen.roll.show({ name: `music-${layer + 1}-${head < 0 ? "mean" : head + 1}`, title, notes: trace.notes, events: trace.events, first: trace.begin + 1, weights: row, at, top: TOP });
   const points = (values) => Array.from(values, (value, back) => [back, value]);
   screen.distance.show([{ name: `layer ${layer + 1}, ${called}`, points: points(of(far.values, size, 0)) }], {
-    note: "The mean over all events that have one so far before them. 0 is the event itself.",
+    note: "Mean over all events with enough earlier events. 0 is the event itself.",
   });
   screen.likely.show([{ name: "log P", points: trace.output.log_probabilities.map((value, event) => [trace.begin + event + 1, value]) }]);
-  const from = own ? upload.name : `Piece ${limited(state.piece, 2 ** 31) + 1} of ${trace.count}`;
-  const lost = state.piece === "upload" && !own ? " The file that this address was made with is not here: choose it again." : "";
+  const from = isUpload ? upload.name : `Piece ${limited(state.piece, 2 ** 31) + 1} of ${trace.count}`;
+  const lost = state.piece === "upload" && !isUpload ? " The page has lost the uploaded file: choose it again." : "";
   const part = count < trace.words ? `events ${trace.begin + 1} to ${trace.begin + count} of ${trace.words}` : `${count} events`;
   screen.about.textContent = `${from}, ${trace.encoding} encoding, ${part}, ${trace.notes.length} notes.${lost}`;
   screen.download.setAttribute("href", `data:audio/midi;base64,${trace.midi}`);

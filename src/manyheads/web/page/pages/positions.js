@@ -1,4 +1,4 @@
-// Positions: what each scheme adds, turns or weighs, wave by wave and distance by distance.
+// Positions: the tables of each position scheme, single channels, and curves over the distance.
 
 import { get, tensor } from "../api.js";
 import { Chart } from "../chart.js";
@@ -10,29 +10,29 @@ import { change } from "../state.js";
 
 const SCHEMES = [
   ["sinusoidal", "sinusoidal"],
-  ["learned", "learned (as it begins)"],
+  ["learned", "learned (at initialisation)"],
   ["rotary", "rotary"],
   ["shaw", "Shaw"],
   ["t5", "T5 buckets"],
   ["alibi", "ALiBi"],
-  ["relative", "relative, by the skew"],
-  ["sinusoidal-2d", "sinusoidal of rows and columns"],
+  ["relative", "relative (skew)"],
+  ["sinusoidal-2d", "sinusoidal 2D (rows and columns)"],
 ];
 const TABLES = {
   added: "added to the embedding of each position",
-  turned: "a vector of ones, turned by its position",
+  turned: "a vector of ones, rotated by its position",
   scores: "added to the scores, for the same query at every position",
 };
 const STEPS = [
   "1. Q Eᵀ: each query with the vector of each distance",
-  "2. with one column of zeros before it",
-  "3. the same numbers, read in rows that are one shorter",
+  "2. padded with a column of zeros",
+  "3. the same numbers, reshaped to rows that are one shorter",
   "4. the first columns: S_rel, query by key",
 ];
 const WITHOUT_HEADS = ["sinusoidal", "learned", "sinusoidal-2d"];
 const WAVES = 6;
 
-export const keys = [["← → ↑ ↓", "in a map: the cell beside; in a chart: the point beside"]];
+export const keys = [["← → ↑ ↓", "in a map: next cell; in a chart: next point"]];
 
 let screen = null;
 
@@ -41,16 +41,16 @@ export async function draw(place, state, signal) {
   const { runs, run } = await fitting("positions", scheme === "run" ? state.run : undefined, signal);
   if (scheme === "run" && !run) return nothingFits(place, "positions");
   if (!screen || !place.contains(screen.root)) screen = build(place);
-  const asked = { scheme, length: state.length ?? "64" };
-  for (const name of ["trained", "dim", "heads", "base", "causal"]) if (state[name]) asked[name] = state[name];
-  if (scheme === "run") asked.run = run.name;
-  for (const name of ["stack", "layer"]) if (scheme === "run" && state[name]) asked[name] = state[name];
+  const query = { scheme, length: state.length ?? "64" };
+  for (const name of ["trained", "dim", "heads", "base", "causal"]) if (state[name]) query[name] = state[name];
+  if (scheme === "run") query.run = run.name;
+  for (const name of ["stack", "layer"]) if (scheme === "run" && state[name]) query[name] = state[name];
   screen.controls.replaceChildren(...controls(state, scheme, runs, run, null));
-  const found = await get("/api/positions", asked, signal);
-  screen.controls.replaceChildren(...controls(state, scheme, runs, run, found));
-  screen.formula.textContent = found.formula;
-  screen.note.textContent = `${found.scheme}: ${found.length} positions shown, ${found.trained} trained. ${found.note}`;
-  await show(found, state, signal);
+  const info = await get("/api/positions", query, signal);
+  screen.controls.replaceChildren(...controls(state, scheme, runs, run, info));
+  screen.formula.textContent = info.formula;
+  screen.note.textContent = `${info.scheme}: ${info.length} positions shown, ${info.trained} trained. ${info.note}`;
+  await show(info, state, signal);
 }
 
 function build(place) {
@@ -65,8 +65,8 @@ function build(place) {
     table: new HeatMap({ move: moved("cell") }),
     dots: new HeatMap({ move: moved("at") }),
     grid: new HeatMap(),
-    waves: new Chart({ name: "waves", title: "Waves: single channels over the positions", across: "position" }),
-    distance: new Chart({ name: "distance", title: "Against the distance", across: "distance" }),
+    waves: new Chart({ name: "waves", title: "Single channels over the positions", across: "position" }),
+    distance: new Chart({ name: "distance", title: "Over the distance", across: "distance" }),
     steps: STEPS.map(() => new HeatMap()),
     figures: element("div", { class: "charts loose" }),
   };
@@ -74,7 +74,7 @@ function build(place) {
     "div",
     {},
     element("h1", {}, "Positions"),
-    lead("How a model is told where a token stands. Tables that are not of a run are drawn, as a model begins with them."),
+    lead("How a model encodes the position of a token. Tables are random at initialisation, unless you choose a run."),
     made.controls,
     made.formula,
     made.note,
@@ -84,9 +84,9 @@ function build(place) {
   return made;
 }
 
-function controls(state, scheme, runs, run, found) {
+function controls(state, scheme, runs, run, info) {
   const set = (key) => (value) => change({ [key]: value, cell: "", at: "" });
-  const schemes = [...SCHEMES, ...(run ? [["run", "of a run, with its weights"]] : [])];
+  const schemes = [...SCHEMES, ...(run ? [["run", "from a run, trained"]] : [])];
   const number = (label, key, value, most) => labelled(label, numberInput(value, 1, most, set(key)));
   const made = [
     labelled("Scheme", select(schemes, scheme, (value) => change({ scheme: value, cell: "", at: "", head: "", stack: "", layer: "" }))),
@@ -94,64 +94,64 @@ function controls(state, scheme, runs, run, found) {
   ];
   if (scheme === "run") {
     made.push(runChoice(runs, run.name), insteadOf(state.run, run, "positions"));
-    if (found && found.stacks.length > 1) made.push(labelled("Stack", select(found.stacks.map((one) => [one, one]), state.stack ?? found.stacks[0], set("stack"))));
-    if (found && found.layers > 1) made.push(labelled("Layer", counted(found.layers, state.layer, set("layer"))));
+    if (info && info.stacks.length > 1) made.push(labelled("Stack", select(info.stacks.map((one) => [one, one]), state.stack ?? info.stacks[0], set("stack"))));
+    if (info && info.layers > 1) made.push(labelled("Layer", counted(info.layers, state.layer, set("layer"))));
   } else {
-    if (scheme !== "sinusoidal-2d") made.push(number("Trained with", "trained", state.trained ?? 64, 512));
+    if (scheme !== "sinusoidal-2d") made.push(number("Training length", "trained", state.trained ?? 64, 512));
     made.push(number("Width d", "dim", state.dim ?? 64, 512));
     if (!WITHOUT_HEADS.includes(scheme)) made.push(number("Heads", "heads", state.heads ?? 4, 16));
     if (["sinusoidal", "rotary", "sinusoidal-2d"].includes(scheme)) {
       made.push(labelled("Base", numberInput(state.base ?? 10000, 1.5, 1e9, set("base"), "any")));
     }
     if (["t5", "relative"].includes(scheme)) {
-      made.push(checkbox("looks back alone", state.causal === "1", (on) => change({ causal: on ? "1" : "" })));
+      made.push(checkbox("causal", state.causal === "1", (on) => change({ causal: on ? "1" : "" })));
     }
   }
-  if (found && !found.tensors.includes("scores")) {
-    const given = element("input", { value: state.channels ?? "", placeholder: "0 1 8", onchange: (event) => change({ channels: event.target.value.trim() }) });
-    made.push(labelled("Channels as waves", given));
+  if (info && !info.tensors.includes("scores")) {
+    const input = element("input", { value: state.channels ?? "", placeholder: "0 1 8", onchange: (event) => change({ channels: event.target.value.trim() }) });
+    made.push(labelled("Channels to plot", input));
   }
-  if (found?.tensors.includes("scores")) made.push(labelled("Head", counted(found.heads, state.head, (head) => change({ head }))));
+  if (info?.tensors.includes("scores")) made.push(labelled("Head", counted(info.heads, state.head, (head) => change({ head }))));
   return made;
 }
 
 const counted = (count, chosen, set) =>
   select(Array.from({ length: count }, (_, at) => [String(at), String(at + 1)]), String(limited(chosen, count)), set);
 
-async function show(found, state, signal) {
-  const of = (name, which = {}) => tensor(found.trace, name, which, signal);
-  const has = (name) => found.tensors.includes(name);
-  const head = limited(state.head, found.heads);
+async function show(info, state, signal) {
+  const of = (name, which = {}) => tensor(info.trace, name, which, signal);
+  const has = (name) => info.tensors.includes(name);
+  const head = limited(state.head, info.heads);
   const name = ["added", "turned", "scores"].find(has);
   const figures = [];
   const waves = name === "added" || name === "turned";
   if (name) {
     const table = await of(name, name === "scores" ? { layer: head } : {});
-    matrix(screen.table, `${found.scheme}-${name}`, `${found.scheme}: ${TABLES[name]}${name === "scores" ? `, head ${head + 1}` : ""}`, table, cellOf(state.cell), waves ? "channel" : "key");
+    matrix(screen.table, `${info.scheme}-${name}`, `${info.scheme}: ${TABLES[name]}${name === "scores" ? `, head ${head + 1}` : ""}`, table, cellOf(state.cell), waves ? "channel" : "key");
     figures.push(screen.table.root);
     if (waves) {
-      screen.waves.show(series(table, state), { note: "Sines and cosines of ever longer waves where the scheme has them." });
+      screen.waves.show(series(table, state), { note: "Sinusoidal schemes have sines and cosines of increasing wavelength." });
       figures.push(screen.waves.root);
     }
   }
-  screen.now = { found, dots: has("dots") ? await of("dots") : null };
+  screen.now = { info, dots: has("dots") ? await of("dots") : null };
   if (screen.now.dots) {
-    matrix(screen.dots, `${found.scheme}-dots`, `${found.scheme}: dot product of two positions`, screen.now.dots, cellOf(state.at, [0, 0]), "position");
+    matrix(screen.dots, `${info.scheme}-dots`, `${info.scheme}: dot product of two positions`, screen.now.dots, cellOf(state.at, [0, 0]), "position");
     figures.push(screen.dots.root);
   }
-  if (found.grid && screen.now.dots) figures.push(screen.grid.root);
-  else if (found.curves.length) figures.push(screen.distance.root);
+  if (info.grid && screen.now.dots) figures.push(screen.grid.root);
+  else if (info.curves.length) figures.push(screen.distance.root);
   showFrom();
-  if (has("skew.1")) figures.push(...(await skew(found, head, of)));
+  if (has("skew.1")) figures.push(...(await skew(info, head, of)));
   screen.figures.replaceChildren(...figures);
 }
 
-/** What hangs on the chosen position: its dot products by distance, or over the grid of patches. */
+/** Dot products of the chosen position: over the distance, or over the grid of patches. */
 function showFrom() {
-  const { found, dots } = screen.now;
+  const { info, dots } = screen.now;
   const [row] = screen.dots.at ?? [0];
-  if (found.grid && dots) {
-    const { columns, before } = found.grid;
+  if (info.grid && dots) {
+    const { columns, before } = info.grid;
     const wide = dots.shape[1];
     const values = dots.values.subarray(row * wide + before, (row + 1) * wide);
     const places = Array.from({ length: columns }, (_, at) => String(at));
@@ -159,34 +159,34 @@ function showFrom() {
     screen.grid.show({ name: "grid-dots", title: `Dot product of position ${row} with every patch, row by column`, rows: places, columns: places, values, low, high });
     return;
   }
-  if (!found.curves.length) return;
-  const curves = [...found.curves];
+  if (!info.curves.length) return;
+  const curves = [...info.curves];
   if (dots) {
     const count = dots.shape[0];
     const points = Array.from({ length: count }, (_, at) => [at - row, dots.values[row * count + at]]);
     curves.push({ name: `from position ${row}`, points });
   }
   const all = ends(curves.flatMap((curve) => curve.points.map(([, y]) => y)));
-  // A frame around the distances that training has seen, where there are others.
-  const [reach, xs] = [found.trained - 1, curves.flatMap((curve) => curve.points.map(([x]) => x))];
+  // A frame around the distances seen in training, if there are others.
+  const [reach, xs] = [info.trained - 1, curves.flatMap((curve) => curve.points.map(([x]) => x))];
   const [from, to] = [Math.max(-reach, Math.min(...xs)), Math.min(reach, Math.max(...xs))];
   const frame = [[from, all[0]], [from, all[1]], [to, all[1]], [to, all[0]]];
-  const marks = reach < found.length - 1 ? [{ name: "trained distances", style: "dashes", mute: true, points: frame }] : [];
+  const marks = reach < info.length - 1 ? [{ name: "trained distances", style: "dashes", mute: true, points: frame }] : [];
   const what = dots ? "dot product" : "added to the score";
-  screen.distance.show([...curves, ...marks], { note: `${what[0].toUpperCase()}${what.slice(1)}; a distance is key − query. ${found.note}` });
+  screen.distance.show([...curves, ...marks], { note: `${what[0].toUpperCase()}${what.slice(1)}; a distance is key − query. ${info.note}` });
 }
 
-async function skew(found, head, of) {
+async function skew(info, head, of) {
   const tables = await Promise.all(STEPS.map((_, at) => of(`skew.${at + 1}`, { layer: head })));
   const [low, high] = ends(tables.flatMap((table) => [...table.values]));
   return tables.map((table, at) => {
     const [rows, columns] = table.shape;
     const far = rows - 1;
-    // Before the last step a column has no one key: it is a distance, or only a place.
+    // Only in the last step a column is a key; before it is a distance or an index.
     const named = [(c) => String(c - far), (c) => (c ? String(c - 1 - far) : "0s"), (c) => `c${c + 1}`, (c) => `k${c}`][at];
     screen.steps[at].show({
       name: `skew-${at + 1}`,
-      title: `Skew, head ${head + 1}, ${STEPS[at]}${at === 3 && found.causal ? "; above the diagonal nothing that is meant" : ""}`,
+      title: `Skew, head ${head + 1}, ${STEPS[at]}${at === 3 && info.causal ? "; values above the diagonal are masked" : ""}`,
       rows: Array.from({ length: rows }, (_, r) => `q${r}`),
       columns: Array.from({ length: columns }, (_, c) => named(c)),
       values: table.values,
@@ -205,10 +205,10 @@ function matrix(map, name, title, table, at, across) {
   map.show({ name, title, rows: count(rows), columns: count(columns), values: table.values, low, high, says }, at);
 }
 
-/** The channels that are drawn as waves: those of the state, or some from fast to slow. */
+/** The channels to plot: those of the state, or some from high to low frequency. */
 function series({ shape: [rows, columns], values }, state) {
-  const wanted = (state.channels ?? "").split(" ").filter((text) => text !== "").map(Number).filter((one) => one >= 0 && one < columns);
-  const chosen = wanted.length ? wanted : [...new Set([0, 1, 0.125, 0.25, 0.5, 0.75].map((at) => (at === 1 ? 1 : Math.floor(at * columns))))].slice(0, WAVES);
+  const listed = (state.channels ?? "").split(" ").filter((text) => text !== "").map(Number).filter((one) => one >= 0 && one < columns);
+  const chosen = listed.length ? listed : [...new Set([0, 1, 0.125, 0.25, 0.5, 0.75].map((at) => (at === 1 ? 1 : Math.floor(at * columns))))].slice(0, WAVES);
   return chosen
     .filter((channel) => channel < columns)
     .map((channel) => ({ name: `channel ${channel}`, points: Array.from({ length: rows }, (_, row) => [row, values[row * columns + channel]]) }));

@@ -1,4 +1,4 @@
-// Runs: what there is under the folder, what each is, and the ways into it.
+// Runs: the runs in the folder, with links to their pages.
 
 import { get } from "../api.js";
 import { element, shown } from "../dom.js";
@@ -12,7 +12,7 @@ export async function draw(place, state, signal) {
   const count = runs.length === 1 ? "1 run" : `${runs.length} runs`;
   place.replaceChildren(
     element("h1", {}, folder),
-    element("p", { class: "lead" }, `${count}. Choose what to look at.`),
+    element("p", { class: "lead" }, `${count}. Choose a page.`),
     element("div", { class: "cards" }, ...runs.map((run) => card(run, state))),
   );
 }
@@ -21,9 +21,9 @@ function card(run, state) {
   if (run.error) {
     return element("article", { class: "card broken" }, element("h2", {}, run.name), element("p", {}, run.error));
   }
-  const kept = { present: state.present ?? "", theme: state.theme ?? "" };
+  const shared = { present: state.present ?? "", theme: state.theme ?? "" };
   const ways = WAYS.filter((page) => fits(page, run)).map((page) =>
-    element("a", { href: address(page.name, { ...kept, ...page.opens, run: run.name }) }, page.title),
+    element("a", { href: address(page.name, { ...shared, ...page.opens, run: run.name }) }, page.title),
   );
   const details = element("details", {}, element("summary", {}, "Settings"));
   details.addEventListener("toggle", () => details.open && settings(details, run.name), { once: true });
@@ -49,10 +49,10 @@ function facts(run) {
 
 async function settings(place, run) {
   try {
-    const found = await get("/api/settings", { run });
+    const answer = await get("/api/settings", { run });
     place.append(
-      element("p", {}, "The same again: ", element("code", {}, found.command)),
-      element("pre", { tabindex: "0" }, found.settings),
+      element("p", {}, "Repeat this training: ", element("code", {}, answer.command)),
+      element("pre", { tabindex: "0" }, answer.settings),
     );
   } catch (error) {
     place.append(element("p", { class: "broken" }, error.message));

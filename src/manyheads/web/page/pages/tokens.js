@@ -1,4 +1,4 @@
-// Tokens: how a text falls into pieces, and for BPE and WordPiece every state on the way.
+// Tokens: the subwords of a text, and for BPE and WordPiece every merge step.
 
 import { post } from "../api.js";
 import { element, escaped, labelled, shown, visible } from "../dom.js";
@@ -9,7 +9,7 @@ import { lead, runChoice } from "../runs.js";
 import { change, read } from "../state.js";
 import { chips } from "../tokens.js";
 
-export const keys = [["← →", "on the slider: one merge back, one on"]];
+export const keys = [["← →", "on the slider: previous merge, next merge"]];
 
 /** @type {{root: HTMLElement, text: HTMLTextAreaElement, controls: HTMLElement, result: HTMLElement}|null} */
 let screen = null;
@@ -23,49 +23,49 @@ export async function draw(place, state, signal) {
   fill(screen.text, text);
   screen.controls.replaceChildren(
     runChoice(runs, run.name),
-    runChoice(runs.filter((one) => one.name !== run.name), beside?.name ?? "", "beside", "Beside", "nothing"),
+    runChoice(runs.filter((one) => one.name !== run.name), beside?.name ?? "", "beside", "Compare with", "nothing"),
     insteadOf(state.run, run, "tokens"),
   );
-  const asked = [run, beside].filter(Boolean);
-  const found = await Promise.all(asked.map((one) => post("/api/tokens", { run: one.name, text }, signal)));
-  screen.result.replaceChildren(...found.map((one, at) => panel(asked[at].name, text, one, at === 0)));
+  const compared = [run, beside].filter(Boolean);
+  const results = await Promise.all(compared.map((one) => post("/api/tokens", { run: one.name, text }, signal)));
+  screen.result.replaceChildren(...results.map((result, at) => panel(compared[at].name, text, result, at === 0)));
 }
 
 function build(place) {
   const text = textArea("text", { step: "" });
   const controls = element("div", { class: "controls" });
   const result = element("div", { class: "panels" });
-  const root = element("div", {}, element("h1", {}, "Tokens"), lead("A space at the beginning of a piece is shown as ·."), controls, labelled("Text", text, "wide"), result);
+  const root = element("div", {}, element("h1", {}, "Tokens"), lead("A leading space is shown as ·."), controls, labelled("Text", text, "wide"), result);
   place.replaceChildren(root);
   return { root, text, controls, result };
 }
 
-function panel(name, text, found, first) {
+function panel(name, text, tokenized, first) {
   const characters = [...text].length;
-  const per = found.ids.length ? ` (${shown(characters / found.ids.length, 2)} characters each)` : "";
-  const about = `${found.kind}, ${found.vocab_size.toLocaleString("en")} tokens known; here ${found.ids.length} for ${characters} characters${per}`;
+  const per = tokenized.ids.length ? ` (${shown(characters / tokenized.ids.length, 2)} characters each)` : "";
+  const about = `${tokenized.kind}, ${tokenized.vocab_size.toLocaleString("en")} tokens in the vocabulary; ${tokenized.ids.length} tokens for ${characters} characters${per}`;
   return element(
     "section",
     { class: "panel" },
     element("h2", {}, name),
     element("p", { class: "note" }, about),
-    chips(found.pieces, found.ids),
-    found.steps.length ? steps(found, first) : element("p", { class: "note" }, found.reason),
-    saving(() => viewOf(name, found)),
+    chips(tokenized.pieces, tokenized.ids),
+    tokenized.steps.length ? steps(tokenized, first) : element("p", { class: "note" }, tokenized.reason),
+    saving(() => viewOf(name, tokenized)),
   );
 }
 
-/** A slider over the states; that of the first panel is in the address. */
-function steps(found, first) {
-  const last = found.steps.length - 1;
-  const asked = first ? read().step : undefined;
+/** A slider over the merge steps; the step of the first panel is in the URL. */
+function steps(tokenized, first) {
+  const last = tokenized.steps.length - 1;
+  const initial = first ? read().step : undefined;
   const place = element("div", { class: "state" });
   const show = (at) => {
-    const step = found.steps[at];
-    const isNew = (index) => at > 0 && step.merged !== "" && step.pieces[index] === step.merged && found.steps[at - 1].pieces[index] !== step.merged;
+    const step = tokenized.steps[at];
+    const isNew = (index) => at > 0 && step.merged !== "" && step.pieces[index] === step.merged && tokenized.steps[at - 1].pieces[index] !== step.merged;
     const rank = step.rank === null ? "" : `, merge ${step.rank + 1} of the vocabulary`;
-    const tried = step.tried.length ? ` (${step.tried.length} longer ones are not in the vocabulary)` : "";
-    const why = step.merged ? `“${visible(step.merged)}”${rank}${tried}` : "at the beginning";
+    const tried = step.tried.length ? ` (${step.tried.length} longer subwords are not in the vocabulary)` : "";
+    const why = step.merged ? `“${visible(step.merged)}”${rank}${tried}` : "start";
     place.replaceChildren(
       element("output", { class: "readout", "aria-live": "polite" }, `Step ${at} of ${last}: ${why}`),
       chips(step.pieces, [], isNew),
@@ -75,7 +75,7 @@ function steps(found, first) {
     type: "range",
     min: "0",
     max: String(last),
-    value: asked === undefined ? String(last) : asked,
+    value: initial === undefined ? String(last) : initial,
     oninput: (event) => {
       show(Number(event.target.value));
       if (first) change({ step: event.target.value }, { replace: true, quiet: true });
@@ -85,9 +85,9 @@ function steps(found, first) {
   return element("div", {}, labelled("Step", slider, "wide"), place);
 }
 
-/** The states as a picture and as a table. */
-function viewOf(name, found) {
-  const states = found.steps.length ? found.steps : [{ pieces: found.pieces, merged: "", rank: null }];
+/** The steps as an image and as a table. */
+function viewOf(name, tokenized) {
+  const states = tokenized.steps.length ? tokenized.steps : [{ pieces: tokenized.pieces, merged: "", rank: null }];
   const line = (step) => step.pieces.map(visible).join(" | ");
   const wide = Math.max(...states.map((step) => line(step).length));
   return {

@@ -1,5 +1,5 @@
-// Train: what was measured while a run learned, live while it does, and the schedule's formula over
-// the learning rate that was measured.
+// Train: the metrics of a run, live while it trains, and the formula of the learning-rate schedule
+// over the measured learning rate.
 
 import { get } from "../api.js";
 import { Chart, smooth } from "../chart.js";
@@ -7,15 +7,15 @@ import { checkbox, element, labelled } from "../dom.js";
 import { chosenRun, lead, runChoice, usableRuns } from "../runs.js";
 import { change } from "../state.js";
 
-const EVERY = 2000; // milliseconds between two questions
-const TITLES = { bleu: "BLEU", chrf: "chrF" }; // what is not written as other words are
+const EVERY = 2000; // milliseconds between two requests
+const TITLES = { bleu: "BLEU", chrf: "chrF" }; // exceptions to the capitalisation
 
-/** What is measured, in words. */
+/** The title of a metric. */
 const titleOf = (key) => TITLES[key] ?? (key[0].toUpperCase() + key.slice(1)).replaceAll("_", " ");
 
-export const keys = [["← →", "in a chart: the step before, the step after"]];
+export const keys = [["← →", "in a chart: previous step, next step"]];
 
-let charts = new Map(); // by what is measured; they stay while the page does
+let charts = new Map(); // by metric; reused while the page is open
 
 export async function draw(place, state, signal) {
   const runs = await usableRuns(signal);
@@ -26,7 +26,7 @@ export async function draw(place, state, signal) {
   charts = new Map();
   place.replaceChildren(
     element("h1", {}, `Training of ${run.name}`),
-    lead("Each point is a line of metrics.jsonl; the dashed curve is the formula, not a measurement."),
+    lead("Each point is a line of metrics.jsonl. The dashed curve is the schedule formula."),
     controls(runs, run, beside, state),
     status,
     grid,
@@ -34,11 +34,11 @@ export async function draw(place, state, signal) {
   const watched = [run, beside].filter(Boolean).map((one) => ({ name: one.name, records: [], broken: 0, next: 0, version: "" }));
   await refresh(watched, signal);
   show(grid, watched, state, status);
-  // The next question when the last is answered, however long that took: two would add the same lines.
+  // Request again only after the last response: two requests at once would add the same lines.
   const again = async () => {
     if (signal.aborted) return;
     try {
-      // A hidden page asks nothing.
+      // A hidden page sends no requests.
       if (!document.hidden && (await refresh(watched, signal))) show(grid, watched, state, status);
     } catch (error) {
       if (!signal.aborted) status.textContent = error.message;
@@ -63,61 +63,61 @@ function controls(runs, run, beside, state) {
     "form",
     { class: "controls", onsubmit: (event) => event.preventDefault() },
     runChoice(runs, run.name),
-    runChoice(runs.filter((one) => one.name !== run.name), beside?.name ?? "", "beside", "Beside", "nothing"),
+    runChoice(runs.filter((one) => one.name !== run.name), beside?.name ?? "", "beside", "Compare with", "nothing"),
     flag("logx", "log x"),
     flag("logy", "log y"),
     labelled("Smoothing", slider),
   );
 }
 
-/** Asks for what is new; whether there was any. */
+/** Requests new records; returns true if there were any. */
 async function refresh(watched, signal) {
   let news = false;
   for (const one of watched) {
-    let found;
+    let answer;
     do {
       const { name, next, version } = one;
-      found = await get("/api/metrics", { run: name, since: next, version }, signal);
-      if (found.reset) [one.records, one.broken] = [[], 0];
-      if (found.schedule !== undefined) one.schedule = found.schedule;
-      one.records = one.records.concat(found.records);
-      one.broken += found.broken;
-      one.next = found.next;
-      one.version = found.version;
-      news ||= found.reset || found.records.length > 0 || found.broken > 0;
-    } while (found.more); // of a long file an answer has a part
+      answer = await get("/api/metrics", { run: name, since: next, version }, signal);
+      if (answer.reset) [one.records, one.broken] = [[], 0];
+      if (answer.schedule !== undefined) one.schedule = answer.schedule;
+      one.records = one.records.concat(answer.records);
+      one.broken += answer.broken;
+      one.next = answer.next;
+      one.version = answer.version;
+      news ||= answer.reset || answer.records.length > 0 || answer.broken > 0;
+    } while (answer.more); // a long file comes in several responses
   }
   return news;
 }
 
-/** The series of each thing measured: {loss: {"demo train": points, …}, …}. */
+/** The series of each metric: {loss: {"demo train": points, …}, …}. */
 function measured(watched) {
-  const found = new Map([["loss", []], ["learning_rate", []]]);
+  const byMetric = new Map([["loss", []], ["learning_rate", []]]);
   for (const { name, records } of watched) {
     for (const record of records) {
       for (const [key, value] of Object.entries(record)) {
         if (key === "step" || key === "split") continue;
-        if (!found.has(key)) found.set(key, []);
+        if (!byMetric.has(key)) byMetric.set(key, []);
         const series = `${watched.length > 1 ? `${name} ` : ""}${record.split}`;
-        const all = found.get(key);
-        let own = all.find((one) => one.name === series);
-        if (!own) all.push((own = { name: series, points: [] }));
-        own.points.push([record.step, value]);
+        const all = byMetric.get(key);
+        let line = all.find((one) => one.name === series);
+        if (!line) all.push((line = { name: series, points: [] }));
+        line.points.push([record.step, value]);
       }
     }
   }
-  return found;
+  return byMetric;
 }
 
 function show(grid, watched, state, status) {
   const share = Number(state.smooth ?? 0);
-  for (const [key, found] of measured(watched)) {
+  for (const [key, measuredSeries] of measured(watched)) {
     if (!charts.has(key)) {
       charts.set(key, new Chart({ name: key, title: titleOf(key) }));
       grid.append(charts.get(key).root);
     }
     let note = "";
-    const series = found.map((one) => {
+    const series = measuredSeries.map((one) => {
       if (key === "learning_rate") return { ...one, style: "dots" };
       const isSmooth = share > 0 && !one.name.endsWith("valid");
       return isSmooth ? { name: `${one.name}, smoothed`, points: smooth(one.points, share) } : one;
@@ -134,6 +134,6 @@ function show(grid, watched, state, status) {
     charts.get(key).show(series, { logX: state.logx === "1", logY: state.logy === "1", note });
   }
   const last = watched[0].records.at(-1);
-  const lost = watched[0].broken ? ` Lines of metrics.jsonl that could not be read: ${watched[0].broken}.` : "";
-  status.textContent = (last ? `Last measured at step ${last.step}; new lines appear by themselves.` : "Nothing was measured yet.") + lost;
+  const lost = watched[0].broken ? ` Unreadable lines in metrics.jsonl: ${watched[0].broken}.` : "";
+  status.textContent = (last ? `Last measured at step ${last.step}; updates automatically.` : "No measurements yet.") + lost;
 }

@@ -1,4 +1,4 @@
-// Translate: hypotheses while one types, where each token looks, and other words for one of them.
+// Translate: live hypotheses, the alignment of each token, and alternatives for a token.
 
 import { post, tensor } from "../api.js";
 import { element, labelled, select, shown, tabs, visible } from "../dom.js";
@@ -8,19 +8,19 @@ import { fill, textArea } from "../form.js";
 import { HeatMap } from "../heatmap.js";
 import { lead, runChoice } from "../runs.js";
 import { change } from "../state.js";
-import { BEAMS, legible, pieceButtons, textsView, tokensIn, tokensOut, whole } from "../writers.js";
+import { BEAMS, integer, legible, pieceButtons, textsView, tokensIn, tokensOut } from "../writers.js";
 
 const ALTERNATIVES = 10;
-const ASKED = 20; // some of the likeliest are never written
+const REQUESTED = 20; // some of the most probable tokens are never generated
 
 export const keys = [
-  ["← →", "on the translation: the token beside; Enter shows what else could stand there"],
-  ["← → ↑ ↓", "in a map: the cell beside"],
+  ["← →", "on the translation: previous token, next token; Enter shows alternatives"],
+  ["← → ↑ ↓", "in a map: next cell"],
 ];
 
-/** The parts of the page, which stay while texts change. */
+/** The elements of the page, reused while the text changes. */
 let screen = null;
-// Another text has other tokens: what was chosen of the last one means nothing in it.
+// Reset for a new text, which has other tokens.
 const FORGOTTEN = { prefix: "", at: "", which: "", cell: "" };
 
 export async function draw(place, state, signal) {
@@ -31,10 +31,10 @@ export async function draw(place, state, signal) {
   fill(screen.text, text);
   chooseFirst(screen.controls, runs, run, state.run, "translate");
   const prefix = tokensIn(state.prefix);
-  const asked = { run: run.name, text, prefix };
-  const found = legible(await post("/api/translate", { ...asked, beam: whole(state.beam), which: whole(state.which) ?? 0 }, signal));
-  const at = state.at === undefined ? -1 : Math.min(whole(state.at) ?? -1, found.tokens.length - 1);
-  const now = { run, runs, state, text, found, at, asked };
+  const request = { run: run.name, text, prefix };
+  const result = legible(await post("/api/translate", { ...request, beam: integer(state.beam), which: integer(state.which) ?? 0 }, signal));
+  const at = state.at === undefined ? -1 : Math.min(integer(state.at) ?? -1, result.tokens.length - 1);
+  const now = { run, runs, state, text, result, at, request };
   screen.controls.replaceChildren(...controls(now, []));
   drawTranslation(now);
   screen.list.replaceChildren(...hypotheses(now));
@@ -63,7 +63,7 @@ function build(place) {
     "div",
     {},
     element("h1", {}, "Translate"),
-    lead("As you type. The map shows where each place looks while its token is written: what is mixed in there, not why it is written."),
+    lead("Translates as you type. The map shows the attention of each target token to the source. A weight shows what is mixed in, not why a token is chosen."),
     made.controls,
     labelled("Text", made.text, "wide"),
     element("div", { class: "panels" }, element("div", { class: "stacked" }, made.translation, made.alternatives), made.list),
@@ -73,48 +73,48 @@ function build(place) {
   return made;
 }
 
-function controls({ run, runs, state, found, text }, examples) {
-  const own = [["", examples.includes(text) ? text : "choose one"], ...examples.filter((one) => one !== text).map((one) => [one, one])];
+function controls({ run, runs, state, result, text }, examples) {
+  const options = [["", examples.includes(text) ? text : "choose one"], ...examples.filter((one) => one !== text).map((one) => [one, one])];
   return [
     runChoice(runs, run.name),
-    labelled("Beam", select(BEAMS, String(found.width), (beam) => change({ beam, which: "", cell: "" }))),
-    ...(examples.length ? [labelled("A sentence of the phrasebook", select(own, "", (one) => one && change({ ...FORGOTTEN, text: one })))] : []),
+    labelled("Beam", select(BEAMS, String(result.width), (beam) => change({ beam, which: "", cell: "" }))),
+    ...(examples.length ? [labelled("Example from the phrasebook", select(options, "", (one) => one && change({ ...FORGOTTEN, text: one })))] : []),
     insteadOf(state.run, run, "translate"),
   ];
 }
 
-function drawTranslation({ found, at, asked }) {
-  const best = found.hypotheses[found.which];
-  const free = element("button", { type: "button", class: "quiet", onclick: () => change({ prefix: "", at: "", which: "", cell: "" }) }, "Let it choose all tokens again");
-  const buttons = pieceButtons("Tokens of the translation", found.pieces, found.log_probabilities.map(Math.exp), {
+function drawTranslation({ result, at, request }) {
+  const best = result.hypotheses[result.which];
+  const free = element("button", { type: "button", class: "quiet", onclick: () => change({ prefix: "", at: "", which: "", cell: "" }) }, "Remove the forced tokens");
+  const buttons = pieceButtons("Tokens of the translation", result.pieces, result.log_probabilities.map(Math.exp), {
     chosen: at,
-    given: asked.prefix.length,
+    given: request.prefix.length,
     choose: (place) => change({ at: place === at ? "" : String(place) }, { replace: true }),
   });
-  // Who has chosen another word goes on from it.
+  // Keep the focus in the translation after an alternative was chosen.
   const on = document.activeElement;
   const within = screen.translation.contains(on) || (at < 0 && screen.alternatives.contains(on));
   screen.translation.replaceChildren(
-    element("h2", {}, found.which ? `Hypothesis ${found.which + 1}` : "Translation"),
+    element("h2", {}, result.which ? `Hypothesis ${result.which + 1}` : "Translation"),
     element("output", { class: "sentence", "aria-live": "polite" }, best.text || "(nothing)"),
     buttons,
-    element("p", { class: "note" }, "Under each token its probability there. Choose one to see what else could stand in its place."),
-    asked.prefix.length ? free : "",
+    element("p", { class: "note" }, "The number below a token is its probability. Choose a token to see alternatives."),
+    request.prefix.length ? free : "",
   );
   if (within) buttons.querySelector('[tabindex="0"]')?.focus();
 }
 
-/** The likeliest tokens at the chosen place; one of them begins another translation. */
-async function drawAlternatives({ found, at, asked }, signal) {
+/** The most probable tokens at the chosen position; choosing one forces it. */
+async function drawAlternatives({ result, at, request }, signal) {
   screen.alternatives.hidden = at < 0;
   if (at < 0) return;
-  const before = found.tokens.slice(0, at);
-  const { top } = legible(await post("/api/next", { ...asked, prefix: before, count: ASKED }, signal));
+  const before = result.tokens.slice(0, at);
+  const { top } = legible(await post("/api/next", { ...request, prefix: before, count: REQUESTED }, signal));
   const rows = top
     .filter((one) => one.after > 0)
     .slice(0, ALTERNATIVES)
     .map(({ token, piece, before: chance }) => {
-      const isOwn = token === found.tokens[at];
+      const isOwn = token === result.tokens[at];
       const go = () => change({ prefix: tokensOut([...before, token]), at: "", which: "", cell: "" });
       return element(
         "tr",
@@ -125,48 +125,48 @@ async function drawAlternatives({ found, at, asked }, signal) {
       );
     });
   screen.alternatives.replaceChildren(
-    element("h2", {}, `Place ${at + 1}: the likeliest tokens`),
+    element("h2", {}, `Position ${at + 1}: most probable tokens`),
     element("table", { class: "bars" }, ...rows),
-    element("p", { class: "note" }, "Choose one, and the translation goes on from there."),
+    element("p", { class: "note" }, "Choose one to continue the translation from there."),
   );
 }
 
-function hypotheses({ found, text }) {
-  const rows = found.hypotheses.map((one, at) =>
+function hypotheses({ result, text }) {
+  const rows = result.hypotheses.map((one, at) =>
     element(
       "tr",
       {},
       element("td", {}, String(at + 1)),
-      element("td", {}, element("button", { type: "button", "aria-pressed": String(at === found.which), onclick: () => change({ which: String(at), at: "", cell: "" }) }, one.text || "(nothing)")),
+      element("td", {}, element("button", { type: "button", "aria-pressed": String(at === result.which), onclick: () => change({ which: String(at), at: "", cell: "" }) }, one.text || "(nothing)")),
       element("td", {}, shown(one.score)),
       element("td", {}, shown(one.log_probability)),
     ),
   );
   const head = ["", "hypothesis", "score", "log P"].map((name) => element("th", { scope: "col" }, name));
   return [
-    element("h2", {}, found.hypotheses.length > 1 ? `The ${found.hypotheses.length} best` : "The best"),
+    element("h2", {}, result.hypotheses.length > 1 ? `The ${result.hypotheses.length} best` : "The best"),
     element("div", { class: "hypotheses" }, element("table", {}, element("tr", {}, ...head), ...rows)),
-    element("div", { class: "below" }, element("p", { class: "note" }, "Ranked by score: log P by the length penalty."), saving(() => textsView("translations", `Translations of “${text}”`, found.hypotheses))),
+    element("div", { class: "below" }, element("p", { class: "note" }, "Ranked by score: log P divided by the length penalty."), saving(() => textsView("translations", `Translations of “${text}”`, result.hypotheses))),
   ];
 }
 
-/** Which map is asked for: of a head, the mean of a layer, the mean of all. */
+/** The chosen map: one head, the mean of a layer, or the mean of all heads. */
 function chosenMap(state, { layers, heads }) {
-  const layer = state.layer === "all" ? -1 : Math.min(whole(state.layer) ?? layers - 1, layers - 1);
-  const head = layer < 0 || state.head === undefined || state.head === "mean" ? -1 : Math.min(whole(state.head) ?? 0, heads - 1);
+  const layer = state.layer === "all" ? -1 : Math.min(integer(state.layer) ?? layers - 1, layers - 1);
+  const head = layer < 0 || state.head === undefined || state.head === "mean" ? -1 : Math.min(integer(state.head) ?? 0, heads - 1);
   const kind = layer < 0 ? "all" : head < 0 ? "mean" : "weights";
   const which = { all: {}, mean: { layer }, weights: { layer, head } }[kind];
   const title = { all: "mean of all heads", mean: `layer ${layer + 1}, mean of its heads`, weights: `layer ${layer + 1}, head ${head + 1}` }[kind];
   return { layer, head, kind, which, title };
 }
 
-async function drawAlignment({ state, found }, gold, signal) {
-  const { alignment } = found;
+async function drawAlignment({ state, result }, gold, signal) {
+  const { alignment } = result;
   const pair = gold?.pair ?? null;
   if (pair === null) screen.gold.root.hidden = true;
   if (alignment === null) {
     screen.map.root.hidden = true;
-    screen.note.textContent = "The layers of this model have maps of different shapes: none is shown.";
+    screen.note.textContent = "Cannot show attention maps whose shape differs between layers.";
     return;
   }
   const map = chosenMap(state, alignment);
@@ -175,26 +175,26 @@ async function drawAlignment({ state, found }, gold, signal) {
   screen.which.replaceChildren(
     labelled("Layer", select(numbers(alignment.layers, ["all", "mean of all"]), map.layer < 0 ? "all" : String(map.layer), (layer) => change({ layer }))),
     ...(map.layer < 0 ? [] : [labelled("Head", select(numbers(alignment.heads, ["mean", "mean"]), map.head < 0 ? "mean" : String(map.head), (head) => change({ head, layer: String(map.layer) })))]),
-    ...(pair?.errors ? [tabs("Unit", [["words", "Words of the phrasebook’s pair"], ["tokens", "Tokens of the translation"]], byWords ? "words" : "tokens", (unit) => change({ unit, cell: "" }))] : []),
+    ...(pair?.errors ? [tabs("Unit", [["words", "Words of the phrasebook pair"], ["tokens", "Tokens of the translation"]], byWords ? "words" : "tokens", (unit) => change({ unit, cell: "" }))] : []),
   );
-  const says = (row, column, value) => `${row} looks at ${column}: ${value}`;
+  const says = (row, column, value) => `${row} attends to ${column}: ${value}`;
   const kind = alignment.joined ? "Attention of the target to the source" : "Cross-attention";
-  const [source, rows, columns] = byWords ? [pair.trace, pair.rows, pair.columns] : [found.trace, found.pieces, alignment.columns];
+  const [source, rows, columns] = byWords ? [pair.trace, pair.rows, pair.columns] : [result.trace, result.pieces, alignment.columns];
   const { values } = await tensor(source, `${byWords ? "words" : "alignment"}.${map.kind}`, map.which, signal);
   screen.map.show({ name: `alignment-${map.title.replace(/\W+/g, "-")}`, title: `${kind}, ${map.title}`, rows, columns, values, says }, cellOf(state.cell));
-  screen.note.textContent = told(gold, map, found);
+  screen.note.textContent = goldNote(gold, map, result);
   if (!pair) return;
   const links = await tensor(pair.trace, "gold", {}, signal);
-  screen.gold.show({ name: "gold-alignment", title: "Gold alignment of the phrasebook", rows: pair.rows, columns: pair.columns, values: links.values, says: (row, column, value) => `${row} ${value === "1" ? "belongs" : "does not belong"} to ${column}` });
+  screen.gold.show({ name: "gold-alignment", title: "Gold alignment of the phrasebook", rows: pair.rows, columns: pair.columns, values: links.values, says: (row, column, value) => `${row} is ${value === "1" ? "" : "not "}aligned with ${column}` });
 }
 
-/** What is known of the alignment, in a line. */
-function told(gold, map, found) {
+/** A note about the gold alignment. */
+function goldNote(gold, map, result) {
   if (gold === null || !gold.phrasebook) return "";
-  if (gold.pair === null) return `This is none of the ${gold.looked.toLocaleString("en")} sentences of the phrasebook that were looked through: there is no gold alignment beside the map.`;
+  if (gold.pair === null) return "No gold alignment for this sentence. Try an example.";
   const { target, errors } = gold.pair;
-  const same = found.hypotheses[found.which].text === target ? "The phrasebook has the same translation." : `The phrasebook has: ${target}`;
+  const same = result.hypotheses[result.which].text === target ? "The phrasebook has the same translation." : `Phrasebook translation: ${target}`;
   if (errors === null) return same;
   const error = { all: () => errors.all, mean: () => errors.mean[map.layer], weights: () => errors.weights[map.layer][map.head] }[map.kind]();
-  return `${same} Alignment error of this map on it, word by word: ${shown(100 * error)} %.`;
+  return `${same} Alignment error rate (AER) of this map: ${shown(100 * error)} %.`;
 }

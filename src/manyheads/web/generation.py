@@ -1,4 +1,4 @@
-"""A text before a model that writes, and what the model may write after it, place by place."""
+"""Generation from one text: beam search, sampling and next-token probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,19 +25,19 @@ from manyheads.loading import TorchRun
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
 from manyheads.tokenizer.tokenizer import Tokenizer
-from manyheads.web.forward import Room
+from manyheads.web.forward import SizeLimit
 from manyheads.web.responses import Fields, Problem
 
-MOST_READ = 128  # tokens of a text that is written from while somebody types
+MOST_READ = 128  # input tokens; the pages generate while the user types
 MOST_BEAM = 8
-MOST_WRITTEN = 64  # tokens that a language model goes on by
-USUAL = 20
+MOST_WRITTEN = 64  # tokens that a language model generates
+DEFAULT_LIMIT = 20
 
 
 class PrefixConstraints(LogitsConstraints):
-    """Constraints of a text whose first tokens are given.
+    """Constraints that force the first tokens of a text.
 
-    A given token costs its own log P, as a chosen one does: scores stay comparable.
+    A forced token keeps its log P, so that scores stay comparable.
     """
 
     prefix: Sequence[int] = ()
@@ -62,10 +62,10 @@ class PrefixConstraints(LogitsConstraints):
 
 
 @dataclass(frozen=True)
-class Writing:
-    """A model with what it has read: a source, or a prompt that it goes on with.
+class Generation:
+    """A model with its input `read`: a source to translate, or a prompt to continue.
 
-    `limit` is the most tokens that it may write, an end included.
+    `limit` is the maximum number of generated tokens, including the end token.
     """
 
     opened: TorchRun
@@ -79,7 +79,7 @@ class Writing:
 
     @property
     def continues(self) -> bool:
-        """Whether what is written stands behind what was read, in one text."""
+        """True if the model continues its input (language model) rather than translating it."""
         return isinstance(self.opened.model, Gpt)
 
     @property
@@ -92,7 +92,7 @@ class Writing:
 
     @property
     def start(self) -> int:
-        """The token before the first written one."""
+        """The token before the first generated one."""
         return self.read[-1] if self.continues else self.special_tokens.start
 
     @property
@@ -101,100 +101,102 @@ class Writing:
         return int(table.num_embeddings)
 
     def begin(self, rows: int = 1) -> DecoderSession:
-        """Ready to write the first token, in so many rows."""
+        """A decoder session before the first token, with `rows` copies of the input."""
         read = self._batch(self.read).expand(rows, -1)
         if self.continues:
             return Generator(self.model, self.tokenizer, self.decode).begin(read)
         translator = Translator(self.model, self.tokenizer, self.decode)
         return translator.begin(read, torch.ones_like(read, dtype=torch.bool))
 
-    def constraints(self, given: Sequence[int] = ()) -> PrefixConstraints:
+    def constraints(self, prefix: Sequence[int] = ()) -> PrefixConstraints:
         special, device = self.special_tokens, self.opened.device
         constraints = PrefixConstraints(self.decode, special.end, special.suppressed, device)
-        constraints.prefix = list(given)
+        constraints.prefix = list(prefix)
         return constraints
 
-    def search(self, given: Sequence[int] = (), beam: int | None = None) -> BeamSearch:
-        """Beam search as `Translator` and `Generator` do it, the first tokens given."""
+    def search(self, prefix: Sequence[int] = (), beam: int | None = None) -> BeamSearch:
+        """Beam search as in `Translator` and `Generator`, with the first tokens forced."""
         decode = replace(self.decode, beam=self.decode.beam if beam is None else beam)
-        return BeamSearch(decode, self.constraints(given))
+        return BeamSearch(decode, self.constraints(prefix))
 
     def limits(self, rows: int = 1) -> Tensor:
         return torch.full((rows,), self.limit, device=self.opened.device)
 
-    def draw(self, sample: Sample, rows: int, given: Sequence[int] = ()) -> list[list[int]]:
-        """So many texts, each by random numbers of its own."""
+    def sample(self, sample: Sample, rows: int, prefix: Sequence[int] = ()) -> list[list[int]]:
+        """Sample `rows` texts, each with its own random numbers."""
         limits, sampler = self.limits(rows), Sampler(sample, rows)
-        samples = Samples(self.constraints(given), sample, rows, self.limit, limits.device)
+        samples = Samples(self.constraints(prefix), sample, rows, self.limit, limits.device)
         samples.begin(torch.full_like(limits, self.start), limits, sampler)
         return samples.run(partial(samples.step, self.begin(rows)))
 
-    def logits(self, written: Sequence[int]) -> Float[Tensor, "t v"]:
-        """In one pass: row i is of the token at place i, the last row of what comes after all."""
+    def logits(self, generated: Sequence[int]) -> Float[Tensor, "t v"]:
+        """Logits of one forward pass: row i predicts token i, the last row the next token."""
         if self.continues:
-            whole = self.model(self._batch([*self.read, *written]))[0]
-            return whole[len(self.read) - 1 :].float()
-        target = self._batch([self.start, *written])
+            logits = self.model(self._batch([*self.read, *generated]))[0]
+            return logits[len(self.read) - 1 :].float()
+        target = self._batch([self.start, *generated])
         return self.model(self._batch(self.read), target)[0].float()
 
-    def after(self, written: Sequence[int], sample: Sample) -> tuple[Tensor, Tensor]:
-        """P of the next token: as the model has it, and as it is drawn from."""
-        logits = self.logits(written)[-1:]
+    def after(self, generated: Sequence[int], sample: Sample) -> tuple[Tensor, Tensor]:
+        """P of the next token, before and after constraints and sampling filters."""
+        logits = self.logits(generated)[-1:]
         before = logits.softmax(-1)[0]
-        length = torch.tensor([len(written) + 1], device=logits.device)
+        length = torch.tensor([len(generated) + 1], device=logits.device)
         self.constraints().apply(logits, length, length == self.limit)
         return before, filtered(logits, sample).softmax(-1)[0]
 
-    def text(self, written: Sequence[int]) -> str:
-        """What is written, as text."""
+    def text(self, generated: Sequence[int]) -> str:
+        """Decode the generated tokens."""
         if not self.continues:
-            return self.tokenizer.decode(written)
-        return self.tokenizer.decode([*self.read, *written])[
+            return self.tokenizer.decode(generated)
+        return self.tokenizer.decode([*self.read, *generated])[
             len(self.tokenizer.decode(self.read)) :
         ]
 
-    def given(self, fields: Fields, name: str = "prefix") -> list[int]:
-        """The tokens that the text shall begin with, as a request names them."""
+    def prefix(self, fields: Fields, name: str = "prefix") -> list[int]:
+        """The forced first tokens of a request, validated."""
         value = fields.values.get(name, [])
         if not isinstance(value, list) or not all(type(token) is int for token in value):
-            raise Problem(400, f"'{name}' must be a list of tokens, whole numbers")
+            raise Problem(400, f"'{name}' must be a list of token ids (integers)")
         if len(value) >= self.limit:
             raise Problem(
-                413, f"'{name}' has {len(value)} tokens, but at most {self.limit} are written"
+                413, f"'{name}' has {len(value)} tokens, more than the limit of {self.limit}"
             )
-        barred = set(self.special_tokens.suppressed)
-        for place, token in enumerate(value, start=1):
-            early = token == self.special_tokens.end and place < len(value)
-            if not 0 <= token < self.vocabulary or token in barred or early:
-                raise Problem(400, f"'{name}' holds {token}, which is never written there")
+        suppressed = set(self.special_tokens.suppressed)
+        for position, token in enumerate(value, start=1):
+            early = token == self.special_tokens.end and position < len(value)
+            if not 0 <= token < self.vocabulary or token in suppressed or early:
+                raise Problem(400, f"'{name}' has {token}, which is never generated there")
         return value
 
     def _batch(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], device=self.opened.device)
 
 
-def writing_of(opened: TorchRun, fields: Fields, most_tokens: int) -> Writing:
-    """What a request {text, beam?, limit?} asks a run to write from."""
+def generation_of(opened: TorchRun, fields: Fields, max_tokens: int) -> Generation:
+    """The generation that a request {text, beam?, limit?} describes."""
     model: Any = opened.model
     if not isinstance(model, EncoderDecoder | Gpt):
-        raise opened.unsupported("writes", "an encoder–decoder or a decoder-only model")
+        raise opened.unsupported("generates text", "an encoder–decoder or a language model")
     beam = fields.number("beam", MOST_BEAM)
-    asked = fields.number("limit", MOST_WRITTEN)
-    check_at_least("limit", asked, 1)
-    limit = USUAL if asked is None else asked
+    requested = fields.number("limit", MOST_WRITTEN)
+    check_at_least("limit", requested, 1)
+    limit = DEFAULT_LIMIT if requested is None else requested
     decode = opened.run.decode if beam is None else opened.decode(beam=beam)
     if decode.beam > MOST_BEAM:
         decode = opened.decode(beam=MOST_BEAM)
     special = SpecialTokens(opened.tokenizer, decode)
     ids = opened.tokenizer.encode(fields.text("text", ""))
-    room = Room(min(most_tokens, MOST_READ), 0)
+    size_limit = SizeLimit(min(max_tokens, MOST_READ), 0)
     if not isinstance(model, Gpt):
         source = special.source(ids)
-        room.check(source, model, "the text")
-        return Writing(opened, decode, source, decode.limit(len(source), model.config.max_length))
+        size_limit.check(source, model, "the text")
+        return Generation(
+            opened, decode, source, decode.limit(len(source), model.config.max_length)
+        )
     prompt = ids or [special.start]
-    room.check(prompt, model, "the text")
+    size_limit.check(prompt, model, "the text")
     positions = model.decoder.position.max_length
     if positions is not None:
         limit = min(limit, positions - len(prompt) + 1)
-    return Writing(opened, decode, prompt, limit)
+    return Generation(opened, decode, prompt, limit)
