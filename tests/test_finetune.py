@@ -61,8 +61,8 @@ def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 def test_the_stack_of_an_encoder_is_kept(
     name: str, starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
-    found = classifier(starts[name], texts, tmp_path / "run")
-    model, state = found.model, dict(found.model.state_dict())
+    actual = classifier(starts[name], texts, tmp_path / "run")
+    model, state = actual.model, dict(actual.model.state_dict())
     begun = read_tensors(starts[name] / "model.safetensors")[0]
     assert isinstance(model, Bert)
     assert_equal(of_stack(state), of_stack(begun))
@@ -80,9 +80,9 @@ def test_the_stack_of_an_encoder_is_kept(
     else:
         assert pooled not in begun
     assert not any(name.startswith("next_sentence") for name in state)
-    given = (tmp_path / "run/tokenizer.json").read_bytes()
-    assert given == (starts[name] / "tokenizer.json").read_bytes()
-    found.run()
+    inputs = (tmp_path / "run/tokenizer.json").read_bytes()
+    assert inputs == (starts[name] / "tokenizer.json").read_bytes()
+    actual.run()
     opened = load_torch_run(tmp_path / "run")
     assert opened.run.init == str(starts[name])
     assert not torch.equal(opened.model.state_dict()["tokens.weight"], begun["tokens.weight"])
@@ -92,36 +92,36 @@ def test_the_stack_of_an_encoder_is_kept(
 def test_the_encoder_of_an_encoder_decoder_has_the_states_that_it_had(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
-    found = classifier(starts["spans"], texts, tmp_path / "run")
+    actual = classifier(starts["spans"], texts, tmp_path / "run")
     before = load_torch_run(starts["spans"]).model
     assert isinstance(before, Seq2Seq)
-    assert isinstance(found.model, Bert)
-    [batch] = found.task.batches(0)
+    assert isinstance(actual.model, Bert)
+    [batch] = actual.task.batches(0)
     assert batch.mask is not None
-    found.model.eval()
+    actual.model.eval()
     with torch.no_grad():
-        ours = found.model.hidden(batch.tokens, batch.mask)
+        ours = actual.model.hidden(batch.tokens, batch.mask)
         theirs = before.encode(batch.tokens, batch.mask).states
     assert torch.equal(ours[batch.mask], theirs[batch.mask])
     # No position of it was made a summary: the mean of all is.
-    assert found.model.config.pooler is not None
-    assert found.model.config.pooler.over == "mean"
-    found.run()
+    assert actual.model.config.pooler is not None
+    assert actual.model.config.pooler.over == "mean"
+    actual.run()
 
 
 def test_an_imported_encoder(texts: Path, tmp_path: Path) -> None:
     folders = pytest.importorskip("tests.exchange.folders")
     folder, theirs = folders.saved(tmp_path / "theirs", "bert")
-    found = classifier(folder, texts, tmp_path / "run")
-    [batch] = found.task.batches(0)
-    found.model.eval()
+    actual = classifier(folder, texts, tmp_path / "run")
+    [batch] = actual.task.batches(0)
+    actual.model.eval()
     with torch.no_grad():
-        ours = found.model.hidden(batch.tokens, batch.mask, batch.segments)  # type: ignore[operator]
+        ours = actual.model.hidden(batch.tokens, batch.mask, batch.segments)  # type: ignore[operator]
         real = torch.ones_like(batch.tokens) if batch.mask is None else batch.mask
-        given = {"input_ids": batch.tokens, "attention_mask": real.long()}
-        expected = theirs.bert(**given, token_type_ids=batch.segments).last_hidden_state
+        inputs = {"input_ids": batch.tokens, "attention_mask": real.long()}
+        expected = theirs.bert(**inputs, token_type_ids=batch.segments).last_hidden_state
     torch.testing.assert_close(ours[real.bool()], expected[real.bool()], rtol=1e-4, atol=1e-4)
-    found.run()
+    actual.run()
     assert load_run(tmp_path / "run").encoder().classify(["one two", "the dog"])
 
 
@@ -134,8 +134,8 @@ def test_a_classifier_for_other_labels_begins_with_a_new_head(
     table = tmp_path / "train.tsv"
     table.write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
     settings = (f"data.train={table}", f"init={starts['labels']}")
-    found = recipe_trainer("classify", tmp_path / "run", *TRAIN, *STEPS, *settings)
-    state = dict(found.model.state_dict())
+    actual = recipe_trainer("classify", tmp_path / "run", *TRAIN, *STEPS, *settings)
+    state = dict(actual.model.state_dict())
     begun = read_tensors(starts["labels"] / "model.safetensors")[0]
     assert_equal(of_stack(state), of_stack(begun))
     assert torch.equal(state["pooler.project.weight"], begun["pooler.project.weight"])
@@ -147,23 +147,23 @@ def test_a_classifier_for_other_labels_begins_with_a_new_head(
 def test_a_classifier_for_the_same_labels_keeps_its_head(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
-    found = classifier(starts["labels"], texts, tmp_path / "run")
+    actual = classifier(starts["labels"], texts, tmp_path / "run")
     begun = read_tensors(starts["labels"] / "model.safetensors")[0]
-    assert_equal(dict(found.model.state_dict()), begun)
+    assert_equal(dict(actual.model.state_dict()), begun)
 
 
 @pytest.mark.parametrize("name", ["causal stream", "masked pairs", "replaced", "spans"])
 def test_pretraining_goes_on_from_its_own_kind(
     name: str, starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
-    given = [setting for setting in CASES[name].all(texts) if not setting.startswith("tokens")]
-    own = [setting for setting in given if not setting.startswith("model.")]
+    inputs = [setting for setting in CASES[name].all(texts) if not setting.startswith("tokens")]
+    local = [setting for setting in inputs if not setting.startswith("model.")]
     start = f"init={starts[name]}"
-    found = recipe_trainer(CASES[name].recipe, tmp_path / "run", *own, start, *SHORT)
+    actual = recipe_trainer(CASES[name].recipe, tmp_path / "run", *local, start, *SHORT)
     assert_equal(
-        dict(found.saved_model.state_dict()), read_tensors(starts[name] / "model.safetensors")[0]
+        dict(actual.saved_model.state_dict()), read_tensors(starts[name] / "model.safetensors")[0]
     )
-    found.run()
+    actual.run()
     assert read_run(tmp_path / "run").init == str(starts[name])
 
 
@@ -172,8 +172,8 @@ def test_a_masked_model_becomes_one_that_detects(
 ) -> None:
     """The head for words has a part of the same name and shape as that for detection: not taken."""
     settings = (*TRAIN, f"data.folder={texts}", f"init={starts['masked pairs']}")
-    found = recipe_trainer("electra-mini", tmp_path / "run", *settings)
-    state = dict(found.saved_model.state_dict())
+    actual = recipe_trainer("electra-mini", tmp_path / "run", *settings)
+    state = dict(actual.saved_model.state_dict())
     begun = read_tensors(starts["masked pairs"] / "model.safetensors")[0]
     assert_equal(of_stack(state), of_stack(begun))
     assert state["head.project.weight"].shape == begun["head.project.weight"].shape
@@ -187,7 +187,7 @@ def test_going_on_does_not_begin_again(
     start = shutil.copytree(starts["masked pairs"], tmp_path / "start")
     whole, out = tmp_path / "whole", tmp_path / "run"
     classifier(start, texts, whole).run()
-    found = classifier(start, texts, out)
+    actual = classifier(start, texts, out)
 
     class Killed(Exception):
         pass
@@ -195,9 +195,9 @@ def test_going_on_does_not_begin_again(
     def kill() -> None:
         raise Killed
 
-    hurt(found, 6, kill)
+    hurt(actual, 6, kill)
     with pytest.raises(Killed):
-        found.run()
+        actual.run()
     tensors, about = read_tensors(start / "model.safetensors")
     other = {name: tensor + 1 for name, tensor in tensors.items()}
     write_tensors(start / "model.safetensors", other, about)
@@ -283,11 +283,11 @@ def test_the_settings_of_the_start_are_taken(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
     """All but what stands on top; a setting that no weight hangs on may still be changed."""
-    found: Any = classifier(starts["replaced"], texts, tmp_path / "run", "model.dropout=0.3")
+    actual: Any = classifier(starts["replaced"], texts, tmp_path / "run", "model.dropout=0.3")
     begun: Any = read_run(starts["replaced"]).model
     for name in ("dim", "layers", "heads", "ffn_dim", "max_length", "position", "embed"):
-        assert getattr(found.model.config, name) == getattr(begun, name)
-    assert found.model.config.dropout == 0.3
+        assert getattr(actual.model.config, name) == getattr(begun, name)
+    assert actual.model.config.dropout == 0.3
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "marian"])
@@ -300,11 +300,11 @@ def test_a_translator_is_trained_in_the_frame_that_it_writes_in(
         (tmp_path / f"train.{side}").write_text("a small dog\nthe cat\n" * 20, encoding="utf-8")
     data = (f"data.folder={tmp_path}", "data.source=en", "data.target=de")
     settings = (f"init={start}", *data, "train.steps=2", "train.batch_tokens=64")
-    found = recipe_trainer("translation", tmp_path / "run", *settings, "train.validate_every=2")
-    found.run()
+    actual = recipe_trainer("translation", tmp_path / "run", *settings, "train.validate_every=2")
+    actual.run()
     opened = load_torch_run(tmp_path / "run")
     marks = opened.translator().special_tokens
-    [batch] = found.task.batches(0)
+    [batch] = actual.task.batches(0)
     row = batch.source[0][batch.source_real[0]].tolist()
     text = opened.tokenizer.decode(row)
     assert row == marks.source(opened.tokenizer.encode(text))
@@ -317,11 +317,11 @@ def test_masked_training_goes_on_from_a_model_without_segments(texts: Path, tmp_
     """What is asked for on the command line counts, not what the recipe had before."""
     start, _ = saved(tmp_path / "roberta", "roberta", "RobertaForMaskedLM")
     settings = (*TRAIN, f"data.folder={texts}", f"init={start}", "objective.pairs=none")
-    found = recipe_trainer("bert-mini", tmp_path / "run", *settings, "data.lines=text")
-    assert isinstance(found.model, Bert)
-    assert found.model.config.next_sentence is None
+    actual = recipe_trainer("bert-mini", tmp_path / "run", *settings, "data.lines=text")
+    assert isinstance(actual.model, Bert)
+    assert actual.model.config.next_sentence is None
     begun = dict(load_run(start).model.state_dict())  # type: ignore[attr-defined]
-    state = dict(found.model.state_dict())
+    state = dict(actual.model.state_dict())
     assert_equal(of_stack(state), of_stack(begun))
     assert torch.equal(state["head.project.weight"], begun["head.project.weight"])
 
@@ -329,11 +329,11 @@ def test_masked_training_goes_on_from_a_model_without_segments(texts: Path, tmp_
 def test_an_encoder_reads_on_in_the_frame_that_it_was_pretrained_with(
     starts: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
-    found = classifier(starts["spans"], texts, tmp_path / "run")
+    actual = classifier(starts["spans"], texts, tmp_path / "run")
     tokenizer = load_torch_run(starts["spans"]).tokenizer
-    [batch] = found.task.batches(0)
+    [batch] = actual.task.batches(0)
     real = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.mask is None else batch.mask
-    for row, own in zip(batch.tokens, real, strict=True):
-        ids = row[own].tolist()
+    for row, local in zip(batch.tokens, real, strict=True):
+        ids = row[local].tolist()
         assert ids[-1] == tokenizer.end
         assert tokenizer.classify not in ids

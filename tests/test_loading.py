@@ -79,8 +79,8 @@ def test_a_folder_and_the_run_made_of_it_are_one_model(
         manyheads.from_huggingface(folder),
     ]
     torch.manual_seed(1)
-    wanted, said = logits(family, theirs, models[0])
-    torch.testing.assert_close(said, wanted, atol=1e-5, rtol=1e-5)
+    expected, said = logits(family, theirs, models[0])
+    torch.testing.assert_close(said, expected, atol=1e-5, rtol=1e-5)
     for model in models[1:]:
         assert not model.training
         torch.manual_seed(1)
@@ -153,17 +153,17 @@ def test_ctranslate2_is_given_the_device(
     assert isinstance(opened, TorchRun)
     save_run(opened.run, opened.own_tokenizer, opened.model, tmp_path)
     write_ctranslate2(opened.model, opened.tokenizer, tmp_path)  # type: ignore[arg-type]
-    real, given = ctranslate2.Generator, []
+    real, inputs = ctranslate2.Generator, []
 
     def runner(folder: str, device: str, device_index: int, intra_threads: int) -> Any:
-        given.append((device, device_index))
+        inputs.append((device, device_index))
         return real(folder, "cpu", intra_threads=intra_threads)
 
     monkeypatch.setattr(ctranslate2, "Generator", runner)
     monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 2)
     for device in ("cpu", "auto", "cuda", torch.device("cuda:1")):
         load_run(tmp_path, device).generator()
-    assert given == [("cpu", 0), ("auto", 0), ("cuda", 0), ("cuda", 1)]
+    assert inputs == [("cpu", 0), ("auto", 0), ("cuda", 0), ("cuda", 1)]
     monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: 0)
     with pytest.raises(UserError, match="CTranslate2 has no GPU to compute on here"):
         load_run(tmp_path, "cuda").generator()

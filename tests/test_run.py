@@ -67,11 +67,11 @@ def test_settings_on_top_of_a_recipe() -> None:
 
 def test_the_folder_holds_the_run_and_rebuilds_its_model(folder: Path) -> None:
     run = read_run(folder)
-    asked = read_recipe("phrasebook", [*TINY, "model.position=rotary", "seed=7"])
+    requested = read_recipe("phrasebook", [*TINY, "model.position=rotary", "seed=7"])
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     size = tokenizer.vocab_size
     assert run == dataclasses.replace(
-        asked, model=dataclasses.replace(asked.model, vocab_size=size)
+        requested, model=dataclasses.replace(requested.model, vocab_size=size)
     )
     opened = load_torch_run(folder)
     weights, about = read_tensors(folder / "model.safetensors")
@@ -137,9 +137,9 @@ SIDES = ("encoder", "decoder")
 
 def sided(core: Any = None, **cores: Any) -> str:
     """The digest of an encoder–decoder with these cores of its sides."""
-    whole: dict[str, Any] = {} if core is None else {"attention": core}
+    full: dict[str, Any] = {} if core is None else {"attention": core}
     own: dict[str, Any] = {name: StackOverrides(attention=chosen) for name, chosen in cores.items()}
-    return model_digest(dataclasses.replace(PLAIN, **whole, **own))
+    return model_digest(dataclasses.replace(PLAIN, **full, **own))
 
 
 def test_how_attention_is_computed_is_no_part_of_what_weights_mean() -> None:
@@ -156,15 +156,15 @@ def test_how_attention_is_computed_is_no_part_of_what_weights_mean() -> None:
 
 
 def test_what_a_query_sees_is_part_of_what_weights_mean() -> None:
-    whole = [PLAIN, *(dataclasses.replace(PLAIN, attention=Longformer(n)) for n in (2, 3))]
-    found = [model_digest(config) for config in whole]
-    assert found[1] == "612d9b4dfd8ae30e"  # as weights of then have it
+    full = [PLAIN, *(dataclasses.replace(PLAIN, attention=Longformer(n)) for n in (2, 3))]
+    actual = [model_digest(config) for config in full]
+    assert actual[1] == "612d9b4dfd8ae30e"  # as weights of then have it
     assert sided(encoder=Longformer(2)) == "f79f63ebf168ef10"
-    found += [sided(**{name: Longformer(window)}) for name in SIDES for window in (2, 3)]
-    found += [sided(Longformer(2), **{name: Dense()}) for name in SIDES]
-    found += [sided(encoder=Performer(8)), sided(encoder=Performer(9))]
-    found += [sided(encoder=Longformer(2), decoder=Longformer(3))]
-    assert len(set(found)) == len(found) == 12
+    actual += [sided(**{name: Longformer(window)}) for name in SIDES for window in (2, 3)]
+    actual += [sided(Longformer(2), **{name: Dense()}) for name in SIDES]
+    actual += [sided(encoder=Performer(8)), sided(encoder=Performer(9))]
+    actual += [sided(encoder=Longformer(2), decoder=Longformer(3))]
+    assert len(set(actual)) == len(actual) == 12
 
 
 @pytest.mark.parametrize(
@@ -261,10 +261,12 @@ def test_token_vectors_that_waves_would_drown_are_told(
 )
 def test_a_window_that_hides_nothing_is_told(settings: str, lower: str, tmp_path: Path) -> None:
     """The phrasebook's model reads 128 positions of either side."""
-    sizes = [one for one in TINY if "rnn" not in settings or "heads" not in one]
-    sizes = [one for one in sizes if "rnn" not in settings or "ffn_dim" not in one]
+    sizes = [item for item in TINY if "rnn" not in settings or "heads" not in item]
+    sizes = [item for item in sizes if "rnn" not in settings or "ffn_dim" not in item]
     run = read_recipe("phrasebook", [*sizes, *settings.split()])
     notes = make_trainer(run, tmp_path / "run", torch.device("cpu")).task.notes
     said = [note for note in notes if "hides nothing" in note]
     assert len(said) == bool(lower)
-    assert all(f"lower {'model.' * (not lower.startswith('model'))}{lower}" in one for one in said)
+    assert all(
+        f"lower {'model.' * (not lower.startswith('model'))}{lower}" in item for item in said
+    )

@@ -15,13 +15,13 @@ SCALE = (60, 62, 64, 65, 67, 69, 71, 72)
 def random_performance(seed: int, notes: int = 60) -> Performance:
     """Any notes: they overlap, last nothing, are struck twice at once, or follow long silences."""
     draw = random.Random(seed)
-    found = []
+    actual = []
     for _ in range(notes):
         start = draw.choice((draw.randrange(40), draw.randrange(2000)))
         length = draw.choice((0, 1, draw.randrange(30), draw.randrange(500)))
         pitch = draw.choice((draw.randrange(58, 62), draw.randrange(128)))
-        found.append(Note(start, pitch, start + length, draw.randint(1, 32)))
-    return resolve_overlaps(found)
+        actual.append(Note(start, pitch, start + length, draw.randint(1, 32)))
+    return resolve_overlaps(actual)
 
 
 def midi_bytes(*tracks: list[Any], path: Path, beat: int = 480, kind: int = 1) -> bytes:

@@ -275,9 +275,9 @@ def test_mixup_and_cutmix_alternate() -> None:
     assert torch.equal(targets[unchanged], torch.eye(count)[labels[unchanged]])
     assert bool((targets[~unchanged].count_nonzero(1) == 2).all())
     # More than three errors: some rectangles have no pixel, or all.
-    for found, expected in ((blended, 0.3), (unchanged, 0.4), (~blended & ~unchanged, 0.3)):
+    for actual, expected in ((blended, 0.3), (unchanged, 0.4), (~blended & ~unchanged, 0.3)):
         error = math.sqrt(expected * (1 - expected) / count)
-        assert abs(float(found.double().mean()) - expected) < 3 * error + 0.01
+        assert abs(float(actual.double().mean()) - expected) < 3 * error + 0.01
 
 
 @pytest.mark.parametrize("alpha", [1e-4, 0.2, 1.0, 8.0])

@@ -405,7 +405,7 @@ def test_a_digest_depends_on_pixels_labels_and_classes() -> None:
     ]
     same = ImageSet(pixels.copy(), labels.copy(), ["a", "b"], ("a note",))
     assert part.digest() == same.digest()
-    assert len({one.digest() for one in (part, *others)}) == 5
+    assert len({item.digest() for item in (part, *others)}) == 5
 
 
 def test_folders_and_settings_that_are_refused(tmp_path: Path) -> None:

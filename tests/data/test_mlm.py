@@ -155,9 +155,9 @@ def test_a_pair_in_its_frame_token_by_token(texts: Texts, tokenizer: Tokenizer) 
         padding = rows.tokens.shape[1] - len(tokens)
         assert rows.tokens[row].tolist() == tokens + padding * [tokenizer.pad]
         assert rows.lengths[row] == len(tokens) <= LENGTH
-        ones = len(parts[1]) + 1
-        zeros = len(tokens) - ones
-        assert rows.segments[row].tolist() == [0] * zeros + [1] * ones + [0] * padding
+        items = len(parts[1]) + 1
+        zeros = len(tokens) - items
+        assert rows.segments[row].tolist() == [0] * zeros + [1] * items + [0] * padding
     some = np.array([5, 2, 17])
     batch = rows.batch(some)
     assert batch.other is not None

@@ -124,6 +124,6 @@ def trainer(name: str, folder: Path, out: Path, *overrides: str) -> Trainer:
 
 def recipe_trainer(recipe: str, out: Path, *overrides: str) -> Trainer:
     """What `manyheads train RECIPE OVERRIDES --out OUT` makes before it runs."""
-    found = make_trainer(read_recipe(recipe, overrides), out, CPU)
-    found.metrics.has_board = False  # importing TensorBoard takes seconds
-    return found
+    actual = make_trainer(read_recipe(recipe, overrides), out, CPU)
+    actual.metrics.has_board = False  # importing TensorBoard takes seconds
+    return actual

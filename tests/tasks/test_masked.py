@@ -161,8 +161,8 @@ def test_validation_counts_all_rows_and_does_not_depend_on_the_seed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = write_texts(tmp_path / "texts", 120)
-    found = trainer(name, texts, tmp_path / "run", "data.held_out=0.5")
-    assert isinstance(found.task, MaskedTask)
+    actual = trainer(name, texts, tmp_path / "run", "data.held_out=0.5")
+    assert isinstance(actual.task, MaskedTask)
     passes: list[tuple[MaskedBatch, masked.PassResult]] = []
     forward_pass = masked.forward_pass
 
@@ -172,7 +172,7 @@ def test_validation_counts_all_rows_and_does_not_depend_on_the_seed(
 
     monkeypatch.setattr(masked, "forward_pass", record)
     torch.manual_seed(1)
-    first = found.task.validate(found.model)
+    first = actual.task.validate(actual.model)
     assert len(passes) > 1
     assert passes[0][0].positions.tolist() != passes[1][0].positions.tolist()
     [term] = passes[0][1].correct
@@ -180,4 +180,4 @@ def test_validation_counts_all_rows_and_does_not_depend_on_the_seed(
     count = sum(result.losses[term].count for _, result in passes)
     assert first[f"{term}_accuracy"] == correct / count
     torch.manual_seed(2)
-    assert found.task.validate(found.model) == first
+    assert actual.task.validate(actual.model) == first

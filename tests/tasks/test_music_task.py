@@ -59,11 +59,11 @@ def trainer(name: str, folders: dict[str, Path], out: Path, *overrides: str) -> 
 
 @pytest.fixture(scope="module")
 def trained(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found = {}
+    actual = {}
     for name in CASES:
-        found[name] = tmp_path_factory.mktemp("runs") / name
-        trainer(name, folders, found[name]).run()
-    return found
+        actual[name] = tmp_path_factory.mktemp("runs") / name
+        trainer(name, folders, actual[name]).run()
+    return actual
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -80,14 +80,14 @@ def test_killed_and_started_again_ends_with_the_same_bits(
 def test_parted_batches_are_the_whole_one(
     name: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    whole = trainer(name, folders, tmp_path / "1").task
+    full = trainer(name, folders, tmp_path / "1").task
     sizes = ("train.batch_rows=3", "train.accumulate=2")
     parted = trainer(name, folders, tmp_path / "2", *sizes).task
     for step in range(8):
-        [one], parts = whole.batches(step), parted.batches(step)
-        assert torch.equal(one.tokens, torch.cat([part.tokens for part in parts]))
-        assert torch.equal(one.labels, torch.cat([part.labels for part in parts]))
-        assert one.count == sum(part.count for part in parts)
+        [item], parts = full.batches(step), parted.batches(step)
+        assert torch.equal(item.tokens, torch.cat([part.tokens for part in parts]))
+        assert torch.equal(item.labels, torch.cat([part.labels for part in parts]))
+        assert item.count == sum(part.count for part in parts)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -200,10 +200,10 @@ def test_a_prime_is_what_the_file_begins_with(trained: dict[str, Path], tmp_path
     assert code == 0, said
     assert "the model continues the last" in said  # of 16 tokens
     begun = scale_up(2)
-    found = read_midi(out)
-    assert found[: len(begun)] == begun
-    assert len(found) > len(begun)
-    assert all(note.start >= begun[-1].end for note in found[len(begun) :])
+    actual = read_midi(out)
+    assert actual[: len(begun)] == begun
+    assert len(actual) > len(begun)
+    assert all(note.start >= begun[-1].end for note in actual[len(begun) :])
     width, height, colours = png(roll)
     assert min(width, height) > 300
     assert colours > 10
@@ -251,8 +251,8 @@ def test_data_that_have_moved_are_found_where_they_are_named(
 
 def test_too_little_music_asks_for_music(folders: dict[str, Path], tmp_path: Path) -> None:
     """One stretch is enough, a token less is not."""
-    whole = trainer("jsb", folders, tmp_path / "1", "model.max_length=208")
-    assert len(whole.task.text.flat) - 1 == 208  # type: ignore[attr-defined]
+    full = trainer("jsb", folders, tmp_path / "1", "model.max_length=208")
+    assert len(full.task.text.flat) - 1 == 208  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"208 tokens are too few .*: give more or longer pieces"):
         trainer("jsb", folders, tmp_path / "2", "model.max_length=209")
 
@@ -283,10 +283,10 @@ def eager_to_end(generator: Any) -> Any:
     model, tokenizer = generator.model, generator.tokenizer
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
-        found = torch.zeros(*hidden.shape[:-1], tokenizer.vocab_size)
-        found[..., tokenizer.end] = 60.0
-        found[..., tokenizer.token_id("rest")] = 40.0
-        return found
+        actual = torch.zeros(*hidden.shape[:-1], tokenizer.vocab_size)
+        actual[..., tokenizer.end] = 60.0
+        actual[..., tokenizer.token_id("rest")] = 40.0
+        return actual
 
     model.logits = logits
     return generator
@@ -302,12 +302,12 @@ def test_a_chorale_opens_with_sound_whatever_the_model_wants(
 ) -> None:
     """A bar in which no voice rests; then it may rest, and once there is enough of it, end."""
     grid, how = ChoraleGrid(), {"at_limit": "truncate", "beam": 2}
-    given: dict[str, Any] = {"limit": 100, "sample": sample}
-    assert compose(writer(trained["jsb"], **how), grid, [], **given) == []
-    opened = compose(writer(trained["jsb"], min_length=64, **how), grid, [], **given)
+    inputs: dict[str, Any] = {"limit": 100, "sample": sample}
+    assert compose(writer(trained["jsb"], **how), grid, [], **inputs) == []
+    opened = compose(writer(trained["jsb"], min_length=64, **how), grid, [], **inputs)
     assert len(opened) == 64
     assert "rest" not in opened
-    longer = compose(writer(trained["jsb"], min_length=70, **how), grid, [], **given)
+    longer = compose(writer(trained["jsb"], min_length=70, **how), grid, [], **inputs)
     assert longer[:64] == opened
     assert longer[64:] == ["rest"] * 6
     short = compose(writer(trained["jsb"], min_length=64, **how), grid, [], limit=9, sample=sample)
@@ -342,9 +342,9 @@ def test_a_long_piece_is_written_in_windows(
     generator.model.logits = lambda hidden: even.expand(len(hidden), -1).clone()  # type: ignore[attr-defined]
     stream, read = type(generator).stream, []
 
-    def seen(self: Any, ids: list[int], limit: int, *given: Any) -> Any:
+    def seen(self: Any, ids: list[int], limit: int, *inputs: Any) -> Any:
         read.append((ids, limit))
-        return stream(self, ids, limit, *given)
+        return stream(self, ids, limit, *inputs)
 
     monkeypatch.setattr(type(generator), "stream", seen)
     words = compose(generator, ChoraleGrid(), [], limit=100, sample=Sample())
@@ -384,9 +384,9 @@ def test_generate_writes_some_music_before_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half of what this model reads, which is less than a bar; or what the user wants."""
-    whole = manyheads.loading.TorchRun._generator
+    full = manyheads.loading.TorchRun._generator
     monkeypatch.setattr(
-        manyheads.loading.TorchRun, "_generator", lambda *parts: eager_to_end(whole(*parts))
+        manyheads.loading.TorchRun, "_generator", lambda *parts: eager_to_end(full(*parts))
     )
     code, _, said = call("generate", trained["jsb"], "--out", tmp_path / "a.mid", *words)
     assert code == 0, said

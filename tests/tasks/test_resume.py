@@ -18,13 +18,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_texts(tmp_path_factory.mktemp("texts"))
 
 
-def run_and_kill(found: Trainer, step: int) -> int:
+def run_and_kill(actual: Trainer, step: int) -> int:
     """How a process ends that trains and is killed when it asks for the batches of a step."""
-    hurt(found, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    hurt(actual, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
     number = os.fork()
     if not number:
         try:
-            found.run()
+            actual.run()
         finally:
             os._exit(99)
     return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
@@ -35,18 +35,18 @@ def test_killed_and_started_again_ends_with_the_same_bits(
     name: str, texts: Path, tmp_path: Path
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
-    found = trainer(name, texts, whole)
-    assert found.task.per_epoch < found.train.steps  # it crosses epochs
-    found.run()
+    actual = trainer(name, texts, whole)
+    assert actual.task.per_epoch < actual.train.steps  # it crosses epochs
+    actual.run()
     assert run_and_kill(trainer(name, texts, out), 10) == -signal.SIGKILL
     assert read_tensors(out / "state/last.safetensors")[1]["step"] == 8
     trainer(name, texts, out).run()
     assert_same_bits(out, whole)
-    for one in (out, whole):
-        assert [line["step"] for line in records(one) if line["split"] == "train"] == [
+    for item in (out, whole):
+        assert [line["step"] for line in records(item) if line["split"] == "train"] == [
             *range(1, 13)
         ]
-    ours, theirs = ([line["loss"] for line in records(one)] for one in (out, whole))
+    ours, theirs = ([line["loss"] for line in records(item)] for item in (out, whole))
     assert ours == theirs
 
 
@@ -59,17 +59,17 @@ def test_accumulated_batches_equal_one_large_batch(
     What ELECTRA's generator draws is random like dropout, so here it takes the likeliest.
     """
     monkeypatch.setattr(torch, "multinomial", lambda chances, count: chances.topk(count).indices)
-    found = []
+    actual = []
     plain = ("model.dropout=0", "train.steps=3", "train.eps=1e-6")
     for rows, parts in ((8, 1), (4, 2)):
         out = tmp_path / str(parts)
         sizes = (f"train.batch_rows={rows}", f"train.accumulate={parts}")
-        one = trainer(name, texts, out, *plain, *sizes)
-        assert [len(one.task.batches(step)) for step in range(3)] == [parts] * 3
-        one.model.double()
-        one.run()
-        found.append(records(out))
-    whole, parted = found
+        item = trainer(name, texts, out, *plain, *sizes)
+        assert [len(item.task.batches(step)) for step in range(3)] == [parts] * 3
+        item.model.double()
+        item.run()
+        actual.append(records(out))
+    whole, parted = actual
     assert len(whole) == len(parted) == 4
     for ours, theirs in zip(parted, whole, strict=True):
         assert ours.keys() == theirs.keys()

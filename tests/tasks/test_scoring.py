@@ -83,10 +83,10 @@ def test_validation_does_not_depend_on_batches_or_seed(
 @pytest.mark.parametrize(("keep", "step"), [("last", 6), ("best", 2)])
 def test_the_checkpoint_that_is_kept(keep: str, step: int, texts: Path, tmp_path: Path) -> None:
     steps = ("train.steps=6", "train.validate_every=2", f"train.checkpoint={keep}")
-    found = trainer("causal stream", texts, tmp_path / keep, *steps)
+    actual = trainer("causal stream", texts, tmp_path / keep, *steps)
     losses = iter([1.0, 2.0, 3.0])
-    found.task.validate = lambda model: {"loss": next(losses)}  # type: ignore[method-assign]
-    found.run()
+    actual.task.validate = lambda model: {"loss": next(losses)}  # type: ignore[method-assign]
+    actual.run()
     assert read_tensors(tmp_path / keep / "model.safetensors")[1]["step"] == step
 
 

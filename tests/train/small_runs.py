@@ -70,7 +70,7 @@ def trainer(recipe: Path, out: Path, *overrides: str) -> Trainer:
     return make_trainer(read_recipe(str(recipe), overrides), out, CPU)
 
 
-def kept(out: Path) -> dict[str, Tensor]:
+def saved(out: Path) -> dict[str, Tensor]:
     """Every tensor that a run leaves: the model to use, last weights, moments, snapshots."""
     tensors = {}
     for path in [out / "model.safetensors", *sorted((out / "state").glob("*.safetensors"))]:
@@ -78,8 +78,8 @@ def kept(out: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def assert_same_bits(one: Path, other: Path) -> None:
-    ours, theirs = kept(one), kept(other)
+def assert_same_bits(item: Path, other: Path) -> None:
+    ours, theirs = saved(item), saved(other)
     assert ours.keys() == theirs.keys()
     assert any(" adam.exp_avg_sq." in name for name in ours)
     different = [name for name, tensor in ours.items() if not torch.equal(tensor, theirs[name])]
@@ -90,13 +90,13 @@ def records(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def hurt(found: Trainer, step: int, action: Any) -> None:
+def hurt(actual: Trainer, step: int, action: Any) -> None:
     """Let something happen when the batches of a step are asked for."""
-    batches = found.task.batches
+    batches = actual.task.batches
 
-    def asked(number: int) -> list[Any]:
+    def requested(number: int) -> list[Any]:
         if number == step:
             action()
         return batches(number)
 
-    found.task.batches = asked  # type: ignore[method-assign]
+    actual.task.batches = requested  # type: ignore[method-assign]

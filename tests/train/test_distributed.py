@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from small_runs import CPU, kept, records, trainer, write_recipe
+from small_runs import CPU, records, saved, trainer, write_recipe
 
 from manyheads import cli
 from manyheads.errors import UserError
@@ -92,7 +92,7 @@ def assert_alike(one: Path, other: Path) -> None:
     for at, loss in ours.items():
         assert theirs[at] == pytest.approx(loss, abs=2e-6), at
     assert abs(ours[1, "train"] - ours[6, "train"]) > 0.05
-    weights, others = kept(one), kept(other)
+    weights, others = saved(one), saved(other)
     assert weights.keys() == others.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(others[name], tensor, rtol=1e-4, atol=2e-5, msg=name)
@@ -252,9 +252,9 @@ def test_a_mistake_is_said_once_and_leaves_no_folder(recipe: Path, tmp_path: Pat
         ("model.heads=3", "does not divide into 3 heads"),
         ("train.batch_tokens=2", "train.batch_tokens=2"),
     ):
-        found = together(2, recipe, out, wrong, code=1)
-        assert found.count("manyheads: ") == 1, found
-        assert said in found
+        actual = together(2, recipe, out, wrong, code=1)
+        assert actual.count("manyheads: ") == 1, actual
+        assert said in actual
         assert not out.exists()
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from small_runs import assert_same_bits, hurt, kept, records, trainer, write_recipe
+from small_runs import assert_same_bits, hurt, records, saved, trainer, write_recipe
 from torch import Tensor, nn
 
 from manyheads import cli
@@ -47,20 +47,20 @@ def kill() -> None:
 
 
 def test_one_batch_is_learned_by_heart(recipe: Path, tmp_path: Path) -> None:
-    found = trainer(
+    actual = trainer(
         recipe,
         tmp_path / "run",
         *("train.steps=120", "train.validate_every=120", "train.save_every=120"),
         *("train.schedule=constant", "train.learning_rate=0.01", "train.label_smoothing=0"),
         *("model.dropout=0", "model.dim=32", "train.batch_tokens=200", "train.log_every=5"),
     )
-    task = found.task
+    task = actual.task
     assert isinstance(task, TranslationTask)
     rows = task.order.rows(0)
     assert len(rows) > 5
     only = task.batches(0)
     task.batches = lambda step: only  # type: ignore[method-assign]
-    found.run()
+    actual.run()
     losses = [r["loss"] for r in records(tmp_path / "run") if r["split"] == "train"]
     assert losses[0] > 3
     assert losses[-1] < 0.02
@@ -69,7 +69,7 @@ def test_one_batch_is_learned_by_heart(recipe: Path, tmp_path: Path) -> None:
     sides = (task.data.sources, task.data.targets)
     sources, targets = (decode(side.padded(rows, pad)[0].tolist()) for side in sides)
     assert all(s.split() == t.split()[::-1] for s, t in zip(sources, targets, strict=True))
-    greedy = Translator(found.model, task.tokenizer, Decode(beam=1))  # type: ignore[arg-type]
+    greedy = Translator(actual.model, task.tokenizer, Decode(beam=1))  # type: ignore[arg-type]
     assert greedy.translate(sources) == targets
 
 
@@ -90,9 +90,9 @@ def test_accumulated_batches_equal_one_large_batch(recipe: Path, tmp_path: Path)
     assert max(map(len, parts)) == 4
     sizes = [[small.task.tokens(batch) for batch in batches] for batches in parts]
     assert any(len(set(size)) > 1 for size in sizes)  # unequal parts: a mean of means would differ
-    for found in (large, small):
-        found.model.double()
-        found.run()
+    for actual in (large, small):
+        actual.model.double()
+        actual.run()
     for name, parameter in small.model.named_parameters():
         other = large.model.get_parameter(name)
         assert parameter.dtype == torch.float64
@@ -101,15 +101,15 @@ def test_accumulated_batches_equal_one_large_batch(recipe: Path, tmp_path: Path)
 
 
 def test_a_position_is_scored_by_nothing_that_comes_after_it(recipe: Path, tmp_path: Path) -> None:
-    found = trainer(recipe, tmp_path / "run", "model.dropout=0")
-    (batch,) = found.task.batches(0)
+    actual = trainer(recipe, tmp_path / "run", "model.dropout=0")
+    (batch,) = actual.task.batches(0)
     assert isinstance(batch, Batch)
     length = batch.target.shape[1]
 
     def loss_up_to(position: int, target: Tensor) -> float:
         real = batch.loss_mask & (torch.arange(length) <= position)
         changed = dataclasses.replace(batch, target=target, loss_mask=real)
-        return float(translation_loss(found.model, changed, 0.1).objective.detach())  # type: ignore[arg-type]
+        return float(translation_loss(actual.model, changed, 0.1).objective.detach())  # type: ignore[arg-type]
 
     for position in range(length - 1):
         later, now = batch.target.clone(), batch.target.clone()
@@ -120,21 +120,21 @@ def test_a_position_is_scored_by_nothing_that_comes_after_it(recipe: Path, tmp_p
 
 
 def test_the_loss_of_a_batch_is_that_of_its_logits(recipe: Path, tmp_path: Path) -> None:
-    found = trainer(recipe, tmp_path / "run", "model.dropout=0")
-    (batch,) = found.task.batches(0)
-    logits = found.model(batch.source, batch.target, batch.source_real, batch.loss_mask)
+    actual = trainer(recipe, tmp_path / "run", "model.dropout=0")
+    (batch,) = actual.task.batches(0)
+    logits = actual.model(batch.source, batch.target, batch.source_real, batch.loss_mask)
     expected = nn.functional.cross_entropy(
         logits[batch.loss_mask], batch.labels[batch.loss_mask], label_smoothing=0.1, reduction="sum"
     )
-    [loss] = found.task.losses(found.model, batch).values()
+    [loss] = actual.task.losses(actual.model, batch).values()
     torch.testing.assert_close(loss.objective, expected, rtol=1e-5, atol=1e-4)
-    assert loss.count == found.task.tokens(batch) == int(batch.loss_mask.sum())
+    assert loss.count == actual.task.tokens(batch) == int(batch.loss_mask.sum())
 
 
 def test_padding_to_a_shape_changes_no_loss_and_no_gradient(recipe: Path, tmp_path: Path) -> None:
-    found = trainer(recipe, tmp_path / "run", "model.dropout=0")
-    model = found.model.double()
-    (batch,) = found.task.batches(0)
+    actual = trainer(recipe, tmp_path / "run", "model.dropout=0")
+    model = actual.model.double()
+    (batch,) = actual.task.batches(0)
     rows, length = batch.target.shape
     padded = batch.padded(rows + 3, 32)
     assert padded.source.shape == padded.source_real.shape == (rows + 3, 32)
@@ -144,22 +144,22 @@ def test_padding_to_a_shape_changes_no_loss_and_no_gradient(recipe: Path, tmp_pa
 
     def result(batch: Batch) -> tuple[Tensor, list[Tensor]]:
         loss = translation_loss(model, batch, 0.1)  # type: ignore[arg-type]
-        assert loss.count == found.task.tokens(batch)
+        assert loss.count == actual.task.tokens(batch)
         return loss.objective, list(torch.autograd.grad(loss.objective, list(model.parameters())))
 
     (plain, slopes), (wide, others) = result(batch), result(padded)
     torch.testing.assert_close(wide, plain, rtol=1e-12, atol=0)
-    for one, other in zip(slopes, others, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    for item, other in zip(slopes, others, strict=True):
+        torch.testing.assert_close(item, other, rtol=0, atol=1e-12)
 
 
 def test_bfloat16_runs_on_a_cpu(recipe: Path, tmp_path: Path) -> None:
     losses = {}
     for precision in ("float32", "bfloat16"):
-        found = trainer(recipe, tmp_path / precision, f"train.precision={precision}")
-        found.run()
-        assert found.dtype == getattr(torch, precision)
-        assert {p.dtype for p in found.model.parameters()} == {torch.float32}
+        actual = trainer(recipe, tmp_path / precision, f"train.precision={precision}")
+        actual.run()
+        assert actual.dtype == getattr(torch, precision)
+        assert {p.dtype for p in actual.model.parameters()} == {torch.float32}
         losses[precision] = [r["loss"] for r in records(tmp_path / precision)]
     assert losses["bfloat16"] != losses["float32"]  # it did compute in bfloat16
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
@@ -174,13 +174,13 @@ AVERAGED = ("train.average_checkpoints=3", "train.save_every=4", "train.validate
 def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with dropout and averaging that nothing interrupts."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    found = trainer(recipe, out, *AVERAGED)
-    assert isinstance(found.task, TranslationTask)
-    assert found.task.order.per_epoch < 10 < found.train.steps  # it crosses epochs
-    assert found.model.encoder_embedding.dropout.p > 0  # type: ignore[union-attr]
-    found.run()
+    actual = trainer(recipe, out, *AVERAGED)
+    assert isinstance(actual.task, TranslationTask)
+    assert actual.task.order.per_epoch < 10 < actual.train.steps  # it crosses epochs
+    assert actual.model.encoder_embedding.dropout.p > 0  # type: ignore[union-attr]
+    actual.run()
     # The comparison of bits sees the model, the last weights, both moments and the snapshots.
-    assert {name.split()[0] for name in kept(out)} == {
+    assert {name.split()[0] for name in saved(out)} == {
         *("model.safetensors", "last.safetensors"),
         *(f"weights-{step:08d}.safetensors" for step in (16, 20, 24)),
     }
@@ -194,11 +194,11 @@ def test_killed_and_started_again_ends_with_the_same_bits(
 ) -> None:
     out = tmp_path / "run"
     for step in steps:
-        found = trainer(recipe, out, *AVERAGED)
-        assert found.progress.step % 4 == 0
-        hurt(found, step, kill)
+        actual = trainer(recipe, out, *AVERAGED)
+        assert actual.progress.step % 4 == 0
+        hurt(actual, step, kill)
         with pytest.raises(Killed):
-            found.run()
+            actual.run()
     trainer(recipe, out, *AVERAGED).run()
     assert_same_bits(out, whole)
     ours, theirs = records(out), records(whole)
@@ -214,10 +214,10 @@ def test_stopped_by_a_signal_and_started_again_ends_with_the_same_bits(
 ) -> None:
     out = tmp_path / "run"
     for step in steps:
-        found = trainer(recipe, out, *AVERAGED)
-        hurt(found, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        actual = trainer(recipe, out, *AVERAGED)
+        hurt(actual, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(Stopped) as caught:
-            found.run()
+            actual.run()
         assert caught.value.exit_code == 128 + signal.SIGTERM
         assert f"step {step + 1}" in str(caught.value)
         # Nothing is lost: it goes on behind the step that was being done.
@@ -230,16 +230,16 @@ def test_stopped_by_a_signal_and_started_again_ends_with_the_same_bits(
 
 
 def test_a_second_signal_ends_at_once(recipe: Path, tmp_path: Path) -> None:
-    found = trainer(recipe, tmp_path / "run")
+    actual = trainer(recipe, tmp_path / "run")
 
     def twice() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    hurt(found, 2, twice)
+    hurt(actual, 2, twice)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        found.run()
+        actual.run()
     assert signal.getsignal(signal.SIGTERM) is before
     assert not (tmp_path / "run" / "state" / "last.safetensors").exists()
 
@@ -249,9 +249,9 @@ def test_more_steps_go_on_and_the_same_command_does_nothing_more(
 ) -> None:
     out = tmp_path / "run"
     for steps in (8, 16):
-        found = trainer(recipe, out, f"train.steps={steps}", "train.save_every=8")
-        assert found.progress.step == steps - 8
-        found.run()
+        actual = trainer(recipe, out, f"train.steps={steps}", "train.save_every=8")
+        assert actual.progress.step == steps - 8
+        actual.run()
     trainer(recipe, tmp_path / "once", "train.steps=16", "train.save_every=8").run()
     last = [read_tensors(tmp_path / name / "state/last.safetensors")[0] for name in ("run", "once")]
     assert all(torch.equal(last[0][name], last[1][name]) for name in last[1])
@@ -265,10 +265,10 @@ def test_more_steps_go_on_and_the_same_command_does_nothing_more(
 
 def test_a_line_of_metrics_that_was_cut_is_forgotten(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    found = trainer(recipe, out, "train.steps=12")
-    hurt(found, 8, kill)
+    actual = trainer(recipe, out, "train.steps=12")
+    hurt(actual, 8, kill)
     with pytest.raises(Killed):
-        found.run()
+        actual.run()
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "split": "tr')
     trainer(recipe, out, "train.steps=12").run()
@@ -325,18 +325,20 @@ def scripted(out: Path, losses: list[float], **changes: Any) -> tuple[Trainer, S
     return Trainer(nn.Linear(4, 3), task, train, dim=4, seed=1, folder=out), task
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(item: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return item.keys() == other.keys() and all(
+        torch.equal(item[name], other[name]) for name in item
+    )
 
 
 def test_the_best_weights_are_to_use_and_the_last_to_go_on_from(tmp_path: Path) -> None:
-    found, task = scripted(tmp_path, [3.0, 1.0, 2.0, 1.0, 5.0])
-    progress = found.run()
+    actual, task = scripted(tmp_path, [3.0, 1.0, 2.0, 1.0, 5.0])
+    progress = actual.run()
     assert (progress.best, progress.best_step, progress.step) == (1.0, 4, 10)
     weights, about = read_tensors(tmp_path / "model.safetensors")
     assert about == {"step": 4, "loss": 1.0}
     assert same(weights, task.seen[1])
-    assert same(dict(found.model.state_dict()), task.seen[1])  # and the model in hand is that one
+    assert same(dict(actual.model.state_dict()), task.seen[1])  # and the model in hand is that one
     last, about = read_tensors(tmp_path / "state/last.safetensors")
     assert about["step"] == 10
     prefix = "model."
@@ -346,19 +348,19 @@ def test_the_best_weights_are_to_use_and_the_last_to_go_on_from(tmp_path: Path) 
 
 
 def test_the_best_is_remembered_over_a_stop(tmp_path: Path) -> None:
-    found, first = scripted(tmp_path, [3.0, 1.0], steps=10)
-    hurt(found, 4, kill)
+    actual, first = scripted(tmp_path, [3.0, 1.0], steps=10)
+    hurt(actual, 4, kill)
     with pytest.raises(Killed):
-        found.run()
-    found, _ = scripted(tmp_path, [2.0, 1.5, 1.2], steps=10)
-    assert found.run().best_step == 4
+        actual.run()
+    actual, _ = scripted(tmp_path, [2.0, 1.5, 1.2], steps=10)
+    assert actual.run().best_step == 4
     assert same(read_tensors(tmp_path / "model.safetensors")[0], first.seen[1])
 
 
 @pytest.mark.parametrize("count", [2, 3, 9])
 def test_averaging_gives_the_mean_of_the_last_saves(count: int, tmp_path: Path) -> None:
-    found, task = scripted(tmp_path, [1.0, 2.0, 3.0, 4.0, 5.0], average_checkpoints=count)
-    found.run()
+    actual, task = scripted(tmp_path, [1.0, 2.0, 3.0, 4.0, 5.0], average_checkpoints=count)
+    actual.run()
     weights, about = read_tensors(tmp_path / "model.safetensors")
     last = task.seen[-count:]
     assert about == {"averaged_steps": [2, 4, 6, 8, 10][-count:]}
@@ -400,10 +402,10 @@ def test_averaging_takes_drawn_features_from_the_newest_save(recipe: Path, tmp_p
 def half(recipe: Path, tmp_path: Path) -> Path:
     """A run that stands at step 6 of 24, saved."""
     out = tmp_path / "run"
-    found = trainer(recipe, out)
-    hurt(found, 7, kill)
+    actual = trainer(recipe, out)
+    hurt(actual, 7, kill)
     with pytest.raises(Killed):
-        found.run()
+        actual.run()
     return out
 
 
@@ -413,26 +415,26 @@ def test_a_broken_loss_stops_with_its_step_and_its_batch(
 ) -> None:
     before = {path: path.read_bytes() for path in half.rglob("*.safetensors")}
     assert len(before) == 2
-    found = trainer(recipe, half)
-    task = found.task
+    actual = trainer(recipe, half)
+    task = actual.task
     assert isinstance(task, TranslationTask)
     losses, broken = task.losses, [False]
 
     def break_it() -> None:
         broken[0] = True
 
-    hurt(found, 10, break_it)
+    hurt(actual, 10, break_it)
     factor = torch.tensor(value)
 
-    def asked(model: nn.Module, batch: Batch) -> dict[str, Loss]:
+    def requested(model: nn.Module, batch: Batch) -> dict[str, Loss]:
         [(name, right)] = losses(model, batch).items()
         if not broken[0]:
             return {name: right}
         return {name: Loss(right.objective * factor, right.nll * factor, right.count)}
 
-    task.losses = asked  # type: ignore[method-assign]
+    task.losses = requested  # type: ignore[method-assign]
     with pytest.raises(UserError) as caught:
-        found.run()
+        actual.run()
     line = str(caught.value)
     assert "\n" not in line
     assert f"loss of step 11 is {value}" in line
@@ -455,7 +457,7 @@ def test_weights_that_broke_under_a_finite_loss_are_not_saved(
     by_signal: bool, tmp_path: Path
 ) -> None:
     """√ at zero has a value and no slope: the loss is finite and the update is not."""
-    found, task = scripted(tmp_path, [3.0, 2.0, 1.0], save_every=2 if not by_signal else 4)
+    actual, task = scripted(tmp_path, [3.0, 2.0, 1.0], save_every=2 if not by_signal else 4)
     broken_step = 5 if not by_signal else 4
     losses, broken = task.losses, [False]
 
@@ -464,17 +466,17 @@ def test_weights_that_broke_under_a_finite_loss_are_not_saved(
         if by_signal:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def asked(model: nn.Module, batch: Tensor) -> dict[str, Loss]:
+    def requested(model: nn.Module, batch: Tensor) -> dict[str, Loss]:
         [(name, right)] = losses(model, batch).items()
         if not broken[0]:
             return {name: right}
         slope = (batch * 0 * model.weight.sum()).sqrt().sum()  # type: ignore[union-attr, operator]
         return {name: Loss(right.objective + slope, right.nll, 8)}
 
-    task.losses = asked  # type: ignore[method-assign]
-    hurt(found, broken_step, break_it)
+    task.losses = requested  # type: ignore[method-assign]
+    hurt(actual, broken_step, break_it)
     with pytest.raises(UserError) as caught:
-        found.run()
+        actual.run()
     assert f"weights after step {broken_step + 1} are not finite" in str(caught.value)
     assert f"numbers {broken_step}" in str(caught.value)
     for path in (tmp_path / "model.safetensors", tmp_path / "state/last.safetensors"):
@@ -541,14 +543,14 @@ def test_whether_blocks_are_compiled_is_the_whole_run_s_to_say(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, by what all of its steps cost: one that goes on near its end goes on as it was."""
-    found = trainer(recipe, tmp_path / "run")
-    found.device = torch.device("cuda")
-    tokens = sum(map(found.task.tokens, found.task.batches(0)))
-    weights = sum(weight.numel() for weight in found.model.parameters())
-    cost = 6 * tokens * weights * found.train.steps
+    actual = trainer(recipe, tmp_path / "run")
+    actual.device = torch.device("cuda")
+    tokens = sum(map(actual.task.tokens, actual.task.batches(0)))
+    weights = sum(weight.numel() for weight in actual.model.parameters())
+    cost = 6 * tokens * weights * actual.train.steps
     for much, wanted in ((1.5 * cost, False), (0.5 * cost, True)):
         monkeypatch.setattr(loop, "COMPILE_MIN_FLOPS", much)
-        assert found._should_compile() == wanted
-    found.task.batches = lambda step: type(found.task).batches(found.task, 0)  # type: ignore[method-assign]
-    found.progress.step = found.train.steps - 1
-    assert found._should_compile()
+        assert actual._should_compile() == wanted
+    actual.task.batches = lambda step: type(actual.task).batches(actual.task, 0)  # type: ignore[method-assign]
+    actual.progress.step = actual.train.steps - 1
+    assert actual._should_compile()

@@ -180,16 +180,16 @@ def test_rdrop_is_the_kl_divergence_in_both_directions(
 
 
 def test_without_dropout_both_passes_agree(recipe: Path, tmp_path: Path) -> None:
-    found = trainer(recipe, tmp_path / "run", "train.rdrop_alpha=5")
-    model: Any = found.model.double()
-    (batch,) = found.task.batches(0)
+    actual = trainer(recipe, tmp_path / "run", "train.rdrop_alpha=5")
+    model: Any = actual.model.double()
+    (batch,) = actual.task.batches(0)
     assert float(translation_losses(model.train(), batch, 0.1, 5.0)["agreement"].nll) > 1e-3
     same = translation_losses(model.eval(), batch, 0.1, 5.0)
     [plain] = translation_losses(model, batch, 0.1, 0.0).values()
     assert abs(float(same["agreement"].nll)) < 1e-9
     for name in ("objective", "nll", "count"):
         torch.testing.assert_close(getattr(same["tokens"], name), getattr(plain, name))
-    assert {name: loss.count for name, loss in same.items()} == found.task.counts(batch)
+    assert {name: loss.count for name, loss in same.items()} == actual.task.counts(batch)
 
 
 def test_a_run_reports_both_terms(recipe: Path, tmp_path: Path) -> None:
