@@ -83,7 +83,7 @@ def test_penalties_and_buckets_are_those_of_the_schemes(client: TestClient) -> N
     for distance, number in zip(far.tolist(), numbers, strict=True):
         by_bucket.setdefault(number, set()).add(curve[distance])
     assert all(len(values) == 1 for values in by_bucket.values())
-    assert max(curve) == 0  # what is to come is not seen
+    assert max(curve) == 0  # future keys are masked
 
 
 @pytest.mark.parametrize("causal", ["", "1"])

@@ -355,7 +355,7 @@ def test_new_lines_are_added_once_however_slow_the_answer(page: Any, folder: Pat
     page.route("**/api/metrics?*", lambda route: waiting.append(route))
     for _ in range(3):
         page.clock.run_for(2000)
-        page.evaluate("() => 1")  # what was asked until now is known after it
+        page.evaluate("() => 1")  # wait for pending request events
     assert len(waiting) == 1
     page.unroute_all(behavior="ignoreErrors")
 
