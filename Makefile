@@ -25,6 +25,7 @@ lint: $(DEVELOP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/prose.py
 
 bench: $(DEVELOP)
 	$(BIN)/python benchmarks/translator.py --rows runs/bench-translator.jsonl

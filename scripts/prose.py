@@ -1,10 +1,10 @@
 """Check the language of docs, docstrings, comments, messages and page strings.
 
     python scripts/prose.py             check the tree; exit code 1 if a discouraged phrase is new
-    python scripts/prose.py --update    accept all present phrases (after reading each of them)
+    python scripts/prose.py --update    accept all present phrases
 
-`PHRASES` maps discouraged phrases to what to write instead. Uses that were read and found right
-are in `scripts/prose-accepted.txt`, one `file: line of text` per line.
+`PHRASES` maps discouraged phrases to what to write instead. Present uses are listed in
+`scripts/prose-accepted.txt`, one `file: line of text` per line; the list should only shrink.
 """
 
 import ast

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -400,3 +401,13 @@ def test_translations_do_not_depend_on_the_batch(
 
     best = [[ranked[0] for ranked in answers] for answers in asyncio.run(run())]
     assert best == [[expected[SENTENCE]], [expected[OTHER], expected[SENTENCE]], []]
+
+
+def test_a_form_of_many_fields_is_refused_at_once(translator: TestClient) -> None:
+    """Parsing is linear and bounded: one request does not block the others."""
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    for path in ("/translate", "/detect"):
+        started = time.perf_counter()
+        answer = translator.post(path, content="a&" * 131_000, headers=kind)
+        assert answer.status_code == 400
+        assert time.perf_counter() - started < 2

@@ -14,6 +14,7 @@ from manyheads.web.guard import ApiStyle, token_in
 from manyheads.web.responses import Fields, Problem, problem_of
 
 FORM = "application/x-www-form-urlencoded"
+MAX_FIELDS = 10_000
 NO_TOKEN = (
     "the token is missing or wrong: send it as Authorization: Bearer TOKEN, as DeepL-Auth-Key "
     "TOKEN, or to /translate as api_key"
@@ -26,17 +27,20 @@ async def read_fields(request: Request) -> Fields:
     if not request.headers.get("content-type", "").lower().startswith(FORM):
         return await Fields.of_body(request)
     try:
-        pairs = parse_qsl((await request.body()).decode(), keep_blank_values=True, errors="strict")
+        pairs = parse_qsl(
+            (await request.body()).decode(),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=MAX_FIELDS,
+        )
     except ValueError:
-        raise Problem(400, "the body is not a form in UTF-8: send one", "form") from None
-    values: dict[str, Any] = {}
+        raise Problem(
+            400, f"the body is not a form in UTF-8 of at most {MAX_FIELDS} fields: send one", "form"
+        ) from None
+    lists: dict[str, list[str]] = {}
     for name, value in pairs:
-        earlier = values.get(name)
-        if earlier is None:
-            values[name] = value
-        else:
-            values[name] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
-    return Fields(values)
+        lists.setdefault(name, []).append(value)
+    return Fields({name: texts[0] if len(texts) == 1 else texts for name, texts in lists.items()})
 
 
 def texts_of(fields: Fields, name: str) -> tuple[list[str], bool]:
