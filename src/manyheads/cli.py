@@ -22,6 +22,7 @@ from manyheads.commands.inspect import info, tokenize
 from manyheads.commands.scale import scale
 from manyheads.commands.serve import serve, view
 from manyheads.commands.shared import say, write
+from manyheads.commands.tables import tables
 from manyheads.commands.training import compare, demo, train
 from manyheads.commands.translate import translate
 from manyheads.errors import DataError, UserError
@@ -46,7 +47,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Exchange and serve": {"import": import_folder, "export": export, "serve": serve},
     "Discover": {"recipes": recipes, "settings": settings},
-    "Lab": {"claims": claims, "scaling-laws": scale, "cost": cost},
+    "Lab": {"claims": claims, "scaling-laws": scale, "cost": cost, "tables": tables},
 }
 # Those of release 0.1, which still work.
 OLD_NAMES: dict[str, Callable[..., None]] = {"fill": fill_mask, "tokens": tokenize, "scale": scale}
