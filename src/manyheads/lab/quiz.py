@@ -432,7 +432,7 @@ QUIZZES = (
         name="dot-products",
         lecture="Sydney",
         slide="Why do scaled dot-product attention?",
-        question="[1, 2]·[2, 3] = 8 and [1, 2, 1]·[2, 3, 4] = 12. What is "
+        question="[1, 2]·[2, 3] = 8 and [1, 2, 1]·[2, 3, 4] = 12. How much is "
         "[1, 2, 1, 1]·[2, 3, 4, 8]?",
         choices={"a": "8", "b": "12", "c": "20"},
         judge=_dot_products,

@@ -17,9 +17,10 @@ from rich.table import Table as RichTable
 
 from manyheads.config import nearest, override_all
 from manyheads.errors import UserError
+from manyheads.lab.training_cost import training_flops
 from manyheads.presets import ModelConfig, preset
 from manyheads.recipes import read_recipe
-from manyheads.summary import BACKWARD, summarize
+from manyheads.summary import summarize
 
 FOLDER = Path(__file__).parent
 COUNTED = ("parameters, counted", "training FLOPs, counted")
@@ -126,13 +127,7 @@ def _count(entry: Entry) -> tuple[int | None, float | None]:
     if "preset" not in entry and "recipe" not in entry:
         return None, None
     summary = summarize(_config(entry), entry["length"])
-    flops = 0.0
-    for kind, seen in entry["tokens"].items():
-        # ByteNet's source has more positions than tokens.
-        positions = summary.tokens[kind] / entry["length"]
-        # A masked language model computes its output layer at the masked positions only.
-        idle = (1 - entry.get("head_rate", 1.0)) * summary.flops[kind].get("head", 0)
-        flops += positions * seen * (1 + BACKWARD) * (summary.forward_flops[kind] - idle)
+    flops = training_flops(summary, entry["tokens"], entry.get("head_rate", 1.0))
     models = entry.get("models", 1)
     return models * summary.parameters, models * flops
 
