@@ -66,7 +66,7 @@ def figure(
 
     Figures of the lectures (SVG, PNG, CSV; settings as KEY=VALUE)
       schedule, vanishing-gradients, depth, flash-tiles, memory-hierarchy,
-      attention-time, complexity; of a run: head-roles; of a sweep: kaplan
+      attention-time, complexity; for a run: head-roles; for a sweep: kaplan
       $ manyheads figure schedule dims=256,512 warmups=4000
       $ manyheads figure runs/demo head-roles
     """

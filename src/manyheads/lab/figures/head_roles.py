@@ -219,10 +219,11 @@ class HeadRoles:
             with canvas(size, path) as (figure, [axes]):
                 even = torch.tensor([[scores.baseline(name)] for name in names])
                 shown = torch.cat([shares, even], 1)
-                image = axes.imshow(shown.numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+                top = max(0.4, float(shown.max()))
+                image = axes.imshow(shown.numpy(), cmap="viridis", vmin=0, vmax=top, aspect="auto")
                 for row, values in enumerate(shown.tolist()):
                     for column, value in enumerate(values):
-                        colour = "black" if value > 0.6 else "white"
+                        colour = "black" if value > 0.6 * top else "white"
                         text = f"{value:.2f}"
                         centred = {"ha": "center", "va": "center", "fontsize": 8}
                         axes.text(column, row, text, color=colour, **centred)

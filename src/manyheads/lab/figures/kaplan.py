@@ -127,3 +127,11 @@ def _target(made: Prediction) -> Trained:
         flops=made.flops,
         loss=made.measured,
     )
+
+
+def best_for_budget(sweep: Path, flops: float) -> dict[str, Any]:
+    """N*, D* and the loss of a budget by a finished sweep, with the lines that report them."""
+    drawing = Kaplan(run=str(sweep), budget_flops=flops).make()
+    _, size, tokens, _, loss = drawing.rows[-1]
+    values = {"flops": flops, "parameters": size, "tokens": tokens, "loss": loss}
+    return {**values, "lines": list(drawing.lines)}
