@@ -52,7 +52,9 @@ def _ask(quiz: "Quiz", asks: bool) -> None:
     write(f"{question_text(quiz)}\n")
     if asks:
         letters = ", ".join(quiz.choices)
-        typer.prompt(f"  your answer ({letters})" if letters else "  Enter", default="")
+        typer.prompt(
+            f"  your answer ({letters})" if letters else "  Enter", default="", show_default=False
+        )
     write(f"{answer_text(quiz)}\n\n")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from manyheads.baselines.rnn import RnnConfig
 from manyheads.config import nearest
 from manyheads.errors import UserError
 from manyheads.lab.claims.lectures.parallel_over_places import loss_of, models, steps_in_a_row
@@ -304,6 +305,17 @@ def _dot_products() -> list[Finding]:
     ]
 
 
+def _extra_parameters() -> list[Finding]:
+    summary = summarize(RnnConfig(vocab_size=8000, dim=256), 32)
+    added = summary.parts["cross-attention"]
+    return [
+        Finding(
+            f"attention has {added:,} of the {summary.parameters:,} parameters of an LSTM "
+            f"encoder–decoder of width 256 ({added / summary.parameters:.1%})"
+        )
+    ]
+
+
 def _all_at_once() -> list[Finding]:
     """The gradient of the output at a word with respect to later words."""
     findings = []
@@ -427,6 +439,15 @@ QUIZZES = (
         question="n ≤ 30 for a sentence, n = 512 in practice. But what if we'd like n ≥ 50,000?",
         choices={},
         judge=_long,
+    ),
+    Quiz(
+        name="extra-parameters",
+        lecture="Sydney",
+        slide="We will solve this with 'attention'",
+        question="Attention resolves the bottleneck without introducing many extra parameters. "
+        "How many?",
+        choices={},
+        judge=_extra_parameters,
     ),
     Quiz(
         name="dot-products",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from manyheads.config import Positive
 from manyheads.errors import UserError
-from manyheads.lab.figures.drawing import COLOURS, HIGHLIGHT, Drawing, canvas, plain_ticks
+from manyheads.lab.figures.drawing import COLOURS, HIGHLIGHT, Cell, Drawing, canvas, plain_ticks
 from manyheads.lab.scaling.law import Band, Frontier, Price
 from manyheads.lab.scaling.prediction import FILE, Prediction, Trained, read
 from manyheads.lab.scaling.sweep import joint_fit
@@ -58,7 +58,9 @@ class Kaplan:
         def draw(path: Path) -> None:
             self._draw(path, runs, best, (budget, size, tokens))
 
-        rows = [(run.name, run.parameters, run.tokens, run.flops, run.loss) for run in runs]
+        rows: list[tuple[Cell, ...]] = [
+            (run.name, run.parameters, run.tokens, run.flops, run.loss) for run in runs
+        ]
         rows.append(("best for the budget", round(size), round(tokens), budget, best.loss(budget)))
         columns = ("run", "parameters", "tokens", "flops", "loss")
         return Drawing(columns=columns, rows=rows, draw=draw, lines=lines)
