@@ -202,4 +202,5 @@ def test_the_command_writes_three_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert "'runs/demo' is no setting" in mistake("figure", "schedule", "runs/demo")
     assert "needs a sweep" in mistake("figure", "kaplan")
     assert "prediction.json" in mistake("figure", tmp_path, "kaplan")
-    assert "needs a KIND" in mistake("figure", "runs/demo")
+    assert "needs a KIND" in mistake("figure", tmp_path)
+    assert "did you mean 'schedule'" in mistake("figure", "scedule")

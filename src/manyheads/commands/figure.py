@@ -78,7 +78,7 @@ def figure(
         if _of_the_lectures(words, out, device, threads):
             return
         if kind is None:
-            raise UserError(f"a figure of {run} needs a KIND: {', '.join(KINDS)}")
+            raise UserError(_without_kind(run))
         raise UserError(f"there is no figure '{kind}': {nearest(kind, KINDS)}")
     path = out or Path(f"{kind}.png")
     check_image("--out", path)
@@ -100,6 +100,15 @@ def figure(
         else:
             _landscape(loaded, size, reach, seed, path)
     say(f"plot: {path}")
+
+
+def _without_kind(name: Path) -> str:
+    from manyheads.config import nearest
+    from manyheads.lab.figures.table import FIGURES
+
+    if name.is_dir():
+        return f"a figure of {name} needs a KIND: {', '.join(KINDS)}"
+    return f"there is no figure '{name}': {nearest(str(name), FIGURES)}"
 
 
 def _of_the_lectures(words: list[str], out: Path | None, device: str, threads: int | None) -> bool:

@@ -236,8 +236,8 @@ class HeadRoles:
                         edgecolor=HIGHLIGHT,
                         linewidth=2.4,
                     )
-                    axes.add_patch(frame)
-                axes.axvline(len(labels) - 0.5, color="white", linewidth=3)
+                    axes.add_patch(frame).set_zorder(3)
+                axes.axvline(len(labels) - 0.5, color="white", linewidth=3, zorder=1)
                 axes.set_xticks(range(len(labels) + 1), [*labels, "even"])
                 axes.set_yticks(range(len(names)), names)
                 axes.set(xlabel="layer.head; even: equal weight on every visible token")

@@ -72,6 +72,7 @@ def titles() -> dict[str, str]:
     return {name: table["title"] for name, table in _read("published.toml").items()}
 
 
+@cache
 def lecture_table(name: str) -> LectureTable:
     """A table by name, with parameters and FLOPs counted now."""
     if name not in names():
