@@ -23,7 +23,7 @@ from manyheads.lab.figures.flash import (
 )
 from manyheads.lab.figures.gradients import VanishingGradients
 from manyheads.lab.figures.head_roles import HeadRoles, relations, score
-from manyheads.lab.figures.kaplan import Kaplan
+from manyheads.lab.figures.kaplan import Kaplan, best_for_budget
 from manyheads.lab.figures.schedule import Schedule
 from manyheads.lab.scaling.prediction import Prediction, Trained
 from manyheads.lab.scaling.prediction import _write as write_prediction
@@ -187,6 +187,7 @@ def test_the_best_size_of_a_budget_lies_on_the_law(tmp_path: Path) -> None:
     ]
     assert min(near) == near[2] == pytest.approx(loss, rel=1e-3)
     drawing.save([tmp_path / "kaplan.png"])
+    assert best_for_budget(tmp_path, 1e13)["parameters"] == size
 
 
 # --- the command ---

@@ -109,9 +109,9 @@ def _thinking() -> list[Finding]:
 
 def _versus_lstm(dim: int = 512, length: int = 512) -> list[Finding]:
     """One block against one LSTM layer of the same width."""
-    block = 12 * dim * dim
     counted = summarize(GptConfig(vocab_size=1, dim=dim, layers=1, heads=8, max_length=length))
     operations = sum(n for part, n in counted.flops["token"].items() if part != "head")
+    block = counted.block_parameters
     lstm = torch.nn.LSTM(dim, dim, device="meta")
     weights = sum(p.numel() for p in lstm.parameters() if p.ndim == 2)
     chains: dict[str, list[int]] = {}
@@ -135,7 +135,8 @@ def _versus_lstm(dim: int = 512, length: int = 512) -> list[Finding]:
             transformer[1] / transformer[0] < recurrent[1] / recurrent[0],
         ),
         Finding(
-            f"{block / 1e6:.2f}M in a block (12 d²), {weights / 1e6:.2f}M in an LSTM layer (8 d²)",
+            f"{block / 1e6:.2f}M in a block (12 d² and biases), {weights / 1e6:.2f}M in an LSTM "
+            "layer (8 d²)",
             "c",
             block < weights,
         ),
