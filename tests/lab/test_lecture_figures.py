@@ -25,6 +25,7 @@ from manyheads.lab.figures.gradients import VanishingGradients
 from manyheads.lab.figures.head_roles import HeadRoles, relations, score
 from manyheads.lab.figures.kaplan import Kaplan, best_for_budget
 from manyheads.lab.figures.schedule import Schedule
+from manyheads.lab.figures.two_landscapes import KINDS, TwoLandscapes
 from manyheads.lab.scaling.prediction import Prediction, Trained
 from manyheads.lab.scaling.prediction import _write as write_prediction
 from manyheads.loading import load_torch_run
@@ -38,6 +39,7 @@ TINY = {
     "schedule": Schedule(dims=(512,), warmups=(40,), steps=100, points=20),
     "vanishing-gradients": VanishingGradients(length=12, dim=8, seeds=2),
     "depth": Depth(layers=(1, 2), dim=8, steps=3, warmup=1, sentences=60),
+    "two-landscapes": TwoLandscapes(layers=1, dim=8, steps=2, size=3, sentences=60),
     "flash-tiles": FlashTiles(),
     "memory-hierarchy": MemoryHierarchy(),
     "attention-time": AttentionTime(length=32, heads=1, rounds=1),
@@ -90,6 +92,15 @@ def test_flash_attention_moves_fewer_bytes_with_more_fast_memory() -> None:
     assert flash_bytes(n, d, 2 * fast) < flash_bytes(n, d, fast)
     # With room for all keys every number is moved once: Q, K, V, O, and O read back.
     assert flash_bytes(n, d, 8 * n * d) == 2 * 5 * n * d
+
+
+def test_landscapes_are_of_two_trainings() -> None:
+    """Both models learn from the same windows, and end with losses of their own."""
+    rows = TwoLandscapes(layers=2, dim=8, steps=30, size=3, sentences=60).make().rows
+    middle = {kind: loss for kind, alpha, beta, loss in rows if alpha == beta == 0}
+    assert list(middle) == list(KINDS)
+    assert middle["with residuals"] < middle["without residuals"]
+    assert all(loss <= max(row[3] for row in rows) for loss in middle.values())
 
 
 def test_complexities_are_the_papers() -> None:

@@ -65,8 +65,8 @@ def figure(
       landscape   loss around the weights, with and without residual connections
 
     Figures of the lectures (SVG, PNG, CSV; settings as KEY=VALUE)
-      schedule, vanishing-gradients, depth, flash-tiles, memory-hierarchy,
-      attention-time, complexity; for a run: head-roles; for a sweep: kaplan
+      schedule, vanishing-gradients, depth, two-landscapes, flash-tiles,
+      memory-hierarchy, attention-time, complexity; for a run: head-roles; for a sweep: kaplan
       $ manyheads figure schedule dims=256,512 warmups=4000
       $ manyheads figure runs/demo head-roles
     """

@@ -13,11 +13,13 @@ from manyheads.lab.figures.gradients import VanishingGradients
 from manyheads.lab.figures.head_roles import HeadRoles
 from manyheads.lab.figures.kaplan import Kaplan
 from manyheads.lab.figures.schedule import Schedule
+from manyheads.lab.figures.two_landscapes import TwoLandscapes
 
 FIGURES: dict[str, type[Any]] = {
     "schedule": Schedule,
     "vanishing-gradients": VanishingGradients,
     "depth": Depth,
+    "two-landscapes": TwoLandscapes,
     "flash-tiles": FlashTiles,
     "memory-hierarchy": MemoryHierarchy,
     "attention-time": AttentionTime,
