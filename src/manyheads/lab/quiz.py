@@ -14,7 +14,9 @@ import torch
 from manyheads.baselines.rnn import RnnConfig
 from manyheads.config import nearest
 from manyheads.errors import UserError
+from manyheads.lab.claims.lectures.layer_norm_speed import unnormed
 from manyheads.lab.claims.lectures.parallel_over_places import loss_of, models, steps_in_a_row
+from manyheads.lab.claims.phrases import phrases, writer
 from manyheads.models.gpt import Gpt, GptConfig
 from manyheads.nn.attend import attend, attention_weights
 from manyheads.nn.positions import Learned
@@ -293,6 +295,31 @@ def _long() -> list[Finding]:
     return findings
 
 
+def _normalized_gradients() -> list[Finding]:
+    """Norms of the gradients of each block's weights in an untrained stack of 12 blocks."""
+    text = phrases(200, torch.device("cpu"))
+    findings = []
+    for kind in ("with", "without"):
+        model = writer(text, layers=12, dim=32, length=16, seed=1)
+        model = model if kind == "with" else unnormed(model)
+        loss = text.loss_of(model, 16, 16, 1)(0)
+        loss.backward()
+        norms = [
+            math.sqrt(
+                sum(float(w.grad.square().sum()) for w in block.parameters() if w.grad is not None)
+            )
+            for block in model.decoder.blocks
+        ]
+        findings.append(
+            Finding(
+                f"{kind} norms the gradients of the 12 blocks have norms from {min(norms):.3g} to "
+                f"{max(norms):.3g} (largest / smallest {max(norms) / min(norms):.3g}), at a loss "
+                f"of {float(loss.detach()):.3g} (single words {text.entropy:.3g})"
+            )
+        )
+    return findings
+
+
 # --- Sydney ---
 
 
@@ -432,6 +459,14 @@ QUIZZES = (
         choices={"a": "no", "b": "yes"},
         judge=_order,
         remark=POLL,
+    ),
+    Quiz(
+        name="normalized-gradients",
+        lecture="Aalborg",
+        slide="Layer Normalisation",
+        question="LayerNorm's success may be due to its normalizing gradients. Does it?",
+        choices={},
+        judge=_normalized_gradients,
     ),
     Quiz(
         name="long",
