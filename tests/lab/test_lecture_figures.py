@@ -211,6 +211,7 @@ def test_the_command_writes_three_files(tmp_path: Path, monkeypatch: pytest.Monk
         f"schedule.{end}" for end in ("csv", "png", "svg")
     ]
     assert "did you mean 'dims'" in mistake("figure", "schedule", "dim=64")
+    assert "dims= is empty" in mistake("figure", "schedule", "dims=")
     assert "'runs/demo' is no setting" in mistake("figure", "schedule", "runs/demo")
     assert "needs a sweep" in mistake("figure", "kaplan")
     assert "prediction.json" in mistake("figure", tmp_path, "kaplan")

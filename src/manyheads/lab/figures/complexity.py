@@ -35,7 +35,7 @@ class Complexity:
     dim: Annotated[Count, "Width d"] = 64
     kernel: Annotated[Count, "Kernel k of the convolution"] = 3
     window: Annotated[Count, "Neighbourhood r of restricted attention"] = 64
-    lengths: Annotated[tuple[int, ...], "Lengths that are timed"] = (128, 256, 512, 1024, 2048)
+    lengths: Annotated[tuple[Count, ...], "Lengths that are timed"] = (128, 256, 512, 1024, 2048)
     rows: Annotated[Count, "Texts in a batch"] = 4
     rounds: Annotated[Count, "Rounds; times are medians"] = 3
 

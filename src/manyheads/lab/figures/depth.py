@@ -22,7 +22,7 @@ ROWS, LENGTH = 16, 16
 class Depth:
     """Language models of the phrasebook's words, narrow, of several depths, at one rate."""
 
-    layers: Annotated[tuple[int, ...], "Numbers of layers"] = (4, 8, 12, 24)
+    layers: Annotated[tuple[Count, ...], "Numbers of layers"] = (4, 8, 12, 24)
     dim: Annotated[Count, "Width"] = 32
     steps: Annotated[Count, "Steps of each training"] = 150
     warmup: Annotated[Count, "Steps of warm-up, where there is one"] = 75

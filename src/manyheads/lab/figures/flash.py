@@ -195,7 +195,7 @@ class MemoryHierarchy:
 
     device: Annotated[Literal["a100", "h100", "h200"], "Device"] = "a100"
     head_dim: Annotated[Count, "Channels of a head"] = 64
-    lengths: Annotated[tuple[int, ...], "Lengths n"] = (1024, 2048, 4096, 8192)
+    lengths: Annotated[tuple[Count, ...], "Lengths n"] = (1024, 2048, 4096, 8192)
 
     def make(self) -> Drawing:
         levels, peak, fast = HIERARCHIES[self.device]

@@ -13,8 +13,8 @@ from manyheads.train.optimizer import Train, learning_rate
 class Schedule:
     """d^−½ · min(step^−½, step · warmup^−3/2)."""
 
-    dims: Annotated[tuple[int, ...], "Widths d"] = (256, 512, 1024)
-    warmups: Annotated[tuple[int, ...], "Steps of warm-up"] = (4000, 8000)
+    dims: Annotated[tuple[Count, ...], "Widths d"] = (256, 512, 1024)
+    warmups: Annotated[tuple[Count, ...], "Steps of warm-up"] = (4000, 8000)
     steps: Annotated[Count, "Steps shown"] = 20_000
     points: Annotated[Count, "Points of a curve"] = 200
 

@@ -1,6 +1,7 @@
 """The figures by name, and how a command line becomes one."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,10 @@ def make(name: str, words: Sequence[str], out: Path | None) -> tuple[list[Path],
         folders = folders[1:]
     if folders:
         raise UserError(f"'{folders[0]}' is no setting of {name}: settings are KEY=VALUE")
-    drawing = override_all(FIGURES[name](), settings).make()
+    figure = override_all(FIGURES[name](), settings)
+    for field in fields(figure):
+        if getattr(figure, field.name) == ():
+            raise UserError(f"{field.name}= is empty: give at least one value")
+    drawing = figure.make()
     images = [out] if out is not None else [Path(f"{name}{end}") for end in (".svg", ".png")]
     return drawing.save(images), drawing.lines
