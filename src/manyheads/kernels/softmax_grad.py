@@ -89,11 +89,7 @@ def _softmax_grad(
 def cross_entropy_grad(
     logits: Tensor, labels: Tensor, classes: int, smoothing: float, training: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(Σ −log p of the labels, Σ over rows of the mean −log p, logits) over the first `classes`.
-
-    Without smoothing the second equals the first. In training the logits become the gradient of the
-    objective, zero in the columns beyond `classes`. Rows with a negative label count 0.
-    """
+    """`cross_entropy_grad_by_torch` by a kernel; without training the logits stay."""
     rows, padded = logits.shape
     nll = torch.empty(rows, device=logits.device, dtype=torch.float32)
     uniform = torch.empty_like(nll)
