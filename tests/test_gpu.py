@@ -220,9 +220,9 @@ def test_a_fused_stack_is_as_near_to_float64_as_a_plain_one(
             without_kernels(patch)
             theirs, expected = results(plain, x, grad), results(exact, x, grad)
         for result in ours:
-            for one, other, reference in zip(result, theirs, expected, strict=True):
+            for value, other, reference in zip(result, theirs, expected, strict=True):
                 limit = max(1.25 * relative_error(other, reference), 0.02)
-                assert relative_error(one, reference) < limit
+                assert relative_error(value, reference) < limit
     assert not counters["graph_break"]
 
 
