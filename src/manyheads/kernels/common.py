@@ -60,10 +60,9 @@ def store_rows(x, positions, step, n, values, D: tl.constexpr):
 
 
 def pdl_options(x: Tensor) -> dict[str, bool]:
-    """The constant PDL of a kernel, and the launch option, by device and version of Triton."""
-    has_wait = getattr(getattr(tl.extra, "cuda", None), "gdc_wait", None) is not None
+    """The constant PDL of a kernel, and the launch option, by device."""
     is_nvidia = x.is_cuda and torch.version.hip is None
-    if is_nvidia and has_wait and torch.cuda.get_device_capability(x.device) >= HOPPER:
+    if is_nvidia and torch.cuda.get_device_capability(x.device) >= HOPPER:
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
 

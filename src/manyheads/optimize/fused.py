@@ -25,11 +25,9 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-def _supports(
-    module: SelfAttention | CrossAttention, x: Tensor, memory: Tensor, mask: AttentionMask
-) -> bool:
+def _supports(module: SelfAttention | CrossAttention, x: Tensor, memory: Tensor) -> bool:
     """True for softmax(q kᵀ · scale) v over short sequences."""
-    config, padding_mask = module.config, mask.padding_mask
+    config = module.config
     return (
         runs_triton(x)
         and compute_dtype(x) in HALF_PRECISION
@@ -38,7 +36,6 @@ def _supports(
         and config.sizes[0] == config.sizes[1] == config.sizes[2]
         and x.shape[0] == memory.shape[0] > 0
         and max(x.shape[1], memory.shape[1]) <= SHORT_LENGTHS.get(config.head_dim, 0)
-        and (padding_mask is None or padding_mask.shape[0] in (1, x.shape[0]))
         and verified("short_attention", x.device.index)
     )
 
@@ -66,7 +63,7 @@ class FusedSelfAttention(SelfAttention):
         self, x: Hidden, mask: AttentionMask, position: Position, cache: Cache | None = None
     ) -> Hidden:
         plain = cache is None and position.is_absolute and mask.pattern != "other"
-        if plain and _supports(self, x, x, mask):
+        if plain and _supports(self, x, x):
             return _attend(self, self.project(x), None, mask)
         return super().forward(x, mask, position, cache)
 
@@ -78,7 +75,7 @@ class FusedCrossAttention(CrossAttention):
         self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: Cache | None = None
     ) -> Tensor:
         plain = cache is None and mask.pattern == "full"
-        if plain and _supports(self, x, memory, mask):
+        if plain and _supports(self, x, memory):
             return _attend(self, self.query(x), self.project(memory), mask)
         return super().forward(x, memory, mask, cache)
 

@@ -98,10 +98,8 @@ class GemvResidual(Residual):
 def _has_norm_kernel(norm: Any) -> bool:
     from manyheads.kernels.gemv import MAX_ROW_NORM_WIDTH
 
-    supported = isinstance(norm, nn.RMSNorm) or (
-        isinstance(norm, nn.LayerNorm) and norm.bias is not None
-    )
-    return supported and norm.weight.numel() <= MAX_ROW_NORM_WIDTH
+    is_norm = isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    return is_norm and norm.weight.numel() <= MAX_ROW_NORM_WIDTH
 
 
 def has_gemv(model: nn.Module) -> bool:
