@@ -16,10 +16,9 @@ from manyheads.loading import load_torch_run
 from manyheads.models.gpt import GptConfig
 from manyheads.models.seq2seq import Seq2SeqConfig, StackOverrides
 from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import Dense
+from manyheads.nn.attention import Dense, Fused
 from manyheads.nn.layers import EmbeddingConfig
 from manyheads.nn.local import Longformer
-from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.tiled import Tiled
 from manyheads.recipes import read_recipe, recipes
@@ -144,7 +143,7 @@ def sided(core: Any = None, **cores: Any) -> str:
 
 def test_how_attention_is_computed_is_no_part_of_what_weights_mean() -> None:
     exact = [kind() for kind in get_args(AttentionFunctionConfig) if kind.exact]
-    assert len(exact) == 5
+    assert len(exact) == 3
     plain = model_digest(PLAIN)
     assert plain == "f3e9aeb10963b03a"  # as weights of then have it
     assert {sided(core) for core in exact} == {plain}
@@ -152,7 +151,7 @@ def test_how_attention_is_computed_is_no_part_of_what_weights_mean() -> None:
         assert {sided(**{name: core}) for core in exact} == {plain}
         # Beside an inexact core it says something, and whichever it is the same.
         assert len({sided(Longformer(2), **{name: core}) for core in exact}) == 1
-    assert sided(Tiled(), encoder=Dense(), decoder=Packed()) == plain
+    assert sided(Tiled(), encoder=Dense(), decoder=Fused()) == plain
 
 
 def test_what_a_query_sees_is_part_of_what_weights_mean() -> None:

@@ -262,6 +262,9 @@ def _set(config: Any, path: list[str], text: str, full_path: str) -> Any:
             raise UserError(f"'{parent}{name}' is a single value: there is no '{full_path}'")
         value = _set(current, rest, text, full_path)
     else:
+        part = _kinds(hints[name]).get(text)
+        if part is not None and text in getattr(part, "OLD_KINDS", ()):
+            print(f"'{full_path}={text}' is now '{full_path}={part.kind}'", file=sys.stderr)
         value = _convert(hints[name], text, full_path, current)
     changed = copy.copy(config)
     object.__setattr__(changed, name, value)  # not checked by `__post_init__`

@@ -11,20 +11,17 @@ from torch import Tensor
 from manyheads.kernels.attention import ATTENTION, fits_kernels
 from manyheads.kernels.dispatch import HALF_PRECISION, first_supported, runs_triton, verified
 from manyheads.kernels.linear_cross_entropy import LinearCrossEntropy, rows_per_chunk
-from manyheads.kernels.sdpa import AttentionCall, Mask, packed_attention, share_heads
+from manyheads.kernels.sdpa import AttentionCall, Mask, share_heads
 
 __all__ = [
-    "allow_recompilations",
     "append_attention",
     "argmax",
     "attention",
     "full_precision",
-    "has_flex_attention",
     "has_fused_topk",
     "is_capturing",
     "linear_cross_entropy",
     "logsumexp",
-    "packed_attention",
     "rows_per_chunk",
     "share_heads",
     "topk",
@@ -148,18 +145,6 @@ def append_attention(
         return None
     out: Tensor = kernel.append_attention(q, k, v, keys, values, position, counter, scale)
     return out
-
-
-def has_flex_attention(x: Tensor) -> bool:
-    """True if FlexAttention has a forward and a backward kernel for the device."""
-    return x.device.type == "cuda"
-
-
-def allow_recompilations(count: int) -> None:
-    """Let `torch.compile` keep at least so many variants of a function."""
-    import torch._dynamo.config as dynamo  # takes seconds
-
-    dynamo.recompile_limit = max(dynamo.recompile_limit, count)
 
 
 def full_precision(x: Tensor) -> torch.autocast:

@@ -37,7 +37,6 @@ from manyheads.nn.attention import (
 )
 from manyheads.nn.block import Architecture
 from manyheads.nn.compressed import MemoryCompressed
-from manyheads.nn.flex import Flex, flex
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.local import Local, Longformer
 from manyheads.nn.masks import (
@@ -55,7 +54,6 @@ from manyheads.nn.masks import (
     prefix,
     window,
 )
-from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer, exponents
 from manyheads.nn.positions import Position, PositionConfig, PositionSizes, Shaw, bias_by_distance
 from manyheads.nn.scores import Additive, Bilinear, InnerScore, ScaledDot, Score, ScoreConfig
@@ -125,8 +123,6 @@ IMPLEMENTATIONS: dict[str, tuple[Any, Reference]] = {
     "dense": (Dense(), unchanged),
     "fused": (Fused(), unchanged),
     "tiled": (Tiled(block=4), unchanged),
-    "packed": (Packed(), unchanged),
-    "flex": (Flex(), unchanged),
     "local": (Local(size=4), with_pattern),
     "longformer": (Longformer(window=3), with_pattern),
     "longformer-globals": (Longformer(window=2, globals=3), with_pattern),
@@ -357,7 +353,7 @@ def test_blind_queries_give_zeros(name: str) -> None:
 @implementations
 def test_dropout_drops_or_scales_each_weight(name: str) -> None:
     """Each weight is dropped or divided by 1 − p, by the seed only."""
-    if name in ("flex", "performer"):
+    if name == "performer":
         with pytest.raises(UserError, match="attention_dropout=0"):
             IMPLEMENTATIONS[name][0].build(replace(SIZES, dropout=0.1))
         return
@@ -365,10 +361,7 @@ def test_dropout_drops_or_scales_each_weight(name: str) -> None:
     rule = full if name == "linformer" else causal
     q, k = normal(40, 2, LENGTH, LENGTH), normal(40, 1, LENGTH, LENGTH)
     v = torch.eye(LENGTH, dtype=torch.float64).expand(40, 1, -1, -1)
-    real = torch.ones(40, LENGTH, dtype=torch.bool) if name == "packed" else None
-    inputs = AttentionInputs(
-        q, k, v, make_mask(rule, LENGTH, padding_mask=real), InnerScore(0.1), Position(), 0.25
-    )
+    inputs = AttentionInputs(q, k, v, make_mask(rule, LENGTH), InnerScore(0.1), Position(), 0.25)
 
     def drawn(seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -590,27 +583,6 @@ def test_half_precision_on_a_cpu(rule: Rule) -> None:
         results.append([out.detach(), *grads])
     for result, expected in zip(*results, strict=True):
         assert (result.double() - expected).abs().max() < 2**-7 * expected.abs().max()
-
-
-# ---------------------------------------------------------------------------------------------
-# FlexAttention's functions of indices (its kernel needs a GPU: tests/test_gpu.py)
-
-
-@pytest.mark.compile  # FlexAttention traces the rules, which the hook that checks shapes prevents
-@pytest.mark.parametrize(
-    ("rule", "position"),
-    [*((rule, "none") for rule in RULES), ("full", "t5"), ("causal", "alibi"), ("either", "t5")],
-)
-@torch.no_grad()
-def test_flex_equals_dense(rule: str, position: str) -> None:
-    _, module = parts("scaled-dot", position, 4, rule == "causal")
-    q, k, v = normal(2, 2, 6, 4).float(), normal(2, 1, 6, 4).float(), normal(2, 1, 6, 4).float()
-    module.float()
-    for real in (None, torch.arange(6) < torch.tensor([[6], [4]])):
-        mask = make_mask(RULES[rule][0], 6, padding_mask=real)
-        result = flex(AttentionInputs(q, k, v, mask, InnerScore(1.0), module))
-        expected = attend(q, k, v, rule=mask.rule, real=real, position=module, score="dot")
-        close(result, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("position", POSITIONS)

@@ -235,7 +235,7 @@ def refused(score: str, position: str, implementation: str) -> bool:
     absolute = position in ("none", "sinusoidal", "learned")
     if rotary and not dot:
         return True
-    if implementation in ("fused", "packed", "flex"):
+    if implementation == "fused":
         return score == "additive" or position == "shaw"
     if implementation in ("linformer", "memory-compressed"):
         return not absolute

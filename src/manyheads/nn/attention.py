@@ -4,9 +4,8 @@
     MultiHead(X) = Concat(head_1, …, head_h) W^O,  head_i = Attention(X W_i^Q, X W_i^K, X W_i^V)
 
 An attention implementation (`AttentionFunction`) computes the first line from `AttentionInputs`.
-`Dense` writes it out and `Fused` calls a fused kernel. The others are in nn/tiled.py, nn/packed.py
-and nn/flex.py (exact), and in nn/local.py, nn/linformer.py, nn/performer.py and nn/compressed.py
-(approximations). `SelfAttention` and `CrossAttention` project to heads and back.
+`Dense` writes it out and `Fused` calls a fused kernel. The others are in nn/tiled.py (exact), and
+in nn/local.py, nn/linformer.py, nn/performer.py and nn/compressed.py (approximations). `SelfAttention` and `CrossAttention` project to heads and back.
 """
 
 from collections.abc import Callable
@@ -144,6 +143,7 @@ class Fused(ExactAttention):
     """Fused kernels that never hold the weights; `ops.attention` selects the fastest."""
 
     kind: ClassVar[str] = "fused"
+    OLD_KINDS: ClassVar[tuple[str, ...]] = ("flex", "packed")
 
     def check(self, score: Score, position: Position) -> None:
         if not isinstance(score, InnerScore):
