@@ -211,13 +211,6 @@ def test_packed_documents_are_kept_apart_by_exact_cores_and_a_plain_window() -> 
         read_recipe("gpt-mini", ["objective.packing=documents", f"model.attention={core}"])
 
 
-def test_a_period_is_not_for_packed_documents() -> None:
-    settings = ["model.position=relative", "model.position.period=4"]
-    with pytest.raises(UserError, match=r"position\.period .* objective\.packing=stream"):
-        read_recipe("gpt-mini", [*settings, "objective.packing=documents"])
-    read_recipe("gpt-mini", settings)
-
-
 @pytest.mark.parametrize(
     ("settings", "drowned"),
     [

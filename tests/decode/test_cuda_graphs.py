@@ -96,7 +96,7 @@ def test_a_translator_generates_the_same(position: str, core: str) -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        {"position": Relative(period=2), "kv_heads": 1},
+        {"position": Relative(), "kv_heads": 1},
         {"score": Bilinear(), "attention": Dense()},
         {"score": Additive(key_size=5), "attention": Dense()},
     ],

@@ -175,21 +175,11 @@ class AlibiPlace(Place):
 
 
 class RelativePlace(Place):
-    """Huang et al. 2018, clipped at three; from position 1 on, two voices take turns."""
+    """Huang et al. 2018, clipped at three."""
 
     def bias(self, head: int, q: Vector, i: int, j: int) -> float:
-        if not self.module.both_ways and j > i:
-            return 0.0
-        (step, voice), (other_step, other_voice) = divmod(i - 1, 2), divmod(j - 1, 2)
-        parts = [
-            (self.module.distances, max(-3, min(3, j - i)), -3),
-            (self.module.steps, max(-2, min(2, other_step - step)), -2),
-            (self.module.voices, other_voice - voice, -1),
-        ]
-        return sum(
-            inner(q, part.table.tolist()[head][number - lowest]) / math.sqrt(len(q))
-            for part, number, lowest in parts
-        )
+        vector = self.module.distances.table.tolist()[head][max(-3, min(3, j - i)) + 3]
+        return inner(q, vector) / math.sqrt(len(q))
 
 
 POSITIONS: dict[str, tuple[PositionConfig, type[Place]]] = {
@@ -201,7 +191,7 @@ POSITIONS: dict[str, tuple[PositionConfig, type[Place]]] = {
     "shaw": (Shaw(max_distance=2), ShawPlace),
     "t5": (Buckets(buckets=6, max_distance=5), BucketPlace),
     "alibi": (Alibi(), AlibiPlace),
-    "relative": (Relative(max_distance=3, period=2, first=1), RelativePlace),
+    "relative": (Relative(max_distance=3), RelativePlace),
 }
 
 

@@ -5,7 +5,8 @@
 
 An attention implementation (`AttentionFunction`) computes the first line from `AttentionInputs`.
 `Dense` writes it out and `Fused` calls a fused kernel. The others are in nn/tiled.py (exact), and
-in nn/local.py, nn/linformer.py, nn/performer.py and nn/compressed.py (approximations). `SelfAttention` and `CrossAttention` project to heads and back.
+in nn/local.py, nn/linformer.py, nn/performer.py and nn/compressed.py (approximations).
+`SelfAttention` and `CrossAttention` project to heads and back.
 """
 
 from collections.abc import Callable

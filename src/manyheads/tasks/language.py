@@ -241,11 +241,6 @@ def check(run: RunSettings) -> None:
             f"model.attention={attention.kind} cannot separate packed documents: choose "
             "objective.packing=stream, or another model.attention"
         )
-    if getattr(run.model.position, "period", None):
-        raise UserError(
-            "model.position.period counts from the beginning of a row, and packed documents "
-            "begin anywhere in it: choose objective.packing=stream"
-        )
 
 
 def check_stride(stride: int | None, max_length: int) -> None:
