@@ -74,7 +74,6 @@ CONFIGS: dict[str, ModelConfig] = {
     ),
     "bert-performer": BertConfig(**SIZES | {"attention": Performer(features=7)}, kv_heads=2),
     "gpt-performer": GptConfig(**SIZES | {"attention": Performer(features=7)}, kv_heads=2),
-    "gpt-performer-chunks": GptConfig(**SIZES | {"attention": Performer(features=7, chunk=5)}),
     "seq2seq": Seq2SeqConfig(**SIZES),
     "seq2seq-inputs": Seq2SeqConfig(
         **SIZES, tie="inputs", output=HeadConfig(bias="trained"), qkv_bias=False
@@ -310,7 +309,6 @@ def test_activations_are_near_what_autograd_keeps(
     [
         (Linformer(rank=48), BertConfig),
         (Performer(features=80), BertConfig),
-        (Performer(features=80, chunk=24), GptConfig),
         (Performer(features=80), GptConfig),
     ],
 )

@@ -22,7 +22,7 @@ from manyheads.decode.kv_cache import KVCache
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig
 from manyheads.models.gpt import GptConfig
-from manyheads.nn import local
+from manyheads.nn import local, performer
 from manyheads.nn.attend import AttentionFunctionConfig, attend, attention_weights
 from manyheads.nn.attention import (
     AttentionFunction,
@@ -128,7 +128,7 @@ IMPLEMENTATIONS: dict[str, tuple[Any, Reference]] = {
     "longformer-globals": (Longformer(window=2, globals=3), with_pattern),
     "linformer": (Linformer(rank=LENGTH, share="heads"), with_zeros),
     "memory-compressed": (MemoryCompressed(stride=1, layers="M"), unchanged),
-    "performer": (Performer(features=8, chunk=4), with_kernel),
+    "performer": (Performer(features=8), with_kernel),
 }
 EXACT = [name for name, (settings, _) in IMPLEMENTATIONS.items() if settings.exact]
 LIMITED = {"linformer": ("full",), "memory-compressed": ("full", "causal")}
@@ -139,6 +139,7 @@ implementations = pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MIN_BLOCK", 4)
+    monkeypatch.setattr(performer, "CHUNK", 4)
 
 
 def build(
