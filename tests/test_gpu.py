@@ -30,7 +30,7 @@ from manyheads.nn.attend import attend
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
 from manyheads.nn.layers import Norm, Plain, Residual
-from manyheads.nn.masks import AttentionMask, SameDocument, both, causal, full, make_mask, window
+from manyheads.nn.masks import AttentionMask, Both, SameDocument, Window, causal, full, make_mask
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
@@ -103,7 +103,7 @@ def test_kernels_equal_their_formulas(name: str) -> None:
 
 POSITIONS = {config.kind: config for config in (NoPosition(), Rotary(), Buckets(), Alibi())}
 ATTENTIONS: list[tuple[str, Any, torch.dtype]] = [
-    *[(name, rule, BF16) for name in POSITIONS for rule in (full, causal, window(3))],
+    *[(name, rule, BF16) for name in POSITIONS for rule in (full, causal, Window(3))],
     *[(name, causal, torch.float32) for name in POSITIONS],
     ("none", "documents", torch.float32),
 ]
@@ -116,7 +116,7 @@ def test_fused_attention_equals_dense(name: str, rule: Any, dtype: torch.dtype) 
     q, k, v = torch.randn(3, 2, 2, length, 32, device=CUDA, dtype=dtype)
     if rule == "documents":
         documents = torch.arange(length, device=CUDA).expand(2, -1) // 50
-        rule = both(causal, SameDocument(documents))
+        rule = Both(causal, SameDocument(documents))
     real = torch.arange(length, device=CUDA) < torch.tensor([[length], [41]], device=CUDA)
     sizes = PositionSizes(dim=64, heads=2, head_dim=32, max_length=length, causal=rule.is_causal)
     position = POSITIONS[name].build(sizes).to(q)

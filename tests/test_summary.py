@@ -69,9 +69,7 @@ CONFIGS: dict[str, ModelConfig] = {
     ),
     "bert-tags": BertConfig(**SIZES, head=Tag(labels=("a", "b", "c"))),
     "bert-linformer": BertConfig(**SIZES | {"attention": Linformer(rank=4)}),
-    "bert-linformer-grouped": BertConfig(
-        **SIZES | {"attention": Linformer(rank=4, share="none")}, kv_heads=2
-    ),
+    "bert-linformer-grouped": BertConfig(**SIZES | {"attention": Linformer(rank=4)}, kv_heads=2),
     "bert-performer": BertConfig(**SIZES | {"attention": Performer(features=7)}, kv_heads=2),
     "gpt-performer": GptConfig(**SIZES | {"attention": Performer(features=7)}, kv_heads=2),
     "seq2seq": Seq2SeqConfig(**SIZES),

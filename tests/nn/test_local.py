@@ -18,7 +18,6 @@ from manyheads.nn.masks import (
     Both,
     Rule,
     SameDocument,
-    both,
     causal,
     full,
     make_mask,
@@ -60,7 +59,7 @@ def test_blocks_may_end_anywhere(function: LocalAttention, length: int) -> None:
     rules: list[Rule] = [
         full,
         causal,
-        both(causal, documents),
+        Both(causal, documents),
         SameDocument(documents.documents[:1]),
     ]
     for rule, padding_mask in [*((rule, None) for rule in rules), (full, real), (causal, real)]:
@@ -112,19 +111,8 @@ def test_nothing_is_as_large_as_the_square(function: LocalAttention, position: s
     module = POSITIONS[position][0].build(sizes)
     documents = SameDocument(torch.arange(length)[None] // 100)
     tensors = [torch.randn(1, heads, length, 4) for _ in range(3)]
-    for rule in (full, both(causal, documents)):
+    for rule in (full, Both(causal, documents)):
         mask = make_mask(rule, length, padding_mask=torch.arange(length)[None] < length - 5)
         with Largest() as largest:
             gradients(function, tensors, mask, module)
         assert 0 < largest.elements <= heads * length * (MIN_BLOCK + 2 * 16 + 4)
-
-
-@BOTH
-@torch.no_grad()
-def test_a_step_takes_few_keys(function: LocalAttention) -> None:
-    length = 4096
-    q, (k, v) = torch.randn(1, 2, 1, 8), torch.randn(2, 1, 2, length, 8)
-    mask = make_mask(causal, 1, start=length - 1)
-    with Largest() as largest:
-        function(AttentionInputs(q, k, v, mask, SCORE, Position()))
-    assert length <= largest.elements <= 2 * length < k.numel()

@@ -21,7 +21,7 @@ from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore
 
 SIZES = AttentionSizes(heads=4, kv_heads=2, head_dim=4, key_dim=4, max_length=64, causal=True)
-rules = pytest.mark.parametrize("rule", [causal, full], ids=lambda rule: rule.kind)
+rules = pytest.mark.parametrize("rule", [causal, full], ids=str)
 
 
 @pytest.fixture(autouse=True)

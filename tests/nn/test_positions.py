@@ -327,7 +327,7 @@ def test_shaw_clips() -> None:
 
 
 @pytest.mark.parametrize("max_distance", [1, 4, 30])
-@pytest.mark.parametrize("rule", [causal, full], ids=lambda rule: rule.kind)
+@pytest.mark.parametrize("rule", [causal, full], ids=str)
 def test_shaw_by_skewing_is_shaw_by_gathering(max_distance: int, rule: Rule) -> None:
     """In lengths below and above the clipping: values and gradients of all that is allowed."""
     shaw = ShawPosition(max_distance, 4).double()

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.masks import (
+    Both,
+    Either,
     Globals,
     Rule,
     SameBlock,
     SameDocument,
-    both,
+    Window,
     causal,
-    either,
     full,
-    prefix,
-    window,
 )
 from manyheads.nn.positions import (
     Alibi,
@@ -91,16 +90,15 @@ DOCUMENTS = [[0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 1, 1]]
 RULES: dict[str, tuple[Rule, Sees]] = {
     "full": (full, lambda row, i, j: True),
     "causal": (causal, lambda row, i, j: j <= i),
-    "window": (window(1), lambda row, i, j: i - 1 <= j <= i + 1),
-    "prefix": (prefix(3), lambda row, i, j: j < 3 if i < 3 else j <= i),
+    "window": (Window(1), lambda row, i, j: i - 1 <= j <= i + 1),
     "globals": (Globals(2), lambda row, i, j: i in (0, 1) or j in (0, 1)),
     "same-block": (SameBlock(2), lambda row, i, j: i in (j, j ^ 1)),
     "same-document": (
         SameDocument(torch.tensor(DOCUMENTS)),
         lambda row, i, j: DOCUMENTS[row][i] == DOCUMENTS[row][j],
     ),
-    "both": (both(causal, window(2)), lambda row, i, j: i - 2 <= j <= i),
-    "either": (either(window(1), Globals(1)), lambda row, i, j: abs(i - j) <= 1 or 0 in (i, j)),
+    "both": (Both(causal, Window(2)), lambda row, i, j: i - 2 <= j <= i),
+    "either": (Either(Window(1), Globals(1)), lambda row, i, j: abs(i - j) <= 1 or 0 in (i, j)),
 }
 
 

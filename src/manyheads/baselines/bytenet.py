@@ -25,10 +25,10 @@ from manyheads.baselines.rnn import text_lengths
 from manyheads.config import Between, Count, Natural
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
+from manyheads.nn.attention import StateCache
 from manyheads.nn.block import initialise
 from manyheads.nn.layers import LMHead
 from manyheads.nn.shapes import Hidden, PaddingMask
-from manyheads.nn.states import StateCache
 
 DILATIONS = (1, 2, 4, 8, 16)
 

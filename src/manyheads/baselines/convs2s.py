@@ -29,14 +29,13 @@ from manyheads.baselines.rnn import text_lengths
 from manyheads.config import Count
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
 from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import Dense
+from manyheads.nn.attention import Dense, StateCache
 from manyheads.nn.block import initialise
 from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import LearnedPosition
 from manyheads.nn.scores import Dot
 from manyheads.nn.shapes import Hidden, PaddingMask
-from manyheads.nn.states import StateCache
 
 ROOT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two vectors
 

@@ -25,12 +25,12 @@ from manyheads.baselines.rnn import (
 )
 from manyheads.config import Between
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
+from manyheads.nn.attention import StateCache
 from manyheads.nn.block import initialise
 from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.scores import Additive, ScoreConfig
 from manyheads.nn.shapes import Hidden
-from manyheads.nn.states import StateCache
 
 RESIDUAL_FROM = 2  # the third layer, counted from 0
 

@@ -25,13 +25,12 @@ from manyheads.baselines.luong_attention import LuongAttention, check_exact_atte
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderDecoderBase, EncoderOutput
 from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import Dense
+from manyheads.nn.attention import Dense, StateCache, States
 from manyheads.nn.block import initialise
 from manyheads.nn.layers import LMHead
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.scores import Bilinear, ScoreConfig
 from manyheads.nn.shapes import Hidden, PaddingMask
-from manyheads.nn.states import StateCache, States
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,11 +25,11 @@ from manyheads.models.seq2seq import (
     Seq2SeqConfig,
     Source,
 )
+from manyheads.nn.attention import StateCache
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.layers import Embedding, HeadConfig
 from manyheads.nn.masks import AttentionMask, causal, make_mask
 from manyheads.nn.shapes import Hidden, PaddingMask, Tokens
-from manyheads.nn.states import StateCache
 
 Lengths = Int[Tensor, " b"]
 

@@ -9,7 +9,7 @@ from manyheads.models.base import Model
 from manyheads.nn.attention import Cache, next_mask
 from manyheads.nn.block import Architecture, Stack, initialise
 from manyheads.nn.layers import Embedding, HeadConfig
-from manyheads.nn.masks import SameDocument, both, causal
+from manyheads.nn.masks import Both, SameDocument, causal
 from manyheads.nn.shapes import Hidden, Logits, Tokens
 
 
@@ -59,7 +59,7 @@ class Gpt(Model):
         length = tokens.shape[1]
         self.decoder.position.check_length(length if cache is None else cache.end(length))
         packed = None if documents is None else SameDocument(documents)
-        rule = causal if packed is None else both(causal, packed)
+        rule = causal if packed is None else Both(causal, packed)
         mask = next_mask(cache, rule, length, real, tokens.device)
         positions = mask.query_positions if packed is None else packed.positions()
         x = self.embedding(self.tokens, tokens, self.decoder.position, positions)

@@ -241,6 +241,26 @@ class Cache(Protocol):
         ...
 
 
+States = tuple[Tensor, ...]  # each [layers or positions, rows, width]
+
+
+@runtime_checkable
+class StateCache(Cache, Protocol):
+    """A cache that also keeps the newest states of recurrent and convolutional modules.
+
+    Rows are hypotheses. A model that uses no mask passes the number of its positions to `advance`.
+    """
+
+    @property
+    def length(self) -> int: ...
+
+    def state(self, module: nn.Module) -> States | None:
+        """The states after the last position; None before the first."""
+        ...
+
+    def set_state(self, module: nn.Module, states: States) -> None: ...
+
+
 def next_mask(
     cache: Cache | None,
     rule: Rule,

@@ -80,8 +80,8 @@ class CompressedAttention(nn.Module):
         """The mask over blocks; a block is padding if all its positions are."""
         if not isinstance(mask.rule, Full | Causal):
             raise UserError(
-                f"memory-compressed attention has no mask rule {mask.rule.kind} (packed documents "
-                "need one): set another model.attention, or do not pack texts"
+                f"memory-compressed attention has no mask rule {type(mask.rule).__name__}: set "
+                "model.attention=fused"
             )
         # The mask of a single cached step is full, but its last block may be incomplete.
         rule = causal if self.causal else mask.rule

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.config import Count, Natural
-from manyheads.nn.attention import AttentionInputs, AttentionSizes, dense_weights, exact_attention
+from manyheads.nn.attention import AttentionInputs, AttentionSizes, Dense, exact_attention
 from manyheads.nn.masks import AttentionMask, Both, Either, Globals, Rule, SameBlock, Window
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -101,17 +101,21 @@ class LocalAttention:
     def check(self, score: Score, position: Position) -> None:
         """Every score and position: blocks that no kernel takes are computed by `dense`."""
 
-    def weights(self, inputs: AttentionInputs) -> Weights:
+    def _under_pattern(self, inputs: AttentionInputs) -> AttentionInputs:
+        """The same attention with the pattern as a part of the mask rule."""
         mask = inputs.mask
         rule = Both(mask.rule, self.pattern)
         mask = AttentionMask(rule, mask.query_positions, mask.key_positions, mask.padding_mask)
-        return dense_weights(inputs.q, inputs.k, mask, inputs.score, inputs.position)
+        return replace(inputs, mask=mask)
+
+    def weights(self, inputs: AttentionInputs) -> Weights:
+        return Dense().weights(self._under_pattern(inputs))
 
     def __call__(self, inputs: AttentionInputs) -> HeadOutput:
         attend = exact_attention(inputs.score, inputs.position)
         (batch, _, length, _), mask = inputs.q.shape, inputs.mask
-        if not mask.square:
-            return attend(_reachable(inputs, self.pattern))
+        if not mask.square:  # a cached step or chunk
+            return attend(self._under_pattern(inputs))
         if length <= self.reach:
             return attend(inputs)
         blocking = self.blocking(mask.rule)
@@ -156,21 +160,6 @@ class LocalAttention:
         )
         q, k, v = of_queries.split(inputs.q), blocking.split(inputs.k), blocking.split(inputs.v)
         return replace(inputs, q=q, k=k, v=v, mask=split_mask)
-
-
-def _reachable(inputs: AttentionInputs, pattern: Rule) -> AttentionInputs:
-    """Only the keys of a cached step or chunk that the pattern allows for any of its queries."""
-    mask = inputs.mask
-    ends = torch.stack([mask.query_positions.min(), mask.query_positions.max()])
-    near = pattern(
-        rearrange(ends, "t -> 1 t 1"), rearrange(mask.key_positions, "b s -> b 1 s")
-    ).any(1)
-    between = (mask.key_positions >= ends[0]) & (mask.key_positions <= ends[1])
-    index = (near | between).any(0).nonzero()[:, 0]
-    padding_mask = None if mask.padding_mask is None else mask.padding_mask[:, index]
-    rule, key_positions = Both(mask.rule, pattern), mask.key_positions[:, index]
-    mask = AttentionMask(rule, mask.query_positions, key_positions, padding_mask)
-    return replace(inputs, k=inputs.k[:, :, index], v=inputs.v[:, :, index], mask=mask)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.errors import check_at_least
 from manyheads.nn.shapes import KeyPositions, PaddingMask, Positions
 
 QueryAxis = Int[Tensor, "#b t 1"]
@@ -25,8 +24,6 @@ ALIGNMENT = 8  # elements: GPU kernels read rows of a mask that start at a multi
 
 class Rule:
     """A predicate over (query position i, key position j). Subclasses are frozen dataclasses."""
-
-    kind: ClassVar[str]
 
     @property
     def is_causal(self) -> bool:
@@ -69,39 +66,17 @@ class Causal(Rule):
 class Window(Rule):
     """|i − j| ≤ size."""
 
-    size: int = 64
-    kind: ClassVar[str] = "window"
-
-    def __post_init__(self) -> None:
-        check_at_least("window size", self.size, 0)
+    size: int
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return (queries - keys).abs() <= self.size
 
 
 @dataclass(frozen=True)
-class Prefix(Rule):
-    """j ≤ i or j < length: the prefix attends in both directions, the rest is causal."""
-
-    length: int = 0
-    kind: ClassVar[str] = "prefix"
-
-    def __post_init__(self) -> None:
-        check_at_least("prefix length", self.length, 0)
-
-    def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
-        return (keys <= queries) | (keys < self.length)
-
-
-@dataclass(frozen=True)
 class Globals(Rule):
     """i < count or j < count: pairs with a global token (Longformer)."""
 
-    count: int = 1
-    kind: ClassVar[str] = "globals"
-
-    def __post_init__(self) -> None:
-        check_at_least("globals count", self.count, 0)
+    count: int
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return (queries < self.count) | (keys < self.count)
@@ -111,11 +86,7 @@ class Globals(Rule):
 class SameBlock(Rule):
     """⌊i / size⌋ = ⌊j / size⌋."""
 
-    size: int = 64
-    kind: ClassVar[str] = "same-block"
-
-    def __post_init__(self) -> None:
-        check_at_least("same-block size", self.size, 1)
+    size: int
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return queries // self.size == keys // self.size
@@ -130,7 +101,6 @@ class SameDocument(Rule):
 
     documents: Int[Tensor, "b n"]
     repeats: int = 1
-    kind: ClassVar[str] = "same-document"
 
     def for_rows(self, repeats: int) -> Rule:
         return replace(self, repeats=self.repeats * repeats)
@@ -155,38 +125,31 @@ class SameDocument(Rule):
 
 
 @dataclass(frozen=True)
-class Both(Rule):
-    """True where both rules are True."""
-
+class _Pair(Rule):
     first: Rule
     second: Rule
-    kind: ClassVar[str] = "both"
+
+    def for_rows(self, repeats: int) -> Rule:
+        return type(self)(self.first.for_rows(repeats), self.second.for_rows(repeats))
+
+
+class Both(_Pair):
+    """True where both rules are True."""
 
     @property
     def is_causal(self) -> bool:
         return self.first.is_causal or self.second.is_causal
 
-    def for_rows(self, repeats: int) -> Rule:
-        return Both(self.first.for_rows(repeats), self.second.for_rows(repeats))
-
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return self.first(queries, keys) & self.second(queries, keys)
 
 
-@dataclass(frozen=True)
-class Either(Rule):
+class Either(_Pair):
     """True where one of two rules is True."""
-
-    first: Rule
-    second: Rule
-    kind: ClassVar[str] = "either"
 
     @property
     def is_causal(self) -> bool:
         return self.first.is_causal and self.second.is_causal
-
-    def for_rows(self, repeats: int) -> Rule:
-        return Either(self.first.for_rows(repeats), self.second.for_rows(repeats))
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         return self.first(queries, keys) | self.second(queries, keys)
@@ -194,10 +157,6 @@ class Either(Rule):
 
 full = Full()
 causal = Causal()
-window = Window
-prefix = Prefix
-both = Both
-either = Either
 
 
 @dataclass(eq=False)

@@ -146,7 +146,7 @@ class PerformerAttention(nn.Module):
         q, k, mask, score = inputs.q, inputs.k, inputs.mask, inputs.score
         if not isinstance(mask.rule, Full | Causal):
             raise UserError(
-                f"model.attention=performer has no mask rule {mask.rule.kind}: set "
+                f"model.attention=performer has no mask rule {type(mask.rule).__name__}: set "
                 "model.attention=fused"
             )
         assert isinstance(score, InnerScore)
