@@ -11,8 +11,10 @@ class Model(nn.Module):
 
     def stacks(self) -> dict[str, Stack]:
         """Stacks of Transformer blocks by name (encoder, decoder), in the order of computation."""
-        return {}
+        return {name: part for name, part in self.named_children() if isinstance(part, Stack)}
 
     def embeddings(self) -> dict[str, Embedding]:
-        """The embedding layer of each stack that takes tokens."""
-        return {}
+        """The embedding layer of each stack that takes tokens: its own, or the model's only one."""
+        parts = dict(self.named_children())
+        layers = {name: parts.get(f"{name}_embedding", parts.get("embedding")) for name in parts}
+        return {name: layers[name] for name in self.stacks() if isinstance(layers[name], Embedding)}

@@ -137,9 +137,6 @@ class Vit(EncoderWithHead):
         self.build_head(config, config.head, config.pooler)
         initialise(self, config.init, config.layers)
 
-    def stacks(self) -> dict[str, Stack]:
-        return {"encoder": self.encoder}
-
     def hidden(self, images: Images) -> Hidden:
         size = self.config.image_size
         if images.shape[1:] != (self.config.channels, size, size):
