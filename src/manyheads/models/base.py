@@ -15,6 +15,9 @@ class Model(nn.Module):
 
     def embeddings(self) -> dict[str, Embedding]:
         """The embedding layer of each stack that takes tokens: its own, or the model's only one."""
-        parts = dict(self.named_children())
-        layers = {name: parts.get(f"{name}_embedding", parts.get("embedding")) for name in parts}
-        return {name: layers[name] for name in self.stacks() if isinstance(layers[name], Embedding)}
+        embeddings = {}
+        for name in self.stacks():
+            layer = getattr(self, f"{name}_embedding", getattr(self, "embedding", None))
+            if isinstance(layer, Embedding):
+                embeddings[name] = layer
+        return embeddings
