@@ -194,7 +194,7 @@ def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str)
 
 @pytest.mark.parametrize(
     "core",
-    ["local", "longformer model.attention.globals=1", "performer", "memory-compressed"],
+    ["local", "longformer", "performer", "memory-compressed"],
 )
 def test_packed_documents_are_refused_by_what_sees_by_places_in_a_row(core: str) -> None:
     settings = (
@@ -205,9 +205,8 @@ def test_packed_documents_are_refused_by_what_sees_by_places_in_a_row(core: str)
     read_recipe("gpt-mini", settings[1:])
 
 
-def test_packed_documents_are_kept_apart_by_exact_cores_and_a_plain_window() -> None:
-    exact = [core.kind for core in get_args(AttentionFunctionConfig) if core.exact]
-    for core in (*exact, "longformer"):
+def test_packed_documents_are_kept_apart_by_exact_cores() -> None:
+    for core in (core.kind for core in get_args(AttentionFunctionConfig) if core.exact):
         read_recipe("gpt-mini", ["objective.packing=documents", f"model.attention={core}"])
 
 

@@ -129,7 +129,8 @@ IMPLEMENTATIONS: dict[str, tuple[Any, Reference]] = {
 }
 EXACT = [name for name, (settings, _) in IMPLEMENTATIONS.items() if settings.exact]
 LIMITED = {"linformer": ("full",), "memory-compressed": ("full", "causal")}
-LIMITED["performer"] = LIMITED["memory-compressed"]  # the mask rules that they have
+for approximation in ("performer", "local", "longformer", "longformer-globals"):
+    LIMITED[approximation] = LIMITED["memory-compressed"]  # the mask rules that they have
 implementations = pytest.mark.parametrize("name", IMPLEMENTATIONS)
 
 

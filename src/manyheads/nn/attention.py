@@ -187,6 +187,15 @@ def exact_attention(score: Score, position: Position) -> Dense | Fused:
     return Fused()
 
 
+def check_rule(kind: str, rule: Rule, *known: type[Rule]) -> None:
+    """Refuse a mask rule that an approximation does not have."""
+    if not isinstance(rule, known):
+        raise UserError(
+            f"model.attention={kind} has no mask rule {type(rule).__name__}: set "
+            "model.attention=fused"
+        )
+
+
 def check_combination(function: AttentionFunction, score: Score, position: Position) -> None:
     """Refuse, when a model is built, a combination that would be wrong or cannot be computed."""
     if isinstance(position, RotaryPosition) and type(score) is not InnerScore:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from manyheads.config import Count
 from manyheads.errors import UserError
-from manyheads.nn.attention import AttentionInputs, AttentionSizes
+from manyheads.nn.attention import AttentionInputs, AttentionSizes, check_rule
 from manyheads.nn.masks import AttentionMask, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
@@ -80,11 +80,7 @@ class LinformerAttention(nn.Module):
     def weights(self, inputs: AttentionInputs) -> RankWeights:
         """softmax(score(q, E k)), over the projected keys."""
         mask, length = inputs.mask, inputs.k.shape[2]
-        if not isinstance(mask.rule, Full):
-            raise UserError(
-                f"model.attention=linformer has no mask rule {type(mask.rule).__name__}: set "
-                "model.attention=fused"
-            )
+        check_rule("linformer", mask.rule, Full)
         if length > self.max_length:
             raise UserError(
                 f"{length} positions, but linformer projects {self.max_length}: shorten the "

@@ -16,8 +16,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.config import Count, Natural
-from manyheads.nn.attention import AttentionInputs, AttentionSizes, Dense, exact_attention
-from manyheads.nn.masks import AttentionMask, Both, Either, Globals, Rule, SameBlock, Window
+from manyheads.nn.attention import (
+    AttentionInputs,
+    AttentionSizes,
+    Dense,
+    check_rule,
+    exact_attention,
+)
+from manyheads.nn.masks import (
+    AttentionMask,
+    Both,
+    Causal,
+    Either,
+    Full,
+    Globals,
+    Rule,
+    SameBlock,
+    Window,
+)
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import Score
 from manyheads.nn.shapes import HeadOutput, Weights
@@ -114,6 +130,7 @@ class LocalAttention:
     def __call__(self, inputs: AttentionInputs) -> HeadOutput:
         attend = exact_attention(inputs.score, inputs.position)
         (batch, _, length, _), mask = inputs.q.shape, inputs.mask
+        check_rule(self.kind, mask.rule, Full, Causal)
         if not mask.square:  # a cached step or chunk
             return attend(self._under_pattern(inputs))
         if length <= self.reach:
@@ -147,7 +164,7 @@ class LocalAttention:
         if mask.padding_mask is not None:
             counts = counts & mask.padding_mask[:, key_positions]
         padding_mask: Tensor | None = rearrange(counts, "b m w -> (b m) w")
-        rule = mask.rule.for_rows(blocking.blocks(length))
+        rule = mask.rule
         if blocking != of_queries:
             rule = Both(rule, self.pattern)
         elif mask.padding_mask is None and length % blocking.block == 0:
@@ -199,11 +216,6 @@ class Longformer(LocalAttention):
     @property
     def reach(self) -> int:
         return self.window + 1
-
-    @property
-    def separates_documents(self) -> bool:
-        """True if packed documents do not affect each other; global tokens are of the row."""
-        return not self.globals
 
     def blocking(self, rule: Rule) -> Blocking:
         after = 0 if rule.is_causal else self.window

@@ -5,7 +5,7 @@ It is defined on positions, not on matrix indices, so that one rule serves a ful
 and a cached step.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -29,10 +29,6 @@ class Rule:
     def is_causal(self) -> bool:
         """True if no query ever attends to a later key."""
         return False
-
-    def for_rows(self, repeats: int) -> "Rule":
-        """The same rule after each row is split into `repeats` rows, one after another."""
-        return self
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         raise NotImplementedError
@@ -94,27 +90,17 @@ class SameBlock(Rule):
 
 @dataclass(frozen=True, eq=False)
 class SameDocument(Rule):
-    """In a packed row, a position attends to its own document; `documents` numbers them.
-
-    Positions may come in `repeats` rows for each row of documents.
-    """
+    """In a packed row, a position attends to its own document; `documents` numbers them."""
 
     documents: Int[Tensor, "b n"]
-    repeats: int = 1
-
-    def for_rows(self, repeats: int) -> Rule:
-        return replace(self, repeats=self.repeats * repeats)
 
     def __call__(self, queries: QueryAxis, keys: KeyAxis) -> Allowed:
         of_queries, of_keys = self._at(queries[..., 0]), self._at(keys[:, 0])
         return rearrange(of_queries, "b t -> b t 1") == rearrange(of_keys, "b s -> b 1 s")
 
     def _at(self, positions: Positions) -> Positions:
-        """The documents at these positions, without copying rows of documents."""
-        index = rearrange(positions, "(b r) t -> b (r t)", r=self.repeats)
-        rows = max(index.shape[0], self.documents.shape[0])
-        documents = self.documents.expand(rows, -1).gather(1, index.expand(rows, -1))
-        return rearrange(documents, "b (r t) -> (b r) t", r=self.repeats)
+        """The documents at these positions."""
+        return self.documents.gather(1, positions.expand(len(self.documents), -1))
 
     def positions(self) -> Int[Tensor, "b n"]:
         """The position of each token in its own document, counted from 0."""
@@ -128,9 +114,6 @@ class SameDocument(Rule):
 class _Pair(Rule):
     first: Rule
     second: Rule
-
-    def for_rows(self, repeats: int) -> Rule:
-        return type(self)(self.first.for_rows(repeats), self.second.for_rows(repeats))
 
 
 class Both(_Pair):

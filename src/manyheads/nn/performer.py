@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from manyheads import ops
 from manyheads.config import Count
 from manyheads.errors import UserError
-from manyheads.nn.attention import AttentionInputs, AttentionSizes
+from manyheads.nn.attention import AttentionInputs, AttentionSizes, check_rule
 from manyheads.nn.masks import AttentionMask, Causal, Full
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import InnerScore, Score
@@ -144,11 +144,7 @@ class PerformerAttention(nn.Module):
     ) -> tuple[Float[Tensor, "b h t m"], Float[Tensor, "b h s m"]]:
         """The logarithms of √m φ(q) and √m φ(k), −∞ for padding."""
         q, k, mask, score = inputs.q, inputs.k, inputs.mask, inputs.score
-        if not isinstance(mask.rule, Full | Causal):
-            raise UserError(
-                f"model.attention=performer has no mask rule {type(mask.rule).__name__}: set "
-                "model.attention=fused"
-            )
+        check_rule("performer", mask.rule, Full, Causal)
         assert isinstance(score, InnerScore)
         dtype = torch.promote_types(q.dtype, torch.float32)
         root, projection = math.sqrt(abs(score.scale)), self.projection.to(dtype)

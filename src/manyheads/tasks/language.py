@@ -236,7 +236,7 @@ def check(run: RunSettings) -> None:
     if run.objective is None or run.objective.packing == "stream":
         return
     attention = run.model.attention
-    if not getattr(attention, "separates_documents", attention.exact):
+    if not attention.exact:
         raise UserError(
             f"model.attention={attention.kind} cannot separate packed documents: choose "
             "objective.packing=stream, or another model.attention"
