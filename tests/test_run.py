@@ -173,7 +173,6 @@ def test_what_a_query_sees_is_part_of_what_weights_mean() -> None:
         ("phrasebook", "model.attention=linformer"),
         ("phrasebook", "model.attention=linformer model.attention.rank=8 model.max_length=30"),
         ("gpt-mini", "model.attention=linformer"),
-        ("phrasebook", "model=rnn model.attention=longformer"),
     ],
 )
 def test_a_refused_core_is_told_with_settings_that_work(recipe: str, wrong: str) -> None:

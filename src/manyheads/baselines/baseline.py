@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Int
@@ -30,6 +30,9 @@ class BaselineSizes:
         "all"
     )
     dropout: Annotated[Probability, "Dropout of embeddings and layers"] = 0.1
+
+    RENAMED: ClassVar[dict[str, str]] = {"core": "attention"}
+    REMOVED: ClassVar[dict[str, object]] = {"attention": {"kind": "dense"}}
 
     @property
     def vocabulary(self) -> int:

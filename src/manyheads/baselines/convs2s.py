@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.baselines.baseline import BaselineModel, text_lengths
+from manyheads.baselines.baseline import BaselineModel, BaselineSizes, text_lengths
 from manyheads.baselines.convolution import Convolution, check_kernel
-from manyheads.baselines.luong_attention import AttentiveSizes, LuongAttention
+from manyheads.baselines.luong_attention import LuongAttention
 from manyheads.config import Count
 from manyheads.models.seq2seq import EncoderOutput
 from manyheads.nn.attention import StateCache
@@ -37,17 +37,16 @@ ROOT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two vectors
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvS2SConfig(AttentiveSizes):
+class ConvS2SConfig(BaselineSizes):
     """Gated convolutions with attention of width `dim`."""
 
     ffn_dim: Annotated[Count | None, "Width of the convolutions; none: dim"] = None
     layers: Annotated[Count, "Layers of the encoder, and of the decoder"] = 4
     kernel: Annotated[Count, "Kernel size, an odd number"] = 3
     kind: ClassVar[str] = "convs2s"
-    RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_dim", "core": "attention"}
+    RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_dim", **BaselineSizes.RENAMED}
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_kernel(self.kernel)
 
     @property
@@ -68,7 +67,7 @@ class StepAttention(LuongAttention):
     """W_c c of one layer."""
 
     def __init__(self, config: ConvS2SConfig) -> None:
-        super().__init__(Dot(), config)
+        super().__init__(Dot(), config.dim)
         self.query = nn.Linear(config.width, config.dim)
         self.output = nn.Linear(config.dim, config.width)
 

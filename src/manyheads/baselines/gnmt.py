@@ -52,7 +52,7 @@ class Gnmt(BaselineModel):
         self.encoder = nn.ModuleList(nn.LSTM(dim, dim, batch_first=True) for _ in range(1, layers))
         self.build_target_table()
         self.lowest = nn.LSTM(dim, dim, batch_first=True)
-        self.attention = LuongAttention(config.score, config)
+        self.attention = LuongAttention(config.score, config.dim)
         self.decoder = nn.ModuleList(
             nn.LSTM(2 * dim, dim, batch_first=True) for _ in range(1, layers)
         )

@@ -3,56 +3,23 @@
 c_t = Σ_s α_ts v_s,  α_ts = softmax_s(score(q_t, k_s))
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
-
 from einops import rearrange
 from torch import Tensor, nn
 
-from manyheads.baselines.baseline import BaselineSizes
-from manyheads.errors import UserError
-from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.attention import (
-    AttentionFunction,
-    AttentionInputs,
-    AttentionSizes,
-    Dense,
-    check_combination,
-)
+from manyheads.nn.attention import AttentionFunction, AttentionInputs, Dense
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScoreConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentiveSizes(BaselineSizes):
-    """Sizes of a model whose decoder attends to the encoder."""
-
-    attention: Annotated[AttentionFunctionConfig, "Attention implementation, an exact one"] = field(
-        default_factory=Dense
-    )
-
-    RENAMED: ClassVar[dict[str, str]] = {"core": "attention"}
-
-    def __post_init__(self) -> None:
-        if not self.attention.exact:
-            raise UserError(
-                f"model.attention={self.attention.kind} approximates self-attention, and this "
-                "model has none: choose an exact implementation (model.attention=dense)"
-            )
-
-
 class LuongAttention(nn.Module):
     """One head as wide as the model; the context c at each position of x."""
 
-    def __init__(self, score: ScoreConfig, config: AttentiveSizes) -> None:
+    def __init__(self, score: ScoreConfig, dim: int) -> None:
         super().__init__()
-        dim, length = config.dim, config.max_length
         self.score = score.build(1, dim)
         self.position = Position()  # source and target positions are not comparable
-        sizes = AttentionSizes(heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=length)
-        self.core: AttentionFunction = config.attention.build(sizes)
-        check_combination(self.core, self.score, self.position)
+        self.core: AttentionFunction = Dense()
 
     def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:
         return self.context(x, memory, memory, mask)

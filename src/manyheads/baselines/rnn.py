@@ -18,8 +18,8 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from manyheads.baselines.baseline import BaselineModel, text_lengths
-from manyheads.baselines.luong_attention import AttentiveSizes, LuongAttention
+from manyheads.baselines.baseline import BaselineModel, BaselineSizes, text_lengths
+from manyheads.baselines.luong_attention import LuongAttention
 from manyheads.errors import UserError
 from manyheads.models.seq2seq import EncoderOutput
 from manyheads.nn.attention import StateCache, States
@@ -29,13 +29,12 @@ from manyheads.nn.shapes import Hidden, PaddingMask
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentConfig(AttentiveSizes):
+class RecurrentConfig(BaselineSizes):
     """An LSTM encoder–decoder with attention; each direction of the encoder has width dim / 2."""
 
     score: Annotated[ScoreConfig, "Score of a query and a key"] = field(default_factory=Bilinear)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.dim % 2:
             raise UserError(f"model.dim={self.dim} must be even: each direction has half of it")
         key_size = self.score.key_dim(self.dim)
@@ -60,7 +59,7 @@ class GlobalAttention(LuongAttention):
     """h̃_t = tanh(W_c [c_t; h_t])."""
 
     def __init__(self, config: RnnConfig) -> None:
-        super().__init__(config.score, config)
+        super().__init__(config.score, config.dim)
         self.combine = nn.Linear(2 * config.dim, config.dim, bias=False)
 
     def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:
