@@ -111,7 +111,7 @@ def dense_weights(
 
 
 class ExactAttention:
-    """Base of exact softmax attention without weights of its own; it is its own settings."""
+    """Base of softmax attention without weights of its own; it is its own settings."""
 
     exact: ClassVar[bool] = True
 

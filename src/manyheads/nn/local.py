@@ -7,7 +7,7 @@ Rules, scores and positions get the positions of the original row.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 
 import torch
 from einops import rearrange, repeat
@@ -16,13 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.config import Count, Natural
-from manyheads.nn.attention import (
-    AttentionInputs,
-    AttentionSizes,
-    Dense,
-    check_rule,
-    exact_attention,
-)
+from manyheads.nn.attention import AttentionInputs, ExactAttention, check_rule, exact_attention
 from manyheads.nn.masks import (
     AttentionMask,
     Both,
@@ -34,11 +28,7 @@ from manyheads.nn.masks import (
     SameBlock,
     Window,
 )
-from manyheads.nn.positions import Position
-from manyheads.nn.scores import Score
 from manyheads.nn.shapes import HeadOutput, Weights
-
-N = TypeVar("N", bound="LocalAttention")
 
 MIN_BLOCK = 32  # blocks as small as a small window would be too many to be fast
 
@@ -88,11 +78,8 @@ class Blocking:
         )
 
 
-class LocalAttention:
-    """Softmax attention over the keys that both the mask rule and a pattern allow.
-
-    It has no weights and is its own settings.
-    """
+class LocalAttention(ExactAttention):
+    """Softmax attention over the keys that both the mask rule and a pattern allow."""
 
     exact: ClassVar[bool] = False
     kind: ClassVar[str]
@@ -111,12 +98,6 @@ class LocalAttention:
         """Blocks of queries with all keys that the pattern allows for them."""
         raise NotImplementedError
 
-    def build(self: N, sizes: AttentionSizes) -> N:
-        return self
-
-    def check(self, score: Score, position: Position) -> None:
-        """Every score and position: blocks that no kernel takes are computed by `dense`."""
-
     def _under_pattern(self, inputs: AttentionInputs) -> AttentionInputs:
         """The same attention with the pattern as a part of the mask rule."""
         mask = inputs.mask
@@ -125,7 +106,7 @@ class LocalAttention:
         return replace(inputs, mask=mask)
 
     def weights(self, inputs: AttentionInputs) -> Weights:
-        return Dense().weights(self._under_pattern(inputs))
+        return super().weights(self._under_pattern(inputs))
 
     def __call__(self, inputs: AttentionInputs) -> HeadOutput:
         attend = exact_attention(inputs.score, inputs.position)
@@ -142,16 +123,8 @@ class LocalAttention:
             return out
         # Global tokens attend beyond their block, to all keys that the rule allows.
         rows = slice(blocking.first)
-        columns = rows if mask.rule.is_causal else slice(None)
-        first = attend(
-            replace(
-                inputs,
-                q=inputs.q[:, :, rows],
-                k=inputs.k[:, :, columns],
-                v=inputs.v[:, :, columns],
-                mask=mask.block(rows, columns),
-            )
-        )
+        mask = mask.block(rows, slice(None))
+        first = attend(replace(inputs, q=inputs.q[:, :, rows], mask=mask))
         return torch.cat([first, out[:, :, blocking.first :]], dim=2)
 
     def _split(self, inputs: AttentionInputs, blocking: Blocking) -> AttentionInputs:
