@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyheads.config import parse
 from manyheads.models.bert import BertConfig
 from manyheads.nn import performer
-from manyheads.nn.attend import attend
+from manyheads.nn.attend import AttentionFunctionConfig, attend
 from manyheads.nn.attention import AttentionInputs, AttentionSizes
+from manyheads.nn.linformer import Linformer
 from manyheads.nn.masks import Rule, causal, full, make_mask
 from manyheads.nn.performer import Performer, PerformerAttention, draw_projection, exponents
 from manyheads.nn.positions import Position
@@ -216,3 +218,11 @@ def test_an_encoder_trains_in_half_precision() -> None:
     grads = [x.grad for x in model.parameters() if x.grad is not None]
     assert len(grads) > 10
     assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_settings_of_0_1_are_read() -> None:
+    """Run folders of 0.1 name the removed settings with their defaults."""
+    table = {"kind": "performer", "features": 64, "draw": "orthogonal", "chunk": 128}
+    assert parse(AttentionFunctionConfig, table) == Performer(features=64)
+    table = {"kind": "linformer", "rank": 64, "share": "all"}
+    assert parse(AttentionFunctionConfig, table) == Linformer(rank=64)
