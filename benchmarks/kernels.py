@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from manyheads.nn.attend import attend
 from manyheads.nn.attention import AttentionInputs, Fused
-from manyheads.nn.flex import Flex
 from manyheads.nn.masks import causal, full, make_mask
 from manyheads.nn.positions import Buckets, Position, PositionSizes, bias_by_distance
 from manyheads.nn.scores import ScaledDot
@@ -124,7 +123,20 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
     sizes = PositionSizes(dim=WIDTH, heads=heads, head_dim=head_dim, max_length=length, causal=past)
     position = Buckets().build(sizes).cuda().bfloat16()
     inputs = tensors(length, head_dim)
-    rule = causal if past else full
+    flex = torch.compile(flex_attention)
+    make_blocks = torch.compile(create_block_mask)
+
+    def flexible(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = bias_by_distance(position, q)
+
+        def add(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return score + bias[head, key - query + length - 1]
+
+        blocks = None
+        if past:
+            blocks = make_blocks(lambda row, head, i, j: j <= i, None, None, length, length)
+        out: Tensor = flex(q, k, v, score_mod=add, block_mask=blocks, scale=head_dim**-0.5)
+        return out
 
     def local(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         bias = bias_by_distance(position, q)
@@ -141,7 +153,7 @@ def biased(length: int, head_dim: int, past: bool, rounds: int) -> list[dict[str
 
     runs: dict[str, Run] = {
         "ours": local,
-        "flex": lambda q, k, v: attend(q, k, v, rule=rule, position=position, core=Flex()),
+        "flex": flexible,
         "matrix": matrix,
     }
     results = {name: run(*inputs) for name, run in runs.items() if name != "matrix"}

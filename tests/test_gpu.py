@@ -32,7 +32,7 @@ from manyheads.nn.attend import attend
 from manyheads.nn.attention import CrossAttention, SelfAttention
 from manyheads.nn.block import Stack
 from manyheads.nn.layers import Norm, Plain
-from manyheads.nn.masks import SameDocument, both, causal, full, make_mask, window
+from manyheads.nn.masks import Both, SameDocument, Window, causal, full, make_mask
 from manyheads.nn.positions import (
     Alibi,
     Buckets,
@@ -102,24 +102,21 @@ def test_kernels_equal_their_formulas(name: str) -> None:
 
 
 POSITIONS = {config.kind: config for config in (NoPosition(), Rotary(), Buckets(), Alibi())}
-# Implementation, position, rule, dtype: flex compiles a kernel for each.
-ATTENTIONS: list[tuple[str, str, Any, torch.dtype]] = [
-    *[("fused", name, rule, BF16) for name in POSITIONS for rule in (full, causal, window(3))],
-    *[("fused", name, causal, torch.float32) for name in POSITIONS],
-    *[("packed", "none", rule, torch.float32) for rule in (full, causal, "documents")],
-    ("flex", "t5", full, torch.float32),
-    ("flex", "none", "documents", torch.float32),
+ATTENTIONS: list[tuple[str, Any, torch.dtype]] = [
+    *[(name, rule, BF16) for name in POSITIONS for rule in (full, causal, Window(3))],
+    *[(name, causal, torch.float32) for name in POSITIONS],
+    ("none", "documents", torch.float32),
 ]
 
 
-@pytest.mark.parametrize(("core", "name", "rule", "dtype"), ATTENTIONS)
-def test_attention_equals_dense(core: str, name: str, rule: Any, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "rule", "dtype"), ATTENTIONS)
+def test_fused_attention_equals_dense(name: str, rule: Any, dtype: torch.dtype) -> None:
     """Outputs and gradients, the second sequence padded."""
-    length = 160 if core == "flex" else 70
+    length = 70
     q, k, v = torch.randn(3, 2, 2, length, 32, device=CUDA, dtype=dtype)
     if rule == "documents":
         documents = torch.arange(length, device=CUDA).expand(2, -1) // 50
-        rule = both(causal, SameDocument(documents))
+        rule = Both(causal, SameDocument(documents))
     real = torch.arange(length, device=CUDA) < torch.tensor([[length], [41]], device=CUDA)
     sizes = PositionSizes(dim=64, heads=2, head_dim=32, max_length=length, causal=rule.is_causal)
     position = POSITIONS[name].build(sizes).to(q)
@@ -136,8 +133,8 @@ def test_attention_equals_dense(core: str, name: str, rule: Any, dtype: torch.dt
         return [] if name == "t5" and q.dtype == BF16 else [*position.parameters()]
 
     expected = run("dense", copy.deepcopy(position).double(), torch.float64)
-    tolerance = 3e-2 if dtype == BF16 else 5e-3 if core == "fused" else 2e-2
-    assert_close(run(core, position, dtype), expected, tolerance)
+    tolerance = 3e-2 if dtype == BF16 else 5e-3
+    assert_close(run("fused", position, dtype), expected, tolerance)
 
 
 def test_the_kernel_for_the_call_is_chosen() -> None:

@@ -25,7 +25,6 @@ from manyheads.models.decoder_only_seq2seq import DecoderOnlySeq2SeqConfig
 from manyheads.models.gpt import GptConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.attend import AttentionFunctionConfig
-from manyheads.nn.masks import Globals, Prefix, Window
 from manyheads.recipes import read_recipe, recipes
 from manyheads.run import Run
 from manyheads.tasks.spec import kinds
@@ -175,11 +174,7 @@ def test_other_numbers_without_sense(setting: str) -> None:
         read_recipe("phrasebook", [setting])
 
 
-def test_limits_of_rules_and_lengths() -> None:
-    for rule in (Window, Prefix, Globals):
-        rule(0)
-        with pytest.raises(UserError, match="at least 0"):
-            rule(-1)
+def test_limits_of_lengths() -> None:
     assert Decode(max_length_ratio=1e308).limit(1000, 128) == 128
     for fraction in ("0", "1"):  # something must be left on both sides
         with pytest.raises(UserError, match="valid_fraction"):

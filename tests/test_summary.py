@@ -54,8 +54,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "gpt-wide-heads": GptConfig(**SIZES, head_dim=6, position=Alibi(), norm=Norm(form="rms")),
     "gpt-shaw": GptConfig(**SIZES, position=Shaw(max_distance=5)),
     "gpt-relative": GptConfig(**SIZES, position=Relative()),
-    "gpt-relative-steps": GptConfig(**SIZES, position=Relative(max_distance=4, period=2)),
-    "bert-relative": BertConfig(**SIZES, position=Relative(share="heads")),
+    "bert-relative": BertConfig(**SIZES, position=Relative(max_distance=4)),
     "gpt-experts": GptConfig(**SIZES, feedforward=Experts(experts=3, top=2)),
     "gpt-bilinear": GptConfig(**SIZES, score=Bilinear(key_size=3)),
     "gpt-reduced-rank": GptConfig(**SIZES, score=ReducedRank(rank=2)),
@@ -70,12 +69,9 @@ CONFIGS: dict[str, ModelConfig] = {
     ),
     "bert-tags": BertConfig(**SIZES, head=Tag(labels=("a", "b", "c"))),
     "bert-linformer": BertConfig(**SIZES | {"attention": Linformer(rank=4)}),
-    "bert-linformer-grouped": BertConfig(
-        **SIZES | {"attention": Linformer(rank=4, share="none")}, kv_heads=2
-    ),
+    "bert-linformer-grouped": BertConfig(**SIZES | {"attention": Linformer(rank=4)}, kv_heads=2),
     "bert-performer": BertConfig(**SIZES | {"attention": Performer(features=7)}, kv_heads=2),
     "gpt-performer": GptConfig(**SIZES | {"attention": Performer(features=7)}, kv_heads=2),
-    "gpt-performer-chunks": GptConfig(**SIZES | {"attention": Performer(features=7, chunk=5)}),
     "seq2seq": Seq2SeqConfig(**SIZES),
     "seq2seq-inputs": Seq2SeqConfig(
         **SIZES, tie="inputs", output=HeadConfig(bias="trained"), qkv_bias=False
@@ -311,7 +307,6 @@ def test_activations_are_near_what_autograd_keeps(
     [
         (Linformer(rank=48), BertConfig),
         (Performer(features=80), BertConfig),
-        (Performer(features=80, chunk=24), GptConfig),
         (Performer(features=80), GptConfig),
     ],
 )

@@ -11,7 +11,8 @@ A field declares its range and its meaning in its type:
 
 `parse` checks ranges; `describe` lists all settings with type, choices, default and meaning. Old
 spellings stay readable: a class lists renamed fields in `RENAMED` (old → new) and an old `kind`
-in `OLD_KINDS`; `Renamed` in an annotation maps old values.
+in `OLD_KINDS`; `Renamed` in an annotation maps old values. `REMOVED` lists fields that are gone,
+each with the value that still means what the class does.
 """
 
 import copy
@@ -262,6 +263,9 @@ def _set(config: Any, path: list[str], text: str, full_path: str) -> Any:
             raise UserError(f"'{parent}{name}' is a single value: there is no '{full_path}'")
         value = _set(current, rest, text, full_path)
     else:
+        part = _kinds(hints[name]).get(text)
+        if part is not None and text in getattr(part, "OLD_KINDS", ()):
+            print(f"'{full_path}={text}' is now '{full_path}={part.kind}'", file=sys.stderr)
         value = _convert(hints[name], text, full_path, current)
     changed = copy.copy(config)
     object.__setattr__(changed, name, value)  # not checked by `__post_init__`
@@ -415,10 +419,13 @@ def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
     if not isinstance(value, Mapping):
         raise UserError(f"{where or 'the file'} is a table of settings (not {value!r})")
     values: dict[str, Any] = {}
+    removed = getattr(hint, "REMOVED", {}).items()
     for key, item in value.items():
         name = _renamed(hint, key)
         if name in fields:
             values[name] = _convert(hints[name], item, prefix + name, None)
+        elif (name, item) in removed:
+            pass
         elif name != "kind" or not hasattr(hint, "kind"):
             raise UserError(f"there is no setting '{prefix}{name}': {nearest(name, fields)}")
     if current is not None:

@@ -13,24 +13,20 @@ from manyheads.kernels.attention import (
     AttentionCall,
     Mask,
     fits_kernels,
-    packed_attention,
     share_heads,
 )
 from manyheads.kernels.dispatch import HALF_PRECISION, first_supported, runs_triton, verified
 from manyheads.kernels.linear_cross_entropy import LinearCrossEntropy, rows_per_chunk
 
 __all__ = [
-    "allow_recompilations",
     "append_attention",
     "argmax",
     "attention",
     "full_precision",
-    "has_flex_attention",
     "has_fused_topk",
     "is_capturing",
     "linear_cross_entropy",
     "logsumexp",
-    "packed_attention",
     "rows_per_chunk",
     "share_heads",
     "topk",
@@ -154,18 +150,6 @@ def append_attention(
         return None
     out: Tensor = kernel.append_attention(q, k, v, keys, values, position, counter, scale)
     return out
-
-
-def has_flex_attention(x: Tensor) -> bool:
-    """True if FlexAttention has a forward and a backward kernel for the device."""
-    return x.device.type == "cuda"
-
-
-def allow_recompilations(count: int) -> None:
-    """Let `torch.compile` keep at least so many variants of a function."""
-    import torch._dynamo.config as dynamo  # takes seconds
-
-    dynamo.recompile_limit = max(dynamo.recompile_limit, count)
 
 
 def full_precision(x: Tensor) -> torch.autocast:

@@ -37,7 +37,7 @@ from manyheads.nn.experts import ExpertFeedForward, Projections
 from manyheads.nn.layers import FeedForward, GatedFeedForward, LMHead
 from manyheads.nn.linformer import LinformerAttention
 from manyheads.nn.local import Local, Longformer
-from manyheads.nn.performer import PerformerAttention
+from manyheads.nn.performer import CHUNK, PerformerAttention
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import AdditiveScore
 from manyheads.ops import share_heads
@@ -439,9 +439,9 @@ def _core_cost(core: object, length: int) -> _CoreCost:
     if isinstance(core, PerformerAttention):
         # φ(q) and its product with φ(K)ᵀ V count as scores and mixing; φ(k), φ(K)ᵀ [V 1] and,
         # in a causal chunk, its pairs and the state before it do not.
-        heads, head_dim, features = core.sizes.heads, core.sizes.head_dim, core.settings.features
+        heads, head_dim, features = core.sizes.heads, core.sizes.head_dim, len(core.projection)
         kv_dim = core.sizes.kv_heads * head_dim
-        chunk = min(core.settings.chunk, length) if core.sizes.causal else 0
+        chunk = min(CHUNK, length) if core.sizes.causal else 0
         state = heads * features * (head_dim + 1)
         return _CoreCost(
             keys=features,

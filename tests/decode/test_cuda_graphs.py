@@ -35,7 +35,6 @@ from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.attention import Dense
 from manyheads.nn.experts import Experts
 from manyheads.nn.local import Longformer
-from manyheads.nn.packed import Packed
 from manyheads.nn.performer import Performer
 from manyheads.nn.positions import Learned, Relative
 from manyheads.nn.scores import Additive, Bilinear
@@ -97,7 +96,7 @@ def test_a_translator_generates_the_same(position: str, core: str) -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        {"position": Relative(period=2), "kv_heads": 1},
+        {"position": Relative(), "kv_heads": 1},
         {"score": Bilinear(), "attention": Dense()},
         {"score": Additive(key_size=5), "attention": Dense()},
     ],
@@ -266,7 +265,7 @@ def test_which_stacks_can_pad() -> None:
         assert not can_pad(GptConfig(**sizes, **part).build().decoder, 1, 10)
 
 
-@pytest.mark.parametrize("core", [Packed(), Longformer(), Performer(), CORES["tiled"]])
+@pytest.mark.parametrize("core", [Longformer(), Performer(), CORES["tiled"]])
 def test_approximate_attention_decodes_eagerly(core: AttentionFunctionConfig) -> None:
     model = GptConfig(**GPT, attention=core, max_length=LONGEST).build().double().eval()
     eager, static = generators(model)

@@ -354,7 +354,7 @@ POSITIONS: list[Any] = [
     Shaw(max_distance=3),
     Buckets(buckets=6, max_distance=9),
     Alibi(),
-    Relative(max_distance=3, period=2),
+    Relative(max_distance=3),
 ]
 SCORES: list[Any] = [Dot(), ScaledDot(scale=0.3), Bilinear(key_size=6), ReducedRank(rank=2)]
 PARTS: dict[str, dict[str, Any]] = {

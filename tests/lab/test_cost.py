@@ -292,8 +292,6 @@ def test_exponents_are_of_lengths_beyond_a_window() -> None:
 @pytest.mark.parametrize(
     ("core", "note"),
     [
-        ("flex", "flex is the fused core here: FlexAttention is for a GPU"),
-        ("packed", "packed equals the fused core here: nothing is padded"),
         (
             "longformer window=16",
             "longformer window=16 computes exact attention up to 17 positions",
@@ -309,7 +307,7 @@ def test_exponents_are_of_lengths_beyond_a_window() -> None:
 )
 def test_fallbacks_are_reported(core: str, note: str) -> None:
     cores = read_cores(core)
-    said = notes(cores, Measurement(cores, [12, 32, 64], SMALL).run(), SMALL)
+    said = notes(Measurement(cores, [12, 32, 64], SMALL).run())
     assert len(said) == bool(note)
     assert all(note in line for line in said)
 
@@ -420,15 +418,9 @@ def test_heights_of_a_picture_are_told(
     assert len(words) >= 2
 
 
-def test_the_command_says_what_is_not_measured(command: Command) -> None:
-    words = ("--lengths", "16,32", "--rounds", 1, "--head-dim", 4, "--device", "cpu", "--json")
-    _, said = command("--cores", "flex", *words)
-    assert "flex is the fused core here" in said
-
-
 def test_all_cores_are_measured_unless_chosen() -> None:
     every = {option.kind for option in get_args(AttentionFunctionConfig)}
-    assert every - set(read_cores(None)) == {"packed", "flex"}  # the fused core, without padding
+    assert set(read_cores(None)) == every
     assert read_cores("dense, tiled block=16 ,") == {
         "dense": Dense(),
         "tiled block=16": Tiled(block=16),

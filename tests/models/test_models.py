@@ -279,6 +279,17 @@ def test_bert_without_heads_gives_hidden_states() -> None:
     assert not torch.allclose(bert(tokens), bert(tokens, segments=segments))
 
 
+@pytest.mark.parametrize("over", ["first", "mean"])
+def test_a_pooler_is_its_formula(over: Any) -> None:
+    """act(W h + b) of the first position, or of the mean over all that are not padding."""
+    model = tiny(BertConfig, pooler=Pooler(over=over)).build()
+    hidden, real = torch.randn(2, 5, 8), torch.arange(5) < torch.tensor([[5], [3]])
+    for row, length in enumerate((5, 3)):
+        h = hidden[row, 0] if over == "first" else hidden[row, :length].mean(0)
+        expected = torch.tanh(model.pooler.project(h))
+        torch.testing.assert_close(model.pool(hidden, real)[row], expected)
+
+
 def test_bert_says_what_follows() -> None:
     """The next-sentence logits come from the first position, one for each class."""
     bert = tiny(BertConfig, next_sentence=NextSentence(classes=3), pooler=Pooler()).build()

@@ -1,7 +1,5 @@
 """Language models: packed documents do not see each other; every token is predicted once."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ from manyheads.data.language import Document, EncodedText, Texts
 from manyheads.data.masking import Causal
 from manyheads.errors import DataError, UserError
 from manyheads.models.gpt import Gpt, GptConfig
-from manyheads.nn.positions import Relative
 from manyheads.tasks.language import LanguageBatch, SlidingWindows, language_loss, stream_nll
 from manyheads.tokenizer.train import Words
 
@@ -24,11 +21,7 @@ DOCUMENTS = torch.stack([torch.repeat_interleave(torch.arange(3), torch.tensor(s
 
 @pytest.mark.parametrize(("position", "core"), PARTS)
 def test_a_packed_document_has_the_states_of_an_unpacked_one(position: str, core: str) -> None:
-    config = tiny(GptConfig, position, core)
-    if isinstance(config.position, Relative):  # a period counts from the beginning of a row
-        without_period = dataclasses.replace(config.position, period=None)
-        config = dataclasses.replace(config, position=without_period)
-    model = config.build().double()
+    model = tiny(GptConfig, position, core).build().double()
     tokens = words(*DOCUMENTS.shape)
     packed = model.hidden(tokens, documents=DOCUMENTS)
     for row, sizes in enumerate(SIZES):

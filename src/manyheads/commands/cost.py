@@ -9,10 +9,7 @@ from manyheads.commands.options import option
 from manyheads.commands.shared import check_image, choose, print_json, say, write
 from manyheads.errors import UserError
 
-_ATTENTION = (
-    "Implementations with their settings, e.g. 'fused,tiled block=256' [default: all but packed "
-    "and flex]"
-)
+_ATTENTION = "Implementations with their settings, e.g. 'fused,tiled block=256' [default: all]"
 
 
 def cost(
@@ -92,7 +89,7 @@ def cost(
         width = max(60 + 24 * len(measured_lengths), Console().width)
         Console(width=width, highlight=False).print(table_of(costs, measured_lengths))
         write(f"{command}\n{', '.join(f'{name} {value}' for name, value in kind.items())}\n")
-    for note in notes(measured, costs, setup):
+    for note in notes(costs):
         say(note)
     if plot is not None:
         _plot(costs, plot)

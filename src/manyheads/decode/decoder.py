@@ -31,7 +31,6 @@ from manyheads.models.seq2seq import EncoderOutput, Seq2Seq
 from manyheads.nn.attention import CrossAttention, Dense, Fused, SelfAttention
 from manyheads.nn.block import Stack
 from manyheads.nn.experts import ExpertFeedForward
-from manyheads.nn.flex import Flex
 from manyheads.nn.shapes import Hidden
 from manyheads.tokenizer.tokenizer import Tokenizer
 
@@ -114,7 +113,7 @@ def supports_cuda_graph(model: nn.Module) -> bool:
         return False
     if any(module._forward_hooks or module._forward_pre_hooks for module in all_modules(model)):
         return False
-    return has_attention(model.decoder, Dense, Fused, Flex)
+    return has_attention(model.decoder, Dense, Fused)
 
 
 def has_attention(stack: Stack, *kinds: type) -> bool:

@@ -16,11 +16,10 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyheads.nn.attention import KeysAndValues, SelfAttention
+from manyheads.nn.attention import KeysAndValues, SelfAttention, States
 from manyheads.nn.masks import AttentionMask, Rule, make_mask
 from manyheads.nn.positions import Position
 from manyheads.nn.shapes import PaddingMask
-from manyheads.nn.states import States
 
 GROWTH = 16  # fewest positions to grow by, so that few steps copy
 Rows = Int[Tensor, " rows"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from einops import rearrange, repeat
+from einops import repeat
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -158,26 +158,3 @@ BIASED = Implementation(_supports_biased, _run_biased, "biased_attention")
 DECODE = Implementation(_supports_decode, _run_decode, "decode_attention")
 SDPA = Implementation[AttentionCall](lambda call: True, _run_sdpa)
 ATTENTION = (BIASED, DECODE, SDPA)
-
-
-def packed_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, sizes: list[int], causal: bool,
-    dropout: float, scale: float,
-) -> Tensor:  # fmt: skip
-    """Sequences of `sizes` one after another in one row [1 h n c], each attending to itself.
-
-    One kernel on a GPU; one sequence after another elsewhere.
-    """
-    settings: dict[str, Any] = {"dropout_p": dropout, "is_causal": causal, "scale": scale}
-    if q.device.type != "cuda":
-        sequences = zip(*(x.split(sizes, 2) for x in (q, k, v)), strict=True)
-        return torch.cat([F.scaled_dot_product_attention(*qkv, **settings) for qkv in sequences], 2)
-    offsets = F.pad(lengths.cumsum(0), (1, 0))
-    queries, keys, values = (
-        torch.nested.nested_tensor_from_jagged(
-            rearrange(x, "1 h n c -> n h c").contiguous(), offsets, max_seqlen=max(sizes)
-        ).transpose(1, 2)
-        for x in (q, k, v)
-    )
-    out = F.scaled_dot_product_attention(queries, keys, values, **settings)
-    return rearrange(out.transpose(1, 2).values(), "n h c -> 1 h n c")

@@ -236,15 +236,10 @@ def check(run: RunSettings) -> None:
     if run.objective is None or run.objective.packing == "stream":
         return
     attention = run.model.attention
-    if not getattr(attention, "separates_documents", attention.exact):
+    if not attention.exact:
         raise UserError(
             f"model.attention={attention.kind} cannot separate packed documents: choose "
             "objective.packing=stream, or another model.attention"
-        )
-    if getattr(run.model.position, "period", None):
-        raise UserError(
-            "model.position.period counts from the beginning of a row, and packed documents "
-            "begin anywhere in it: choose objective.packing=stream"
         )
 
 

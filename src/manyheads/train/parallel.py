@@ -27,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from manyheads.errors import UserError
 from manyheads.nn.block import Block
-from manyheads.nn.performer import PerformerAttention
 from manyheads.train.checkpoint import Checkpointer
 from manyheads.train.step import (
     Batches,
@@ -182,13 +181,6 @@ class Distributed(ForwardBackward):
     ) -> None:
         super().__init__(objective, dtype)
         self.world = world
-        # All processes have to use the same random features, which are resampled in training.
-        self.random_features = [
-            buffer
-            for part in objective.modules()
-            if isinstance(part, PerformerAttention) and part.settings.redraw is not None
-            for buffer in part.buffers(recurse=False)
-        ]
         if parallel == "fsdp":
             self._shard()
         else:
@@ -217,8 +209,6 @@ class Distributed(ForwardBackward):
     def __call__(self, batches: list[Any], stats: StepStats) -> None:
         local = self.world.local_batches(batches)
         for number, (batch, counted) in enumerate(local, start=1):
-            for buffer in self.random_features:
-                dist.broadcast(buffer, src=0)
             with self._gradient_sync(number == len(local)):
                 losses, routing = self.losses(batch)
                 # DDP and FSDP average over the processes; the gradient of the step is the sum.
@@ -235,16 +225,13 @@ class Distributed(ForwardBackward):
     def _reaches_all(self, example: Any) -> bool:
         """True if all parameters get a gradient (a pooler for fine-tuning may not).
 
-        A pass over a batch whose gradients, and new random features, are discarded.
+        A pass over a batch whose gradients are discarded.
         """
-        before = [buffer.clone() for buffer in self.random_features]
         self.objective.train()
         losses, _ = self.losses(example)
         torch.stack([loss.objective for loss in losses.values()]).sum().backward()
         gradients = [p.grad for p in self.objective.parameters() if p.requires_grad]
         self.zero_grad()
-        for buffer, old in zip(self.random_features, before, strict=True):
-            buffer.copy_(old)
         return all(gradient is not None for gradient in gradients)
 
 
