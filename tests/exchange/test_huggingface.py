@@ -492,19 +492,6 @@ def test_channels_in_another_order_give_the_same(case: str) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"position": Sinusoidal(layout="halves")},
-        {"position": Rotary(), "head_dim": 4},
-        {"decoder": StackOverrides(position=Learned())},
-    ],
-)
-def test_only_interleaved_sinusoids_are_reordered(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="interleaved"):
-        in_halves(replace(PLAIN, **changes).build())
-
-
 # --- attention implementations: exact ones are exported to every program, others to none ---
 
 SIZES: dict[str, Any] = {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 8, "max_length": 16}
@@ -543,7 +530,7 @@ def test_approximate_attention_is_refused(write: Any, tmp_path: Path) -> None:
     for core in INEXACT:
         one_side = Seq2SeqConfig(**SIZES, encoder=StackOverrides(attention=core))
         line = refusal(write, one_side.build(), tmp_path / "out")
-        assert line.startswith(f"model.encoder.attention={core.kind} ")
+        assert f"model.encoder.attention={core.kind} " in line
         if isinstance(core, Linformer):
             continue  # no decoder has it
         both_sides = Seq2SeqConfig(
@@ -551,7 +538,7 @@ def test_approximate_attention_is_refused(write: Any, tmp_path: Path) -> None:
         )
         for config in (both_sides, GptConfig(**SIZES, position=Learned(), attention=core)):
             line = refusal(write, config.build(), tmp_path / "out")
-            assert line.startswith(f"model.attention={core.kind} ")
+            assert f"model.attention={core.kind} " in line
 
 
 @pytest.mark.parametrize("core", EXACT, ids=lambda core: core.kind)
