@@ -37,10 +37,10 @@ class LuongAttention(nn.Module):
         super().__init__()
         self.score = score.build(1, dim)
         self.position = Position()  # source and target positions are not comparable
-        sizes = AttentionSizes(
+        self.config = AttentionSizes(
             heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=max_length
         )
-        self.core: AttentionFunction = attention.build(sizes)
+        self.core: AttentionFunction = attention.build(self.config)
         check_combination(self.core, self.score, self.position)
 
     def context(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:

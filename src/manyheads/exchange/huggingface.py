@@ -35,7 +35,7 @@ from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vit import VitConfig
 from manyheads.nn.block import on_meta
 from manyheads.nn.positions import Sinusoidal
-from manyheads.presets import TransformerConfig
+from manyheads.presets import ModelConfig
 from manyheads.tokenizer.tokenizer import SPECIALS, Tokenizer
 
 CONFIG = "config.json"
@@ -304,7 +304,7 @@ def _plan(model: nn.Module) -> tuple[nn.Module, ExportPlan]:
     return model, plan
 
 
-def _best_plan(config: TransformerConfig) -> ExportPlan:
+def _best_plan(config: ModelConfig) -> ExportPlan:
     """The class with the fewest obstacles, the first of several."""
     plans = [
         write_settings(family, architecture, config)
