@@ -207,13 +207,13 @@ def _build(config: ModelConfig) -> nn.Module:
 # --- parts and kinds of tokens ---
 
 
-def _parts(model: nn.Module) -> dict[str, str | None]:
-    """The part of each module: that of its outermost ancestor that has one."""
+def _parts(model: nn.Module) -> list[tuple[str, nn.Module, str | None]]:
+    """Path, module and part of each module: that of its outermost ancestor that has one."""
     parts: dict[str, str | None] = {}
     for path, module in model.named_modules():
         parent, _, name = path.rpartition(".")
         parts[path] = parts.get(parent) or _part(module, name, parent)
-    return parts
+    return [(path, module, parts[path]) for path, module in model.named_modules()]
 
 
 def _part(module: nn.Module, name: str, parent: str) -> str | None:
@@ -239,7 +239,7 @@ def _part(module: nn.Module, name: str, parent: str) -> str | None:
 
 def _parameters(model: nn.Module) -> dict[str, int]:
     """Parameters by part; those outside all parts are projections of the heads."""
-    parts = _parts(model)
+    parts = {path: part for path, _, part in _parts(model)}
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         counts[parts[name.rpartition(".")[0]] or "head"] += parameter.numel()
@@ -276,6 +276,10 @@ def _kinds(model: nn.Module, path: str) -> list[str]:
     return ["token"]
 
 
+def _key_kinds(attention: Attention, kinds: list[str]) -> list[str]:
+    return kinds if isinstance(attention, SelfAttention) else ["source"]
+
+
 # --- FLOPs ---
 
 
@@ -287,14 +291,13 @@ def _flops(model: nn.Module, tokens: dict[str, int]) -> dict[str, dict[str, int]
         for kind in kinds if count else []:
             flops[kind][part] += count
 
-    parts = _parts(model)
-    for path, module in model.named_modules():
-        part, kinds = parts[path] or "head", _kinds(model, path)
+    rows = [(x, part or "head", _kinds(model, path)) for path, x, part in _parts(model)]
+    for module, part, kinds in rows:
         add(kinds, part, 2 * _weights_per_token(module, model))
+    for module, part, kinds in rows:
         if isinstance(module, Attention):
-            keys = kinds if isinstance(module, SelfAttention) else ["source"]
-            sizes, seen = module.config, sum(tokens[kind] for kind in keys)
-            seen, products = _core_cost(module.core, seen)
+            sizes, keys = module.config, _key_kinds(module, kinds)
+            seen, products = _core_cost(module.core, sum(tokens[kind] for kind in keys))
             query = torch.empty(1, sizes.heads, 1, sizes.head_dim, device="meta")
             key = torch.empty(1, sizes.heads, 1, sizes.key_dim, device="meta")
             per_key = _count(module.score, query[:, :, :0], key)
@@ -303,6 +306,7 @@ def _flops(model: nn.Module, tokens: dict[str, int]) -> dict[str, dict[str, int]
             add(keys, f"{part} scores", per_key)
             add(kinds, f"{part} mixing", 2 * sizes.heads * seen * sizes.head_dim)
             add(kinds, part, 2 * products)
+    for module, _, kinds in rows:
         if isinstance(module, Stack):
             add(kinds, "positions", _position_flops(module, sum(tokens[kind] for kind in kinds)))
     return {kind: dict(by_part) for kind, by_part in flops.items()}
@@ -396,7 +400,7 @@ def _memory(model: Any, tokens: dict[str, int]) -> tuple[Counter[str], Counter[s
         values = 0 if path.endswith("cross.project") else _saved(module, model)
         saved.update(dict.fromkeys(kinds, values))
         if isinstance(module, SelfAttention | CrossAttention):
-            keys = kinds if isinstance(module, SelfAttention) else ["source"]
+            keys = _key_kinds(module, kinds)
             seen = sum(tokens[kind] for kind in keys)
             weights = 2 * module.config.heads * seen if isinstance(module.core, Dense) else 0
             per_query, *per_key = module.config.sizes

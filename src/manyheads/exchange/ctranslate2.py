@@ -61,7 +61,7 @@ BLOCK = {
     "feedforward.inner": "ffn.linear_0",
     "feedforward.outer": "ffn.linear_1",
 }
-RELATIVE = (RotaryPosition, ShawPosition, BucketPosition, AlibiPosition)  # what it has of these
+RELATIVE = (RotaryPosition, ShawPosition, BucketPosition, AlibiPosition)  # supported schemes
 GATED_BLOCK = BLOCK | {
     "feedforward.gate": "ffn.linear_0",
     "feedforward.inner": "ffn.linear_0_noact",

@@ -25,6 +25,12 @@ from manyheads.models.vit import VitConfig
 
 TIED = {True: "all", False: "none"}
 SCALED = {True: "sqrt-dim", False: "one"}
+SIZES = {
+    "hidden_size": Field("dim"),
+    "num_hidden_layers": Field("layers"),
+    "num_attention_heads": Field("heads"),
+    "intermediate_size": Field("ffn_dim"),
+}
 
 # ---------------------------------------------------------------------------------------------
 # BERT and its relatives: post-norm encoders with learned positions
@@ -51,10 +57,7 @@ BERT = Family(
     model=BertConfig,
     fields={
         "vocab_size": Field("vocab_size"),
-        "hidden_size": Field("dim"),
-        "num_hidden_layers": Field("layers"),
-        "num_attention_heads": Field("heads"),
-        "intermediate_size": Field("ffn_dim"),
+        **SIZES,
         "hidden_act": Field("feedforward.activation", "gelu", ACTIVATIONS),
         "hidden_dropout_prob": Field("dropout", 0.1),
         "attention_probs_dropout_prob": Field("attention_dropout", 0.1),
@@ -322,12 +325,9 @@ LLAMA = Family(
     model=GptConfig,
     fields={
         "vocab_size": Field("vocab_size"),
-        "hidden_size": Field("dim"),
-        "num_hidden_layers": Field("layers"),
-        "num_attention_heads": Field("heads"),
+        **SIZES,
         "num_key_value_heads": Field("kv_heads", None),
         "head_dim": Field("head_dim", None),
-        "intermediate_size": Field("ffn_dim"),
         "hidden_act": Field("feedforward.activation", "silu", ACTIVATIONS),
         "max_position_embeddings": Field("max_length", 2048),
         "rms_norm_eps": Field("norm.eps", 1e-6),
@@ -658,10 +658,7 @@ VIT = Family(
     prefix="vit.",
     model=VitConfig,
     fields={
-        "hidden_size": Field("dim"),
-        "num_hidden_layers": Field("layers"),
-        "num_attention_heads": Field("heads"),
-        "intermediate_size": Field("ffn_dim"),
+        **SIZES,
         "hidden_act": Field("feedforward.activation", "gelu", ACTIVATIONS),
         "hidden_dropout_prob": Field("dropout", 0.0),
         "attention_probs_dropout_prob": Field("attention_dropout", 0.0),

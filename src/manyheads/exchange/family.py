@@ -357,8 +357,8 @@ def write_settings(family: Family, architecture: str, config: TransformerConfig)
     for name, setting in family.fields.items():
         value = ours.get(setting.paths.split()[0])
         values = {value: value} if setting.values is None else setting.values
-        theirs = [theirs for theirs, known in values.items() if known == value]
-        settings |= {name: theirs[0]} if theirs and value is not None else {}
+        words = [word for word, known in values.items() if known == value]
+        settings |= {name: words[0]} if words and value is not None else {}
     settings |= family.write(ours)
     if "head.labels" in ours:
         settings["id2label"] = dict(enumerate(ours["head.labels"]))

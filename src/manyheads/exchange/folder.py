@@ -40,15 +40,21 @@ SPECIAL_TOKENS = {
     "classify": "cls_token",
 }
 EARLY_STOPPING: dict[Any, Any] = {False: "heuristic", True: "early", "never": "exact"}
-# Settings of `generate` that we do not have; these values of them change nothing.
+# Settings of `generate` that we do not have, and the values of them that change nothing.
 UNSUPPORTED = (
-    *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size"),
-    *("encoder_no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "penalty_alpha"),
-    *("exponential_decay_length_penalty", "guidance_scale", "renormalize_logits", "constraints"),
-    *("force_words_ids", "forced_decoder_ids", "begin_suppress_tokens", "sequence_bias"),
-    *("stop_strings", "do_sample"),
+    "do_sample",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "begin_suppress_tokens",
+    "sequence_bias",
+    "guidance_scale",
+    "renormalize_logits",
+    "num_beam_groups",
+    "stop_strings",
 )
-NEUTRAL = (None, 0, 1, [])
+NEUTRAL: tuple[Any, ...] = (None, 0, 1, [])
 Ids = tuple[int, ...]
 
 

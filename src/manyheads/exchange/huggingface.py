@@ -227,8 +227,8 @@ def _weight_files(folder: Path) -> Iterator[Path]:
         if pickled:
             raise UserError(f"{folder}: {pickled[0]} could run code: save safetensors instead")
         raise DataError(f"{folder} has no {WEIGHTS}: copy it again")
-    files = _read_json(folder / SHARDS).get("weight_map") or {}
-    for name in sorted({str(file) for file in dict(files).values()}):
+    files = _read_json(folder / SHARDS).get("weight_map")
+    for name in sorted({str(file) for file in files.values()} if isinstance(files, dict) else []):
         if Path(name).name != name:
             raise DataError(f"{folder / SHARDS} names a file outside of its folder: {name}")
         yield folder / name
