@@ -155,7 +155,7 @@ def test_files_have_the_permissions_of_their_folder(run: Make, exported: Make) -
     ("break_it", "code", "named"),
     [
         (lambda f: (f / "config.json").unlink(), 3, "config.json"),
-        (lambda f: (f / "config.json").write_text("{}"), 2, "model_type"),
+        (lambda f: (f / "config.json").write_text("{}"), 3, "model_type"),
         (lambda f: (f / "config.json").write_text('{"model_type": "brt"}'), 2, "'bert'?"),
         (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), 3, "model.safetensors"),
         (lambda f: (f / "modeling.py").write_text("1/0"), 2, "modeling.py"),

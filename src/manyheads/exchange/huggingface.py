@@ -161,7 +161,9 @@ def _candidates(family: Family, architectures: Any) -> list[str]:
 
 
 def _family(settings: dict[str, Any]) -> Family:
-    kind = str(settings.get("model_type"))
+    if settings.get("model_type") is None:
+        raise DataError(f"{CONFIG} has no model_type: copy it again")
+    kind = str(settings["model_type"])
     if kind not in KINDS:
         raise UserError(f"model_type={kind} is not supported: {nearest(kind, KINDS)}")
     for name in ("quantization_config", "per_layer_config"):
