@@ -133,16 +133,10 @@ def test_settings_of_an_exported_model_are_those_of_its_weights(tmp_path: Path) 
 # --- devices ---
 
 
-def test_graphs_run_on_a_cpu_alone(folders: Folder, tmp_path: Path) -> None:
-    opened = load_run(folders("gpt2")[0])
-    assert isinstance(opened, TorchRun)
-    save_run(opened.run, opened.own_tokenizer, opened.model, tmp_path)
+def test_onnx_graphs_are_for_onnxruntime(tmp_path: Path) -> None:
     (tmp_path / "decoder.onnx").write_bytes(b"")
-    for device in ("auto", "cpu"):
-        assert load_run(tmp_path, device).device == torch.device("cpu")
-    for device in ("cuda", "cuda:1"):
-        with pytest.raises(UserError, match="--device cpu"):
-            load_run(tmp_path, device)
+    with pytest.raises(UserError, match="onnxruntime"):
+        load_run(tmp_path)
 
 
 def test_ctranslate2_is_given_the_device(

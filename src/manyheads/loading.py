@@ -1,7 +1,7 @@
 """Load a model from a folder, whichever program wrote it.
 
-A run folder, a Hugging Face folder, and exports for CTranslate2 and onnxruntime offer the same
-methods, as far as the program that runs them can.
+A run folder, a Hugging Face folder, and exports for CTranslate2 offer the same methods, as far as
+the program that runs them can.
 """
 
 import copy
@@ -37,7 +37,7 @@ from manyheads.exchange.huggingface import CONFIG, ImportedModel, import_model, 
 from manyheads.models.base import Model
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder
 from manyheads.models.gpt import Gpt
-from manyheads.models.vit import ImageClassifier, Vit, VitConfig
+from manyheads.models.vit import Vit
 from manyheads.optimize import optimize
 from manyheads.presets import ModelConfig
 from manyheads.run import (
@@ -151,7 +151,7 @@ class LoadedRun(LoadedModel):
         self.require("encode")
         return self._encoder()
 
-    def labeller(self) -> ImageClassifier:
+    def labeller(self) -> Vit:
         """Classifies pictures."""
         self.require("label")
         if getattr(self.run.model, "head", None) is None:
@@ -196,7 +196,7 @@ class LoadedRun(LoadedModel):
     def _encoder(self) -> TextEncoder:
         raise self._exported("gives no vectors or labels")
 
-    def _labeller(self) -> ImageClassifier:
+    def _labeller(self) -> Vit:
         raise self._exported("labels nothing")
 
     def _exported(self, problem: str) -> UserError:
@@ -219,7 +219,7 @@ class LoadedRun(LoadedModel):
         return UserError(f"{self.folder} holds {trained}: what {does} is {needed}")
 
     def _text_encoder(self, model: Any) -> TextEncoder:
-        """Encodes texts with a PyTorch model or an ONNX graph."""
+        """Encodes texts with a PyTorch model."""
         config: Any = self.run.model
         try:
             empty = SpecialTokens(self.tokenizer, self.run.decode).start
@@ -296,35 +296,8 @@ class TorchRun(LoadedRun):
     def _encoder(self) -> TextEncoder:
         return self._text_encoder(self.model)
 
-    def _labeller(self) -> ImageClassifier:
+    def _labeller(self) -> Vit:
         return cast(Vit, self.model)
-
-
-@dataclass(frozen=True)
-class OnnxRun(LoadedRun):
-    """An ONNX export, run by onnxruntime."""
-
-    def _translator(self, decode: Decode) -> BaseTranslator:
-        from manyheads.exchange.onnx import OnnxSeq2Seq, OnnxTranslator
-
-        return OnnxTranslator(OnnxSeq2Seq(self.folder), self.tokenizer, decode)
-
-    def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
-        from manyheads.exchange.onnx import OnnxGenerator, OnnxGpt
-
-        return OnnxGenerator(OnnxGpt(self.folder), self.tokenizer, decode, warn)
-
-    def _encoder(self) -> TextEncoder:
-        from manyheads.exchange.onnx import OnnxEncoder
-
-        if (self.folder / DECODER).is_file():
-            return super()._encoder()
-        return self._text_encoder(OnnxEncoder(self.folder))
-
-    def _labeller(self) -> ImageClassifier:
-        from manyheads.exchange.onnx import OnnxVit
-
-        return OnnxVit(self.folder, cast(VitConfig, self.run.model))
 
 
 @dataclass(frozen=True)
@@ -387,9 +360,10 @@ def load_run(
     if (folder / CTRANSLATE2).is_file():
         return Ctranslate2Run(folder, read_run(folder), _tokenizer(folder), device_name=str(device))
     if (folder / DECODER).is_file() or (folder / ENCODER).is_file():
-        if str(device) not in ("auto", "cpu"):
-            raise UserError(f"{folder} is an ONNX export, which runs on a CPU: use --device cpu")
-        return OnnxRun(folder, read_run(folder), _tokenizer(folder))
+        raise UserError(
+            f"{folder} holds ONNX graphs, which onnxruntime runs (docs/models.md): use the run "
+            "that they came from"
+        )
     if (folder / CONFIG).is_file() and not exported:
         import_model(folder)  # reports what its settings lack
     return load_torch_run(folder, device)
@@ -459,7 +433,7 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def load(run: str | Path, device: str = "cpu") -> LoadedRun:
-    """Load a run, a Hugging Face folder, or an export for CTranslate2 or onnxruntime.
+    """Load a run, a Hugging Face folder, or an export for CTranslate2.
 
     The result has `.model` (PyTorch), `.tokenizer`, `.run` (its settings) and, as its task allows,
     `.translate(texts)`, `.generate(prompts)`, `.embed(texts)`, `.classify(texts)` and

@@ -38,7 +38,6 @@ from manyheads.nn.attend import AttentionFunctionConfig
 from manyheads.nn.attention import AttentionInputs, AttentionSizes, Dense, Fused
 from manyheads.nn.linformer import Linformer
 from manyheads.nn.tiled import Tiled
-from manyheads.view.figures import growth
 
 CPU = torch.device("cpu")
 SMALL = Setup(device=CPU, head_dim=8, rounds=1)
@@ -393,29 +392,6 @@ def test_the_command_that_is_printed_measures_the_same(command: Command, tmp_pat
     assert "--heads=3" in line
     pytest.importorskip("matplotlib")
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("least", "factor"),
-    [(97.0, 1.04), (1.1, 1.5), (0.0031, 3.0), (1.1, 8.0), (97.0, 40.0), (0.0031, 1e4)],
-)
-def test_heights_of_a_picture_are_told(
-    least: float, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An axis has at least two labels, however narrow its range."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    drawn: list[Any] = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
-    line = {"dense": [(16, least), (64, least * factor)]}
-    growth({"milliseconds": line}, "length", tmp_path / "growth.svg")
-    monkeypatch.undo()
-    (axes,) = drawn[0].axes
-    low, high = axes.get_ylim()
-    reported = [label for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
-    words = {label.get_text() for label in reported}
-    pyplot.close(drawn[0])
-    assert "" not in words
-    assert len(words) >= 2
 
 
 def test_all_cores_are_measured_unless_chosen() -> None:

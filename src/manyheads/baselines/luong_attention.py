@@ -6,7 +6,7 @@ c_t = Σ_s α_ts v_s,  α_ts = softmax_s(score(q_t, k_s))
 from einops import rearrange
 from torch import Tensor, nn
 
-from manyheads.nn.attention import AttentionFunction, AttentionInputs, Dense
+from manyheads.nn.attention import AttentionFunction, AttentionInputs, AttentionSizes, Dense
 from manyheads.nn.masks import AttentionMask
 from manyheads.nn.positions import Position
 from manyheads.nn.scores import ScoreConfig
@@ -19,6 +19,7 @@ class LuongAttention(nn.Module):
         super().__init__()
         self.score = score.build(1, dim)
         self.position = Position()  # source and target positions are not comparable
+        self.config = AttentionSizes(heads=1, kv_heads=1, head_dim=dim, key_dim=dim, max_length=0)
         self.core: AttentionFunction = Dense()
 
     def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask) -> Tensor:

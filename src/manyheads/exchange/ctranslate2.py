@@ -1,12 +1,9 @@
 """Models as CTranslate2 folders, and CTranslate2 to run them.
 
 A folder holds model.bin, config.json and the vocabulary as CTranslate2 reads them, and our
-tokenizer.json. A part that CTranslate2 lacks is expressed by others if that is exact, else refused:
-
-- positions that are added to embeddings become a table of model.max_length rows (none: zeros);
-- a bias by distance (T5; ALiBi in an encoder) becomes a T5 table with one bucket per distance, so
-  that no rounding of a logarithm decides where a bucket ends;
-- a matrix between query and key (bilinear, reduced-rank) is multiplied into the projections.
+tokenizer.json. Positions that are added to embeddings become a table of model.max_length rows
+(none: zeros). A bias by distance (T5; ALiBi in an encoder) becomes a T5 table with one bucket per
+distance, so that no rounding of a logarithm decides where a bucket ends.
 """
 
 import json
@@ -23,7 +20,6 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from manyheads.config import nearest
 from manyheads.decode.beam import Decode, Hypothesis, SpecialTokens, length_penalty
@@ -47,7 +43,6 @@ from manyheads.nn.positions import (
     ShawPosition,
 )
 from manyheads.nn.scores import InnerScore
-from manyheads.ops import share_heads
 from manyheads.tokenizer.tokenizer import Tokenizer
 
 WEIGHTS, SETTINGS, TOKENIZER = "model.bin", "config.json", "tokenizer.json"
@@ -66,11 +61,11 @@ BLOCK = {
     "feedforward.inner": "ffn.linear_0",
     "feedforward.outer": "ffn.linear_1",
 }
+RELATIVE = (RotaryPosition, ShawPosition, BucketPosition, AlibiPosition)  # supported schemes
 GATED_BLOCK = BLOCK | {
     "feedforward.gate": "ffn.linear_0",
     "feedforward.inner": "ffn.linear_0_noact",
 }
-Affine = Float[Tensor, "n d"]  # a projection, its bias as the last column
 D = TypeVar("D", bound="Ctranslate2Decoder")
 
 
@@ -78,12 +73,41 @@ def library() -> Any:
     return import_optional("ctranslate2", "exchange")
 
 
-def _refuse(reason: str) -> UserError:
-    return UserError(f"CTranslate2 cannot express this model: {reason}")
-
-
 # ---------------------------------------------------------------------------------------------
 # Conversion
+
+
+def unsupported(model: nn.Module, decode: Decode) -> str | None:
+    """The reason why CTranslate2 cannot express a model with these settings, or None."""
+    if not isinstance(model, Seq2Seq | Gpt):
+        return f"it runs encoder–decoders and language models, not a {type(model).__name__}"
+    if decode.beam > 1 and decode.stopping != "early":
+        return f"decode.stopping={decode.stopping} is not supported, only early"
+    try:
+        refuse_approximations(model)
+    except UserError as error:
+        return str(error)
+    for stack in model.stacks().values():
+        position, block = stack.position, _blocks(stack)[0]
+        attention, feedforward = block.attention, block.feedforward
+        if not position.is_absolute and not isinstance(position, RELATIVE):
+            return f"model.position has no counterpart of {type(position).__name__}"
+        if isinstance(model, Gpt) and isinstance(position, BucketPosition):
+            # Seen in version 4.8: all tokens of a prompt are taken to be at its last position.
+            return "model.position=t5 is read at wrong distances in a language model"
+        if type(attention.score) is not InnerScore:
+            kind = attention.config.score.kind
+            return f"model.score={kind} is not supported, only dot and scaled-dot"
+        if not isinstance(feedforward, FeedForward | GatedFeedForward):
+            return f"model.feedforward has no counterpart of {type(feedforward).__name__}"
+    if len(epsilons := _epsilons(model)) > 1:
+        return f"all norms have one epsilon (norm.eps), and this model {sorted(epsilons)}"
+    return None
+
+
+def _epsilons(model: nn.Module) -> set[float]:
+    norms = [part for part in model.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm)]
+    return {float(norm.eps or 0.0) for norm in norms}
 
 
 def write_ctranslate2(
@@ -105,9 +129,11 @@ def write_ctranslate2(
         raise UserError(f"--quantization {quantization}: {nearest(quantization, known)}")
     if (folder / WEIGHTS).exists():
         raise UserError(f"{folder} holds a CTranslate2 model already: choose another folder")
-    refuse_approximations(model)
+    decode = decode or Decode()
+    if reason := unsupported(model, decode):
+        raise UserError(f"CTranslate2 cannot express this model: {reason}")
     with torch.no_grad():
-        spec = _convert(model, SpecialTokens(tokenizer, decode or Decode()))
+        spec = _convert(model, SpecialTokens(tokenizer, decode))
     spec.validate()
     spec.optimize(quantization)
     with replace_files(folder, last=WEIGHTS) as temporary:  # a folder with weights is complete
@@ -140,11 +166,7 @@ def _convert(model: Seq2Seq | Gpt, special: SpecialTokens) -> Any:
     before = special.decode.source_start if isinstance(model, Seq2Seq) else None
     spec.config.bos_token = names[_special_id(special, "start") if before is None else before]
     spec.config.unk_token = names[_special_id(special, "unknown")]
-    norms = [part for part in model.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm)]
-    epsilons = sorted({float(norm.eps or 0.0) for norm in norms})
-    if len(epsilons) > 1:
-        raise _refuse(f"all its norms have the same epsilon, and this model has {epsilons}")
-    spec.config.layer_norm_epsilon = epsilons[0]
+    [spec.config.layer_norm_epsilon] = _epsilons(model)
     spec.config.add_attribute("max_length", longest)
     return spec
 
@@ -174,9 +196,6 @@ def _stack(side: str, model: Seq2Seq | Gpt, table: nn.Embedding) -> Any:
     specs, longest = library().specs, model.config.max_length
     stack, embedding = model.stacks()[side], model.embeddings()[side]
     position, is_decoder = stack.position, side == "decoder"
-    if is_decoder and isinstance(model, Gpt) and isinstance(position, BucketPosition):
-        # Seen in version 4.8: all tokens of a prompt are taken to be at its last position.
-        raise _refuse("it reads a prompt at wrong T5 distances; train with another model.position")
     alibi = is_decoder and isinstance(position, AlibiPosition)  # encoders there have no ALiBi
     bias = None if alibi else _bias_table(position, longest, bidirectional=not is_decoder)
     options = _options(stack) | {
@@ -214,21 +233,13 @@ def _options(stack: Stack) -> dict[str, Any]:
     """The arguments of a spec that encoders and decoders have."""
     block, position = _blocks(stack)[0], stack.position
     attention, feedforward = block.attention, block.feedforward
-    known = (RotaryPosition, ShawPosition, BucketPosition, AlibiPosition)
-    if not position.is_absolute and not isinstance(position, known):
-        raise _refuse(f"it has no {type(position).__name__}")
-    if not isinstance(attention.score, InnerScore):
-        raise _refuse("its scores are inner products; set model.score to another than additive")
-    if not isinstance(feedforward, FeedForward | GatedFeedForward):
-        raise _refuse(f"it has no feed-forward part of the kind {type(feedforward).__name__}")
-    query, key, *_ = _projections(attention)
-    head_dim = len(query) // attention.config.heads
+    assert isinstance(feedforward, FeedForward | GatedFeedForward)  # see `unsupported`
     activation = next(n for n, f in ACTIVATIONS.items() if f is feedforward.activation)
     options = {
         "num_layers": len(stack.blocks),
         "num_heads": attention.config.heads,
-        "num_heads_kv": len(key) // head_dim,
-        "head_dim": head_dim,
+        "num_heads_kv": attention.config.kv_heads,
+        "head_dim": attention.config.head_dim,
         "pre_norm": block.attention_residual.placement == "pre",
         "rms_norm": isinstance(block.attention_residual.norm, nn.RMSNorm),
         "activation": library().specs.Activation[ACTIVATION_NAMES[activation]],
@@ -266,42 +277,13 @@ def _block(layer: Any, block: Block) -> None:
 
 
 def _attention(spec: Any, attention: SelfAttention | CrossAttention) -> None:
-    assert isinstance(attention.score, InnerScore)  # checked in `_options`
+    assert isinstance(attention.score, InnerScore)  # see `unsupported`
     spec.queries_scale = float(attention.score.scale)
-    query, key, value, output = _projections(attention)
-    crossed = isinstance(attention, CrossAttention)
-    inputs = [query, torch.cat([key, value])] if crossed else [torch.cat([query, key, value])]
-    for linear, affine in zip(spec.linear, [*inputs, output], strict=True):
-        linear.weight = _copy(affine[:, :-1])
-        if bool(affine[:, -1].any()):
-            linear.bias = _copy(affine[:, -1])
-
-
-def _projections(attention: SelfAttention | CrossAttention) -> list[Affine]:
-    """W^Q, W^K, W^V and W^O, with a matrix between query and key multiplied in.
-
-    A score is ⟨f(q), g(k)⟩ with f and g linear in each head, so they can be applied to the rows of
-    the projections. All heads must then be equally wide: zeros are appended.
-    """
-    sizes, output = attention.config.sizes, _affine(attention.output)
-    if isinstance(attention, SelfAttention):
-        query, key, value = _affine(attention.project).split(sizes)
-    else:
-        query = _affine(attention.query)
-        key, value = _affine(attention.project).split(sizes[1:])
-    if type(attention.score) is InnerScore:  # a dot product of any scale
-        return [query, key, value, output]
-    heads, kv_heads = attention.config.heads, attention.config.kv_heads
-    k, v = (rearrange(x, "(g c) d -> 1 g d c", g=kv_heads) for x in (key, value))
-    q = rearrange(query, "(h c) d -> 1 h d c", h=heads)
-    assert isinstance(attention.score, InnerScore)
-    f, g = attention.score.factors(q, share_heads(k, heads))
-    width = max(f.shape[-1], v.shape[-1])
-    wide = [F.pad(x, (0, width - x.shape[-1])) for x in (f, g, share_heads(v, heads))]
-    back = rearrange(attention.output.weight, "d (h c) -> d h c", h=heads)
-    back = rearrange(F.pad(back, (0, width - back.shape[-1])), "d h c -> d (h c)")
-    output = torch.cat([back, output[:, -1:]], dim=1)
-    return [*(rearrange(x, "1 h d c -> (h c) d") for x in wide), output]
+    crossed = [attention.query] if isinstance(attention, CrossAttention) else []
+    for linear, module in zip(
+        spec.linear, [*crossed, attention.project, attention.output], strict=True
+    ):
+        _fill(linear, module)
 
 
 def _bias_table(
@@ -333,10 +315,8 @@ def _bias_table(
 
 def _shaw(spec: Any, position: ShawPosition, attention: SelfAttention) -> None:
     """CTranslate2 scales both products alike; ours has 1/√c for the relative one."""
-    score = attention.score
-    if type(score) is not InnerScore or score.scale == 0:
-        raise _refuse("Shaw's positions need a dot product; set model.score=scaled-dot")
-    ratio = attention.config.head_dim**-0.5 / score.scale
+    assert isinstance(attention.score, InnerScore)  # see `unsupported`
+    ratio = attention.config.head_dim**-0.5 / attention.score.scale
     spec.relative_position_keys = _copy(position.keys * ratio)
     spec.relative_position_values = _copy(position.values)
 
@@ -352,12 +332,6 @@ def _fill(spec: Any, module: nn.Module) -> None:
         spec.gamma = _copy(module.weight)
         if isinstance(module, nn.LayerNorm):
             spec.beta = _copy(module.bias)
-
-
-def _affine(linear: nn.Linear) -> Affine:
-    """[W b], b zeros if the layer has none."""
-    bias = torch.zeros_like(linear.weight[:, 0]) if linear.bias is None else linear.bias
-    return torch.cat([linear.weight, bias[:, None]], dim=1)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The Vision Transformer: an image is a sequence of patches (ViT)."""
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from einops import rearrange, repeat
@@ -113,15 +113,6 @@ class Patches(nn.Module):
             return patches
         first = repeat(self.first, "d -> b 1 d", b=images.shape[0])
         return torch.cat([first, patches], dim=1)
-
-
-@runtime_checkable
-class ImageClassifier(Protocol):
-    """A `Vit`, or another runtime of it (ONNX)."""
-
-    config: VitConfig
-
-    def __call__(self, images: Images) -> HeadOutput: ...
 
 
 class Vit(EncoderWithHead):

@@ -20,7 +20,7 @@ from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange.folder import frame_for_model
-from manyheads.models.vit import ImageClassifier
+from manyheads.models.vit import Vit
 from manyheads.tasks.encode import TextEncoder
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.optimizer import Train
@@ -60,7 +60,7 @@ class LoadedModel:
     def encoder(self) -> TextEncoder:
         raise NotImplementedError
 
-    def labeller(self) -> ImageClassifier:
+    def labeller(self) -> Vit:
         raise NotImplementedError
 
     def torch_model(self) -> Any:
