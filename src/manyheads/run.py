@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -285,12 +286,16 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     make_folder(folder / checkpoint.STATE)
-    with (folder / checkpoint.STATE / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder} is being trained by another process: wait for it") from None
+    # A link in place of the file is not followed: its target is none of ours.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    lock = os.open(folder / checkpoint.STATE / "lock", flags, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+    except BlockingIOError:
+        raise UserError(f"{folder} is being trained by another process: wait for it") from None
+    finally:
+        os.close(lock)
 
 
 def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,15 @@ from manyheads.commands import options
 from manyheads.commands.catalogue import Recipe, commented_toml, complete_recipe
 from manyheads.commands.help import recipe_list
 from manyheads.commands.options import argument, option, out_option
-from manyheads.commands.shared import choose, command_name, print_json, refuse_torchrun, say, write
+from manyheads.commands.shared import (
+    choose,
+    command_name,
+    is_torchrun,
+    print_json,
+    refuse_torchrun,
+    say,
+    write,
+)
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -117,13 +126,10 @@ def train(
 
     {recipes}
     """
-    from manyheads.train.step import World
-
     if recipe is None:
         say(f"Recipes (manyheads recipes has more about them):\n{recipe_list()}")
         raise UserError(f"train needs a recipe: {command_name()} train phrasebook")
-    world = World.of_environment()
-    with world.connected(say):
+    with _processes() as world:
         run = _recipe(recipe, overrides, seed)
         if print_config:
             if world.is_main:
@@ -131,7 +137,11 @@ def train(
             return
         _check_parallel(overrides or [])
         folder = out or Path("runs") / Path(recipe).stem
-        place = world.device(choose(device, threads))
+        place = choose(device, threads)
+        if world.is_distributed:
+            from manyheads.train.parallel import device_of
+
+            place = device_of(world, place)
         if dry_run:
             from manyheads.commands.plan import measure
 
@@ -139,9 +149,19 @@ def train(
                 write(measure(run, place).text())
             return
         _train(run, folder, place, world, fresh=fresh)
-    if world.is_main:
-        say(f"trained: {folder}; {_next_step(run, folder)}")
-    world.exit()
+        if world.is_main:
+            say(f"trained: {folder}; {_next_step(run, folder)}")
+
+
+def _processes() -> "AbstractContextManager[World]":
+    """Those of torchrun, connected, or this one."""
+    from manyheads.train.step import ONE_PROCESS
+
+    if not is_torchrun():
+        return nullcontext(ONE_PROCESS)
+    from manyheads.train.parallel import connected
+
+    return connected(say)
 
 
 def _check_parallel(overrides: Sequence[str]) -> None:

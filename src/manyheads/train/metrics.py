@@ -55,39 +55,19 @@ class LogWindow:
         return f"loss {scores['loss']:.3f}{extra}  {scores['tokens_per_second']:,.0f} tokens/s"
 
 
-class NoMetrics:
-    """For processes that write nothing."""
-
-    skipped_lines = 0
-
-    def write(self, step: int, split: str, scores: dict[str, float]) -> None:
-        """Write nothing."""
-
-    def close(self) -> None:
-        """Close nothing."""
-
-
-class Metrics(NoMetrics):
+class Metrics:
     """metrics.jsonl, one object a line, and TensorBoard if it is installed.
 
-    Lines after `step`, the step to resume from, are dropped: their steps will be repeated.
+    Lines after `step`, the step to resume from, are dropped, since their steps will be repeated; so
+    are damaged ones.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
-        self.path = folder / "metrics.jsonl"
-        if self.path.exists():
-            lines = self.path.read_bytes().splitlines()
-            steps = [step_of(line) for line in lines]
-            pairs = zip(lines, steps, strict=True)
-            past = b"".join(line + b"\n" for line, at in pairs if at is not None and at <= step)
-            self.skipped_lines = steps[:-1].count(None)  # a kill may truncate the last line
-
-            def write(partial: Path) -> None:
-                partial.write_bytes(past)
-
-            replace_file(self.path, write)
+        self.path, self.first_step = folder / "metrics.jsonl", step + 1
+        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+        past = b"".join(line + b"\n" for line in lines if 0 <= step_of(line) <= step)
+        replace_file(self.path, lambda partial: partial.write_bytes(past))
         self.file = self.path.open("a", encoding="utf-8")
-        self.folder, self.first_step = folder, step + 1
         self.board: Any = None
         self.has_tensorboard = find_spec("tensorboard") is not None
 
@@ -99,15 +79,14 @@ class Metrics(NoMetrics):
             raise DataError(
                 f"{self.path} could not be saved ({error}): free disk space and try again"
             ) from None
-        if not self.has_tensorboard:
-            return
-        if self.board is None:
+        if self.has_tensorboard and self.board is None:
             # Imported late: it takes seconds.
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            tensorboard = str(self.folder / "tensorboard")
-            self.board = SummaryWriter(tensorboard, purge_step=self.first_step)
-        for name, value in scores.items():
+            self.board = SummaryWriter(
+                str(self.path.with_name("tensorboard")), purge_step=self.first_step
+            )
+        for name, value in scores.items() if self.board is not None else ():
             self.board.add_scalar(f"{split}/{name}", value, step)
 
     def close(self) -> None:
@@ -116,12 +95,12 @@ class Metrics(NoMetrics):
             self.board.close()
 
 
-def step_of(line: bytes) -> int | None:
-    """The step of a line of metrics.jsonl, None if the line is damaged."""
+def step_of(line: bytes) -> int:
+    """The step of a line of metrics.jsonl, -1 if the line is damaged."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
+        return -1
 
 
 class Bar:
