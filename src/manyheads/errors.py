@@ -42,11 +42,5 @@ def check_above_zero(name: str, value: float | int | None) -> None:
         raise UserError(f"{name}={value} must be above 0{_finite(value)}")
 
 
-def check_share(name: str, value: float | int | None) -> None:
-    """Refuse a share that drops everything, more, or less than nothing."""
-    if value is not None and not 0 <= value < 1:
-        raise UserError(f"{name}={value} must be at least 0, below 1")
-
-
 def _finite(value: float | int) -> str:
     return " and finite" if isinstance(value, float) else ""

@@ -31,7 +31,6 @@ from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import frame_for_model
 from manyheads.fileio import PARTIAL, check_sound, drop_partials, with_sums, write_text
 from manyheads.nn.attention import Dense
-from manyheads.nn.local import LocalAttention
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
 from manyheads.tasks.spec import RunSettings, TaskSpec, kinds
@@ -381,7 +380,7 @@ def make_trainer(
     with world.main_first():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
     task = make_task(run, part, valid, tokenizer, device)
-    task.notes = [*task.notes, *_warn_embedding_scale(run), *_warn_window(run)]
+    task.notes = [*task.notes, *_warn_embedding_scale(run)]
     torch.manual_seed(run.seed)
     model = run.model.build()
     if run.init and not checkpoint.is_begun(folder):
@@ -477,22 +476,4 @@ def _warn_embedding_scale(run: Run) -> list[str]:
     return [
         "sinusoidal positions have amplitude 1, and token embeddings start far smaller, so that "
         "little is learned of the words: add model.embed.scale=sqrt-dim"
-    ]
-
-
-def _warn_window(run: Run) -> list[str]:
-    """Windows and blocks that hide nothing of what the model reads."""
-    model: Any = run.model
-    length = getattr(model, "positions", model.max_length)
-    sides = [name for name in ("encoder", "decoder") if hasattr(model, name)]
-    cores = {f"model.{name}.attention": getattr(model, name).attention for name in sides}
-    cores = {name: core for name, core in cores.items() if core is not None}
-    if len(cores) < 2:  # a side without its own has the model's
-        cores = {"model.attention": getattr(model, "attention", None), **cores}
-    return [
-        f"{name}={core.kind} hides nothing, as exact attention does: the model reads up to "
-        f"{length} positions, and all of them are near; lower {name}.{core.measure}="
-        f"{getattr(core, core.measure)}"
-        for name, core in cores.items()
-        if isinstance(core, LocalAttention) and core.reach >= length
     ]
