@@ -122,9 +122,7 @@ class Trainer:
             if train.parallel == "fsdp" and world.is_main:
                 replica = copy.deepcopy(model).cpu()
             self.task = split_microbatches(task, world.size)
-            self.forward_backward = Distributed(
-                self.objective, self.dtype, self.task.batches(0)[0], train.parallel, world
-            )
+            self.forward_backward = Distributed(self.objective, self.dtype, train.parallel, world)
         elif self.device.type == "cuda":
             from manyheads.train.cuda_graphs import CudaGraphs
             from manyheads.train.prefetch import Prefetcher

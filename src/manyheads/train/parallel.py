@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -120,12 +121,7 @@ class Distributed(ForwardBackward):
     """Gradients summed over processes, with DDP (replicated weights) or FSDP (sharded ones)."""
 
     def __init__(
-        self,
-        objective: nn.Module,
-        dtype: torch.dtype,
-        example: Any,
-        parallel: Parallel,
-        world: World,
+        self, objective: nn.Module, dtype: torch.dtype, parallel: Parallel, world: World
     ) -> None:
         super().__init__(objective, dtype)
         self.world = world
@@ -137,29 +133,19 @@ class Distributed(ForwardBackward):
             for buffer in part.buffers(recurse=False)
         ]
         if parallel == "fsdp":
-            self._shard()
-        else:
-            self._replicate(example)
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
 
-    def _shard(self) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = init_device_mesh(self.device.type, (self.world.size,))
-        for part in list(self.objective.modules()):
-            if isinstance(part, Block):
+            mesh = init_device_mesh(self.device.type, (world.size,))
+            blocks = [part for part in objective.modules() if isinstance(part, Block)]
+            for part in (*blocks, objective):
                 fully_shard(part, mesh=mesh)
-        fully_shard(self.objective, mesh=mesh)
-
-    def _replicate(self, example: Any) -> None:
-        devices = [self.device] if self.device.type == "cuda" else None
-        has_unused = not self._reaches_all(example)
-        self.objective = DistributedDataParallel(
-            self.objective, devices, find_unused_parameters=has_unused
-        )
-        # After its first pass DDP reorders its buckets for good, by the order in which gradients
-        # came. Else a resumed run would sum its first step in another order than before.
-        self._reaches_all(example)
+        else:
+            # Some parameters may be unused, as a pooler for fine-tuning. Then DDP also keeps its
+            # buckets: else it reorders them after the first pass, and a resumed run would sum its
+            # first step in another order than before.
+            warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+            self.objective = DistributedDataParallel(objective, find_unused_parameters=True)
 
     def __call__(self, batches: list[Any], stats: StepStats) -> None:
         local = local_batches(self.world, batches)
@@ -178,21 +164,6 @@ class Distributed(ForwardBackward):
         """DDP exchanges gradients after the last micro-batch only, FSDP after each."""
         no_sync = getattr(self.objective, "no_sync", None)
         return nullcontext() if is_last or no_sync is None else no_sync()
-
-    def _reaches_all(self, example: Any) -> bool:
-        """True if all parameters get a gradient (a pooler for fine-tuning may not).
-
-        A pass over a batch whose gradients, and new random features, are discarded.
-        """
-        before = [buffer.clone() for buffer in self.random_features]
-        self.objective.train()
-        losses, _ = self.losses(example)
-        torch.stack([loss.objective for loss in losses.values()]).sum().backward()
-        gradients = [p.grad for p in self.objective.parameters() if p.requires_grad]
-        self.zero_grad()
-        for buffer, old in zip(self.random_features, before, strict=True):
-            buffer.copy_(old)
-        return all(gradient is not None for gradient in gradients)
 
 
 def _sum_over_processes(stats: StepStats) -> None:
