@@ -289,10 +289,11 @@ def locked(folder: Path) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     lock = os.open(folder / checkpoint.STATE / "lock", flags, 0o666)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder} is being trained by another process: wait for it") from None
         yield
-    except BlockingIOError:
-        raise UserError(f"{folder} is being trained by another process: wait for it") from None
     finally:
         os.close(lock)
 
@@ -346,7 +347,8 @@ def train_run(
         size = sum(p.numel() for p in trainer.model.parameters())
         several = f"{world.size} × {device.type}, {run.train.parallel}"
         where = several if world.is_distributed else str(device)
-        report(f"{size:,} parameters on {where}, {trainer.dtype}".replace("torch.", ""))
+        precision = str(trainer.dtype).removeprefix("torch.")
+        report(f"{size:,} parameters on {where}, {precision}, seed {run.seed}")
         if run.train.compile == "yes" and not world.is_distributed:
             report("the first steps are compiled, which takes up to a minute each")
         trainer.run()

@@ -1,6 +1,5 @@
 """Commands that train: demo, train, compare."""
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -135,7 +134,11 @@ def train(
             if world.is_main:
                 write(commented_toml(run))
             return
-        _check_parallel(overrides or [])
+        if "train.parallel=fsdp" in (overrides or []) and not world.is_distributed:
+            raise UserError(
+                "train.parallel=fsdp has no effect in one process: start with torchrun "
+                "--nproc-per-node N -m manyheads train ..., or leave it out"
+            )
         folder = out or Path("runs") / Path(recipe).stem
         place = choose(device, threads)
         if world.is_distributed:
@@ -162,15 +165,6 @@ def _processes() -> "AbstractContextManager[World]":
     from manyheads.train.parallel import connected
 
     return connected(say)
-
-
-def _check_parallel(overrides: Sequence[str]) -> None:
-    setting = next((text for text in overrides if text.startswith("train.parallel=")), None)
-    if setting and setting != "train.parallel=ddp" and "RANK" not in os.environ:
-        raise UserError(
-            f"{setting} has no effect in one process: start with torchrun --nproc-per-node N -m "
-            "manyheads train ..., or leave it out"
-        )
 
 
 def _next_step(run: "Run", folder: Path) -> str:
@@ -216,8 +210,8 @@ def compare(
         refuse_unscored(run, name)
         if run.data is not None:
             run.data.read(split)  # a missing split is refused before anything is trained
-    first, *others = plans.values()
-    seconds = measure(first, chosen).seconds_of([first, *others])
+    plan = measure(next(iter(plans.values())), chosen)
+    seconds = sum(map(plan.seconds_of, plans.values()))
     say(f"{len(plans)} runs, about {report_time(seconds)} without validation")
     train_one: Callable[[Any, Path], None] = lambda run, folder: _train(run, folder, chosen)  # noqa: E731
     rows = compare_runs(plans, out, split, chosen, train_one)
