@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -208,13 +208,10 @@ def compare(
     }
     for name, run in plans.items():
         refuse_unscored(run, name)
-        if run.data is not None:
-            run.data.read(split)  # a missing split is refused before anything is trained
     plan = measure(next(iter(plans.values())), chosen)
     seconds = sum(map(plan.seconds_of, plans.values()))
     say(f"{len(plans)} runs, about {report_time(seconds)} without validation")
-    train_one: Callable[[Any, Path], None] = lambda run, folder: _train(run, folder, chosen)  # noqa: E731
-    rows = compare_runs(plans, out, split, chosen, train_one)
+    rows = compare_runs(plans, out, split, chosen, lambda run, folder: _train(run, folder, chosen))
     if as_json:
         print_json({"runs": rows, "split": split})
     else:

@@ -32,7 +32,6 @@ LAST = "state/last.safetensors"
 SHARDS = "state/shards.json"  # release 0.1, FSDP: PyTorch's format, which is a pickle
 FORMAT = 1
 HEADER = "manyheads"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 Tensors = dict[str, Tensor]
 
@@ -154,20 +153,19 @@ def load_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress
     weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     weights = {n: _shard_like(expected[n], t) if n in expected else t for n, t in weights.items()}
     load_weights(model, weights, path)
-    for name, parameter in model.named_parameters():
-        # A parameter that no loss reached has no moments.
-        moments = {key: tensors.get(f"adam.{key}.{name}") for key in MOMENTS}
-        for key, saved in moments.items() if any(v is not None for v in moments.values()) else ():
-            if saved is None:
-                raise DataError(f"{path} has no {key} of the optimizer for {name}: it is damaged")
-            # The fused update needs the step, too, on the parameter's device.
-            step = torch.zeros((), device=parameter.device)
-            moment = step if key == "step" else torch.zeros_like(parameter)
-            optimizer.state[parameter][key] = moment.copy_(_shard_like(moment, saved))
     try:
+        for name, parameter in model.named_parameters():
+            if f"adam.step.{name}" not in tensors:  # no loss reached it
+                continue
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                # The fused update needs the step, too, on the parameter's device.
+                step = torch.zeros((), device=parameter.device)
+                moment = step if key == "step" else torch.zeros_like(parameter)
+                moment.copy_(_shard_like(moment, tensors[f"adam.{key}.{name}"]))
+                optimizer.state[parameter][key] = moment
         return Progress(**about)
-    except TypeError:
-        raise DataError(f"{path} is damaged: its header does not say how far it is") from None
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged: it lacks {error}") from None
 
 
 def _shard_like(like: Any, tensor: Tensor) -> Tensor:

@@ -164,7 +164,7 @@ class Trainer:
                 bar.say(f"resuming from step {progress.step}")
             window = LogWindow()
             while progress.step < train.steps:
-                window.steps.append(self.step(progress.step))
+                window.add_step(self.step(progress.step))
                 progress.step += 1
                 # Signals may reach the processes in different steps; all save the same one.
                 stop = self.world.all_max(received())
@@ -232,10 +232,11 @@ class Trainer:
 
     def _check_losses(self, window: LogWindow) -> None:
         """Stop before weights of a loss that is not finite are saved, and name its batch."""
-        for steps_ago, nll in window.unchecked_nlls():
-            if not math.isfinite(nll):
-                step = self.progress.step - steps_ago
+        first = self.progress.step - len(window.nlls)
+        for step, terms in enumerate(window.nlls, start=first):
+            if not math.isfinite(nll := float(sum(terms))):
                 raise self._not_finite(f"the loss of step {step + 1} is {nll}", step)
+        window.nlls = []
 
     def _check_weights(self) -> None:
         """A finite loss can have gradients that are not finite."""

@@ -3,13 +3,13 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
 
 from manyheads.errors import DataError
 from manyheads.fileio import replace_file
@@ -18,41 +18,38 @@ from manyheads.train.step import StepStats
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class LogWindow:
-    """The steps since the last log line."""
+class LogWindow(StepStats):
+    """Sums over the steps since the last log line. `nlls` are those of steps to be checked."""
 
     def __init__(self) -> None:
-        self.steps: list[StepStats] = []
-        self.checked = 0
+        super().__init__()
+        self.nlls: list[list[Tensor]] = []
         self.began = time.monotonic()
 
-    def unchecked_nlls(self) -> Iterator[tuple[int, float]]:
-        """(How many steps ago, nll) of the steps since the last call; waits for the device."""
-        for index in range(self.checked, len(self.steps)):
-            yield len(self.steps) - index, self.steps[index].nll()
-        self.checked = len(self.steps)
+    def add_step(self, step: StepStats) -> None:
+        self.add_counts(step.tokens, step.counts)
+        for name, nll in step.sums.items():
+            self.sums[name] = self.sums[name] + nll if name in self.sums else nll
+        self.weights = step.weights
+        self.dropped, self.routed = self.dropped + step.dropped, self.routed + step.routed
+        self.nlls.append([*step.sums.values()])  # not added yet: a GPU has more to do
 
     def scores(self) -> dict[str, float]:
         """The weighted loss, the mean of each term where there are several, and throughput."""
-        means, loss = {}, 0.0
-        for name, weight in self.steps[-1].weights.items():
-            count = max(1, sum(step.counts[name] for step in self.steps))
-            mean = float(sum(step.sums[name] for step in self.steps)) / count
-            means[f"{name}_loss"] = mean
-            loss += weight * mean
-        terms = means if len(means) > 1 else {}
-        for name in self.steps[-1].extra:
-            numerators, denominators = zip(*(step.extra[name] for step in self.steps), strict=True)
-            terms[name] = float(sum(numerators)) / float(sum(denominators))
-        tokens = sum(step.tokens for step in self.steps)
+        means = {name: float(nll) / max(1, self.counts[name]) for name, nll in self.sums.items()}
+        scores = {"loss": sum(weight * means[name] for name, weight in self.weights.items())}
+        if len(means) > 1:
+            scores |= {f"{name}_loss": mean for name, mean in means.items()}
+        if self.routed:
+            scores["dropped"] = float(self.dropped) / float(self.routed)
         seconds = max(1e-9, time.monotonic() - self.began)
-        return {"loss": loss, **terms, "tokens_per_second": tokens / seconds}
+        return scores | {"tokens_per_second": self.tokens / seconds}
 
     def note(self) -> str:
         """The scores in short, for the progress bar."""
         scores = self.scores()
-        extra = "".join(f"  {name} {scores[name]:.1%}" for name in self.steps[-1].extra)
-        return f"loss {scores['loss']:.3f}{extra}  {scores['tokens_per_second']:,.0f} tokens/s"
+        dropped = f"  dropped {scores['dropped']:.1%}" if self.routed else ""
+        return f"loss {scores['loss']:.3f}{dropped}  {scores['tokens_per_second']:,.0f} tokens/s"
 
 
 class Metrics:

@@ -167,13 +167,12 @@ class Distributed(ForwardBackward):
 
 
 def _sum_over_processes(stats: StepStats) -> None:
-    values = [*stats.sums.values(), *(number for pair in stats.extra.values() for number in pair)]
-    device = values[0].device
+    values = [*stats.sums.values(), stats.dropped, stats.routed]
+    device = next(iter(stats.sums.values())).device
     row = torch.stack([torch.as_tensor(value, device=device).double() for value in values])
     dist.all_reduce(row)
-    totals = iter(row)
-    stats.sums = {name: next(totals) for name in stats.sums}
-    stats.extra = {name: (next(totals), next(totals)) for name in stats.extra}
+    *sums, stats.dropped, stats.routed = row
+    stats.sums = dict(zip(stats.sums, sums, strict=True))
 
 
 def split_microbatches(task: Any, ways: int) -> Task[Any]:

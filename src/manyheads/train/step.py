@@ -6,6 +6,7 @@ Each term is divided by its number of predictions in all micro-batches of the st
 batches, and batches split over processes, have the gradient of one large batch.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -123,21 +124,21 @@ class Objective(nn.Module):
 class StepStats:
     """A step's tokens and, for each loss term, its sum, weight and number of predictions.
 
-    `extra` holds fractions to report as (numerator, denominator).
+    Of `routed` choices of experts, `dropped` were over the capacity.
     """
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.sums: dict[str, Tensor] = {}
         self.weights: dict[str, float] = {}
-        self.extra: dict[str, tuple[Any, Any]] = {}
+        self.dropped: Tensor | int = 0
+        self.routed: Tensor | int = 0
 
     def add_counts(self, tokens: int, counts: dict[str, int]) -> None:
         """Of a micro-batch, before any is computed: gradients need the counts of all."""
         self.tokens += tokens
-        for name, count in counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
+        self.counts.update(counts)
 
     def divisors(self) -> dict[str, int]:
         return {name: max(1, count) for name, count in self.counts.items()}
@@ -148,14 +149,8 @@ class StepStats:
             nll = loss.nll.detach() if counted else torch.zeros_like(loss.nll)
             self.sums[name] = self.sums[name] + nll if name in self.sums else nll
             self.weights[name] = loss.weight
-        for layer in routing:
-            dropped, routed = self.extra.get("dropped", (0, 0))
-            if counted:
-                dropped, routed = dropped + layer.dropped, routed + layer.places
-            self.extra["dropped"] = dropped, routed
-
-    def nll(self) -> float:
-        return float(sum(self.sums.values()))
+        for layer in routing if counted else ():
+            self.dropped, self.routed = self.dropped + layer.dropped, self.routed + layer.places
 
 
 class ForwardBackward:
