@@ -182,7 +182,7 @@ def test_every_file_of_a_run_is_damaged_above(averaged: Path) -> None:
 
 
 def test_a_broken_line_of_metrics_stops_nothing(recipe: Path, hurt: Path) -> None:
-    """Training goes on without it; the page and the curves name it."""
+    """Training continues without it; the page and the curves name it."""
     path = hurt / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     hurt_lines = [lines[0], b"\xff" + lines[1], lines[2][:9] + b"\n", b'{"step": 1e999}\n']

@@ -232,11 +232,11 @@ class Trainer:
 
     def _check_losses(self, window: LogWindow) -> None:
         """Stop before weights of a loss that is not finite are saved, and name its batch."""
-        first = self.progress.step - len(window.nlls)
-        for step, terms in enumerate(window.nlls, start=first):
-            if not math.isfinite(nll := float(sum(terms))):
+        first = self.progress.step - len(window.unchecked)
+        for step, stats in enumerate(window.unchecked, start=first):
+            if not math.isfinite(nll := stats.nll()):
                 raise self._not_finite(f"the loss of step {step + 1} is {nll}", step)
-        window.nlls = []
+        window.unchecked = []
 
     def _check_weights(self) -> None:
         """A finite loss can have gradients that are not finite."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch import Tensor
 
 from manyheads.errors import DataError
 from manyheads.fileio import replace_file
@@ -19,11 +18,11 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class LogWindow(StepStats):
-    """Sums over the steps since the last log line. `nlls` are those of steps to be checked."""
+    """Sums over the steps since the last log line; their losses may be `unchecked` yet."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.nlls: list[list[Tensor]] = []
+        self.unchecked: list[StepStats] = []
         self.began = time.monotonic()
 
     def add_step(self, step: StepStats) -> None:
@@ -32,7 +31,7 @@ class LogWindow(StepStats):
             self.sums[name] = self.sums[name] + nll if name in self.sums else nll
         self.weights = step.weights
         self.dropped, self.routed = self.dropped + step.dropped, self.routed + step.routed
-        self.nlls.append([*step.sums.values()])  # not added yet: a GPU has more to do
+        self.unchecked.append(step)
 
     def scores(self) -> dict[str, float]:
         """The weighted loss, the mean of each term where there are several, and throughput."""

@@ -152,6 +152,9 @@ class StepStats:
         for layer in routing if counted else ():
             self.dropped, self.routed = self.dropped + layer.dropped, self.routed + layer.places
 
+    def nll(self) -> float:
+        return float(sum(self.sums.values()))
+
 
 class ForwardBackward:
     """Adds the gradients of a step's micro-batches, one after the other, on one device."""
