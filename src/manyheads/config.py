@@ -396,11 +396,12 @@ def _convert_fields(hint: Any, table: Mapping[str, Any], where: str, current: An
     """The fields that a table names, by their present names."""
     hints, prefix = _hints(hint), f"{where}." if where else ""
     names = [field.name for field in dataclasses.fields(hint)]
+    word = table.get("kind")
+    if word is not None and (not hasattr(hint, "kind") or word not in kinds_of(hint)):
+        table = {**_word_as_fields(hint, hints, word, where or "kind"), **table}
     values: dict[str, Any] = {}
     for key, item in table.items():
         if key == "kind":
-            if not hasattr(hint, "kind") or item not in kinds_of(hint):
-                values |= _word_as_fields(hint, hints, item, where)
             continue
         name = getattr(hint, "RENAMED", {}).get(key, key)
         if name not in names:
