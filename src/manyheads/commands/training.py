@@ -208,6 +208,8 @@ def compare(
     }
     for name, run in plans.items():
         refuse_unscored(run, name)
+        if run.data is not None:
+            run.data.read(split)  # a missing split is refused before anything is trained
     plan = measure(next(iter(plans.values())), chosen)
     seconds = sum(map(plan.seconds_of, plans.values()))
     say(f"{len(plans)} runs, about {report_time(seconds)} without validation")
