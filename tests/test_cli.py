@@ -1,6 +1,7 @@
 """The command line: results on stdout, everything else on stderr, errors in one line."""
 
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -289,8 +291,8 @@ def test_the_printed_settings_are_a_recipe(tmp_path: Path) -> None:
     printed = result("train", "phrasebook", *TINY, "--seed", "5", "--print-config")
     assert parse(Run, tomllib.loads(printed)) == read_recipe("phrasebook", [*TINY, "seed=5"])
     lines = printed.splitlines()
-    assert "# model.head_dim=none" in lines  # TOML has no null
-    meaning = lines[lines.index("dim = 16") - 1]
+    assert 'model.head_dim = "none"' in lines  # TOML has no null
+    meaning = lines[lines.index("model.dim = 16") - 1]
     assert meaning.startswith("# ")
     assert "residual" in meaning
     recipe = tmp_path / "mine.toml"
@@ -417,13 +419,17 @@ def test_scores_of_a_variant_are_printed_and_not_saved(
 def test_a_read_only_run_is_scored_and_not_written(
     run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
     copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("scores.json"))
-    access = os.access  # root may write everywhere
-    monkeypatch.setattr(os, "access", lambda path, how: how != os.W_OK and access(path, how))
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     code, printed, said = call("evaluate", copy, "--json", "--split", "valid")
     assert code == 0
     assert json.loads(printed)["examples"] == 3
-    assert "read-only" in said.splitlines()[0]
+    [line] = [line for line in said.splitlines() if "scores.json" in line]
+    assert "only printed" in line
     assert not (copy / "scores.json").exists()
 
 
@@ -536,7 +542,7 @@ def shell(command: str, run: Path) -> subprocess.CompletedProcess[str]:
     ("command", "code", "word"),
     [
         ("{manyheads} translate {run} <&-", 2, "standard input"),
-        ("{manyheads} translate {run} < /dev/null >&-", 2, "standard output"),
+        ("{manyheads} recipes >&-", 0, ""),
         ("{manyheads} recipes 2>&- | wc -l", 0, ""),
         ("{manyheads} recipes > /dev/full", 3, "space"),
         ("yes dog | head -2000 | {manyheads} translate {run} | head -1", 0, ""),

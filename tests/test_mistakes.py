@@ -470,13 +470,6 @@ def test_compare_shows_the_scores_of_the_task(
     assert "bleu" not in shown
 
 
-def test_a_pair_for_a_model_of_single_texts_is_reported() -> None:
-    code, printed, said = call("classify", "runs/labels", stdin=b"a dog\na dog\ta cat\n")
-    assert (code, len(printed.splitlines())) == (0, 2)
-    assert "line 2: " in said
-    assert call("classify", "runs/labels", stdin=b"a dog\n")[2] == ""
-
-
 def test_another_text_replaces_the_one_that_was_trained_on() -> None:
     """A file in place of the run's folder is not looked for inside it, nor the other way."""
     write("other-text/more.txt", LONG)

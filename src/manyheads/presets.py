@@ -4,14 +4,15 @@ Sizes that follow from others in the papers (feed-forward width, head size) are 
 `build` can shrink any model.
 """
 
-from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+import sys
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.config import dump, nearest, override, parse
+from manyheads.config import change, nearest
 from manyheads.errors import UserError
 from manyheads.models.bert import BertConfig, NextSentence
 from manyheads.models.decoder_only_seq2seq import BaselineConfig, DecoderOnlySeq2SeqConfig
@@ -162,22 +163,13 @@ def build(name: str, **overrides: Any) -> nn.Module:
     `build("gpt3-small", layers=2, position="rotary", norm={"form": "rms"})`: values are as in a
     recipe, or settings objects; a table changes only the fields that it names.
     """
-    return _changed(preset(name), overrides).build()
+    return change(preset(name), overrides).build()
 
 
-def _changed(config: ModelConfig, overrides: Mapping[str, Any]) -> ModelConfig:
-    """Apply all changes at once: sizes are checked together."""
-    plain: dict[str, Any] = {}
-    for name, value in overrides.items():
-        if isinstance(value, str) and is_dataclass(getattr(config, name, None)):
-            config = override(config, name, value)
-        else:
-            plain[name] = value
-    table = dump(config)
-    for name, value in plain.items():
-        known = table.get(name)
-        if isinstance(value, Mapping) and isinstance(known, Mapping):
-            same = value.get("kind", known.get("kind")) == known.get("kind")
-            value = {**known, **value} if same else value
-        table[name] = value
-    return parse(type(config), table)
+class _Callable(ModuleType):
+    """Importing this module puts it in place of the function `manyheads.presets`."""
+
+    __call__ = staticmethod(presets)
+
+
+sys.modules[__name__].__class__ = _Callable

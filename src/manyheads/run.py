@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,7 +31,6 @@ from manyheads.errors import DataError, UserError
 from manyheads.exchange.folder import frame_for_model
 from manyheads.fileio import PARTIAL, check_sound, drop_partials, with_sums, write_text
 from manyheads.nn.attention import Dense
-from manyheads.nn.local import LocalAttention
 from manyheads.nn.positions import Sinusoidal
 from manyheads.presets import ModelConfig
 from manyheads.tasks.spec import RunSettings, TaskSpec, kinds
@@ -285,12 +285,17 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     make_folder(folder / checkpoint.STATE)
-    with (folder / checkpoint.STATE / "lock").open("w") as file:
+    # A link in place of the file is not followed: its target is none of ours.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    lock = os.open(folder / checkpoint.STATE / "lock", flags, 0o666)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{folder} is being trained by another process: wait for it") from None
         yield
+    finally:
+        os.close(lock)
 
 
 def save_run(run: Run, tokenizer: Tokenizer | None, model: nn.Module, folder: Path) -> None:
@@ -342,7 +347,8 @@ def train_run(
         size = sum(p.numel() for p in trainer.model.parameters())
         several = f"{world.size} × {device.type}, {run.train.parallel}"
         where = several if world.is_distributed else str(device)
-        report(f"{size:,} parameters on {where}, {trainer.dtype}".replace("torch.", ""))
+        precision = str(trainer.dtype).removeprefix("torch.")
+        report(f"{size:,} parameters on {where}, {precision}, seed {run.seed}")
         if run.train.compile == "yes" and not world.is_distributed:
             report("the first steps are compiled, which takes up to a minute each")
         trainer.run()
@@ -376,7 +382,7 @@ def make_trainer(
     with world.main_first():  # the others read what the first has written
         run, tokenizer = prepare(run, folder, part)
     task = make_task(run, part, valid, tokenizer, device)
-    task.notes = [*task.notes, *_warn_embedding_scale(run), *_warn_window(run)]
+    task.notes = [*task.notes, *_warn_embedding_scale(run)]
     torch.manual_seed(run.seed)
     model = run.model.build()
     if run.init and not checkpoint.is_begun(folder):
@@ -472,22 +478,4 @@ def _warn_embedding_scale(run: Run) -> list[str]:
     return [
         "sinusoidal positions have amplitude 1, and token embeddings start far smaller, so that "
         "little is learned of the words: add model.embed.scale=sqrt-dim"
-    ]
-
-
-def _warn_window(run: Run) -> list[str]:
-    """Windows and blocks that hide nothing of what the model reads."""
-    model: Any = run.model
-    length = getattr(model, "positions", model.max_length)
-    sides = [name for name in ("encoder", "decoder") if hasattr(model, name)]
-    cores = {f"model.{name}.attention": getattr(model, name).attention for name in sides}
-    cores = {name: core for name, core in cores.items() if core is not None}
-    if len(cores) < 2:  # a side without its own has the model's
-        cores = {"model.attention": getattr(model, "attention", None), **cores}
-    return [
-        f"{name}={core.kind} hides nothing, as exact attention does: the model reads up to "
-        f"{length} positions, and all of them are near; lower {name}.{core.measure}="
-        f"{getattr(core, core.measure)}"
-        for name, core in cores.items()
-        if isinstance(core, LocalAttention) and core.reach >= length
     ]

@@ -1,6 +1,7 @@
 """The benchmark of attention implementations: cost."""
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,20 +69,7 @@ def cost(
     )
     costs = Measurement(measured, measured_lengths, setup).run()
     kind = machine(setup)
-    options = {
-        "cores": ",".join(measured),
-        "lengths": ",".join(map(str, measured_lengths)),
-        "heads": heads,
-        "head-dim": head_dim,
-        "batch": batch,
-        "rounds": rounds,
-        "precision": kind["precision"],
-        "seed": seed,
-        "device": kind["device"],
-        "threads": kind["threads"],
-    }
-    words = [f"--{name}={value}" for name, value in options.items()]
-    command = shlex.join(["manyheads", "cost", *words, *(["--causal"] if causal else [])])
+    command = shlex.join(["manyheads", *sys.argv[1:]])
     if as_json:
         print_json({"command": command, "machine": kind, "cores": as_rows(costs)})
     else:

@@ -1,7 +1,6 @@
 """The command that scores a run: evaluate."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ from manyheads.commands.shared import (
     say,
     write,
 )
-from manyheads.errors import UserError
+from manyheads.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from manyheads.run import Run
@@ -85,9 +84,6 @@ def evaluate(
         variant |= _changes("evaluated_on", "data", trained.data, changed.data)
     # Another program's folder is left unchanged.
     saves = not variant and tokenize == "auto" and (run / SETTINGS).is_file()
-    if saves and not os.access(run, os.W_OK):
-        say(f"{run} is read-only: scores are printed, scores.json is not written")
-        saves = False
     options = {} if tokenize == "auto" else {"tokenize": tokenize}
     scores = dataclasses.replace(loaded, run=changed).evaluate(
         changed.data, split, stride, **options
@@ -97,7 +93,10 @@ def evaluate(
         reason = "an ensemble" if others else "an exported model"
         say(f"loss and perplexity are not computed with {'int8' if int8 else reason}")
     if saves:
-        save_scores(run, scores)
+        try:
+            save_scores(run, scores)
+        except DataError as error:
+            say(f"the scores are only printed: {error}")
     if plot is not None:
         matrix = scores["confusion"]
         confusion(matrix["counts"], matrix["classes"], f"{run}, {split}", plot)

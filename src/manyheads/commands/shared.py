@@ -117,10 +117,13 @@ def choose(name: str, threads: int | None) -> "torch.device":
     return choose_device(name)
 
 
-def refuse_torchrun(command: str) -> None:
-    from manyheads.train.step import World
+def is_torchrun() -> bool:
+    """True if torchrun has started several processes."""
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
-    if World.of_environment().is_distributed:
+
+def refuse_torchrun(command: str) -> None:
+    if is_torchrun():
         raise UserError(f"torchrun works only with `manyheads train`: start {command} without it")
 
 

@@ -83,7 +83,6 @@ class LocalAttention(ExactAttention):
 
     exact: ClassVar[bool] = False
     kind: ClassVar[str]
-    measure: ClassVar[str]  # the setting that `reach` depends on
 
     @property
     def pattern(self) -> Rule:
@@ -158,7 +157,6 @@ class Local(LocalAttention):
 
     size: Annotated[Count, "Positions of a block"] = 256
     kind: ClassVar[str] = "local"
-    measure: ClassVar[str] = "size"
 
     @property
     def pattern(self) -> Rule:
@@ -179,7 +177,6 @@ class Longformer(LocalAttention):
     window: Annotated[Count, "Positions to either side that a query attends to"] = 256
     globals: Annotated[Natural, "First positions that attend to all and all attend to"] = 0
     kind: ClassVar[str] = "longformer"
-    measure: ClassVar[str] = "window"
 
     @property
     def pattern(self) -> Rule:
