@@ -11,7 +11,8 @@ A field declares its range and its meaning in its type:
 
 `parse` checks ranges; `describe` lists all settings with type, choices, default and meaning. Old
 spellings stay readable: a class lists renamed fields in `RENAMED` (old → new) and an old `kind`
-in `OLD_KINDS`; `Renamed` in an annotation maps old values.
+in `OLD_KINDS`; `Renamed` in an annotation maps old values. Run folders of older releases may have
+settings that were removed: `REMOVED` lists the values with which they still load.
 """
 
 import copy
@@ -419,6 +420,8 @@ def _convert_table(hint: Any, value: Any, where: str, current: Any) -> Any:
         name = _renamed(hint, key)
         if name in fields:
             values[name] = _convert(hints[name], item, prefix + name, None)
+        elif item in getattr(hint, "REMOVED", {}).get(name, ()):
+            continue
         elif name != "kind" or not hasattr(hint, "kind"):
             raise UserError(f"there is no setting '{prefix}{name}': {nearest(name, fields)}")
     if current is not None:
