@@ -130,12 +130,12 @@ def test_problems_are_one_line_with_the_file(tmp_path: Path) -> None:
         ({"train": [[]]}, "train, piece 1: no note"),
         ({"train": [SOUND, [[-1] * 4] * 3]}, "piece 2: no note"),
         ({"train": [{"notes": SOUND}]}, "piece 1: not a list"),
-        ({"train": [[*SOUND, [1, 2, 3]]]}, "sixteenth 2: 3 pitches"),
-        ({"train": [[60, 62]]}, "sixteenth 1: not a list"),
-        ({"train": [[[1, 2, 3, 128]]]}, "sixteenth 1: 128 is"),
-        ({"train": [[[1, 2, 3, 58.0]]]}, "58.0 is"),
-        ({"train": [[[1, 2, True, 4]]]}, "true is"),
-        ({"train": [[[1, 2, 3, None]]]}, "null is"),
+        ({"train": [[*SOUND, [1, 2, 3]]]}, "sixteenth 2: [1, 2, 3] is"),
+        ({"train": [[60, 62]]}, "sixteenth 1: 60 is"),
+        ({"train": [[[1, 2, 3, 128]]]}, "sixteenth 1: [1, 2, 3, 128] is"),
+        ({"train": [[[1, 2, 3, 58.0]]]}, "58.0] is"),
+        ({"train": [[[1, 2, True, 4]]]}, "true, 4] is"),
+        ({"train": [[[1, 2, 3, None]]]}, "null] is"),
     ],
 )
 def test_broken_chorales_are_refused(content: Any, problem: str, tmp_path: Path) -> None:
@@ -146,9 +146,7 @@ def test_broken_chorales_are_refused(content: Any, problem: str, tmp_path: Path)
     assert problem in line
 
 
-def test_wrong_settings_are_refused(tmp_path: Path) -> None:
-    pickles = MusicData(folder=str(tmp_path), file="x.npz", encoding=CHORALE)
-    assert "pickle" in message(pickles)
+def test_wrong_settings_are_refused() -> None:
     for settings in (
         {"transpose": -1},
         {"transpose": 128},

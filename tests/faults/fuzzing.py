@@ -366,9 +366,7 @@ class Inputs:
             b"\xf0",
         )
         content = mutated(draw.choice(self.music), draw, words)
-        encoding = draw.choice(
-            (PerformanceEvents(), PerformanceEvents(pedal="ignore"), ChoraleGrid())
-        )
+        encoding = draw.choice((PerformanceEvents(), ChoraleGrid()))
 
         def use() -> bool:
             written = encoding.words(content, "case.mid")

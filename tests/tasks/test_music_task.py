@@ -21,7 +21,7 @@ from tests.view.test_figures import png
 
 import manyheads.loading
 from manyheads.data.events import VOICES, ChoraleGrid, encode_events
-from manyheads.data.midi import read_midi, write_midi
+from manyheads.data.midi import Performance, parse_performance, write_midi
 from manyheads.data.music import MusicData
 from manyheads.decode.compose import compose, prompt_of
 from manyheads.decode.sample import Sample
@@ -40,6 +40,10 @@ CASES = {
     "midi": ("midi", "data.transpose=3"),
     "jsb": ("jsb-chorales", "data.file=chorales.json", "data.transpose=3"),
 }
+
+
+def read_midi(path: Path) -> Performance:
+    return parse_performance(path.read_bytes(), str(path))
 
 
 @pytest.fixture(scope="module")

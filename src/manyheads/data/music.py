@@ -158,8 +158,6 @@ def _read_archive(path: Path) -> list[tuple[str, bytes]]:
 
 def _read_chorales(path: Path, split: str) -> Iterator[tuple[str, list[str]]]:
     """The words of each chorale of a JSON file."""
-    if path.suffix == ".npz":
-        raise DataError(f"{path} contains pickled objects, which are not read: use JSON")
     try:
         table: Any = json.loads("\n".join(read_lines(path)))
     except (ValueError, RecursionError) as error:
@@ -175,22 +173,22 @@ def _read_chorales(path: Path, split: str) -> Iterator[tuple[str, list[str]]]:
         name = f"{path}, {split}, piece {number}"
         if not isinstance(piece, list):
             raise DataError(f"{name}: not a list of sixteenths; {FOUR_VOICES}")
-        frames = [_frame(x, f"{name}, sixteenth {n}") for n, x in enumerate(piece, start=1)]
-        words = encode_grid(frames)
+        for row, frame in enumerate(piece, start=1):
+            if not _is_frame(frame):
+                raise DataError(
+                    f"{name}, sixteenth {row}: {json.dumps(frame)[:40]} is not four pitches, "
+                    f"integers from −1 (silence) to {PITCHES - 1}; {FOUR_VOICES}"
+                )
+        words = encode_grid([None if p == SILENCE else p for p in frame] for frame in piece)
         if all(word == REST for word in words):
             raise DataError(f"{name}: no note in this piece; remove it from the file")
         yield name, words
 
 
-def _frame(pitches: Any, where: str) -> list[int | None]:
-    """The pitches of a sixteenth, None for silence."""
-    if not isinstance(pitches, list) or len(pitches) != ChoraleGrid.unit:
-        problem = f"{len(pitches)} pitches" if isinstance(pitches, list) else "not a list"
-        raise DataError(f"{where}: {problem}, and a chorale has four voices; {FOUR_VOICES}")
-    for pitch in pitches:
-        if type(pitch) is not int or not SILENCE <= pitch < PITCHES:
-            raise DataError(
-                f"{where}: {json.dumps(pitch)[:20]} is not a pitch, an integer from −1 (silence) "
-                f"to {PITCHES - 1}; fix it"
-            )
-    return [None if pitch == SILENCE else pitch for pitch in pitches]
+def _is_frame(frame: Any) -> bool:
+    """True for the pitches of four voices."""
+    return (
+        isinstance(frame, list)
+        and len(frame) == ChoraleGrid.unit
+        and all(type(pitch) is int and SILENCE <= pitch < PITCHES for pitch in frame)
+    )
