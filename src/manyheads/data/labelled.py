@@ -1,9 +1,5 @@
-"""Labelled texts and pairs of texts: the nine tasks of GLUE, and tables of your own.
+"""Labelled texts and pairs of texts: the nine tasks of GLUE, and tables of your own."""
 
-Tables are TSV: columns between tabs, one row per line, no quoting (a quote is a character).
-"""
-
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from jaxtyping import Int
 
-from manyheads.data.corpus import FileData, check_folder, hold_out, join_names, read_lines
+from manyheads.data.corpus import TableData, check_folder, hold_out, join_names, read_rows
 from manyheads.errors import DataError, UserError
 
 Text = str | tuple[str, str]
@@ -107,12 +103,12 @@ SETTINGS_OF_GLUE = ("task", "folder", "broken_rows")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledData(FileData):
+class LabelledData(TableData):
     """A task of GLUE from its official files, or tables of your own.
 
     For GLUE, `folder` is the folder of the task or its parent. The other settings are for tables
-    of your own: in `folder`, train.tsv, valid.tsv (or dev.tsv) and test.tsv are found by name,
-    and columns are names in the header or, without a header, numbers from 1.
+    of your own: in `folder`, train.tsv (or .csv, .jsonl), valid.tsv (or dev.tsv) and test.tsv are
+    found by name, and columns are names in the header or, without a header, numbers from 1.
     """
 
     task: Annotated[
@@ -127,7 +123,6 @@ class LabelledData(FileData):
         Literal["refuse", "skip"], "Rows without text or label, or with too many columns"
     ] = "refuse"
     kind: ClassVar[str] = "labelled"
-    SUFFIX: ClassVar[str] = ".tsv"
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -138,16 +133,6 @@ class LabelledData(FileData):
                     f"data.{setting.name}={value} is for tables of your own, and data.task="
                     f"{self.task} has official ones: remove it, or set data.task=own"
                 )
-        columns = {"text": self.text, "pair": self.pair, "label": self.label}
-        for name, value in columns.items():
-            if (not value and name != "pair") or (value.isdecimal() and int(value) == 0):
-                raise UserError(
-                    f"data.{name}={value} is not a column: set its name in the header, or its "
-                    "number from 1 if there is no header"
-                )
-        names = [value for value in columns.values() if value]
-        if len(set(names)) < len(names):
-            raise UserError(f"data.text, data.pair and data.label must differ (not {names})")
 
     @property
     def _glue(self) -> Glue | None:
@@ -220,73 +205,40 @@ class LabelledData(FileData):
     def _missing(self, split: str) -> str:
         if self._glue is not None:
             return f"the test labels of {self._glue.folder} are not public: use --split valid"
-        if split == "test":
-            return super()._missing(split)
-        return (
-            "data.train is needed (or train.tsv in data.folder): columns between tabs, e.g. "
-            "data.train=reviews.tsv data.text=review data.label=stars"
-        )
+        return super()._missing(split)
 
     def _read_table(self, path: Path) -> Labelled:
         skip = "skip" in (self.broken_rows, self._glue and self._glue.broken_rows)
-        lines = read_lines(path)
         has_header = not all(name.isdecimal() for name in self.columns)
-        header = [cell.strip() for cell in lines[0].split("\t")] if has_header else []
-        columns = [self._column_index(path, name, header) for name in self.columns]
         texts: list[Text] = []
-        answers: list[str] = []
-        numbers: list[int] = []
-        for number, line in enumerate(lines[has_header:], start=1 + has_header):
-            cells = [cell.strip() for cell in line.split("\t")]
-            problem = self._find_problem(cells, columns, len(header))
-            if problem and not skip:
-                raise DataError(f"{path}:{number}: {problem}; fix it, or set data.broken_rows=skip")
-            if not problem:
-                answer, first, *second = [cells[column] for column in columns]
-                texts.append((first, second[0]) if second else first)
-                answers.append(answer)
-                numbers.append(number)
+        labels: list[str] = []
+        lines: list[int] = []
+        skipped = 0
+        for row in read_rows(path, has_header=has_header):
+            try:
+                settings = zip(self.columns, ("label", "text", "pair"), strict=False)
+                label, first, *second = [row.text(*column) for column in settings]
+            except DataError as error:
+                if not {*self.columns} <= {*row.values}:
+                    raise
+                if not skip:
+                    raise DataError(f"{error}, or set data.broken_rows=skip") from None
+                skipped += 1
+                continue
+            texts.append((first, second[0]) if second else first)
+            labels.append(label)
+            lines.append(row.line)
         if not texts:
-            content = "a header" if header and len(lines) == 1 else "broken rows"
-            raise DataError(f"{path}: nothing but {content}; give a file with labelled rows")
-        skipped = len(lines) - has_header - len(texts)
+            raise DataError(f"{path}: no row with text and label; give a file with labelled rows")
         without = f", without {skipped:,} broken ones" if skipped else ""
         return Labelled(
             texts=texts,
-            labels=[] if self.regression else answers,
-            numbers=_parse_numbers(path, numbers, answers) if self.regression else [],
-            lines=numbers,
+            labels=[] if self.regression else labels,
+            numbers=_parse_numbers(path, lines, labels) if self.regression else [],
+            lines=lines,
             name=str(path),
             notes=(f"{path}: {len(texts):,} rows{without}",),
         )
-
-    def _column_index(self, path: Path, name: str, header: list[str]) -> int:
-        if not header:
-            return int(name) - 1
-        if name in header:
-            return header.index(name)
-        close = difflib.get_close_matches(name, header, n=1)
-        if len(header) == 1:
-            fix = "put tabs between the columns"
-        elif close:
-            fix = f"did you mean '{close[0]}'?"
-        elif self._glue is not None:
-            fix = f"is it the official file of {self._glue.folder}?"
-        else:
-            fix = "set data.text and data.label, to numbers if there is no header"
-        raise DataError(f"{path}:1: no column '{name}' in the header {join_names(header)}: {fix}")
-
-    def _find_problem(self, cells: list[str], columns: list[int], width: int) -> str | None:
-        """The reason why a row is broken; `width` is the number of columns of the header."""
-        if len(cells) <= max(columns):
-            count = f"{len(cells)} columns" if len(cells) > 1 else "one column"
-            return f"{count} where {width or max(columns) + 1} are needed"
-        if width and any(cells[width:]):  # a tab in a text shifts the columns after it
-            return f"{len(cells)} columns where the header has {width}"
-        for name, column in zip(self.columns, columns, strict=True):
-            if not cells[column]:
-                return f"an empty {'label' if name == self.columns[0] else 'text'} (column {name})"
-        return None
 
 
 def class_indices(part: Labelled, names: Sequence[str]) -> Int[np.ndarray, " rows"]:
