@@ -196,7 +196,6 @@ def test_the_stream_and_where_its_parts_begin(
     assert text.flat.tolist() == expected
     assert text.sentence_starts.tolist() == [*sentences, len(expected)]
     assert text.document_starts.tolist() == [*documents, len(expected)]
-    assert text.word_starts is None
     numbers = [int(position >= documents[1]) for position in range(len(expected))]
     assert text.document_of(np.arange(len(expected))).tolist() == numbers
     assert text.digest() == EncodedText(texts, letters, ends=ends).digest()
@@ -205,13 +204,6 @@ def test_the_stream_and_where_its_parts_begin(
         EncodedText(Texts(texts.documents[::-1], lines), letters, ends=ends),
     ]
     assert text.digest() not in {other.digest() for other in others}
-
-
-def test_words_of_the_stream(letters: Tokenizer) -> None:
-    text = EncodedText(two_documents("sentences"), letters, ends=True, words=True)
-    assert text.word_starts is not None
-    begins = [letters.encode_words([s])[0][1] for s in two_documents("sentences").strings()]
-    assert text.word_starts.tolist() == [word for row in begins for word in (*row, True)]
 
 
 def test_the_size_of_blocks_and_calls_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +245,7 @@ def test_each_window_once_an_epoch(
     windows = Windows(tokens, length, rows, seed, moving=moving)
     epochs = 3
     steps = -(-epochs * windows.per_epoch // rows)
-    taken = [windows.starts(step) for step in range(steps)]
+    taken = [windows.rows(step) for step in range(steps)]
     assert all(len(starts) == rows for starts in taken)
     order = np.concatenate(taken)
     assert order.min() >= 0
@@ -268,13 +260,13 @@ def test_each_window_once_an_epoch(
     # A step does not depend on the steps before it.
     fresh = Windows(tokens, length, rows, seed, moving=moving)
     for step in reversed(range(steps)):
-        assert fresh.starts(step).tolist() == taken[step].tolist()
+        assert fresh.rows(step).tolist() == taken[step].tolist()
 
 
 def test_moving_cuts_leave_no_token_out() -> None:
     windows = Windows(23, 5, 1, seed=0)
     seen = Counter(
-        token for step in range(400) for s in windows.starts(step) for token in range(s, s + 5)
+        token for step in range(400) for s in windows.rows(step) for token in range(s, s + 5)
     )
     assert set(seen) == set(range(23))
 

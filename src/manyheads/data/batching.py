@@ -5,7 +5,9 @@ seeded order. The number of batches depends only on the lengths, so the batch of
 from (seed, n): resuming needs no state but the step.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from manyheads.errors import UserError
 Rows = Int[np.ndarray, " _"]  # any number of rows: two lists of rows may differ in length
 
 IGNORE_INDEX = -1  # label of positions without a prediction
+T = TypeVar("T")
 GROWTH = 1.15  # ratio of lengths within a bucket: little padding, few shapes
 
 
@@ -150,3 +153,10 @@ class Ragged:
         where = np.where(mask, self.starts[rows][:, None] + columns, 0)
         tokens = np.where(mask, self.flat[where] if len(self.flat) else 0, pad)
         return torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(mask)
+
+
+def map_tensors(batch: T, function: Callable[[Tensor], Tensor]) -> T:
+    """A dataclass with a function applied to each of its tensors."""
+    tensors = {name: x for name, x in vars(batch).items() if isinstance(x, Tensor)}
+    changed: dict[str, Any] = {name: function(x) for name, x in tensors.items()}
+    return replace(batch, **changed)  # type: ignore[type-var]

@@ -9,10 +9,10 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from manyheads.data.corpus import SplitData, check_folder, read_lines
 from manyheads.errors import DataError, UserError
@@ -124,10 +124,8 @@ class TextData(SplitData[list[Path]]):
 
     file: Annotated[str, "One text file, in `folder` if that is set"] = ""
     lines: Annotated[Lines, "Whether files are running text or one sentence per line"] = "text"
-    short: Annotated[
-        Literal["refuse", "skip"], "Documents with one sentence, in next-sentence prediction"
-    ] = "refuse"
     kind: ClassVar[str] = "text"
+    REMOVED: ClassVar[dict[str, tuple[Any, ...]]] = {"short": ("refuse", "skip")}
 
     def read(self, split: str) -> Texts:
         paths, is_held_out = self._locate(split)
@@ -244,13 +242,10 @@ class EncodedText:
     """A text as one stream of tokens, `flat`.
 
     With `ends`, for causal models, an end token follows each sentence, or each document of a
-    running text. `document_starts` holds the position of each document and the end of the last;
-    `word_starts`, with `words`, marks tokens that begin a word.
+    running text. `document_starts` holds the position of each document and the end of the last.
     """
 
-    def __init__(
-        self, texts: Texts, tokenizer: Tokenizer, *, ends: bool, words: bool = False
-    ) -> None:
+    def __init__(self, texts: Texts, tokenizer: Tokenizer, *, ends: bool) -> None:
         self.name = texts.name
         self._texts, self._tokenizer = texts, tokenizer
         blocks = [texts.blocks(document) for document in texts.documents]
@@ -258,20 +253,14 @@ class EncodedText:
         strings = list(chain.from_iterable(blocks))
         has_end = np.full(len(strings), ends and texts.lines == "sentences")
         has_end[stops[1:] - 1] = ends
-        tokens, word_starts, starts = array("i"), bytearray(), [0]
-        encoded = _encode(strings, tokenizer, words)
-        for (ids, begins), add_end in zip(encoded, has_end, strict=True):
+        tokens, starts = array("i"), [0]
+        for ids, add_end in zip(_encode(strings, tokenizer), has_end, strict=True):
             tokens.extend(ids)
-            word_starts.extend(begins)
             if add_end:
                 tokens.append(tokenizer.end)
-                word_starts.append(True)
             starts.append(len(tokens))
         self._block_starts = np.array(starts)
         self.flat: Int[np.ndarray, " n"] = np.array(tokens, dtype=np.int32)
-        self.word_starts: Bool[np.ndarray, " n"] | None = (
-            np.array(word_starts, bool) if words else None
-        )
         self.document_starts: Int[np.ndarray, " d1"] = self._block_starts[stops]
 
     @cached_property
@@ -315,20 +304,21 @@ class EncodedText:
         return total.hexdigest()[:16]
 
 
-def _encode(
-    strings: list[str], tokenizer: Tokenizer, words: bool
-) -> Iterator[tuple[list[int], list[bool]]]:
-    """The ids of each string and, with `words`, which of them begin a word."""
+def _encode(strings: list[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """The ids of each string, with a limit on the characters in one call."""
     start = size = 0
     for row, string in enumerate([*strings, ""]):
         size += len(string)
         if row == len(strings) or size > CALL:
-            batch = strings[start : row + 1]
+            yield from tokenizer.encode_batch(strings[start : row + 1])
             start, size = row + 1, 0
-            if words:
-                yield from tokenizer.encode_words(batch)
-            else:
-                yield from ((ids, []) for ids in tokenizer.encode_batch(batch))
+
+
+def room_for_text(max_length: int, special_tokens: int) -> int:
+    """The tokens of a window next to special tokens."""
+    if max_length < special_tokens + 2:
+        raise UserError(f"model.max_length={max_length} leaves no room for text: raise it")
+    return max_length - special_tokens
 
 
 def gather(
@@ -365,15 +355,15 @@ class Windows:
                 f"{name}: {tokens} tokens are too few to train on windows of {length}: add text, "
                 "or lower model.max_length"
             )
-        self.length, self.rows, self.seed = length, rows, seed
+        self.length, self.count, self.seed = length, rows, seed
         self.per_epoch = max(1, (tokens - length + 1) // length if moving else tokens // length)
         self._offsets = tokens - self.per_epoch * length + 1 if moving else 1
         # A step may end one epoch and begin the next.
         self._epoch = lru_cache(maxsize=2)(self._cut)
 
-    def starts(self, step: int) -> Int[np.ndarray, " rows"]:
+    def rows(self, step: int) -> Int[np.ndarray, " rows"]:
         """Where the windows of this step begin (steps count from 0)."""
-        begin, stop = step * self.rows, (step + 1) * self.rows
+        begin, stop = step * self.count, (step + 1) * self.count
         parts = []
         while begin < stop:
             epoch, index = divmod(begin, self.per_epoch)

@@ -1,10 +1,10 @@
 """Parallel text as padded batches: sources, decoder inputs, labels and their masks."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.config import Between, nearest
-from manyheads.data.batching import Ragged, Rows
+from manyheads.data.batching import Ragged, Rows, map_tensors
 from manyheads.data.corpus import (
     STEMS,
     SplitData,
@@ -174,11 +174,11 @@ class Batch:
         return Batch(source, source_real, target, labels, loss_mask, *tokens)
 
     def to(self, device: torch.device | str) -> "Batch":
-        return self._map(lambda x: x.to(device, non_blocking=True))
+        return map_tensors(self, lambda x: x.to(device, non_blocking=True))
 
     def twice(self) -> "Batch":
         """The batch concatenated with itself, for R-Drop."""
-        both = self._map(lambda x: torch.cat([x, x]))
+        both = map_tensors(self, lambda x: torch.cat([x, x]))
         tokens = 2 * self.source_tokens, 2 * self.target_tokens
         return replace(both, source_tokens=tokens[0], target_tokens=tokens[1])
 
@@ -188,14 +188,9 @@ class Batch:
         The added rows have no predictions, and one key each: attention over no key is undefined.
         """
         missing = rows - len(self.source)
-        larger = self._map(lambda x: F.pad(x, (0, -x.shape[1] % multiple, 0, missing)))
+        larger = map_tensors(self, lambda x: F.pad(x, (0, -x.shape[1] % multiple, 0, missing)))
         larger.source_real[len(self.source) :, 0] = True
         return larger
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        changed: dict[str, Any] = {name: function(x) for name, x in tensors.items()}
-        return replace(self, **changed)
 
 
 @dataclass(frozen=True)

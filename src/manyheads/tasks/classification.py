@@ -14,12 +14,13 @@ from torch.nn import functional as F
 from manyheads.baselines.elmo import ElmoConfig
 from manyheads.data.batching import Batches, Ragged, Rows, Shuffled, batches_by_length
 from manyheads.data.labelled import Labelled, LabelledData, class_indices
+from manyheads.data.language import TextData
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.labels import label_scores
 from manyheads.evaluate.scores import Scores
 from manyheads.models.bert import BertConfig
 from manyheads.models.heads import Classify, Pooler
-from manyheads.tasks import masked
+from manyheads.tasks import pretraining
 from manyheads.tasks.encode import segments_of
 from manyheads.tasks.spec import BaseTask, LoadedModel, RunSettings, TaskSpec, add_frame
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -257,5 +258,39 @@ SPEC = TaskSpec(
     finetune=finetune,
     finetunes=(ElmoConfig,),
     evaluate=evaluate,
-    example=masked.example,
+    example=pretraining.example,
+)
+
+
+# Imported encoders: their head and the data decide how they are scored.
+
+
+def finetune_imported(config: Any, run: RunSettings) -> Any:
+    return config if isinstance(config, ElmoConfig) else pretraining.finetune(config, run)
+
+
+def evaluate_imported(
+    loaded: LoadedModel, data: TextData | LabelledData, split_name: str
+) -> Scores:
+    if isinstance(data, LabelledData):
+        return evaluate(loaded, data, split_name)
+    model = loaded.run.model
+    if isinstance(model, ElmoConfig) and model.head is None:
+        return pretraining.evaluate(pretraining.FramedText, loaded, data, split_name)
+    return pretraining.evaluate_masked(loaded, data, split_name)
+
+
+IMPORTED = TaskSpec(
+    task="text",
+    models=(BertConfig, ElmoConfig),
+    data=(TextData, LabelledData),
+    recipe="classify",
+    is_default=True,
+    fit_tokenizer=add_frame,
+    prepare=None,
+    finetune=finetune_imported,
+    evaluate=evaluate_imported,
+    default_data=lambda model: LabelledData() if isinstance(model.head, Classify) else TextData(),
+    pages=pretraining.pages,
+    example=pretraining.example,
 )
