@@ -5,7 +5,7 @@ import pytest
 from tests.data.helpers import is_close, refusal
 from tests.tasks.small_texts import write_texts
 
-from manyheads.data.language import Document, EncodedText, TextData, Texts
+from manyheads.data.language import EncodedText, TextData, Texts
 from manyheads.data.masking import MASKING, TEXTS, Masked, ReplacedToken, Rng
 from manyheads.data.mlm import MaskedText, SentencePairs
 from manyheads.errors import DataError
@@ -36,10 +36,7 @@ def tokenizer(texts: Texts) -> Tokenizer:
 
 def make_texts(sizes: list[list[int]]) -> Texts:
     """Documents whose sentences have so many letters."""
-    documents, line = [], 1
-    for row in sizes:
-        documents.append(Document(["x" * size for size in row], "f.txt", line))
-        line += len(row) + 1
+    documents = [["x" * size for size in row] for row in sizes]
     return Texts(documents, "sentences", name="f.txt")
 
 
@@ -112,14 +109,6 @@ def test_runs_fill_the_room_and_the_longer_one_is_truncated_first(letters: Token
     sizes = Drawn(make_texts([[3, 3], [2, 2, 2]]), letters, room=8, rows=500).sizes()
     assert {row[2:] for row in sizes if row[0]} == {(3, 3), (2, 4), (4, 2), (2, 2)}
     assert {row[2:] for row in sizes if not row[0]} == {(3, 4), (3, 2), (2, 6), (2, 3), (4, 3)}
-
-
-def test_an_empty_line_of_running_text_belongs_to_the_sentence_before(letters: Tokenizer) -> None:
-    documents = [Document(["\n", "ab\n", "\n", "c\n", "\n"], name, 1) for name in ("f", "g")]
-    drawn = Drawn(Texts(documents, "text"), letters, room=50, rows=50)
-    assert set(drawn.first.start) == {1, int(drawn.text.document_starts[1]) + 1}
-    assert (drawn.first.size == len("ab\n\n")).all()
-    assert (drawn.second.start == drawn.first.stop)[drawn.is_next].all()
 
 
 def test_documents_of_one_sentence_are_left_out(letters: Tokenizer) -> None:

@@ -4,12 +4,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int
 
-from manyheads.data.corpus import TableData, check_folder, hold_out, join_names, read_rows
+from manyheads.data.corpus import (
+    TableData,
+    check_folder,
+    hold_out,
+    join_names,
+    read_rows,
+    select_rows,
+)
 from manyheads.errors import DataError, UserError
 
 Text = str | tuple[str, str]
@@ -23,26 +30,15 @@ class Labelled:
     """
 
     texts: list[Text]
-    labels: list[str]
-    numbers: list[float]
+    labels: list[str] | list[float]
     lines: list[int]
     name: str
     notes: tuple[str, ...] = ()
 
-    def rows(self, rows: list[int]) -> "Labelled":
-        """Some of the rows."""
-        return replace(
-            self,
-            texts=[self.texts[row] for row in rows],
-            labels=[self.labels[row] for row in rows] if self.labels else [],
-            numbers=[self.numbers[row] for row in rows] if self.numbers else [],
-            lines=[self.lines[row] for row in rows],
-        )
-
     def part(self, split: str, valid_fraction: float) -> "Labelled":
         """The rows for training or validation; every label of validation occurs in training."""
         train, valid = hold_out(len(self.texts), valid_fraction, seed=0)
-        if self.labels:
+        if isinstance(self.labels[0], str):
             known = {self.labels[row] for row in train}
             valid = [row for row in valid if self.labels[row] in known]
             train = sorted({*range(len(self.texts))} - {*valid})
@@ -52,7 +48,7 @@ class Labelled:
                 "rows, set data.valid, or set data.answer=number if the labels are numbers"
             )
         rows, use = (valid, "held out") if split == "valid" else (train, "for training")
-        return replace(self.rows(rows), notes=(*self.notes, f"{len(rows):,} of them {use}"))
+        return replace(select_rows(self, rows), notes=(*self.notes, f"{len(rows):,} of them {use}"))
 
 
 FILES = {"train": "train.tsv", "valid": "dev.tsv"}
@@ -162,7 +158,7 @@ class LabelledData(TableData):
         """The labels in the order of their class indices; a regression has one, `score`."""
         if self.regression:
             return ("score",)
-        names = sorted(set(train.labels))
+        names = sorted({str(label) for label in train.labels})
         if len(names) < 2:
             raise DataError(
                 f"{train.name}: every label is '{names[0]}', and a classifier needs two: check "
@@ -233,8 +229,7 @@ class LabelledData(TableData):
         without = f", without {skipped:,} broken ones" if skipped else ""
         return Labelled(
             texts=texts,
-            labels=[] if self.regression else labels,
-            numbers=_parse_numbers(path, lines, labels) if self.regression else [],
+            labels=_parse_numbers(path, lines, labels) if self.regression else labels,
             lines=lines,
             name=str(path),
             notes=(f"{path}: {len(texts):,} rows{without}",),
@@ -243,7 +238,7 @@ class LabelledData(TableData):
 
 def class_indices(part: Labelled, names: Sequence[str]) -> Int[np.ndarray, " rows"]:
     """The class index of each row: the position of its label among the names."""
-    indices = {name: index for index, name in enumerate(names)}
+    indices: dict[Any, int] = {name: index for index, name in enumerate(names)}
     for line, label in zip(part.lines, part.labels, strict=True):
         if label not in indices:
             raise DataError(

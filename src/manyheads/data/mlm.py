@@ -94,16 +94,14 @@ class SentencePairs:
     """Next-sentence prediction (Devlin et al. 2019): two runs of sentences in `room` tokens.
 
     A run of sentences is divided in two; with probability ½ the second part is replaced by a run
-    from another document. A line without a word belongs to the sentence before it. Documents of
-    one sentence are left out.
+    from another document. Documents of one sentence are left out.
     """
 
     def __init__(self, text: EncodedText, texts: Texts, *, room: int) -> None:
         self.room = room
-        counts = [len(document.sentences) for document in texts.documents]
+        counts = [len(sentences) for sentences in texts.documents]
         document = np.repeat(np.arange(len(counts)), counts)
-        has_words = [bool(s.strip()) for d in texts.documents for s in d.sentences]
-        usable = np.array(has_words) & (np.diff(text.sentence_starts) > 0)
+        usable = np.diff(text.sentence_starts) > 0
         sizes = np.bincount(document[usable], minlength=len(counts))
         if (sizes > 1).sum() < 2:
             raise DataError(

@@ -19,7 +19,7 @@ from manyheads.data.corpus import (
     read_lines,
 )
 from manyheads.data.events import REST, ChoraleGrid, Encoding, PerformanceEvents, encode_grid
-from manyheads.data.language import Document, Texts
+from manyheads.data.language import Texts
 from manyheads.data.midi import PITCHES, SUFFIXES
 from manyheads.errors import DataError, UserError
 
@@ -47,7 +47,7 @@ class Music(Texts):
     @property
     def pieces_of_words(self) -> list[list[str]]:
         """The words of each piece, without the closing ones."""
-        pieces = (" ".join(document.sentences).split() for document in self.documents[1:])
+        pieces = (text.split() for [text] in self.documents[1:])
         return [words[: len(words) - self.closing] for words in pieces]
 
 
@@ -87,21 +87,19 @@ class MusicData(SplitData[Path]):
             _read_chorales(path, split) if self.file else self._encode(path, split, is_held_out)
         )
         source = str(path) if self.file else self.folder
-        documents, events = [Document([""], source, 1)], 0
-        for file, words in pieces:
+        documents, events = [[""]], 0
+        for words in pieces:
             events += len(words)
             words = [*words, *self.encoding.closing]
-            lines = [
-                " ".join(words[start : start + LINE]) + "\n" for start in range(0, len(words), LINE)
-            ]
-            documents.append(Document(lines, file, 1))
+            lines = (" ".join(words[start : start + LINE]) for start in range(0, len(words), LINE))
+            documents.append(["".join(f"{line}\n" for line in lines)])
         name = f"{source}, {split}"
         note = f"{name}: {len(documents) - 1:,} pieces, {events:,} events"
         vocabulary = tuple(self.encoding.vocabulary())
         closing = len(self.encoding.closing)
         return Music(documents, "text", (note,), name, vocabulary, closing)
 
-    def _encode(self, path: Path, split: str, is_held_out: bool) -> Iterator[tuple[str, list[str]]]:
+    def _encode(self, path: Path, split: str, is_held_out: bool) -> Iterator[list[str]]:
         """The words of each MIDI file of a split, in training at each tempo."""
         files = _read_folder(path) if path.is_dir() else _read_archive(path)
         if not files:
@@ -111,7 +109,7 @@ class MusicData(SplitData[Path]):
             files = [files[row] for row in rows]
         for name, content in files:
             for tempo in (1.0, *self.tempi) if split == "train" else (1.0,):
-                yield name, self.encoding.words(content, name, tempo)
+                yield self.encoding.words(content, name, tempo)
 
     def _find(self, split: str) -> Path | None:
         """The folder or archive of a split; if there is none at all, `folder` is for training."""
@@ -156,7 +154,7 @@ def _read_archive(path: Path) -> list[tuple[str, bytes]]:
     return sorted(files)
 
 
-def _read_chorales(path: Path, split: str) -> Iterator[tuple[str, list[str]]]:
+def _read_chorales(path: Path, split: str) -> Iterator[list[str]]:
     """The words of each chorale of a JSON file."""
     try:
         table: Any = json.loads("\n".join(read_lines(path)))
@@ -182,7 +180,7 @@ def _read_chorales(path: Path, split: str) -> Iterator[tuple[str, list[str]]]:
         words = encode_grid([None if p == SILENCE else p for p in frame] for frame in piece)
         if all(word == REST for word in words):
             raise DataError(f"{name}: no note in this piece; remove it from the file")
-        yield name, words
+        yield words
 
 
 def _is_frame(frame: Any) -> bool:

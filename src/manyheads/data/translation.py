@@ -17,11 +17,14 @@ from manyheads.data.batching import Ragged, Rows, map_tensors
 from manyheads.data.corpus import (
     STEMS,
     SplitData,
+    TooLong,
     ValidFraction,
     check_folder,
+    fit_length,
     hold_out,
     is_here,
     read_pairs,
+    select_rows,
 )
 from manyheads.errors import DataError, UserError
 from manyheads.phrasebook import Pair, sentences
@@ -49,14 +52,7 @@ class Corpus:
         """The pairs for training, or those held out for validation."""
         rows = hold_out(len(self.sources), valid_fraction, seed=0)[split == "valid"]
         which = "what is held out" if split == "valid" else "without what is held out"
-        return replace(
-            self,
-            sources=[self.sources[row] for row in rows],
-            targets=[self.targets[row] for row in rows],
-            name=f"{self.name} ({which})",
-            rows=rows,
-            references=self.references and [self.references[row] for row in rows],
-        )
+        return replace(select_rows(self, rows), name=f"{self.name} ({which})", rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +222,7 @@ class EncodedPairs:
         corpus: Corpus,
         tokenizer: Tokenizer,
         max_length: int,
-        too_long: Literal["refuse", "skip", "truncate"] = "refuse",
+        too_long: TooLong = "refuse",
         frame: Frame | None = None,
     ) -> None:
         self.frame = Frame.of(tokenizer) if frame is None else frame
@@ -237,23 +233,8 @@ class EncodedPairs:
         sources = [self.frame.source(ids) for ids in tokenizer.encode_batch(corpus.sources)]
         targets = [[*ids, self.frame.end] for ids in tokenizer.encode_batch(corpus.targets)]
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
-        long = [row for row, length in enumerate(lengths) if length > max_length]
         numbers = [row + 1 for row in corpus.rows or range(len(sources))]  # lines in the files
-        if long and too_long == "refuse":
-            raise DataError(
-                f"{corpus.name}: {len(long)} pairs are longer than model.max_length={max_length}, "
-                f"the first is pair {numbers[long[0]]} with {lengths[long[0]]} tokens: raise it, "
-                "or set train.too_long=skip or train.too_long=truncate"
-            )
-        skipped = set(long) if too_long == "skip" else set()
-        self.kept = [row for row in range(len(sources)) if row not in skipped]
-        if not self.kept:
-            raise DataError(
-                f"{corpus.name}: all pairs exceed model.max_length={max_length}: raise it"
-            )
-        action = "were left out" if too_long == "skip" else "are truncated"
-        note = f"{corpus.name}: {len(long):,} pairs of over {max_length} tokens {action}"
-        self.notes = [note] if long else []
+        self.kept, self.notes = fit_length(corpus.name, lengths, numbers, max_length, too_long)
         self.numbers = [numbers[row] for row in self.kept]
         self.sources = Ragged.of([_truncate(sources[row], max_length) for row in self.kept])
         self.targets = Ragged.of([_truncate(targets[row], max_length) for row in self.kept])

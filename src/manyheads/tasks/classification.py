@@ -1,7 +1,6 @@
 """Classification and regression of texts and pairs of texts, scored as GLUE does."""
 
 import hashlib
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.data.batching import Batches, Ragged, Rows, Shuffled, batches_by_length
+from manyheads.data.batching import Batches, Ragged, Rows, Shuffled, batches_by_length, map_tensors
+from manyheads.data.corpus import fit_length, select_rows
 from manyheads.data.labelled import Labelled, LabelledData, class_indices
 from manyheads.data.language import TextData
-from manyheads.errors import DataError, UserError
+from manyheads.errors import UserError
 from manyheads.evaluate.labels import label_scores
 from manyheads.evaluate.scores import Scores
 from manyheads.models.bert import BertConfig
@@ -26,8 +26,6 @@ from manyheads.tasks.spec import BaseTask, LoadedModel, RunSettings, TaskSpec, a
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.optimizer import TooLong
 from manyheads.train.step import Loss
-
-SHOWN = 8  # labels that a note names
 
 
 @dataclass(frozen=True)
@@ -51,30 +49,18 @@ class EncodedLabels:
     def __init__(
         self, part: Labelled, tokenizer: Tokenizer, model: Any, too_long: TooLong = "truncate"
     ) -> None:
-        limit = model.max_length
         framed = tokenizer.framed(part.texts)
-        long = [row for row, (ids, _) in enumerate(framed) if len(ids) > limit]
-        if long and too_long == "refuse":
-            raise DataError(
-                f"{part.name}:{part.lines[long[0]]}: {len(framed[long[0]][0])} tokens exceed "
-                f"model.max_length={limit} ({len(long)} such rows): cut them with "
-                "train.too_long=truncate, or leave them out with train.too_long=skip"
-            )
-        if too_long == "skip":
-            rows = sorted({*range(len(framed))} - {*long})
-            if not rows:
-                raise DataError(f"{part.name}: every row is longer than {limit} tokens")
-            part, framed = part.rows(rows), [framed[row] for row in rows]
-        else:
-            framed = tokenizer.framed(part.texts, limit) if long else framed
-        action = "left out" if too_long == "skip" else "cut there"
-        note = f"{part.name}: {len(long):,} rows of over {limit} tokens are {action}"
-        self.notes = [note] if long else []
+        lengths = [len(ids) for ids, _ in framed]
+        rows, self.notes = fit_length(part.name, lengths, part.lines, model.max_length, too_long)
+        part = select_rows(part, rows)
+        if self.notes:
+            framed = tokenizer.framed(part.texts, model.max_length)
         self.tokens = Ragged.of([ids for ids, _ in framed])
         has_segments = segments_of(model) > 1
         self.segments = Ragged.of([segments for _, segments in framed]) if has_segments else None
-        numbers = np.array(part.numbers, dtype=np.float32)
-        self.labels = numbers if part.numbers else class_indices(part, model.head.labels)
+        is_number = isinstance(part.labels[0], float)
+        numbers = np.array(part.labels, dtype=np.float32) if is_number else None
+        self.labels = class_indices(part, model.head.labels) if numbers is None else numbers
         self.lines, self.name = part.lines, part.name
 
     def digest(self) -> str:
@@ -84,14 +70,13 @@ class EncodedLabels:
             digest.update(array.tobytes())
         return digest.hexdigest()[:16]
 
-    def batch(self, rows: Rows, device: torch.device) -> LabelledBatch:
+    def batch(self, rows: Rows) -> LabelledBatch:
         tokens, mask = self.tokens.padded(rows, 0)
-        segments = None if self.segments is None else self.segments.padded(rows, 0)[0]
         return LabelledBatch(
-            tokens.to(device),
-            None if bool(mask.all()) else mask.to(device),
-            None if segments is None else segments.to(device),
-            torch.from_numpy(self.labels[rows]).to(device),
+            tokens,
+            None if bool(mask.all()) else mask,
+            None if self.segments is None else self.segments.padded(rows, 0)[0],
+            torch.from_numpy(self.labels[rows]),
             int(self.tokens.lengths[rows].sum()),
         )
 
@@ -102,7 +87,7 @@ class EncodedLabels:
         device = next(model.parameters()).device
         outputs = torch.empty(len(self.labels), model.head.output.out_features)
         for rows in batches_by_length(self.tokens.lengths, batch_tokens):
-            batch = self.batch(rows, device)
+            batch = map_tensors(self.batch(rows), lambda x: x.to(device))
             outputs[rows] = model(batch.tokens, batch.mask, batch.segments).float().cpu()
         return outputs
 
@@ -126,11 +111,10 @@ class ClassificationTask(BaseTask[LabelledBatch]):
 
     def load(self, part: Labelled, valid: Labelled) -> None:
         train, model, seed = self.train, self.run.model, self.run.seed
-        check_length(part, self.tokenizer, model.max_length)
         self.data = EncodedLabels(part, self.tokenizer, model, train.too_long)
         self.valid = EncodedLabels(valid, self.tokenizer, model)
         self.digest = self.data.digest()
-        self.notes += [*self.data.notes, *self.valid.notes, *label_counts(part)]
+        self.notes += [*self.data.notes, *self.valid.notes]
         lengths = self.data.tokens.lengths
         if train.batch_rows is not None:
             self.order = Shuffled(len(lengths), train.batch_rows * train.accumulate, seed)
@@ -140,7 +124,7 @@ class ClassificationTask(BaseTask[LabelledBatch]):
         self.examples = f"rows of {part.name} from lines"
 
     def batch(self, rows: Rows) -> LabelledBatch:
-        return self.data.batch(rows, self.device)
+        return self.data.batch(rows)
 
     def tokens(self, batch: LabelledBatch) -> int:
         return batch.size
@@ -166,16 +150,6 @@ class ClassificationTask(BaseTask[LabelledBatch]):
         return {"loss": float(loss.nll) / loss.count, **scores}
 
 
-def label_counts(part: Labelled) -> list[str]:
-    """A note on how often each label occurs, the most frequent first."""
-    if not part.labels:
-        return []
-    counts = Counter(part.labels).most_common()
-    shown = ", ".join(f"{label} {count:,}" for label, count in counts[:SHOWN])
-    rest = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-    return [f"{len(counts)} labels: {shown}{rest}"]
-
-
 def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores:
     """The metrics of the data on a split."""
     encoder, part = loaded.encoder(), data.read(split_name)
@@ -183,17 +157,16 @@ def evaluate(loaded: LoadedModel, data: LabelledData, split_name: str) -> Scores
     lines = ["\t".join(text) if isinstance(text, tuple) else text for text in part.texts]
     predictions = [prediction for [prediction] in encoder.classify(lines)]
     values: list[Any] = [prediction.label for prediction in predictions]
-    labels: list[Any] = part.labels
     if data.regression:
         if len(names) > 1:
             raise UserError(
                 f"the model predicts labels ({', '.join(names)}), and the data has numbers: leave "
                 "out data.answer=number, or use a model that was trained for it"
             )
-        values, labels = [p.scores[p.label] for p in predictions], part.numbers
+        values = [prediction.scores[prediction.label] for prediction in predictions]
     else:
         class_indices(part, names)  # refuses labels that the model does not know
-    scores = label_scores(data.metrics(names), values, labels, names[-1])
+    scores = label_scores(data.metrics(names), values, part.labels, names[-1])
     return scores | {"split": split_name, "examples": len(lines)}
 
 
@@ -219,17 +192,6 @@ def with_labels(head: Classify, labels: tuple[str, ...], name: str) -> Classify:
 def fit_model(run: RunSettings, part: Labelled) -> Any:
     head = with_labels(run.model.head, run.data.label_names(part), part.name)
     return replace(run.model, head=head)
-
-
-def check_length(part: Labelled, tokenizer: Tokenizer, max_length: int) -> None:
-    """Refuse a model with room for nothing but special tokens."""
-    pairs = isinstance(part.texts[0], tuple)
-    special_tokens = len(tokenizer.framed([("", "") if pairs else ""])[0][0])
-    if max_length < special_tokens + (2 if pairs else 1):
-        raise UserError(
-            f"model.max_length={max_length} leaves no room for text next to {special_tokens} "
-            "special tokens: raise it"
-        )
 
 
 def finetune(config: BertConfig | ElmoConfig, run: RunSettings) -> BertConfig | ElmoConfig:
