@@ -257,7 +257,7 @@ def test_too_little_music_asks_for_music(folders: dict[str, Path], tmp_path: Pat
     """One stretch is enough, a token less is not."""
     full = trainer("jsb", folders, tmp_path / "1", "model.max_length=208")
     assert len(full.task.text.flat) - 1 == 208  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match=r"208 tokens are too few .*: give more or longer pieces"):
+    with pytest.raises(UserError, match="208 tokens are too few"):
         trainer("jsb", folders, tmp_path / "2", "model.max_length=209")
 
 

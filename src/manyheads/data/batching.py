@@ -7,6 +7,7 @@ from (seed, n): resuming needs no state but the step.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -65,21 +66,17 @@ class Batches:
             )
         self.buckets = _make_buckets(lengths, longest, batch_tokens)
         self.per_epoch = sum(count for _, count in self.buckets)
-        self._epoch: tuple[int, list[tuple[Rows, int]]] | None = None
+        self._epoch = lru_cache(maxsize=1)(self._shuffle)
 
     def rows(self, step: int) -> Rows:
         """The rows of the batch of this step (steps count from 0)."""
-        return self._batch(step)[0]
+        epoch, index = divmod(step, self.per_epoch)
+        return self._epoch(epoch)[index][0]
 
     def most(self, step: int) -> int:
         """The number of rows of the largest batch from the bucket of this step."""
-        return self._batch(step)[1]
-
-    def _batch(self, step: int) -> tuple[Rows, int]:
         epoch, index = divmod(step, self.per_epoch)
-        if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, self._shuffle(epoch))
-        return self._epoch[1][index]
+        return self._epoch(epoch)[index][1]
 
     def _shuffle(self, epoch: int) -> list[tuple[Rows, int]]:
         random = np.random.default_rng([self.seed, epoch])
@@ -96,15 +93,15 @@ class Shuffled:
     def __init__(self, count: int, size: int, seed: int) -> None:
         self.count, self.size, self.seed = count, size, seed
         self.per_epoch = -(-count // size)
-        self._epoch: tuple[int, Rows] | None = None
+        self._epoch = lru_cache(maxsize=1)(self._shuffle)
 
     def rows(self, step: int) -> Rows:
         """The rows of the batch of this step; the last of an epoch may be smaller."""
         epoch, index = divmod(step, self.per_epoch)
-        if self._epoch is None or self._epoch[0] != epoch:
-            random = np.random.default_rng([self.seed, epoch])
-            self._epoch = (epoch, random.permutation(self.count))
-        return self._epoch[1][index * self.size : (index + 1) * self.size]
+        return self._epoch(epoch)[index * self.size : (index + 1) * self.size]
+
+    def _shuffle(self, epoch: int) -> Rows:
+        return np.random.default_rng([self.seed, epoch]).permutation(self.count)
 
 
 def split(rows: Rows, parts: int) -> list[Rows]:

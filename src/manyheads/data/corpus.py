@@ -46,6 +46,16 @@ class SplitData(Generic[Files]):
     def splits(self) -> list[str]:
         return [split for split in STEMS if split != "test" or self._find(split) is not None]
 
+    def read(self, split: str) -> Any:
+        """The data of a split."""
+        files, is_held_out = self._locate(split)
+        part = self._read(files)
+        return part.part(split, self.valid_fraction) if is_held_out else part
+
+    def _read(self, files: Files) -> Any:
+        """The data of files, of which `part(split, valid_fraction)` gives a part."""
+        raise NotImplementedError
+
     def _locate(self, split: str) -> tuple[Files, bool]:
         """The files of a split, and whether only a part of them belongs to it."""
         check_split(split, [*STEMS, *self._extra_splits()])

@@ -148,12 +148,6 @@ class LabelledData(TableData):
     def splits(self) -> list[str]:
         return super().splits() if self._glue is None else list(self._glue.files)
 
-    def read(self, split: str) -> Labelled:
-        """The rows of a split."""
-        path, is_held_out = self._locate(split)
-        rows = self._read_table(path)
-        return rows.part(split, self.valid_fraction) if is_held_out else rows
-
     def label_names(self, train: Labelled) -> tuple[str, ...]:
         """The labels in the order of their class indices; a regression has one, `score`."""
         if self.regression:
@@ -203,7 +197,7 @@ class LabelledData(TableData):
             return f"the test labels of {self._glue.folder} are not public: use --split valid"
         return super()._missing(split)
 
-    def _read_table(self, path: Path) -> Labelled:
+    def _read(self, path: Path) -> Labelled:
         skip = "skip" in (self.broken_rows, self._glue and self._glue.broken_rows)
         has_header = not all(name.isdecimal() for name in self.columns)
         texts: list[Text] = []

@@ -132,16 +132,16 @@ class TextData(SplitData[list[Path]]):
     REMOVED: ClassVar[dict[str, tuple[Any, ...]]] = {"short": ("refuse", "skip")}
 
     def read(self, split: str) -> Texts:
-        paths, is_held_out = self._locate(split)
-        documents = [document for path in paths for document in self._documents(path)]
-        name = str(paths[0]) if len(paths) == 1 else f"{self.folder} ({len(paths)} files)"
-        texts = Texts(documents, self.lines, name=name)
-        if is_held_out:
-            texts = texts.part(split, self.valid_fraction)
+        texts: Texts = super().read(split)
         count = len(texts.documents)
         documents_note = f"{count:,} documents, " if count > 1 else ""
         note = f"{texts.name}: {documents_note}{texts.characters:,} characters"
         return replace(texts, notes=(note,))
+
+    def _read(self, paths: list[Path]) -> Texts:
+        documents = [document for path in paths for document in self._documents(path)]
+        name = str(paths[0]) if len(paths) == 1 else f"{self.folder} ({len(paths)} files)"
+        return Texts(documents, self.lines, name=name)
 
     def _find(self, split: str) -> list[Path] | None:
         return self._files()[split] or None

@@ -6,6 +6,7 @@ treated as lines everywhere, and a model can separate the turns of a dialogue.
 
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from manyheads.data.corpus import Row, TableData, ValidFraction, read_rows
@@ -40,21 +41,19 @@ class SummaryData(TableData):
     valid_fraction: ValidFraction = 0.02
     kind: ClassVar[str] = "summaries"
 
-    def read(self, split: str) -> Corpus:
-        """The documents, summaries and references of a split."""
-        path, is_held_out = self._locate(split)
+    def _read(self, path: Path) -> Corpus:
+        """The documents, summaries and references of a file."""
         sources, references = [], []
         for row in read_rows(path):
             sources.append(as_line(row.text(self.source, "source")))
             references.append(self._summaries(row))
-        corpus = Corpus(
+        return Corpus(
             sources,
             [summaries[0] for summaries in references],
             notes=(f"{path}: {len(sources):,} documents",),
             name=str(path),
             references=references,
         )
-        return corpus.part(split, self.valid_fraction) if is_held_out else corpus
 
     def _summaries(self, row: Row) -> list[str]:
         """The summaries of a row, as lines."""

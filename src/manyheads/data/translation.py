@@ -96,20 +96,19 @@ class FilesData(SplitData[tuple[Path, Path]]):
     empty_lines: Annotated[Literal["refuse", "skip"], "Pairs with an empty line"] = "refuse"
     kind: ClassVar[str] = "files"
 
-    def read(self, split: str) -> Corpus:
-        if not self.source or not self.target:
-            raise UserError("set data.source and data.target, e.g. data.source=en data.target=de")
-        (source, target), is_held_out = self._locate(split)
+    def _read(self, files: tuple[Path, Path]) -> Corpus:
+        source, target = files
         sources, targets, skipped = read_pairs(source, target, self.empty_lines == "skip")
         name = f"{source}, {target}"
         notes = [f"{name}: {len(sources):,} pairs"]
         if skipped:
             notes.append(f"{skipped:,} pairs with an empty line were skipped")
-        corpus = Corpus(sources, targets, notes=tuple(notes), name=name)
-        return corpus.part(split, self.valid_fraction) if is_held_out else corpus
+        return Corpus(sources, targets, notes=tuple(notes), name=name)
 
     def _find(self, split: str) -> tuple[Path, Path] | None:
         """The two files of a split: the configured ones, or those found by their stem."""
+        if not self.source or not self.target:
+            raise UserError("set data.source and data.target, e.g. data.source=en data.target=de")
         folder = check_folder(self.folder)
         names = {
             "train": (self.source, self.target),

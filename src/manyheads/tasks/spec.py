@@ -49,22 +49,13 @@ class LoadedModel:
 
     folder: Path
     run: Any  # `RunSettings`
+    translator: Callable[..., BaseTranslator]
+    encoder: Callable[[], TextEncoder]
+    labeller: Callable[[], ImageClassifier]
+    torch_model: Callable[[], Any]  # refused for a model that another program runs
 
     @property
     def tokenizer(self) -> Tokenizer:
-        raise NotImplementedError
-
-    def translator(self) -> BaseTranslator:
-        raise NotImplementedError
-
-    def encoder(self) -> TextEncoder:
-        raise NotImplementedError
-
-    def labeller(self) -> ImageClassifier:
-        raise NotImplementedError
-
-    def torch_model(self) -> Any:
-        """The PyTorch module; refused for a model that another program runs."""
         raise NotImplementedError
 
 
