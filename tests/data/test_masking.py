@@ -278,3 +278,10 @@ def test_settings_out_of_range_are_refused(kind: str, name: str, value: object) 
 )
 def test_names_of_0_1_are_aliases(old: dict[str, object], new: object) -> None:
     assert parse(Objective, old, "objective") == new
+
+
+def test_a_removed_setting_is_accepted_only_with_its_old_default() -> None:
+    """Run folders of 0.1 name all settings; whole-word masking is no longer there."""
+    assert parse(Objective, {"kind": "masked", "unit": "subwords"}, "objective") == Masked()
+    old = {"kind": "masked", "unit": "words"}
+    assert "objective.unit" in refusal(UserError, parse, Objective, old, "objective")

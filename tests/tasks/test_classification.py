@@ -1,4 +1,4 @@
-"""Labelled texts as batches: what is too long, and their loss."""
+"""Labelled texts as batches: rows that are too long, and the loss."""
 
 from types import SimpleNamespace
 

@@ -234,7 +234,7 @@ class EncodedText:
             if add_end:
                 tokens.append(tokenizer.end)
             starts.append(len(tokens))
-        # Of a running text these are blocks.
+        # A running text has blocks in place of sentences.
         self.sentence_starts: Int[np.ndarray, " s1"] = np.array(starts)
         self.flat: Int[np.ndarray, " n"] = np.array(tokens, dtype=np.int32)
         self.document_starts: Int[np.ndarray, " d1"] = self.sentence_starts[stops]

@@ -87,14 +87,14 @@ class ObjectiveText(Generic[B]):
     """
 
     text: EncodedText
-    length: int  # of a window, in tokens
+    length: int  # tokens per window
     is_static = False
     rows: Callable[[Rows, Rng], list[Any]]  # from the starts of windows
     batch: Callable[[Sequence[Any]], B]
     tokens: Callable[[B], int]
     counts: Callable[[B], dict[str, int]]
     forward: Callable[..., PassResult]  # (model, batch, smoothing=0.0)
-    signature: Callable[[], str]  # of the perplexity
+    signature: Callable[[], str]  # describes the perplexity
 
     @torch.no_grad()
     def scores(self, model: nn.Module) -> dict[str, float]:
