@@ -5,6 +5,7 @@ seeded order. The number of batches depends only on the lengths, so the batch of
 from (seed, n): resuming needs no state but the step.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from manyheads.errors import UserError
@@ -157,3 +158,11 @@ def map_tensors(batch: T, function: Callable[[Tensor], Tensor]) -> T:
     tensors = {name: x for name, x in vars(batch).items() if isinstance(x, Tensor)}
     changed: dict[str, Any] = {name: function(x) for name, x in tensors.items()}
     return replace(batch, **changed)  # type: ignore[type-var]
+
+
+def digest_of(*arrays: Shaped[np.ndarray, "..."], prefix: str = "") -> str:
+    """A hash of arrays, which identifies the data of a run."""
+    total = hashlib.sha256(prefix.encode())
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).data)
+    return total.hexdigest()[:16]

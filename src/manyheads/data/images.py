@@ -1,6 +1,5 @@
 """Labelled images: folders of classes, idx files (as MNIST), arrays in a `.npz`."""
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 
 from manyheads.config import Between, Count
 from manyheads.data.augmentation import Augment, Mixing
+from manyheads.data.batching import digest_of
 from manyheads.data.corpus import (
     STEMS,
     SplitData,
@@ -52,10 +52,7 @@ class ImageSet:
 
     def digest(self) -> str:
         """A hash of images, labels and classes."""
-        total = hashlib.sha256(repr((self.pixels.shape, self.classes)).encode())
-        total.update(np.ascontiguousarray(self.pixels).data)
-        total.update(np.ascontiguousarray(self.labels).data)
-        return total.hexdigest()[:16]
+        return digest_of(self.pixels, self.labels, prefix=repr((self.pixels.shape, self.classes)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,5 @@
 """Running text: files, one stream of tokens, and the windows of it that a step trains on."""
 
-import hashlib
 import re
 from array import array
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Int
 
+from manyheads.data.batching import digest_of
 from manyheads.data.corpus import SplitData, check_folder, read_lines
 from manyheads.errors import DataError, UserError
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -255,10 +255,7 @@ class EncodedText:
 
     def digest(self) -> str:
         """A hash of the stream and its divisions."""
-        total = hashlib.sha256()
-        for part in (self.flat, self.document_starts, self.sentence_starts):
-            total.update(part.tobytes())
-        return total.hexdigest()[:16]
+        return digest_of(self.flat, self.document_starts, self.sentence_starts)
 
 
 def _encode(strings: list[str], tokenizer: Tokenizer) -> Iterator[list[int]]:

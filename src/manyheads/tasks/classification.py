@@ -1,6 +1,5 @@
 """Classification and regression of texts and pairs of texts, scored as GLUE does."""
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.baselines.elmo import ElmoConfig
-from manyheads.data.batching import Batches, Ragged, Rows, Shuffled, batches_by_length, map_tensors
+from manyheads.data.batching import (
+    Batches,
+    Ragged,
+    Rows,
+    Shuffled,
+    batches_by_length,
+    digest_of,
+    map_tensors,
+)
 from manyheads.data.corpus import fit_length, select_rows
 from manyheads.data.labelled import Labelled, LabelledData, class_indices
 from manyheads.data.language import TextData
@@ -63,13 +70,6 @@ class EncodedLabels:
         self.labels = class_indices(part, model.head.labels) if numbers is None else numbers
         self.lines, self.name = part.lines, part.name
 
-    def digest(self) -> str:
-        """Identifies these texts and labels."""
-        digest = hashlib.sha256()
-        for array in (self.tokens.starts, self.tokens.flat, self.labels):
-            digest.update(array.tobytes())
-        return digest.hexdigest()[:16]
-
     def batch(self, rows: Rows) -> LabelledBatch:
         tokens, mask = self.tokens.padded(rows, 0)
         return LabelledBatch(
@@ -113,9 +113,10 @@ class ClassificationTask(BaseTask[LabelledBatch]):
         train, model, seed = self.train, self.run.model, self.run.seed
         self.data = EncodedLabels(part, self.tokenizer, model, train.too_long)
         self.valid = EncodedLabels(valid, self.tokenizer, model)
-        self.digest = self.data.digest()
+        tokens = self.data.tokens
+        self.digest = digest_of(tokens.starts, tokens.flat, self.data.labels)
         self.notes += [*self.data.notes, *self.valid.notes]
-        lengths = self.data.tokens.lengths
+        lengths = tokens.lengths
         if train.batch_rows is not None:
             self.order = Shuffled(len(lengths), train.batch_rows * train.accumulate, seed)
         else:
