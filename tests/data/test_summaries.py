@@ -53,8 +53,8 @@ def test_lines_of_documents_and_several_summaries(tmp_path: Path) -> None:
 
 def test_files_and_keys_of_your_own(tmp_path: Path) -> None:
     row = {"text": "long", "headline": "short"}
-    files = {"train": "a.json", "valid": "b.json", "source": "text", "target": "headline"}
-    for name, count in (("a.json", 2), ("b.json", 1)):
+    files = {"train": "a.json", "valid": "b.txt", "source": "text", "target": "headline"}
+    for name, count in (("a.json", 2), ("b.txt", 1)):
         write_rows(tmp_path / name, [row] * count)
     data = parse(SummaryData, files | {"folder": str(tmp_path)})
     assert data.splits() == ["train", "valid"]

@@ -227,13 +227,15 @@ class Row:
 def read_rows(path: Path, *, has_header: bool = True) -> Iterator[Row]:
     """The rows of a table: JSON lines, CSV, or columns between tabs, by the ending of its name.
 
+    A file with another ending is JSON lines if it begins with `{`, otherwise columns between tabs.
     The keys of JSON objects, or the first row of other tables, are the names of the columns;
     without a header columns are numbered from 1. A row with too few cells ends in empty ones.
     Between tabs a quote is a character.
     """
     lines = read_lines(path)
     suffix = Path(path.name.removesuffix(".gz")).suffix
-    if suffix in (".json", ".jsonl"):
+    is_object = lines[0].startswith("{") and suffix not in (".tsv", ".csv")
+    if is_object or suffix in (".json", ".jsonl"):
         for number, line in enumerate(lines, start=1):
             yield Row(_parse_json(line, f"{path}:{number}"), path, number)
         return
