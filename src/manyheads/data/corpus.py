@@ -209,10 +209,11 @@ class Row:
             raise DataError(f"{self}: {self.problem}: fix the row, or remove it")
         if column not in self.values:
             close = difflib.get_close_matches(column, self.values, n=1)
-            raise DataError(
-                f"{self}: no column '{column}' among {join_names(list(self.values))}: set data."
-                f"{setting}={close[0] if close else 'COLUMN'}, or check that it is the right file"
-            )
+            fix = f"set data.{setting}={close[0] if close else 'COLUMN'}, or check the file"
+            if len(self.values) == 1:
+                fix = "put tabs between the columns, or name a table with commas .csv"
+            names = join_names(list(self.values))
+            raise DataError(f"{self}: no column '{column}' among {names}: {fix}")
         value = self.values[column]
         if isinstance(value, list | dict | None):
             raise DataError(f"{self}: '{column}' is not a text: fix the row")

@@ -21,7 +21,7 @@ from manyheads.data.batching import (
 )
 from manyheads.data.corpus import fit_length, select_rows
 from manyheads.data.labelled import Labelled, LabelledData, class_indices
-from manyheads.data.language import TextData
+from manyheads.data.language import TextData, room_for_text
 from manyheads.errors import UserError
 from manyheads.evaluate.labels import label_scores
 from manyheads.evaluate.scores import Scores
@@ -111,6 +111,8 @@ class ClassificationTask(BaseTask[LabelledBatch]):
 
     def load(self, part: Labelled, valid: Labelled) -> None:
         train, model, seed = self.train, self.run.model, self.run.seed
+        empty = ("", "") if isinstance(part.texts[0], tuple) else ""
+        room_for_text(model.max_length, len(self.tokenizer.framed([empty])[0][0]))
         self.data = EncodedLabels(part, self.tokenizer, model, train.too_long)
         self.valid = EncodedLabels(valid, self.tokenizer, model)
         tokens = self.data.tokens
