@@ -75,7 +75,6 @@ FILES: dict[str, str | bytes] = {
     "forty/a.txt": sentences(40),
     "tiny-valid/a.txt": LONG,
     "tiny-valid/valid.txt": "two words",
-    "alone/a.txt": f"alone\n\n{LONG}",
     "twenty/a.txt": sentences(20, 10),
     "only-valid/a.valid.txt": LONG,
     "empty-test/a.txt": LONG,
