@@ -11,8 +11,8 @@ A field declares its range and its meaning in its type:
 
 `parse` checks ranges; `describe` lists all settings with type, choices, default and meaning. Old
 spellings stay readable: a class lists renamed fields in `RENAMED` (old → new) and an old `kind`
-in `OLD_KINDS`; `Renamed` in an annotation maps old values. `REMOVED` lists fields that are gone,
-each with the value that still means what the class does.
+in `OLD_KINDS`; `Renamed` in an annotation maps old values. Run folders of older releases may have
+settings that were removed: `REMOVED` lists the values with which they still load.
 """
 
 import copy
@@ -403,12 +403,11 @@ def _convert_fields(hint: Any, table: Mapping[str, Any], where: str, current: An
     if word is not None and (not hasattr(hint, "kind") or word not in kinds_of(hint)):
         table = {**_word_as_fields(hint, hints, word, where or "kind"), **table}
     values: dict[str, Any] = {}
-    removed = getattr(hint, "REMOVED", {}).items()
     for key, item in table.items():
         if key == "kind":
             continue
         name = getattr(hint, "RENAMED", {}).get(key, key)
-        if (name, item) in removed:
+        if item in getattr(hint, "REMOVED", {}).get(name, ()):
             continue
         if name not in names:
             is_kind = f" is {hint.kind}" if hasattr(hint, "kind") else ""

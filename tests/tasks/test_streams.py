@@ -7,7 +7,7 @@ from tests.models.tiny import PARTS, VOCAB, tiny, words
 from tests.tasks.small_texts import CPU
 from torch import Tensor
 
-from manyheads.data.language import Document, EncodedText, Texts
+from manyheads.data.language import EncodedText, Texts
 from manyheads.data.masking import Causal
 from manyheads.errors import DataError, UserError
 from manyheads.models.gpt import Gpt, GptConfig
@@ -55,7 +55,7 @@ def stream(count: int, documents: int = 1) -> EncodedText:
     cuts = np.sort(random.choice(np.arange(1, count // 2), documents - 1, replace=False)) * 2
     sizes = np.diff([0, *cuts, count])
     lines = [" ".join(map(str, random.integers(9, size=size - 1))) for size in sizes]
-    texts = Texts([Document([line], "text", 1) for line in lines], "sentences")
+    texts = Texts([[line] for line in lines], "sentences")
     tokenizer = Words().train([" ".join(map(str, range(9)))])
     assert tokenizer.vocab_size < VOCAB
     text = EncodedText(texts, tokenizer, ends=True)

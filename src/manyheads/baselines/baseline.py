@@ -32,7 +32,7 @@ class BaselineSizes:
     dropout: Annotated[Probability, "Dropout of embeddings and layers"] = 0.1
 
     RENAMED: ClassVar[dict[str, str]] = {"core": "attention"}
-    REMOVED: ClassVar[dict[str, object]] = {"attention": {"kind": "dense"}}
+    REMOVED: ClassVar[dict[str, tuple[object, ...]]] = {"attention": ({"kind": "dense"},)}
 
     @property
     def vocabulary(self) -> int:

@@ -35,7 +35,7 @@ class Linformer:
     rank: Annotated[Count, "Projected positions"] = 256
     kind: ClassVar[str] = "linformer"
     exact: ClassVar[bool] = False
-    REMOVED: ClassVar[dict[str, object]] = {"share": "all"}
+    REMOVED: ClassVar[dict[str, tuple[object, ...]]] = {"share": ("all",)}
 
     def build(self, sizes: AttentionSizes) -> "LinformerAttention":
         encoder = (

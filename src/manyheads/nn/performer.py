@@ -77,7 +77,10 @@ class Performer:
     features: Annotated[Count, "Random features"] = 256
     kind: ClassVar[str] = "performer"
     exact: ClassVar[bool] = False
-    REMOVED: ClassVar[dict[str, object]] = {"draw": "orthogonal", "chunk": CHUNK}
+    REMOVED: ClassVar[dict[str, tuple[object, ...]]] = {
+        "draw": ("orthogonal",),
+        "chunk": (CHUNK,),
+    }
 
     def build(self, sizes: AttentionSizes) -> "PerformerAttention":
         _refuse_dropout(sizes.dropout)

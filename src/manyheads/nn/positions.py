@@ -535,7 +535,7 @@ class Relative(_Scheme):
     ] = None
     kind: ClassVar[str] = "relative"
     per_layer: ClassVar[bool] = True
-    REMOVED: ClassVar[dict[str, object]] = {"share": "none", "first": 0}
+    REMOVED: ClassVar[dict[str, tuple[object, ...]]] = {"share": ("none",), "first": (0,)}
 
     def build(self, sizes: PositionSizes) -> Position:
         far = sizes.max_length - 1 if self.max_distance is None else self.max_distance

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from manyheads.data.augmentation import augment, mix
 from manyheads.data.batching import Shuffled, split
+from manyheads.data.corpus import join_names
 from manyheads.data.images import ImageData, ImageSet
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
@@ -151,13 +152,10 @@ def class_indices(part: ImageSet, names: Sequence[str]) -> Int[np.ndarray, " n"]
     """The index of each image's class among the names."""
     unknown = [name for name in part.classes if name not in names]
     if unknown:
-        more = " …" if len(names) > 10 else ""
         raise DataError(
-            f"the model has no class '{unknown[0]}' ({', '.join(names[:10])}{more}): use images "
-            "of its classes"
+            f"the model has no class '{unknown[0]}' {join_names(names)}: use images of its classes"
         )
-    indices = np.array([names.index(name) for name in part.classes], dtype=np.int64)
-    return indices[part.labels]
+    return np.array([names.index(name) for name in part.classes], dtype=np.int64)[part.labels]
 
 
 @torch.no_grad()

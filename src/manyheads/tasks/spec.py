@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads.config import nearest
-from manyheads.data.batching import Rows, split
+from manyheads.data.batching import Rows, map_tensors, split
 from manyheads.decode.beam import Decode
 from manyheads.decode.translate import BaseTranslator
 from manyheads.errors import UserError
@@ -49,22 +49,13 @@ class LoadedModel:
 
     folder: Path
     run: Any  # `RunSettings`
+    translator: Callable[..., BaseTranslator]
+    encoder: Callable[[], TextEncoder]
+    labeller: Callable[[], Vit]
+    torch_model: Callable[[], Any]  # refused for a model that another program runs
 
     @property
     def tokenizer(self) -> Tokenizer:
-        raise NotImplementedError
-
-    def translator(self) -> BaseTranslator:
-        raise NotImplementedError
-
-    def encoder(self) -> TextEncoder:
-        raise NotImplementedError
-
-    def labeller(self) -> Vit:
-        raise NotImplementedError
-
-    def torch_model(self) -> Any:
-        """The PyTorch module; refused for a model that another program runs."""
         raise NotImplementedError
 
 
@@ -100,8 +91,14 @@ class BaseTask(Generic[B]):
     def batch(self, rows: Rows) -> B:
         raise NotImplementedError
 
-    def batches(self, step: int) -> list[B]:
+    def micro_batches(self, step: int) -> list[B]:
         return [self.batch(rows) for rows in split(self.rows(step), self.train.accumulate)]
+
+    def batches(self, step: int) -> list[B]:
+        return [map_tensors(batch, self._to_device) for batch in self.micro_batches(step)]
+
+    def _to_device(self, x: Tensor) -> Tensor:
+        return x.to(self.device, non_blocking=True)
 
     def tokens(self, batch: B) -> int:
         return batch.tokens.numel()  # type: ignore[attr-defined]
