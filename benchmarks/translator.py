@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from manyheads.decode.linears import to_int8
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from manyheads.data.batching import Batches
 from manyheads.data.translation import Batch, EncodedPairs, PhrasebookData
 from manyheads.decode.beam import Decode
-from manyheads.decode.linears import to_int8
 from manyheads.decode.translate import BaseTranslator, Translator
 from manyheads.evaluate.scores import translation_scores
 from manyheads.exchange.ctranslate2 import (

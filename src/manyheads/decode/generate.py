@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +29,11 @@ class BaseGenerator(BaseDecoder):
     """
 
     warn: Callable[[str], None]
-    supports_seed: ClassVar[bool] = True  # can sample reproducibly
+
+    @property
+    def supports_seed(self) -> bool:
+        """True if samples are reproducible."""
+        return True
 
     @property
     def positions(self) -> int | None:
@@ -159,7 +162,7 @@ class Generator(BaseGenerator, ModelDecoder):
         return self.model.tokens.num_embeddings
 
     def begin(self, *texts: Tensor) -> DecoderSession:
-        return GptSession(self._eager_model(), *texts)
+        return GptSession(self.model.eval(), *texts)
 
 
 def as_text(tokenizer: Tokenizer, before: Sequence[int], tokens: Iterator[int]) -> Iterator[str]:

@@ -1,33 +1,39 @@
 """Decoding one row: norms, activations and residual sums inside matrix–vector products."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from manyheads.decode.linears import InferenceLinear, fuse_activations, replace_linears
 from manyheads.kernels.dispatch import ACTIVATION_KINDS, runs_triton, verified
 from manyheads.nn.block import Block
-from manyheads.nn.layers import FeedForward, GatedFeedForward
+from manyheads.nn.layers import ACTIVATIONS, FeedForward, GatedFeedForward
 
 M = TypeVar("M", bound=nn.Module)
 
 
-class GemvLinear(InferenceLinear):
+class GemvLinear(nn.Module):
     """act(norm(x) Wᵀ + b) + residual by our kernel if x is one row.
 
-    `norm` moves here from the residual connection; `FusedResidualAdd` sets `residual` for a call.
+    `norm` moves here from the residual connection, `activation` from the feed-forward part;
+    `FusedResidualAdd` sets `residual` for a call.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(weight.contiguous(), bias)
+        super().__init__()
+        self.weight = weight.detach().contiguous()
+        self.bias = None if bias is None else bias.detach()
+        self.activation: str | None = None
         self.norm: nn.Module | None = None
         self.residual: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if not _is_one_row(x, self.weight):
-            y = self.reference(x if self.norm is None else self.norm(x))
+            y = F.linear(x if self.norm is None else self.norm(x), self.weight, self.bias)
+            y = y if self.activation is None else ACTIVATIONS[self.activation](y)
             return y if self.residual is None else self.residual + y
         from manyheads.kernels.gemv import gemv
 
@@ -48,6 +54,17 @@ class GemvLinear(InferenceLinear):
         if norm is None or not (small and narrow) or norm.weight.dtype != self.weight.dtype:
             return ()
         return norm.weight, _norm_bias(norm), norm.eps
+
+
+class UntiedHead(nn.Module):
+    """An output head with a linear layer of its own, whatever its weight was tied to."""
+
+    def __init__(self, linear: GemvLinear, scale: float) -> None:
+        super().__init__()
+        self.linear, self.scale = linear, scale
+
+    def forward(self, hidden: Tensor, table: nn.Embedding) -> Tensor:
+        return self.linear(hidden if self.scale == 1.0 else hidden * self.scale)
 
 
 class FusedResidualAdd(nn.Module):
@@ -107,14 +124,28 @@ def has_gemv(model: nn.Module) -> bool:
 
 def with_gemv(model: M) -> M:
     """A copy for one row, with norms, activations and sums inside the linear layers."""
-    fused: Any = fuse_activations(replace_linears(model, GemvLinear), ACTIVATION_KINDS)
-    for block in fused.modules():
-        if isinstance(block, Block):
-            _fuse_residuals(block)
-    stack, head = fused.decoder, fused.head
+    shared: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    fused: Any = copy.deepcopy(model, shared)
+    for module in list(fused.modules()):
+        for name, part in module.named_children():
+            if isinstance(part, nn.Linear):
+                setattr(module, name, GemvLinear(part.weight, part.bias))
+    table = getattr(fused, "target_table", None) or fused.tokens
+    matrix, stack = fused.head.matrix(table), fused.decoder
+    fused.head = head = UntiedHead(GemvLinear(matrix, fused.head.bias), fused.head.scale)
+    for module in fused.modules():
+        if isinstance(module, FeedForward) and module.activation_name in ACTIVATION_KINDS:
+            inner: Any = module.inner
+            inner.activation, module.activation = module.activation_name, _identity
+        if isinstance(module, Block):
+            _fuse_residuals(module)
     if head.scale == 1.0 and _has_norm_kernel(stack.last_norm):
         head.linear.norm, stack.last_norm = stack.last_norm, nn.Identity()
     return fused
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
 
 
 def _fuse_residuals(block: Any) -> None:
