@@ -157,7 +157,7 @@ def _continue_texts(
     stops: list[str],
 ) -> None:
     """Continue the prompt, or each line of the input."""
-    from manyheads.decode.generate import as_text, until
+    from manyheads.decode.generate import as_text
     from manyheads.decode.translate import read_lines
 
     def continue_text(number: int, text: str) -> None:
@@ -168,7 +168,7 @@ def _continue_texts(
         else:
             tokens = generator.stream(ids, limit, sample, number)
         write(text)
-        for part in until(as_text(generator.tokenizer, ids, tokens), stops):
+        for part in as_text(generator.tokenizer, ids, tokens, stops):
             write(part)
         write("\n")
 

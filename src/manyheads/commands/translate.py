@@ -68,7 +68,7 @@ def translate(
         engine=engine,
         dtype=dtype_of(dtype, half=half, int8=int8),
         others=others or (),
-        only_torch="sampling with a seed" if sample else "",
+        only_torch="sampling with a seed" if sample else "such n-best lists" if n_best > 1 else "",
     )
     width = [] if beam is None else [f"decode.beam={beam}"]
     loaded = replace(loaded, run=override_all(loaded.run, [*settings, *width]))

@@ -420,9 +420,10 @@ class Ctranslate2Decoder(BaseDecoder):
     - after decode.forced_bos only the likeliest text may end at once;
     - an empty source is not read: its translation is empty, with log P = 0.
 
-    With `twin`, the PyTorch model that the folder was converted from, the results are those of our
+    With `twin`, the PyTorch model that the folder was converted from, the best text is that of our
     search: a beam search suppresses nothing, and a text that reaches a limit or has a suppressed
-    token is searched again by PyTorch. `why_not` refuses the other differences.
+    token is searched again by PyTorch, as are all if several of the best are requested.
+    `manyheads.engines.why_not` refuses the other differences.
     """
 
     model: Ctranslate2Model
@@ -461,7 +462,7 @@ class Ctranslate2Decoder(BaseDecoder):
             "beam_size": decode.beam,
             # With a penalty all of them: CTranslate2 ranks by |y|^α, we by decode.penalty.
             "num_hypotheses": decode.beam if decode.length_penalty else self._count(n_best),
-            "length_penalty": decode.length_penalty,
+            "length_penalty": self._alpha,
             "suppress_sequences": [[names[x]] for x in suppressed if x != special.end],
             "end_token": [special.end],
             "return_end_token": True,  # so that it counts in |y|, as ours does
@@ -469,6 +470,16 @@ class Ctranslate2Decoder(BaseDecoder):
             "max_batch_size": max(1, decode.forward_tokens // decode.beam),
             "batch_type": "tokens",
         }
+
+    @property
+    def _alpha(self) -> float:
+        """α of |y|^α, by which CTranslate2 chooses `beam` hypotheses if more have ended.
+
+        With a twin, that which is nearest to lp = ((5 + |y|) / 6)^α: their slopes are equal at
+        |y| = 20, since d log lp / d log |y| = α |y| / (5 + |y|).
+        """
+        is_gnmt = self.twin is not None and self.decode.penalty == "gnmt"
+        return self.decode.length_penalty * (20 / 25 if is_gnmt else 1)
 
     def _count(self, n_best: int | None) -> int:
         return min(n_best or self.decode.beam, self.decode.beam)
@@ -479,7 +490,7 @@ class Ctranslate2Decoder(BaseDecoder):
         hypotheses = []
         for tokens, score in zip(texts, scores, strict=True):
             length = max(1, len(tokens))  # an empty source has an empty translation, without an end
-            log_probability = score * length**decode.length_penalty
+            log_probability = score * length**self._alpha
             penalty = float(length_penalty(length, decode.length_penalty, decode.penalty))
             text = tokens[:-1] if tokens[-1:] == [end] else tokens
             hypotheses.append(Hypothesis(text, log_probability, log_probability / penalty))
@@ -523,6 +534,8 @@ class Ctranslate2Translator(Ctranslate2Decoder, BaseTranslator):
         n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
         options, ours, first = self._options(n_best), self.in_torch(), self.decode.forced_bos
+        if ours is not None and self._count(n_best) > 1:
+            return ours.search(sentences, advance, n_best)
         encoded = self.tokenizer.encode_batch(sentences)
         lengths = np.array([len(self.special_tokens.source(ids)) for ids in encoded], dtype=int)
         limits = [self.decode.limit(int(length), self.max_length) for length in lengths]

@@ -17,11 +17,11 @@ from starlette.types import ASGIApp
 
 from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
-from manyheads.serve import completions, translation_api
+from manyheads.serve import completions, translations
 from manyheads.serve.batching import Batcher, Bounds, Work
-from manyheads.serve.completing import Completions
+from manyheads.serve.completions import Completions
 from manyheads.serve.requests import API_STYLE, refuse
-from manyheads.serve.translating import Translations, languages_of
+from manyheads.serve.translations import Translations, languages_of
 from manyheads.web.app import listen
 from manyheads.web.guard import AccessPolicy, Guard, Limits
 from manyheads.web.responses import Problem
@@ -69,7 +69,7 @@ def build_app(
 
     expected = (Problem, UserError, HTTPException, OSError)
     app = Starlette(
-        routes=[Route("/health", health), *translation_api.ROUTES, *completions.ROUTES],
+        routes=[Route("/health", health), *translations.ROUTES, *completions.ROUTES],
         exception_handlers=dict.fromkeys(expected, failed) | {Exception: failed},
         lifespan=close_at_shutdown,
     )

@@ -1,21 +1,137 @@
-"""The APIs of LibreTranslate (/translate, /languages, /detect) and DeepL (/v2/translate).
+"""Translations: the APIs of LibreTranslate (/translate, /languages, /detect) and DeepL (/v2).
 
-Errors of the first are {"error": text}, of the second {"message": text}.
+Errors of the first are {"error": text}, of the second {"message": text}. Texts of several requests
+are translated in one batch.
 """
 
-from typing import Any
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from manyheads.decode.translate import BREAKS
+from manyheads.errors import UserError
+from manyheads.loading import LoadedRun
+from manyheads.run import Run
+from manyheads.serve.batching import Bounds, Job, Work
 from manyheads.serve.requests import collect, integer, key_in, read_fields, texts_of
-from manyheads.serve.translating import MAX_ALTERNATIVES, NAMES, Translations, base
+from manyheads.tasks.translation import LANGUAGE, language_pair
 from manyheads.web.responses import Fields, Problem
 
+LISTED = """
+    ar Arabic, cs Czech, da Danish, de German, el Greek, en English, es Spanish, et Estonian,
+    fi Finnish, fr French, hi Hindi, hu Hungarian, it Italian, ja Japanese, ko Korean,
+    lt Lithuanian, lv Latvian, nl Dutch, no Norwegian, pl Polish, pt Portuguese, ro Romanian,
+    ru Russian, sv Swedish, tr Turkish, uk Ukrainian, vi Vietnamese, zh Chinese
+"""
+NAMES = dict(pair.split() for pair in LISTED.split(","))
+MAX_ALTERNATIVES = 10
 MAX_TEXTS = 50  # DeepL's limit
 UNSUPPORTED = ("glossary_id", "tag_handling")  # DeepL's options that change a translation
+
+
+class Languages(NamedTuple):
+    source: str
+    target: str
+
+
+def languages_of(run: Run, source: str | None, target: str | None) -> Languages:
+    """Those of the options, or those that the run's data names."""
+    of_data = language_pair(run.data)
+    languages = Languages((source or of_data[0]).lower(), (target or of_data[1]).lower())
+    for name, code in languages._asdict().items():
+        if not code:
+            raise UserError(
+                "the run does not name its languages: add --source and --target, e.g. --source en "
+                "--target de"
+            )
+        if not LANGUAGE.fullmatch(code):
+            raise UserError(f"--{name} {code} is not a language code: use e.g. en or de")
+    return languages
+
+
+def base(code: str) -> str:
+    """`en` for en-US, EN_gb and en."""
+    return re.split("[-_]", code.lower())[0]
+
+
+# --- The work of the model ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TranslationRequest:
+    """Texts, each a list of lines, each a list of parts that fit the model.
+
+    `tokens` is their size in a batch; `ranks` is how many translations of each.
+    """
+
+    texts: list[list[list[str]]]
+    tokens: int
+    ranks: int = 1
+
+    @property
+    def parts(self) -> list[str]:
+        return [part for text in self.texts for line in text for part in line]
+
+
+class Translations(Work[TranslationRequest]):
+    def __init__(self, loaded: LoadedRun, languages: Languages, bounds: Bounds, beam: int | None):
+        self.languages, self.bounds = languages, bounds
+        self.translator = loaded.translator(**({} if beam is None else {"beam": beam}))
+
+    def make_request(self, texts: Sequence[str], alternatives: int = 0) -> TranslationRequest:
+        """Refuse a request that cannot be computed: in a batch, others would fail with it."""
+        tokens = sum(len(ids) for ids in self.translator.tokenizer.encode_batch(texts))
+        if tokens > self.bounds.tokens:
+            raise Problem(
+                413,
+                f"the text has {tokens} tokens, more than the limit of {self.bounds.tokens}: "
+                "send it in parts",
+            )
+        split = [
+            [self.translator.split(line) if line.strip() else [] for line in text.split("\n")]
+            for text in texts
+        ]
+        return TranslationRequest(split, tokens, 1 + alternatives)
+
+    def fits(self, requests: Sequence[TranslationRequest]) -> bool:
+        return (
+            sum(len(request.parts) for request in requests) <= self.bounds.rows
+            and sum(request.tokens for request in requests) <= self.bounds.tokens
+            and len({request.ranks for request in requests}) == 1
+        )
+
+    def compute(self, jobs: Sequence[Job[TranslationRequest]]) -> None:
+        ranks = jobs[0].request.ranks
+        decode = self.translator.decode
+        decode = replace(decode, beam=max(decode.beam, ranks))
+        translator = replace(cast(Any, self.translator), decode=decode)
+        parts = [part for job in jobs for part in job.request.parts]
+        hypotheses = iter(translator.search(parts, n_best=ranks))
+
+        def translations(part: str) -> list[str]:
+            """Best first; the last one is repeated if there are fewer."""
+            ids = [hypothesis.tokens for hypothesis in next(hypotheses)] or [[]]
+            texts = translator.tokenizer.decode_batch(ids + ids[-1:] * (ranks - len(ids)))
+            return [text.translate(BREAKS) for text in texts]
+
+        for job in jobs:
+            for text in job.request.texts:
+                lines = [[translations(part) for part in line] for line in text]
+                job.send(
+                    [
+                        "\n".join(" ".join(part[rank] for part in line) for line in lines)
+                        for rank in range(ranks)
+                    ]
+                )
+
+
+# --- The routes -----------------------------------------------------------------------------------
 
 
 async def translate(request: Request) -> Response:
