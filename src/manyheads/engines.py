@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,8 +39,7 @@ from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tokenizer.tokenizer import Tokenizer
 
-EngineName = Literal["auto", "torch", "ctranslate2"]
-Dtype = Literal["float32", "bfloat16", "int8"]
+ENGINES, DTYPES = ("auto", "torch", "ctranslate2"), ("float32", "bfloat16", "int8")
 FOLDER, SUMS, CONVERTING = "engines", "checksums.json", ".converting"
 ABANDONED = 3600  # seconds after which a conversion that was not finished is removed
 
@@ -54,14 +53,14 @@ _OPENED: WeakKeyDictionary[nn.Module, tuple[object, Ctranslate2Model]] = WeakKey
 class Engine:
     """The choice of an engine, and how weights are stored; `report` gets the result of `auto`."""
 
-    name: EngineName = "torch"
-    dtype: Dtype = "float32"
+    name: str = "torch"
+    dtype: str = "float32"
     report: Callable[[str], None] = ignore
 
     def __post_init__(self) -> None:
         for option, value, known in (
-            ("engine", self.name, get_args(EngineName)),
-            ("dtype", self.dtype, get_args(Dtype)),
+            ("engine", self.name, ENGINES),
+            ("dtype", self.dtype, DTYPES),
         ):
             if value not in known:
                 raise UserError(f"--{option} {value}: {nearest(value, known)}")
@@ -144,6 +143,7 @@ def why_not(model: nn.Module, decode: Decode) -> str:
         "CTranslate2 stops otherwise with decode.length_penalty=0": (
             is_search and decode.length_penalty == 0
         ),
+        "CTranslate2 treats decode.min_length differently": is_search and decode.min_length > 0,
         "CTranslate2 treats decode.forced_bos differently": decode.forced_bos is not None,
         "CTranslate2 treats decode.suppress_tokens differently": decode.suppress_tokens is not None,
     }
@@ -153,9 +153,7 @@ def why_not(model: nn.Module, decode: Decode) -> str:
 # --- Conversions in the run folder ----------------------------------------------------------------
 
 
-def _open(
-    folder: Path, decoder: Translator | Generator, kind: str, dtype: Dtype
-) -> Ctranslate2Model:
+def _open(folder: Path, decoder: Translator | Generator, kind: str, dtype: str) -> Ctranslate2Model:
     """The conversion of a model, opened; one that cannot be opened is made again."""
     model, decode = decoder.model, decoder.decode
     weights = tuple((weight.data_ptr(), weight._version) for weight in model.parameters())
@@ -174,7 +172,7 @@ def _open(
 
 
 def convert(
-    folder: Path, model: Any, tokenizer: Tokenizer, decode: Decode, dtype: Dtype = "float32"
+    folder: Path, model: Any, tokenizer: Tokenizer, decode: Decode, dtype: str = "float32"
 ) -> Path:
     """The model as a CTranslate2 folder inside the run folder, made if it is not there.
 
@@ -208,7 +206,7 @@ def convert(
     return path
 
 
-def _write(folder: Path, model: Any, tokenizer: Tokenizer, decode: Decode, dtype: Dtype) -> None:
+def _write(folder: Path, model: Any, tokenizer: Tokenizer, decode: Decode, dtype: str) -> None:
     """A conversion with the checksums of its files, on disk when this returns."""
     write_ctranslate2(model, tokenizer, folder, dtype, decode)
     sums = {file.name: check_sum_of(file) for file in folder.iterdir()}

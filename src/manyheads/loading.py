@@ -21,7 +21,7 @@ from manyheads.decode.ensemble import ensemble as ensemble_of
 from manyheads.decode.generate import BaseGenerator, Generator, as_text, ignore
 from manyheads.decode.sample import Sample
 from manyheads.decode.translate import BaseTranslator, Translator
-from manyheads.engines import Engine, EngineName
+from manyheads.engines import Engine
 from manyheads.errors import DataError, UserError
 from manyheads.evaluate.scores import Scores
 from manyheads.exchange import DECODER, ENCODER
@@ -401,7 +401,7 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     return read_tokenizer(folder) if (folder / TOKENIZER).is_file() else None
 
 
-def load(run: str | Path, device: str = "cpu", engine: EngineName = "auto") -> LoadedRun:
+def load(run: str | Path, device: str = "cpu", engine: str = "auto") -> LoadedRun:
     """Load a run, a Hugging Face folder, or an export for CTranslate2.
 
     On a CPU the engine `auto` translates and generates with CTranslate2 if that gives the same.

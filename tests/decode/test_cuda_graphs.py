@@ -239,7 +239,7 @@ def test_every_step_is_the_same_operations_without_the_host(position: str, core:
     for entry in entries:
         entry.state.length.zero_()
         entry.session.cache.clear()
-        steps = [operations(entry.graphed.function) for _ in range(5)]
+        steps = [operations(entry.step.function) for _ in range(5)]
         assert all(step == steps[0] for step in steps)
 
 

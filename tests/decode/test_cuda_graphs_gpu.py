@@ -35,11 +35,9 @@ def assert_captured(decoder: Any) -> None:
     """Each shape that had more than two steps has a graph, and so have its encoders."""
     entries = decoder.graphs.entries.values()
     functions = [
-        function
-        for entry in entries
-        for function in (entry.graphed, *entry.session.encoders.values())
+        function for entry in entries for function in (entry.step, *entry.session.encoders.values())
     ]
-    assert any(entry.graphed.graph is not None for entry in entries)
+    assert any(entry.step.graph is not None for entry in entries)
     assert all(function.graph is not None for function in functions if function.calls > 2)
 
 

@@ -152,7 +152,7 @@ def open_model(
     from manyheads.loading import TorchRun, ensemble, load_run
 
     choose(device, threads)  # refuses a missing device; the folder decides what `auto` means
-    chosen = Engine(engine, dtype, warn)  # type: ignore[arg-type]
+    chosen = Engine(engine, dtype, warn)
     on_cpu = device == "auto" and chosen.is_ctranslate2
     loaded = [load_run(folder, "cpu" if on_cpu else device, warn) for folder in (run, *others)]
     only_torch = "ensembles" if others else only_torch

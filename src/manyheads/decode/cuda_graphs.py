@@ -214,15 +214,12 @@ class StaticDecoder:
         session = StaticGptSession if isinstance(model, Gpt) else StaticSeq2SeqSession
         self.session: Any = session(model, cache, pool)
         self.state = make(shape.rows, shape.size, device)
-        self.graphed = GraphedFunction(self._step, device, pool)
+        self.step = GraphedFunction(self._step, device, pool)
 
     def _step(self) -> None:
         self.state.step(self.session)
         if isinstance(self.state, Beams):
             self.session.reorder(self.state.origin)
-
-    def step(self, forces: bool) -> None:
-        self.graphed()
 
     def bytes(self) -> int:
         """The size of the cache; the rest is small."""

@@ -412,7 +412,8 @@ class Ctranslate2Decoder(BaseDecoder):
     `beam` likeliest texts by log P and ranks those that have ended by log P / lp, here with the lp
     of decode.penalty. It differs from ours in this:
 
-    - a suppressed token has no probability: the others share its part (ours leaves it unused);
+    - a suppressed token, or an end before decode.min_length, has no probability: the others share
+      its part (ours leaves it unused);
     - with a length penalty it stops when `beam` hypotheses have ended, as ours does, and gives the
       best `beam` by |y|^α; without one it stops when the likeliest text of a step has just ended
       and there are enough, so that it may search longer than ours;
@@ -475,7 +476,7 @@ class Ctranslate2Decoder(BaseDecoder):
     def _alpha(self) -> float:
         """α of |y|^α, by which CTranslate2 chooses `beam` hypotheses if more have ended.
 
-        With a twin, that which is nearest to lp = ((5 + |y|) / 6)^α: their slopes are equal at
+        With a twin, the α nearest to lp = ((5 + |y|) / 6)^α: their slopes are equal at
         |y| = 20, since d log lp / d log |y| = α |y| / (5 + |y|).
         """
         is_gnmt = self.twin is not None and self.decode.penalty == "gnmt"

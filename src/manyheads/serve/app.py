@@ -4,7 +4,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -80,10 +79,6 @@ def build_app(
     return Guard(app, door, limits, API_STYLE)
 
 
-def name_of(folder: Path) -> str:
-    return folder.resolve().name or "model"
-
-
 def serve(
     loaded: LoadedRun,
     work: Work[Any],
@@ -105,7 +100,7 @@ def serve(
     listening = listen(host.strip("[]"), port)
     name = f"[{host.strip('[]')}]" if ":" in host else host
     config = uvicorn.Config(
-        build_app(name_of(loaded.folder), work, bounds, door),
+        build_app(loaded.folder.resolve().name or "model", work, bounds, door),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -30,7 +30,7 @@ from manyheads.nn.attention import Dense, Fused, SelfAttention
 from manyheads.nn.masks import AttentionMask, Rule
 from manyheads.nn.shapes import PaddingMask
 from manyheads.serve.batching import Batcher, Bounds, Job, Work
-from manyheads.serve.requests import collect, flag, integer, read_fields, real, refuse, shown
+from manyheads.serve.requests import collect, flag, number, read_fields, refuse, shown
 from manyheads.web.decoding import checked
 from manyheads.web.responses import Fields, Problem
 
@@ -329,22 +329,21 @@ def _parse(fields: Fields, work: Completions) -> CompletionRequest:
     for name, harmless in UNSUPPORTED.items():
         if fields.values.get(name) not in harmless:
             raise Problem(400, f"'{name}' is not supported: leave it out")
-    n = integer(fields, "n", 1, 1, 128) or 1
-    if integer(fields, "best_of", n, 1, 128) != n:
+    n = number(fields, "n", 1, 1, 128)
+    if number(fields, "best_of", n, 1, 128) != n:
         raise Problem(400, "'best_of' must equal 'n': leave it out")
-    seed = integer(fields, "seed", None, -(2**63), 2**63 - 1)
     sample = Sample(
-        temperature=real(fields, "temperature", 1.0, 0.0, 2.0),
-        top_p=real(fields, "top_p", 1.0, 0.0, 1.0),
-        seed=secrets.randbits(40) if seed is None else seed,
+        temperature=number(fields, "temperature", 1.0, 0.0, 2.0),
+        top_p=number(fields, "top_p", 1.0, 0.0, 1.0),
+        seed=number(fields, "seed", secrets.randbits(40), -(2**63), 2**63 - 1),
     )
     request = CompletionRequest(
         prompts=_prompts(fields.values.get("prompt"), work),
         n=n,
-        max_tokens=integer(fields, "max_tokens", 16, 1, 10**9) or 16,
+        max_tokens=number(fields, "max_tokens", 16, 1, 10**9),
         sample=checked(sample),
         stops=_stops(fields),
-        logprobs=integer(fields, "logprobs", None, 0, MAX_LOGPROBS),
+        logprobs=number(fields, "logprobs", None, 0, MAX_LOGPROBS),
         stream=flag(fields, "stream"),
     )
     return work.check(request)

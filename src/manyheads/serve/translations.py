@@ -19,7 +19,7 @@ from manyheads.errors import UserError
 from manyheads.loading import LoadedRun
 from manyheads.run import Run
 from manyheads.serve.batching import Bounds, Job, Work
-from manyheads.serve.requests import collect, integer, key_in, read_fields, texts_of
+from manyheads.serve.requests import collect, key_in, number, read_fields, texts_of
 from manyheads.tasks.translation import LANGUAGE, language_pair
 from manyheads.web.responses import Fields, Problem
 
@@ -152,7 +152,7 @@ async def translate(request: Request) -> Response:
         )
     if fields.text("format", "text") != "text":
         raise Problem(400, "'format' must be text: markup is not supported")
-    alternatives = integer(fields, "alternatives", 0, 0, MAX_ALTERNATIVES) or 0
+    alternatives = number(fields, "alternatives", 0, 0, MAX_ALTERNATIVES)
     parsed = await run_in_threadpool(work.make_request, texts, alternatives)
     translations = await collect(request, request.app.state.batcher, parsed)
     columns: dict[str, list[Any]] = {"translatedText": [ranked[0] for ranked in translations]}
