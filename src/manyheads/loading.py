@@ -62,6 +62,7 @@ from manyheads.train import checkpoint
 
 CPU = torch.device("cpu")
 IN_TORCH = Engine()
+FRAME = ("start", "end", "source_start")
 
 # Abilities in words, and the models that have them.
 NEEDS: dict[Ability, tuple[str, str]] = {
@@ -239,13 +240,14 @@ def refuse_unscored(run: Run, name: str) -> None:
 
 @dataclass(frozen=True)
 class TorchRun(LoadedRun):
-    """A PyTorch model, trained here or imported.
+    """A PyTorch model, trained here or imported; with `others` an ensemble of translators.
 
     Calls and attributes that a run does not have are the model's: release 0.1 loaded a model.
     """
 
     model: Model = dataclasses.field(default_factory=Model)
     engine: Engine = IN_TORCH
+    others: tuple["TorchRun", ...] = ()
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self.model(*inputs, **named)
@@ -265,8 +267,14 @@ class TorchRun(LoadedRun):
         return dataclasses.replace(self, model=model, engine=engine)
 
     def _translator(self, decode: Decode) -> BaseTranslator:
-        model = cast(EncoderDecoder, self.model)
-        return self.engine.translator(self.folder, Translator(model, self.tokenizer, decode))
+        translator = Translator(cast(EncoderDecoder, self.model), self.tokenizer, decode)
+        if not self.others:
+            return self.engine.translator(self.folder, translator)
+        members = []
+        for run in self.others:  # with the tokens that the texts of each begin and end with
+            frame = {name: getattr(run.run.decode, name) for name in FRAME}
+            members.append(run._translator(dataclasses.replace(decode, **frame)))
+        return ensemble_of([translator, *members])
 
     def _generator(self, decode: Decode, warn: Callable[[str], None]) -> BaseGenerator:
         generator = Generator(cast(Gpt, self.model), self.tokenizer, decode, warn)
@@ -288,31 +296,17 @@ class Ctranslate2Run(LoadedRun):
         return Ctranslate2Generator(model, self.tokenizer, decode, warn)
 
 
-@dataclass(frozen=True)
-class Ensemble(LoadedRun):
-    """Translators that decode together, with the settings of the first."""
-
-    members: tuple[LoadedRun, ...] = ()
-
-    def _translator(self, decode: Decode) -> BaseTranslator:
-        return ensemble_of([run._translator(_with_frame_of(run, decode)) for run in self.members])
-
-
-def _with_frame_of(loaded: LoadedRun, decode: Decode) -> Decode:
-    """The settings, with the tokens that this model's texts begin and end with."""
-    frame = {name: getattr(loaded.run.decode, name) for name in ("start", "end", "source_start")}
-    return dataclasses.replace(decode, **frame)
-
-
-def ensemble(runs: list[LoadedRun]) -> LoadedRun:
-    """One model, or several that decode together."""
-    first = runs[0]
+def ensemble(runs: Sequence[LoadedRun]) -> LoadedRun:
+    """One model, or translators that decode together, with the settings of the first."""
     if len(runs) == 1:
-        return first
-    members = tuple(run.with_engine(IN_TORCH) if isinstance(run, TorchRun) else run for run in runs)
-    for run in members:
-        run.translator()  # refuses a run that does not translate
-    return Ensemble(first.folder, first.run, first.own_tokenizer, first.device, members)
+        return runs[0]
+    members = []
+    for run in runs:
+        run.require("translate")
+        if not isinstance(run, TorchRun):
+            raise UserError(f"{run.folder} was exported: use the run it came from in an ensemble")
+        members.append(run.with_engine(IN_TORCH))
+    return dataclasses.replace(members[0], others=tuple(members[1:]))
 
 
 def load_run(
