@@ -5,7 +5,6 @@ The model is converted once, into RUN/engines/ctranslate2-DTYPE-CHECKSUM. The ch
 weights, tokenizer and special tokens, so a run that has changed is converted again.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -34,10 +33,12 @@ from manyheads.exchange.ctranslate2 import (
     Ctranslate2Translator,
     write_ctranslate2,
 )
-from manyheads.fileio import check_sum_of
+from manyheads.fileio import check_sum, check_sum_of
 from manyheads.models.gpt import Gpt
 from manyheads.models.seq2seq import Seq2Seq
+from manyheads.run import SETTINGS
 from manyheads.tokenizer.tokenizer import Tokenizer
+from manyheads.train.checkpoint import checksum
 
 ENGINES, DTYPES = ("auto", "torch", "ctranslate2"), ("float32", "bfloat16", "int8")
 FOLDER, SUMS, CONVERTING = "engines", "checksums.json", ".converting"
@@ -107,6 +108,8 @@ class Engine:
         try:
             if reason := why_not(decoder.model, decoder.decode):
                 raise UserError(reason)
+            if self.name == "auto" and not (folder / SETTINGS).is_file():
+                raise UserError("another program's folder is left unchanged: import it")
             model = _open(folder, decoder, kind, self.dtype)
         except (UserError, DataError) as error:
             if self.is_ctranslate2:
@@ -185,6 +188,8 @@ def convert(
     if is_intact(path):
         return path
     try:
+        if not (folder / SETTINGS).is_file():
+            raise OSError("another program's folder")
         path.parent.mkdir(exist_ok=True)
         partial = Path(tempfile.mkdtemp(CONVERTING, f".{name}.", path.parent))
         partial.chmod(folder.stat().st_mode)  # as open as the run folder
@@ -235,12 +240,9 @@ def _remove_others(path: Path, key: str) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _checksum(model: Any, tokenizer: Tokenizer, decode: Decode) -> str:
-    """Of all that a conversion depends on."""
+def _checksum(model: nn.Module, tokenizer: Tokenizer, decode: Decode) -> str:
+    """Of all that a conversion depends on: weights, then settings, tokenizer and version."""
     special = decode.start, decode.end, decode.source_start
     settings = __version__, dump(model.config), tokenizer.to_json(), special
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    return checksum(weights) + check_sum(json.dumps(settings, sort_keys=True).encode())

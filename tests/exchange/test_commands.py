@@ -235,7 +235,7 @@ def test_our_translator_gives_the_same_lines_everywhere(run: Make, exported: Mak
     scores = json.loads(result("evaluate", run_folder, "--split", "valid", "--json"))
     info = json.loads(result("info", run_folder, "--json"))
     sampled = result("translate", run_folder, "--sample", "--seed", "4", stdin=stdin)
-    for to in ("huggingface", "ctranslate2", "onnx"):
+    for to in ("huggingface", "ctranslate2"):
         out = exported(to, "trained")
         assert result("translate", out, stdin=stdin) == expected, to
         assert result("translate", out, "--beam", "1", stdin=stdin) == greedy, to
@@ -275,7 +275,6 @@ def test_transformers_generates_the_same_translations(beam: int, run: Make, expo
     [
         *(("huggingface", family) for family in ("bert", "gpt2", "t5", "vit")),
         *(("ctranslate2", family) for family in ("gpt2", "bart")),
-        ("onnx", "gpt2"),
         *(
             pytest.param(to, family, marks=pytest.mark.slow)
             for to, family in (
@@ -288,9 +287,8 @@ def test_transformers_generates_the_same_translations(beam: int, run: Make, expo
 def test_commands_give_the_same_for_an_exported_model(
     to: str, family: str, run: Make, exported: Make, tmp_path: Path
 ) -> None:
-    settings = {"n_layer": 1} if to == "onnx" else {}
-    out = exported(to, family, **settings)
-    run_folder = shutil.copytree(run(family, **settings), tmp_path / "own")
+    out = exported(to, family)
+    run_folder = shutil.copytree(run(family), tmp_path / "own")
     shutil.copy(out / "run.toml", run_folder)  # its decoding settings may have changed
     for words in (
         ["translate"],
