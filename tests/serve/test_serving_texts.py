@@ -14,6 +14,7 @@ from tests.web.small_pages import make_runs
 
 from manyheads.decode.generate import Detokenizer, Generator
 from manyheads.decode.sample import Sample
+from manyheads.engines import Engine
 from manyheads.loading import load_torch_run
 from manyheads.models.gpt import GptConfig
 from manyheads.serve.app import build_app, work_of
@@ -41,7 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def work(folder: Path) -> Completions:
-    completions = work_of(load_torch_run(folder), BOUNDS, None, None, None)
+    loaded = load_torch_run(folder).with_engine(Engine("auto"))  # as the command loads it
+    completions = work_of(loaded, BOUNDS, None, None, None)
     assert isinstance(completions, Completions)
     return completions
 

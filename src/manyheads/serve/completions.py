@@ -24,7 +24,7 @@ from manyheads.decode.generate import Detokenizer, Generator
 from manyheads.decode.kv_cache import KVCache
 from manyheads.decode.sample import Sample, Sampler, choose
 from manyheads.errors import UserError
-from manyheads.loading import LoadedRun
+from manyheads.loading import LoadedRun, TorchRun
 from manyheads.models.gpt import Gpt
 from manyheads.nn.attention import Dense, Fused, SelfAttention
 from manyheads.nn.masks import AttentionMask, Rule
@@ -180,11 +180,11 @@ class Row:
 
 class Completions(Work[CompletionRequest]):
     def __init__(self, loaded: LoadedRun, bounds: Bounds) -> None:
-        generator = loaded.generator(at_limit="truncate")
-        if not isinstance(generator, Generator):
-            raise UserError(
-                f"{loaded.folder}: completions need PyTorch; serve a run, without --engine"
-            )
+        if not isinstance(loaded, TorchRun):
+            raise UserError(f"{loaded.folder} was exported: serve the run that it came from")
+        engine = loaded.engine.only_torch("CTranslate2 has no sampling with a seed")
+        generator = loaded.with_engine(engine).generator(at_limit="truncate")
+        assert isinstance(generator, Generator)
         self.generator, self.bounds = generator, bounds
         self.context = generator.context
         self.left_padding = supports_left_padding(generator.model)
