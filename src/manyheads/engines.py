@@ -75,13 +75,18 @@ class Engine:
         """True if only CTranslate2 will do."""
         return self.name == "ctranslate2" or self.dtype == "int8"
 
-    def only_torch(self, reason: str) -> "Engine":
-        """PyTorch, for this reason."""
+    def only_torch(self, reason: str, device: torch.device) -> "Engine":
+        """PyTorch on a device, for this reason."""
         if self.is_ctranslate2:
             raise UserError(f"{reason}: leave out --engine ctranslate2 and --dtype int8")
         if self.name == "auto":
-            self.report(f"engine: torch ({reason})")
+            self._report_torch(reason, device)
         return replace(self, name="torch")
+
+    def _report_torch(self, reason: object, device: torch.device) -> None:
+        """With the reason only where CTranslate2 could have run."""
+        is_usual = find_spec("ctranslate2") is None or device.type != "cpu"
+        self.report("engine: torch" if is_usual else f"engine: torch ({reason})")
 
     def translator(self, folder: Path, translator: Translator) -> BaseTranslator:
         """A translator that gives what `translator` gives, for the run in `folder`."""
@@ -114,8 +119,7 @@ class Engine:
         except (UserError, DataError) as error:
             if self.is_ctranslate2:
                 raise UserError(f"the engine CTranslate2 cannot run {folder}: {error}") from None
-            is_usual = find_spec("ctranslate2") is None or decoder.device.type != "cpu"
-            self.report("engine: torch" if is_usual else f"engine: torch ({error})")
+            self._report_torch(error, decoder.device)
             return None
         if self.name == "auto":
             self.report(f"engine: ctranslate2, {self.dtype}")

@@ -157,5 +157,5 @@ def open_model(
     loaded = [load_run(folder, "cpu" if on_cpu else device, warn) for folder in (run, *others)]
     only_torch = "ensembles" if others else only_torch
     if only_torch and isinstance(loaded[0], TorchRun):
-        chosen = chosen.only_torch(f"CTranslate2 has no {only_torch}")
+        chosen = chosen.only_torch(f"CTranslate2 has no {only_torch}", loaded[0].device)
     return ensemble([model.with_engine(chosen) for model in loaded])

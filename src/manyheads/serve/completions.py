@@ -182,7 +182,8 @@ class Completions(Work[CompletionRequest]):
     def __init__(self, loaded: LoadedRun, bounds: Bounds) -> None:
         if not isinstance(loaded, TorchRun):
             raise UserError(f"{loaded.folder} was exported: serve the run that it came from")
-        engine = loaded.engine.only_torch("CTranslate2 has no sampling with a seed")
+        reason = "CTranslate2 has no sampling with a seed"
+        engine = loaded.engine.only_torch(reason, loaded.device)
         generator = loaded.with_engine(engine).generator(at_limit="truncate")
         assert isinstance(generator, Generator)
         self.generator, self.bounds = generator, bounds
