@@ -24,7 +24,6 @@ from manyheads import cli
 from manyheads.commands import training
 from manyheads.config import parse
 from manyheads.decode import translate as translate_module
-from manyheads.loading import load_torch_run
 from manyheads.recipes import read_recipe, recipes
 from manyheads.run import Run, read_run
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -39,7 +38,10 @@ TINY = (
 
 
 def call(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:
-    """`manyheads WORDS < STDIN` in this process: exit code, stdout, stderr."""
+    """`manyheads WORDS < STDIN` in this process: exit code, stdout, stderr.
+
+    Without the line on stderr that names the engine.
+    """
     out, err = io.StringIO(), io.StringIO()
     before = sys.argv, sys.stdin
     sys.argv = ["manyheads", *map(str, words)]
@@ -52,7 +54,9 @@ def call(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:
         code = end.code
     finally:
         sys.argv, sys.stdin = before
-    return int(code or 0), out.getvalue(), err.getvalue()
+    lines = err.getvalue().splitlines(keepends=True)
+    others = [line for line in lines if not line.startswith("engine: ")]
+    return int(code or 0), out.getvalue(), "".join(others)
 
 
 def result(*words: object, stdin: bytes = b"") -> str:
@@ -487,13 +491,6 @@ def test_the_beam_is_as_wide_as_the_list(run: Path, monkeypatch: pytest.MonkeyPa
     assert widths == [5, 9, 3, 1]
 
 
-def test_bfloat16_leaves_the_loaded_run_unchanged(run: Path) -> None:
-    loaded = load_torch_run(run)
-    half = loaded.in_half()
-    assert {weight.dtype for weight in half.model.parameters()} == {torch.bfloat16}
-    assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}
-
-
 def test_a_line_that_is_too_long_is_translated_in_parts(run: Path) -> None:
     text = "short\n" + "many words " * 100 + "\nshort\n"
     code, printed, said = call("translate", run, stdin=text.encode())
@@ -541,11 +538,11 @@ def shell(command: str, run: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "code", "word"),
     [
-        ("{manyheads} translate {run} <&-", 2, "standard input"),
+        ("{manyheads} translate {run} --engine torch <&-", 2, "standard input"),
         ("{manyheads} recipes >&-", 0, ""),
         ("{manyheads} recipes 2>&- | wc -l", 0, ""),
         ("{manyheads} recipes > /dev/full", 3, "space"),
-        ("yes dog | head -2000 | {manyheads} translate {run} | head -1", 0, ""),
+        ("yes dog | head -2000 | {manyheads} translate {run} --engine torch | head -1", 0, ""),
         ("{manyheads} settings phrasebook | true; exit ${{PIPESTATUS[0]}}", 0, ""),
         ("{manyheads} --help | true", 0, ""),
         ("PYTHONIOENCODING=ascii {manyheads} tokenize {run} weiter", 0, ""),
@@ -574,6 +571,7 @@ def test_a_person_at_a_terminal_gets_a_hint(run: Path) -> None:
     os.close(terminal)
     assert process.stderr is not None
     assert process.stdout is not None
+    assert process.stderr.readline().startswith("engine: ")
     assert "Ctrl-D" in process.stderr.readline()
     os.write(main, b"The dog sleeps.\n")
     assert process.stdout.readline()  # at once, not when the input ends

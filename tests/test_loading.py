@@ -15,6 +15,7 @@ from torch import Tensor
 
 import manyheads
 from manyheads.config import dump, to_toml
+from manyheads.engines import Engine
 from manyheads.errors import DataError, UserError
 from manyheads.exchange.ctranslate2 import write_ctranslate2
 from manyheads.exchange.folder import write_huggingface
@@ -211,7 +212,13 @@ def test_an_exported_folder_only_writes(folders: Folder, tmp_path: Path) -> None
     exported = load_run(out)
     assert exported.run == opened.run
     assert exported.generator().vocabulary == opened.generator().vocabulary
-    for refused in (exported.encoder, exported.torch_model, exported.in_half, exported.compiled):
+    assert exported.with_engine(Engine("auto")) is exported
+    for refused in (
+        exported.encoder,
+        exported.torch_model,
+        lambda: exported.with_engine(Engine("torch")),
+        lambda: exported.with_engine(Engine("auto", "bfloat16")),
+    ):
         with pytest.raises(UserError, match="was exported"):
             refused()
 

@@ -91,11 +91,6 @@ class KVCache:
         self.length += new
         self._slots += new * self.beams if self.shared else new
 
-    def truncate(self, length: int) -> None:
-        """Forget the positions from `length` on."""
-        assert self.beams == 1
-        self.length = self._slots = length
-
     def attend(
         self,
         module: SelfAttention,
