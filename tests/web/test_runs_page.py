@@ -24,7 +24,7 @@ LAYERS, HEADS, TOKENS = 6, 8, 256
 MEGABYTES = 64
 WORDS = [f"w{number}" for number in range(50)]
 WAYS = {
-    "translator": "Train Flow Attention Translate Decode Tokens Positions Lens",
+    "translator": "Train Watch Flow Attention Translate Decode Tokens Positions Lens",
     "writer": "Train Flow Attention Decode Tokens Positions Lens",
     "reader": "Train Flow Attention Tokens Positions Fill",
     "labels": "Train Flow Attention Tokens Positions",

@@ -27,6 +27,7 @@ from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.layers import LMHead
 from manyheads.nn.shapes import Hidden
+from manyheads.tasks.probes import translation_probe
 from manyheads.tasks.spec import BaseTask, LoadedModel, RunSettings, TaskSpec, total_nll
 from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
@@ -277,6 +278,7 @@ SPEC = TaskSpec(
     strings=lambda corpus: [*corpus.sources, *corpus.targets],
     fit_tokenizer=check_frame,
     prepare=TranslationTask,
+    probe=translation_probe,
     evaluate=evaluate,
     offers=("translate", "encode"),
     served_as="translations",

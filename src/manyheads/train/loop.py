@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
@@ -36,6 +36,19 @@ from manyheads.train.step import (
 
 COMPILE_MIN_FLOPS = 3e15  # a GPU run with fewer is shorter than the compilation of a block
 RANK_SEED_STRIDE = 0x9E3779B97F4A7C15  # no two steps of a run are so far apart
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """Records at some steps how the model treats fixed examples (tasks/probes.py)."""
+
+    steps: set[int]
+
+    def resume(self, step: int) -> None:
+        """Begin, or continue after this step."""
+
+    def record(self, model: nn.Module, step: int) -> None:
+        """Append a record; must not change the weights."""
 
 
 class Stopped(Exception):
@@ -88,7 +101,7 @@ class Trainer:
     """Trains a model on a task into a run folder, from where the folder left off.
 
     `saved_model` is the part of the model to use afterwards, if training needs more than that;
-    `metadata` goes into the header of its file.
+    `metadata` goes into the header of its file; `probe` records the model at `probe.steps`.
     """
 
     def __init__(
@@ -103,11 +116,12 @@ class Trainer:
         metadata: dict[str, str] | None = None,
         saved_model: nn.Module | None = None,
         world: World = ONE_PROCESS,
+        probe: Probe | None = None,
     ) -> None:
         self.model, self.task, self.train = model, task, train
         self.saved_model = model if saved_model is None else saved_model
         self.dim, self.seed, self.folder, self.world = dim, seed, folder, world
-        self.metadata = metadata or {}
+        self.metadata, self.probe = metadata or {}, probe
         self.device = next(model.parameters()).device
         self.dtype = precision_of(train, self.device)
         if self.device.type == "cuda":
@@ -176,6 +190,10 @@ class Trainer:
             if self.metrics.skipped_lines:
                 path, count = self.folder / "metrics.jsonl", self.metrics.skipped_lines
                 bar.say(f"{path}: lines that could not be read, and are left out: {count}")
+            if self.probe is not None:
+                self.probe.resume(progress.step)
+                if progress.step == 0:
+                    self._record_probe()
             window = LogWindow()
             while progress.step < train.steps:
                 window.steps.append(self.step(progress.step))
@@ -198,6 +216,8 @@ class Trainer:
                     self._check_weights()
                 if validates:
                     self._validate(bar)
+                if self.probe is not None and progress.step in self.probe.steps:
+                    self._record_probe()
                 if saves or stop:
                     self._save(snapshot=saves and train.average_checkpoints > 1)
                 if stop and not is_last:
@@ -278,6 +298,10 @@ class Trainer:
             progress.best, progress.best_step = scores["loss"], progress.step
         if is_best or self.train.checkpoint == "last":
             self.checkpointer.save_model({"step": progress.step, **scores, **self.metadata})
+
+    def _record_probe(self) -> None:
+        assert self.probe is not None
+        self.probe.record(self.saved_model, self.progress.step)
 
     def _save(self, *, snapshot: bool) -> None:
         """Planned saves have a snapshot for averaging; one at a signal would shift the mean."""

@@ -20,6 +20,7 @@ const TEXTS = [...TRANSLATORS, "gpt", "bert"];
 export const PAGES = [
   { name: "runs", title: "Runs" },
   { name: "train", title: "Train" },
+  { name: "watch", title: "Watch", kinds: TRANSLATORS.filter((kind) => kind !== "imported"), needed: "runs that translate", command: "manyheads demo" },
   { name: "flow", title: "Flow", kinds: ["seq2seq", "decoder-only-seq2seq", "gpt", "bert"], needed: "Transformers that read text", command: "manyheads demo" },
   { name: "attention", title: "Attention", kinds: TEXTS, needed: "models that read text", command: "manyheads demo" },
   { name: "translate", title: "Translate", kinds: TRANSLATORS, needed: "runs that translate", command: "manyheads demo" },
