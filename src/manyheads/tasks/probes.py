@@ -37,8 +37,8 @@ from manyheads.train.optimizer import Train
 
 FOLDER, SENTENCES, PROBES, WEIGHTS = "probes", "sentences.json", "probes.jsonl", "weights"
 MAX_SENTENCES = 8
-MAX_TOKENS = 18  # of a source or a target, so that a line of text fits the page
-MAX_MAP_BYTES = 20_000  # of all sentences in one probe
+MAX_TOKENS = 18  # longest source or target: a line of text has to fit the page
+MAX_MAP_BYTES = 20_000  # attention of all sentences in one probe
 
 
 def probe_steps(steps: int, count: int) -> set[int]:
@@ -175,7 +175,7 @@ def score(
     return torch.stack(maps["cross"]).float(), rounded
 
 
-def translation_probe(task: Any, model: nn.Module, folder: Path) -> TranslationProbe | None:
+def translation_probe(task: Any, model: Any, folder: Path) -> TranslationProbe | None:
     """The probe of a translation task; None if nothing can be shown."""
     if not has_cross_attention(model):
         return None
