@@ -50,7 +50,14 @@ EXPORTED = ("config.json", "model.bin", "*.onnx")  # files of a folder for anoth
 # Settings that may change when a run is resumed.
 FREE = {
     *("train.steps", "train.epochs", "train.validate_every", "train.save_every"),
-    *("train.log_every", "train.parallel", "train.compile", "train.activation_checkpointing"),
+    *(
+        "train.probes",
+        "train.probe_weights",
+        "train.log_every",
+        "train.parallel",
+        "train.compile",
+        "train.activation_checkpointing",
+    ),
 }
 
 Data = PhrasebookData | FilesData | SummaryData | TextData | LabelledData | ImageData | MusicData
@@ -366,7 +373,8 @@ def delete_run(folder: Path) -> None:
     shutil.rmtree(folder / checkpoint.STATE, ignore_errors=True)
     for name in (SETTINGS, TOKENIZER, checkpoint.WEIGHTS, SCORES, "metrics.jsonl"):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    for name in ("tensorboard", "probes"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def make_trainer(
@@ -391,6 +399,7 @@ def make_trainer(
         load_pretrained(model, load_start(run.init))
     trained = run.spec.wrap(model, run)
     trained.to(device)
+    single = not world.is_distributed  # a sharded model would have to be gathered
     return Trainer(
         trained,
         task,
@@ -401,6 +410,7 @@ def make_trainer(
         metadata={"model": model_digest(run.model)},
         saved_model=model,
         world=world,
+        probe=run.spec.probe(task, model, folder) if run.train.probes and single else None,
     )
 
 

@@ -163,6 +163,8 @@ class TaskSpec:
     # (run, train split, valid split, tokenizer, device) → the task for the trainer; None if the
     # row is only for imported models.
     prepare: Callable[[RunSettings, Any, Any, Any, torch.device], Task[Any]] | None
+    # (task, model, run folder) → what records the model during training, for the Watch page.
+    probe: Callable[[Any, nn.Module, Path], Any] = lambda task, model, folder: None
     # The module to train, if that is more than the model.
     wrap: Callable[[nn.Module, RunSettings], nn.Module] = lambda model, run: model
     # A trained model's settings with the heads that this task needs; `finetunes` are kinds that

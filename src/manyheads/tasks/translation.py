@@ -26,7 +26,8 @@ from manyheads.evaluate.scores import Scores, bleu_tokenizer, loss_scores, trans
 from manyheads.models.capture import has_cross_attention
 from manyheads.models.decoder_only_seq2seq import EncoderDecoder, EncoderDecoderConfig
 from manyheads.nn.shapes import Hidden
-from manyheads.tasks.spec import BaseTask, LoadedModel, RunSettings, TaskSpec, total_nll
+from manyheads.tasks.probes import translation_probe
+from manyheads.tasks.spec import EXAMPLE, BaseTask, LoadedModel, RunSettings, TaskSpec, total_nll
 from manyheads.tokenizer.bpe_dropout import BpeDropout
 from manyheads.tokenizer.tokenizer import Tokenizer
 from manyheads.train.metrics import Bar
@@ -35,6 +36,7 @@ from manyheads.train.rdrop import rdrop_kl
 from manyheads.train.step import Loss, cross_entropy
 
 COMPOSITIONAL = "compositional"
+VERB_FINAL = "The student thinks that your father will hide the picture."
 LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})?")
 MULTIPLE = 2  # of lengths on a GPU: few shapes to capture as CUDA graphs, and little padding
 ALIGNED_PAIRS = 300  # enough for two digits of the alignment error
@@ -277,7 +279,9 @@ SPEC = TaskSpec(
     strings=lambda corpus: [*corpus.sources, *corpus.targets],
     fit_tokenizer=check_frame,
     prepare=TranslationTask,
+    probe=translation_probe,
     evaluate=evaluate,
     offers=("translate", "encode"),
     served_as="translations",
+    example=lambda run: VERB_FINAL if isinstance(run.data, PhrasebookData) else EXAMPLE,
 )

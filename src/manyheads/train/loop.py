@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -34,6 +34,19 @@ from manyheads.train.step import (
 
 COMPILE_MIN_FLOPS = 3e15  # a GPU run with fewer is shorter than the compilation of a block
 RANK_SEED_STRIDE = 0x9E3779B97F4A7C15  # no two steps of a run are so far apart
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """Records at some steps how the model treats fixed examples (tasks/probes.py)."""
+
+    steps: set[int]
+
+    def resume(self, step: int) -> None:
+        """Begin, or continue after this step."""
+
+    def record(self, model: nn.Module, step: int) -> None:
+        """Append a record; must not change the weights."""
 
 
 class Stopped(Exception):
@@ -86,7 +99,7 @@ class Trainer:
     """Trains a model on a task into a run folder, from where the folder left off.
 
     `saved_model` is the part of the model to use afterwards, if training needs more than that;
-    `metadata` goes into the header of its file.
+    `metadata` goes into the header of its file; `probe` records the model at `probe.steps`.
     """
 
     def __init__(
@@ -101,11 +114,12 @@ class Trainer:
         metadata: dict[str, str] | None = None,
         saved_model: nn.Module | None = None,
         world: World = ONE_PROCESS,
+        probe: Probe | None = None,
     ) -> None:
         self.model, self.task, self.train = model, task, train
         self.saved_model = model if saved_model is None else saved_model
         self.dim, self.seed, self.folder, self.world = dim, seed, folder, world
-        self.metadata = metadata or {}
+        self.metadata, self.probe = metadata or {}, probe
         self.device = next(model.parameters()).device
         self.dtype = precision_of(train, self.device)
         if self.device.type == "cuda":
@@ -162,6 +176,10 @@ class Trainer:
         with _catch_signals(self.world) as received, bar, closing(self.checkpointer):
             if progress.step:
                 bar.say(f"resuming from step {progress.step}")
+            if self.probe is not None:
+                self.probe.resume(progress.step)
+                if progress.step == 0:
+                    self._record_probe()
             window = LogWindow()
             while progress.step < train.steps:
                 window.add_step(self.step(progress.step))
@@ -182,6 +200,8 @@ class Trainer:
                     self._check_weights()
                 if validates:
                     self._validate(bar)
+                if self.probe is not None and progress.step in self.probe.steps:
+                    self._record_probe()
                 if saves or stop:
                     self._save(snapshot=saves and train.average_checkpoints > 1)
                 if stop and not is_last:
@@ -269,6 +289,10 @@ class Trainer:
     def _log(self, split: str, scores: dict[str, float]) -> None:
         if self.metrics is not None:
             self.metrics.write(self.progress.step, split, scores)
+
+    def _record_probe(self) -> None:
+        assert self.probe is not None
+        self.probe.record(self.saved_model, self.progress.step)
 
     def _save(self, *, snapshot: bool) -> None:
         """Planned saves have a snapshot for averaging; one at a signal would shift the mean."""
